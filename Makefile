@@ -1,0 +1,64 @@
+# make demo   train the digits model on 2 servers and 2 workers
+# make test   run the tests
+# make check  lint, format, types, generated code (for contributors)
+# make proto  generate paramserver/v1 again after a change in protos/ (for contributors)
+# make clean  remove caches and build outputs; make clean-all also the environments
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+BIN := .venv/bin
+TEST_PROCESSES ?= 2
+PROTOS := $(wildcard protos/paramserver/v1/*.proto)
+# Old enough that the code it makes imports under protobuf 6 and 7; in an environment of its own, since it needs < 7.
+PROTO_TOOLS := grpcio-tools==1.76.0 grpcio==1.76.0 protobuf==6.33.6 setuptools==80.9.0
+PROTOC = .proto-venv/bin/python -m grpc_tools.protoc -I protos
+
+.PHONY: help demo test check format proto proto-check clean clean-all
+
+help:
+	@sed -n 's/^# make/make/p' Makefile
+
+.venv/.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[local,demo,dev]'
+	touch $@
+
+.proto-venv/.stamp: Makefile
+	$(PYTHON) -m venv .proto-venv
+	.proto-venv/bin/python -m pip install --quiet --disable-pip-version-check $(PROTO_TOOLS)
+	touch $@
+
+demo: .venv/.stamp
+	$(BIN)/paramserver run workers/digits.py --servers 2 --workers 2
+
+test: .venv/.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile tests/unit tests/contract tests/cluster
+	$(BIN)/python -m pytest -q tests/integration
+
+check: .venv/.stamp proto-check
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: .venv/.stamp
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+proto: .proto-venv/.stamp
+	$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
+
+proto-check: .proto-venv/.stamp
+	@out=$$(mktemp -d); trap 'rm -rf "$$out"' EXIT; \
+	$(PROTOC) --python_out="$$out" --pyi_out="$$out" --grpc_python_out="$$out" $(PROTOS); \
+	diff -r -x __init__.py -x __pycache__ "$$out/paramserver/v1" paramserver/v1 \
+		|| { echo 'paramserver/v1 is not what protos/ gives: run make proto'; exit 1; }
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find paramserver tests workers -name __pycache__ -prune -exec rm -rf {} +
+
+clean-all: clean
+	rm -rf .venv .proto-venv

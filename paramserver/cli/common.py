@@ -1,0 +1,56 @@
+"""What the commands share: one line per error, exit codes, and ``--set section.key=value``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+
+from paramserver.errors import ConfigError, ParamServerError
+
+USAGE_EXIT_CODE = 2
+INTERRUPTED_EXIT_CODE = 130
+
+
+def complain(text: str) -> None:
+    """Print an error the way all commands do."""
+    print(f"paramserver: error: {text}", file=sys.stderr)
+
+
+def guard(command: Callable[[], int]) -> int:
+    """The exit code of `command`. Errors raised on purpose become one line; a bug of ours keeps its traceback."""
+    try:
+        code = command()
+        sys.stdout.flush()
+        return code
+    except ParamServerError as error:
+        complain(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED_EXIT_CODE
+    except BrokenPipeError:
+        # The reader of our output has gone (`paramserver status | head`); nothing is left to say, and to nobody.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, object]:
+    """``["consistency.mode=async"]`` as overrides for load_settings. Raises ConfigError for anything else."""
+    overrides: dict[str, object] = {}
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals or not key:
+            raise ConfigError(f'"{assignment}" is not an assignment; write it as section.key=value')
+        if key in overrides:
+            raise ConfigError(f"{key} is set twice; set it once")
+        overrides[key] = value
+    return overrides
+
+
+def merge_overrides(flags: Mapping[str, object], assignments: Mapping[str, object]) -> dict[str, object]:
+    """Flags (None: not given) and ``--set`` assignments as one. Raises ConfigError if both give the same setting."""
+    given = {key: value for key, value in flags.items() if value is not None}
+    twice = [key for key in given if key in assignments]
+    if twice:
+        raise ConfigError(f"{twice[0]} is given by a flag and by --set; give it once")
+    return {**given, **assignments}

@@ -1,0 +1,69 @@
+"""The command ``paramserver``. Commands are registered by path and imported when called, so that help is fast."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError, Parameter
+
+from paramserver.cli.common import USAGE_EXIT_CODE, complain, guard
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return f"paramserver {version('paramserver')}"
+    except PackageNotFoundError:
+        return "paramserver (a checkout that is not installed)"
+
+
+def build_app() -> App:
+    """The tree of commands. Nothing of it is imported before it is called."""
+    app = App(
+        name="paramserver",
+        help="A sharded parameter server for PyTorch.",
+        version=_version,
+        # Flags have no "--no-" twins, and what a setting is by default says the configuration, not the function.
+        default_parameter=Parameter(negative=(), show_default=False),
+        help_epilogue='"paramserver COMMAND --help" explains a command. Every setting: "paramserver config show".',
+    )
+    app.command("paramserver.cli.run:run", name="run", help="Train a script on a cluster on this machine.")
+    app.command("paramserver.cli.status:status", name="status", help="Show a running job.")
+    app.command("paramserver.cli.set:set_", name="set", help="Change the consistency of a running job.")
+    app.command("paramserver.cli.config:app", name="config", help="Show, check and describe the settings.")
+    return app
+
+
+def split_script_arguments(tokens: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """Our own tokens, and what stands after the first ``--`` of ``run`` (None without a ``--``)."""
+    if tokens[:1] != ["run"] or "--" not in tokens:
+        return list(tokens), None
+    cut = list(tokens).index("--")
+    return list(tokens[:cut]), list(tokens[cut + 1 :])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. Mistakes of the user become one line on standard error."""
+    return guard(lambda: _dispatch(list(sys.argv[1:] if argv is None else argv)))
+
+
+def _dispatch(tokens: list[str]) -> int:
+    own, script_args = split_script_arguments(tokens)
+    try:
+        command, bound, ignored = build_app().parse_args(own, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        text = " ".join(str(error).split())
+        if tokens[:1] == ["run"] and script_args is None:
+            text = text.rstrip(".") + '; arguments of the script go after "--"'
+        complain(text)
+        return USAGE_EXIT_CODE
+    if "script_args" in ignored:
+        bound.arguments["script_args"] = script_args
+    result = command(*bound.args, **bound.kwargs)
+    return result if isinstance(result, int) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

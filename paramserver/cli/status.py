@@ -1,0 +1,195 @@
+"""``paramserver status``: what a running job is doing, as a table or as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from paramserver.config import is_address
+from paramserver.errors import ConfigError, UnavailableError
+from paramserver.local.jobs import fetch_status, find_job
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from paramserver.v1.coordinator_pb2 import ProcessStatus, StatusResponse
+
+WATCH_INTERVAL_S = 1.0
+
+
+def status(
+    *,
+    json_: Annotated[bool, Parameter(name="--json")] = False,
+    watch: bool = False,
+    job: str | None = None,
+    coordinator: str | None = None,
+) -> int:
+    """Show a running job: its mode, and who is at which version or clock.
+
+    Parameters
+    ----------
+    json_
+        Print JSON; with --watch one line per second.
+    watch
+        Show it again every second until the job ends.
+    job
+        Name of the job, where several run on this machine.
+    coordinator
+        Address of the coordinator, host:port, where the job runs elsewhere.
+    """
+    address = coordinator_address(job, coordinator)
+    if watch:
+        return _watch(address, as_json=json_)
+    facts = describe(fetch_status(address))
+    if json_:
+        print(json.dumps(facts, indent=2))
+    else:
+        from rich.console import Console
+
+        Console().print(render(facts))
+    return 0
+
+
+def coordinator_address(job: str | None, coordinator: str | None) -> str:
+    """Where to ask. Raises ConfigError, or UnavailableError if no such job runs on this machine."""
+    if coordinator is None:
+        return find_job(job).coordinator
+    if job is not None:
+        raise ConfigError("--job and --coordinator both name a job; give one of them")
+    if not is_address(coordinator):
+        raise ConfigError(f'--coordinator is "{coordinator}", but must be "host:port"')
+    return coordinator
+
+
+def describe(response: StatusResponse) -> dict[str, Any]:
+    """The answer of the coordinator as plain values, in the words of the documents."""
+    view = response.view
+    return {
+        "job": response.job,
+        "state": _word("JobState", view.state),
+        "reason": view.reason,
+        **describe_consistency(view.consistency),
+        "generation": view.generation,
+        "timeline": view.timeline,
+        "slices_per_step": view.slices_per_step,
+        "steps_per_epoch": response.steps_per_epoch,
+        "expected_servers": response.expected_servers,
+        "expected_workers": response.expected_workers,
+        "lost": list(response.lost),
+        "store": response.store,
+        "uptime_s": response.uptime_s,
+        "processes": [_describe_process(process) for process in response.processes],
+    }
+
+
+def describe_consistency(consistency: Any) -> dict[str, str | int | None]:
+    """`mode`, and `staleness`: a number or "unbounded" in asynchronous mode, None in synchronous mode."""
+    mode = _word("Mode", consistency.mode)
+    staleness: str | int | None = None
+    if mode == "async":
+        staleness = int(consistency.staleness) if consistency.HasField("staleness") else "unbounded"
+    return {"mode": mode, "staleness": staleness}
+
+
+def _describe_process(process: ProcessStatus) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "role": process.role,
+        "name": process.name,
+        "pid": process.pid,
+        "address": process.address,
+        "state": process.state,
+        "version": process.version,
+        "clock": process.clock,
+        "epoch": process.epoch,
+        "samples": process.samples,
+        "slices": process.slices,
+        "waiting_for": process.waiting_for,
+        "transport": process.transport,
+        "metrics": dict(sorted(process.metrics.items())),
+    }
+    if process.HasField("server"):
+        stats = process.server
+        facts["server"] = {
+            "applied": stats.applied,
+            "duplicate": stats.duplicate,
+            "skipped": stats.skipped,
+            "refused": stats.refused,
+            "bytes_pushed": stats.bytes_pushed,
+            "bytes_pulled": stats.bytes_pulled,
+            "max_clock_spread": stats.max_clock_spread,
+            "shard_bytes": stats.shard_bytes,
+        }
+    return facts
+
+
+def _word(enum: str, value: int) -> str | None:
+    """The value of a protobuf enum as a word: MODE_SYNC is "sync"; None if unspecified or unknown to this version."""
+    from paramserver.v1 import types_pb2
+
+    prefix, descriptor = {
+        "JobState": ("JOB_STATE_", types_pb2.JobState.DESCRIPTOR),
+        "Mode": ("MODE_", types_pb2.Mode.DESCRIPTOR),
+    }[enum]
+    known = descriptor.values_by_number.get(value)
+    return str(known.name).removeprefix(prefix).lower() if known is not None and value else None
+
+
+def headline(facts: dict[str, Any]) -> str:
+    """Job, state and mode in one line."""
+    mode = facts["mode"] or "mode not known yet"
+    if facts["staleness"] is not None:
+        mode = f"{mode}, staleness {facts['staleness']}"
+    line = f"{facts['job']}: {facts['state'] or 'unknown'} · {mode} · generation {facts['generation']}"
+    return f"{line} · {facts['reason']}" if facts["reason"] else line
+
+
+def render(facts: dict[str, Any]) -> RenderableType:
+    """The status as a table."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("role", "name", "pid", "address", "state"):
+        table.add_column(title)
+    for title in ("epoch", "version", "clock", "samples"):
+        table.add_column(title, justify="right")
+    table.add_column("waiting for")
+    for process in facts["processes"]:
+        cells = [process[key] for key in ("role", "name", "pid", "address", "state", "epoch", "version", "clock")]
+        cells += [process["samples"], process["waiting_for"]]
+        table.add_row(*(Text(str(cell)) for cell in cells))
+    lines: list[RenderableType] = [Text(headline(facts)), table]
+    if facts["lost"]:
+        lines.append(Text(f"lost: {', '.join(facts['lost'])}"))
+    return Group(*lines)
+
+
+def _watch(address: str, as_json: bool) -> int:
+    """Show the status every second. The end of the job is the normal end; not to reach it at all is an error."""
+    facts = describe(fetch_status(address))
+    if as_json:
+        while True:
+            print(json.dumps(facts), flush=True)
+            time.sleep(WATCH_INTERVAL_S)
+            try:
+                facts = describe(fetch_status(address))
+            except UnavailableError:
+                return 0
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(render(facts), console=Console(), auto_refresh=False) as live:
+        while True:
+            time.sleep(WATCH_INTERVAL_S)
+            try:
+                facts = describe(fetch_status(address))
+            except UnavailableError:
+                break
+            live.update(render(facts), refresh=True)
+    print("The job has ended.", file=sys.stderr)
+    return 0

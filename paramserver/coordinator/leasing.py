@@ -1,0 +1,115 @@
+"""Asynchronous mode: hands slices to workers, and waits with those for whom there is none just now."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from paramserver.core.consistency import Mode
+from paramserver.core.leases import SliceLeases
+from paramserver.core.membership import Role
+from paramserver.core.names import AsyncName
+from paramserver.core.slices import DataSpec
+from paramserver.v1 import coordinator_pb2, shard_pb2
+
+if TYPE_CHECKING:
+    from paramserver.coordinator.service import CoordinatorService
+
+_MAX_WAIT_S = 60.0
+_MAX_WANT = 1024
+
+
+class Leasing:
+    """The slice leases of the job; ``table`` is None while the job is synchronous or has no data yet."""
+
+    def __init__(self, job: CoordinatorService) -> None:
+        self._job = job
+        self.data: DataSpec | None = None
+        self.table: SliceLeases | None = None
+        self._changed = asyncio.Condition()
+
+    async def register(self, data: DataSpec) -> None:
+        """Learn how the data is cut."""
+        self.data = data
+        if self.table is None and self._job.consistency.mode is Mode.ASYNC:
+            await self.begin(SliceLeases(data.slices_per_epoch))
+
+    async def begin(self, table: SliceLeases | None) -> None:
+        """Hand out slices from this table from now on (None: hand out nothing, the job is synchronous)."""
+        self.table = table
+        await self.notify()
+
+    async def notify(self) -> None:
+        """Let parked requests look again."""
+        async with self._changed:
+            self._changed.notify_all()
+
+    def give_back(self, worker: int) -> None:
+        """A worker is gone: its slices go to others."""
+        if self.table is not None and self.table.give_back(worker):
+            asyncio.get_running_loop().create_task(self.notify())
+
+    async def lease(self, request: coordinator_pb2.LeaseRequest) -> coordinator_pb2.LeaseResponse:
+        """Note what is done, then hand out up to ``want`` slices, waiting up to ``wait_s`` for the first."""
+        if self.table is not None and request.done:
+            self.table.complete(AsyncName(name.epoch, name.index) for name in request.done)
+            await self.notify()
+        response = coordinator_pb2.LeaseResponse()
+        try:
+            async with asyncio.timeout(min(max(request.wait_s, 0.0), _MAX_WAIT_S)), self._changed:
+                await self._changed.wait_for(lambda: self._fill(request, response))
+        except TimeoutError:
+            response.waiting_for = self._waiting_for(request.max_epoch)
+        return response
+
+    def _fill(self, request: coordinator_pb2.LeaseRequest, response: coordinator_pb2.LeaseResponse) -> bool:
+        present = self._job.consistency.revision
+        if self.table is not None:
+            response.open_epoch, _ = self.table.position()
+        if request.revision < present:
+            response.paused = True
+            return True
+        if request.want == 0:
+            return True
+        # A worker can learn of asynchronous mode from the shards before the table is made.
+        table = self.table if request.revision == present else None
+        if table is None:
+            return False
+        workers = len(self._job.members.of(Role.WORKER))
+        names = table.lease(request.member, request.max_epoch, min(request.want, _MAX_WANT), workers)
+        response.slices.extend(_to_proto(name) for name in names)
+        if names:
+            return True
+        if table.paused:
+            response.paused = True
+            return True
+        response.finished = (
+            table.finished(request.max_epoch) if request.last_epoch else table.nothing_left(request.max_epoch)
+        )
+        return response.finished
+
+    def _waiting_for(self, max_epoch: int) -> str:
+        if self.table is None:
+            return "the change to asynchronous mode"
+        names = {m.ident: m.name for m in self._job.members.of(Role.WORKER)}
+        held = self.table.holders(max_epoch)
+        return ", ".join(f"{names.get(ident, f'worker {ident}')} ({n} slices)" for ident, n in sorted(held.items()))
+
+    async def drain(self) -> None:
+        """Stop handing out new slices and wait until all that are out are done. Cancel to give up."""
+        assert self.table is not None
+        self.table.paused = True
+        await self.notify()
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.table is None or self.table.drained())
+
+    async def resume(self) -> None:
+        """Take a drain back."""
+        if self.table is not None:
+            self.table.paused = False
+        await self.notify()
+
+
+def _to_proto(name: AsyncName) -> shard_pb2.AsyncName:
+    """As a message."""
+    return shard_pb2.AsyncName(epoch=name.epoch, index=name.index)

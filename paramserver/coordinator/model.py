@@ -1,0 +1,126 @@
+"""Which model the job trains, where its chunks lie, and who uploads version 0."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+
+from paramserver import errors
+from paramserver.core.hypers import validate
+from paramserver.core.membership import Member, Role
+from paramserver.core.plan import Kind
+from paramserver.tensors.hypers import groups_from_proto
+from paramserver.transport.messages import consistency_to_proto, first_difference, layout_of
+from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+
+if TYPE_CHECKING:
+    from paramserver.coordinator.service import CoordinatorService
+
+log = structlog.get_logger("paramserver.coordinator")
+
+
+class ModelRegistry:
+    """The first model registered is the job's. One worker at a time holds the *grant* to upload version 0."""
+
+    def __init__(self, job: CoordinatorService) -> None:
+        self._job = job
+        self.model: types_pb2.ModelSpec | None = None
+        self.digest = ""
+        self.initialiser = 0
+        self.grant = 0
+        self.ready = False
+        self._registered: list[int] = []
+        self._lock = asyncio.Lock()
+
+    async def register(self, request: coordinator_pb2.RegisterModelRequest) -> coordinator_pb2.RegisterModelResponse:
+        """Take the first model, compare later ones; raises ModelError naming the first difference."""
+        async with self._lock:
+            if self.model is None:
+                await self._first(request.model)
+            assert self.model is not None
+            difference = first_difference(self.model, request.model)
+            if difference:
+                raise errors.ModelError(f"this worker's model differs: {difference}")
+            self._registered.append(request.member)
+            if not self.initialiser and not self.ready:
+                self._give_grant()
+        await self._job.refresh()
+        return coordinator_pb2.RegisterModelResponse(
+            model=self.model, servers=self._job.options.servers, layout_digest=self.digest
+        )
+
+    async def _first(self, model: types_pb2.ModelSpec) -> None:
+        layout = layout_of(model)
+        if not any(tensor.kind is Kind.PARAMETER for tensor in layout.tensors):
+            raise errors.ModelError("the model has no parameters to train: give the optimizer at least one")
+        groups = groups_from_proto(model.optimizer.groups)
+        validate(model.optimizer.name, groups)
+        if any(t.kind is Kind.PARAMETER and t.group >= len(groups) for t in layout.tensors):
+            raise errors.ModelError("a parameter names a parameter group that the optimizer does not have")
+        servers = await self._all_servers()
+
+        def configure(member: Member) -> shard_pb2.ConfigureRequest:
+            return shard_pb2.ConfigureRequest(
+                job=self._job.options.job,
+                generation=self._job.members.generation,
+                timeline=self._job.timeline,
+                index=member.index,
+                servers=len(servers),
+                model=model,
+                layout_digest=layout.digest,
+                consistency=consistency_to_proto(self._job.consistency),
+                workers=self._job.worker_infos(),
+            )
+
+        await self._job.servers.call_all(servers, "Shard.Configure", configure, self._job.options.call_timeout_s)
+        self.model, self.digest = model, layout.digest
+        log.debug("model", tensors=len(layout.tensors), chunks=len(layout.chunks), servers=len(servers))
+
+    async def _all_servers(self) -> list[Member]:
+        deadline = time.monotonic() + self._job.options.call_timeout_s
+        while len(servers := self._job.members.of(Role.SERVER)) < self._job.options.servers:
+            if not await self._job.wait_changed(deadline):
+                raise errors.DeadlineError(f"waited for the servers: {self._job.missing()}")
+        return servers
+
+    def _give_grant(self) -> None:
+        alive = [ident for ident in self._registered if ident in self._job.members]
+        self.initialiser = alive[0] if alive else 0
+        self.grant += 1 if alive else 0
+
+    def worker_gone(self, ident: int) -> None:
+        """If it was uploading version 0, somebody else does it from the start."""
+        if ident == self.initialiser and not self.ready:
+            self._give_grant()
+
+    async def initialized(self, request: coordinator_pb2.InitializeDoneRequest) -> None:
+        """The holder of the grant has uploaded version 0 to every server: publish it on all of them."""
+        async with self._lock:
+            if self.ready:
+                return
+            if request.grant != self.grant or request.member != self.initialiser:
+                raise errors.FencedError("another worker uploads version 0 now")
+            activate = shard_pb2.ActivateRequest(
+                job=self._job.options.job,
+                generation=self._job.members.generation,
+                timeline=self._job.timeline,
+                grant=self.grant,
+            )
+            servers = self._job.members.of(Role.SERVER)
+            await self._job.servers.call_all(
+                servers, "Shard.Activate", lambda _: activate, self._job.options.call_timeout_s
+            )
+            self.ready = True
+        # Members that came while the servers were being told.
+        members = shard_pb2.SetMembersRequest(
+            job=self._job.options.job,
+            generation=self._job.members.generation,
+            timeline=self._job.timeline,
+            workers=self._job.worker_infos(),
+        )
+        await self._job.servers.call_all(
+            self._job.members.of(Role.SERVER), "Shard.SetMembers", lambda _: members, self._job.options.call_timeout_s
+        )

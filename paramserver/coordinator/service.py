@@ -1,0 +1,497 @@
+"""The RPCs of the coordinator: who is a member, which server holds what, which worker leases which slice.
+
+Never on the path of a tensor. In a steady state a step needs nothing from here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import cast
+
+import structlog
+
+from paramserver import errors
+from paramserver.coordinator.cluster import Connect, Servers
+from paramserver.coordinator.journal import Journal
+from paramserver.coordinator.leasing import Leasing
+from paramserver.coordinator.model import ModelRegistry
+from paramserver.coordinator.toggle import Toggle
+from paramserver.core.consistency import Consistency, Mode
+from paramserver.core.membership import (
+    Admitted,
+    Disconnected,
+    Effect,
+    Event,
+    GenerationRose,
+    Joined,
+    Left,
+    Member,
+    Membership,
+    Removed,
+    Renewed,
+    Role,
+    Tick,
+)
+from paramserver.core.slices import SyncSchedule, assign
+from paramserver.transport.messages import (
+    PROTOCOL,
+    consistency_to_proto,
+    data_from_proto,
+    data_to_proto,
+    mode_to_proto,
+    origin_to_proto,
+)
+from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+
+log = structlog.get_logger("paramserver.coordinator")
+
+_ROLES = {
+    types_pb2.ROLE_WORKER: Role.WORKER,
+    types_pb2.ROLE_SERVER: Role.SERVER,
+    types_pb2.ROLE_OBSERVER: Role.OBSERVER,
+}
+_TICK_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """What the coordinator is told about the job. ``slices_per_step`` 0: the number of workers it starts with."""
+
+    job: str
+    servers: int
+    workers: int
+    consistency: Consistency
+    slices_per_step: int = 0
+    seed: int = 0
+    lease_s: float = 5.0
+    grace_s: float = 1.0
+    call_timeout_s: float = 30.0
+
+
+class CoordinatorService:
+    """One job. Lives in one event loop; :meth:`start` and :meth:`close` bracket its background work."""
+
+    def __init__(self, options: JobOptions, connect: Connect, journal: Journal) -> None:
+        self.options = options
+        self.journal = journal
+        self.servers = Servers(connect)
+        self.state: types_pb2.JobState = types_pb2.JOB_STATE_WAITING
+        self.reason = ""
+        self.timeline = 0
+        self.consistency = options.consistency
+        self.origin = SyncSchedule(0, self.slices_per_step)
+        self.lost: list[str] = []
+        self.members = Membership(options.lease_s, options.grace_s, journal.generation)
+        self.registry = ModelRegistry(self)
+        self.leasing = Leasing(self)
+        self.toggle = Toggle(self)
+        self._versions: dict[int, dict[str, str]] = {}
+        self._reports: dict[int, coordinator_pb2.WorkerReport] = {}
+        self._server_reports: dict[int, shard_pb2.StatsResponse] = {}
+        self._changed = asyncio.Condition()
+        self._edition = 0
+        self._started_at = time.monotonic()
+        self._running_at: float | None = None
+        self._ended_at: float | None = None
+        # Workers that are gone, by name and pid: what they did still counts in the totals.
+        self._departed: dict[tuple[str, int], coordinator_pb2.ProcessStatus] = {}
+        self._ticker: asyncio.Task[None] | None = None
+        self._spreading = asyncio.Lock()
+
+    @property
+    def slices_per_step(self) -> int:
+        """How many slices a synchronous step has; it does not change while the job runs."""
+        return self.options.slices_per_step or self.options.workers
+
+    async def start(self) -> None:
+        """Begin to watch leases."""
+        self._ticker = asyncio.create_task(self._tick())
+
+    async def close(self) -> None:
+        """Stop watching, close channels, write the last state."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+            await asyncio.gather(self._ticker, return_exceptions=True)
+        await self.servers.close()
+        await self.journal.close()
+
+    # ---- joining and leaving
+
+    async def join(self, request: coordinator_pb2.JoinRequest) -> coordinator_pb2.JoinResponse:
+        """Admit a process. Refused: another protocol, another mode, an address that cannot be reached, one too many."""
+        role = _ROLES.get(request.role)
+        if role is None:
+            raise errors.ProtocolError(f"unknown role number {request.role}")
+        self._check_join(request, role)
+        if role is Role.SERVER:
+            await self.servers.dial_back(
+                request.address, shard_pb2.StatsRequest(job=self.options.job), self.options.call_timeout_s
+            )
+            if len(self.members.of(Role.SERVER)) >= self.options.servers:
+                raise errors.ConfigError(
+                    f"job {self.options.job!r} already has its {self.options.servers} servers; "
+                    "raise cluster.servers to start with more"
+                )
+        index = request.index if request.HasField("index") else None
+        event = Joined(role, index, request.address, request.pid)
+        effects = self.members.handle(event, time.monotonic())
+        member = next(effect.member for effect in effects if isinstance(effect, Admitted))
+        await self._perform(effects)
+        log.debug("joined", name=member.name, pid=request.pid, address=request.address)
+        return coordinator_pb2.JoinResponse(
+            member=member.ident,
+            name=member.name,
+            rank=member.index,
+            job=self.options.job,
+            lease_s=self.options.lease_s,
+            view=self.view(),
+            expected_workers=self.options.workers,
+        )
+
+    def _check_join(self, request: coordinator_pb2.JoinRequest, role: Role) -> None:
+        if self.state == types_pb2.JOB_STATE_FAILED:
+            raise errors.JobFailedError(self.reason)
+        if request.job and request.job != self.options.job:
+            raise errors.ConfigError(f"this coordinator runs job {self.options.job!r}, not {request.job[:100]!r}")
+        if request.protocol != PROTOCOL:
+            theirs = ", ".join(f"{name} {version}" for name, version in sorted(request.versions.items()))
+            raise errors.VersionMismatchError(
+                f"the coordinator speaks protocol {PROTOCOL}, this {role.value} speaks {request.protocol} ({theirs}): "
+                "install the same version of paramserver on all machines"
+            )
+        if role is Role.OBSERVER or request.mode == types_pb2.MODE_UNSPECIFIED:
+            return
+        mine = self.consistency
+        theirs_text = "async" if request.mode == types_pb2.MODE_ASYNC else "sync"
+        if request.mode != mode_to_proto(mine.mode):
+            raise errors.ConfigError(
+                f"this {role.value} was started with consistency.mode = {theirs_text}, the job runs {mine}: use one setting"
+            )
+        staleness = request.staleness if request.HasField("staleness") else None
+        if mine.mode is Mode.ASYNC and staleness != mine.staleness:
+            text = "unbounded" if staleness is None else staleness
+            raise errors.ConfigError(
+                f"this {role.value} was started with consistency.staleness = {text}, the job runs {mine}: use one setting"
+            )
+        if request.HasField("slices_per_step") and request.slices_per_step not in (0, self.slices_per_step):
+            raise errors.ConfigError(
+                f"this {role.value} was started with training.slices_per_step = {request.slices_per_step}, "
+                f"the job has {self.slices_per_step}: use one setting"
+            )
+        if request.HasField("seed") and request.seed != self.options.seed:
+            raise errors.ConfigError(
+                f"this {role.value} was started with training.seed = {request.seed}, "
+                f"the job has {self.options.seed}: use one setting"
+            )
+
+    async def session(
+        self, requests: AsyncIterator[coordinator_pb2.SessionRequest]
+    ) -> AsyncIterator[coordinator_pb2.SessionResponse]:
+        """Reports up, the view down whenever it changes. The end of the stream is the end of the lease's grace."""
+        first = await anext(aiter(requests))
+        ident = first.member
+        if ident not in self.members:
+            raise errors.FencedError("this process is not a member (its lease ended): join again")
+        await self._hear(first)
+        reader = asyncio.create_task(self._read(requests, ident))
+        try:
+            edition = -1
+            while True:
+                edition = await self._wait_edition(edition)
+                if reader.done() or ident not in self.members:
+                    return
+                yield coordinator_pb2.SessionResponse(view=self.view())
+        finally:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+            if ident in self.members:
+                await self._happen(Disconnected(ident))
+
+    async def _wait_edition(self, seen: int) -> int:
+        """Wait until the view is another than the one of edition ``seen``; the end of a session counts, too."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._edition != seen)
+            return self._edition
+
+    async def _read(self, requests: AsyncIterator[coordinator_pb2.SessionRequest], ident: int) -> None:
+        try:
+            async for request in requests:
+                if request.member != ident:
+                    raise errors.ProtocolError("a session speaks for one member only")
+                await self._hear(request)
+        finally:
+            await self._notify()
+
+    async def _hear(self, request: coordinator_pb2.SessionRequest) -> None:
+        await self._happen(Renewed(request.member))
+        if request.HasField("worker"):
+            self._reports[request.member] = request.worker
+        if request.HasField("server"):
+            self._server_reports[request.member] = request.server
+        if request.leaving:
+            await self._happen(Left(request.member))
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            try:
+                await self._happen(Tick())
+            except Exception:  # the top of a task: watching goes on
+                log.exception("tick failed")
+
+    async def _happen(self, event: Event) -> None:
+        await self._perform(self.members.handle(event, time.monotonic()))
+
+    async def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Removed(member, lost, reason):
+                    await self._removed(member, lost, reason)
+                case GenerationRose(generation, reason):
+                    log.debug("generation", number=generation, reason=reason)
+                    await self._membership_changed()
+
+    async def _removed(self, member: Member, lost: bool, reason: str) -> None:
+        if member.role is Role.WORKER:
+            gone = self._process(member)
+            gone.state = "lost" if lost else "done"
+            self._departed[(member.name, member.pid)] = gone
+            if not self.members.of(Role.WORKER):
+                self._ended_at = time.monotonic()
+        self._reports.pop(member.ident, None)
+        self._server_reports.pop(member.ident, None)
+        if lost and member.role is not Role.OBSERVER:
+            self.lost.append(member.name)
+        if member.role is Role.SERVER:
+            await self.servers.forget(member.ident)
+            if self.registry.model is not None and (lost or self.members.of(Role.WORKER)):
+                await self.fail(f"{reason}; its shard of the model is gone")
+        if member.role is Role.WORKER:
+            self.leasing.give_back(member.ident)
+            self.registry.worker_gone(member.ident)
+
+    async def _membership_changed(self) -> None:
+        self.journal.record(self)
+        if self.registry.model is not None:
+            async with self._spreading:
+                request = shard_pb2.SetMembersRequest(
+                    job=self.options.job,
+                    generation=self.members.generation,
+                    timeline=self.timeline,
+                    workers=self.worker_infos(),
+                )
+                members = self.members.of(Role.SERVER)
+                try:
+                    await self.servers.call_all(
+                        members, "Shard.SetMembers", lambda _: request, self.options.call_timeout_s
+                    )
+                except errors.ParamServerError as error:
+                    log.warning("a server did not hear of the new membership", error=str(error))
+        await self.refresh()
+
+    # ---- model, data, slices
+
+    async def register_model(
+        self, request: coordinator_pb2.RegisterModelRequest
+    ) -> coordinator_pb2.RegisterModelResponse:
+        """The first model counts; later ones must be equal to it. Waits until all servers are there."""
+        self._member(request.member)
+        return await self.registry.register(request)
+
+    async def register_data(
+        self, request: coordinator_pb2.RegisterDataRequest
+    ) -> coordinator_pb2.RegisterDataResponse:
+        """The first data set counts; later ones must be of the same size and cut."""
+        self._member(request.member)
+        data = data_from_proto(request.data)
+        if self.leasing.data is not None and self.leasing.data != data:
+            known = self.leasing.data
+            raise errors.DataError(
+                f"this worker's data set has {data.samples} samples in slices of {data.slice_size}, the one registered "
+                f"first has {known.samples} in slices of {known.slice_size} (or another drop_last or shuffle): "
+                "all workers must read the same data"
+            )
+        await self.leasing.register(data)
+        self.origin = SyncSchedule(data.slices_per_epoch, self.slices_per_step)
+        return coordinator_pb2.RegisterDataResponse()
+
+    async def initialize_done(
+        self, request: coordinator_pb2.InitializeDoneRequest
+    ) -> coordinator_pb2.InitializeDoneResponse:
+        """Version 0 is on all shards: publish it everywhere."""
+        self._member(request.member)
+        await self.registry.initialized(request)
+        await self.refresh()
+        return coordinator_pb2.InitializeDoneResponse()
+
+    async def lease(self, request: coordinator_pb2.LeaseRequest) -> coordinator_pb2.LeaseResponse:
+        """Slices to compute, asynchronous mode. May be parked until some are there."""
+        self._member(request.member)
+        return await self.leasing.lease(request)
+
+    async def set_consistency(
+        self, request: coordinator_pb2.ChangeConsistencyRequest
+    ) -> coordinator_pb2.ChangeConsistencyResponse:
+        """Change mode or staleness at a version boundary; answers when it is in force on all shards."""
+        changed = await self.toggle.change(request)
+        return coordinator_pb2.ChangeConsistencyResponse(consistency=consistency_to_proto(changed))
+
+    # ---- the view
+
+    def worker_infos(self) -> list[types_pb2.WorkerInfo]:
+        """The live workers, by rank."""
+        return [
+            types_pb2.WorkerInfo(member=m.ident, rank=m.index, name=m.name) for m in self.members.of(Role.WORKER)
+        ]
+
+    def view(self) -> types_pb2.View:
+        """What every member needs to know."""
+        return types_pb2.View(
+            generation=self.members.generation,
+            timeline=self.timeline,
+            state=self.state,
+            workers=self.worker_infos(),
+            servers=[
+                types_pb2.ServerInfo(index=m.index, address=m.address, name=m.name)
+                for m in self.members.of(Role.SERVER)
+            ],
+            consistency=consistency_to_proto(self.consistency),
+            sync_origin=origin_to_proto(self.origin),
+            slices_per_step=self.slices_per_step,
+            initialiser=self.registry.initialiser,
+            grant=self.registry.grant,
+            reason=self.reason,
+        )
+
+    async def refresh(self) -> None:
+        """Work out where the job stands and tell everybody."""
+        if self.state not in (types_pb2.JOB_STATE_FAILED, types_pb2.JOB_STATE_RUNNING):
+            self.reason = self._missing()
+            if self.registry.ready and not self.reason:
+                self.state = types_pb2.JOB_STATE_RUNNING
+                self._running_at = time.monotonic()
+                log.info("running", consistency=str(self.consistency), slices_per_step=self.slices_per_step)
+            elif self.registry.model is not None:
+                self.state = types_pb2.JOB_STATE_INITIALISING
+        self.journal.record(self)
+        await self._notify()
+
+    def _missing(self) -> str:
+        parts = []
+        for role, wanted in ((Role.SERVER, self.options.servers), (Role.WORKER, self.options.workers)):
+            present = self.members.of(role)
+            if len(present) < wanted:
+                have = {m.index for m in present}
+                names = [f"{role.value}-{i}" for i in range(wanted) if i not in have]
+                parts.append(f"{len(present)}/{wanted} {role.value}s; missing: {', '.join(names[:8])}")
+        return "; ".join(parts)
+
+    def missing(self) -> str:
+        """Whom the start of the job waits for, in words; empty once everybody is there."""
+        return self._missing()
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._edition += 1
+            self._changed.notify_all()
+
+    async def wait_changed(self, deadline: float) -> bool:
+        """Wait for any change of the view until ``deadline`` (monotonic seconds); False when it has passed."""
+        seen = self._edition
+        try:
+            async with asyncio.timeout_at(deadline - time.monotonic() + asyncio.get_running_loop().time()):
+                await self._wait_edition(seen)
+        except TimeoutError:
+            return False
+        return True
+
+    async def fail(self, reason: str) -> None:
+        """End the job for everybody."""
+        if self.state != types_pb2.JOB_STATE_FAILED:
+            self.state, self.reason = types_pb2.JOB_STATE_FAILED, reason
+            log.error("job failed", reason=reason)
+            await self.refresh()
+
+    def _member(self, ident: int) -> Member:
+        member = self.members.get(ident)
+        if member is None:
+            raise errors.FencedError("this process is not a member (its lease ended): join again")
+        return member
+
+    # ---- status
+
+    async def status(self, request: coordinator_pb2.StatusRequest) -> coordinator_pb2.StatusResponse:
+        """Everything a status page shows."""
+        data = self.leasing.data
+        response = coordinator_pb2.StatusResponse(
+            job=self.options.job,
+            view=self.view(),
+            lost=self.lost,
+            expected_workers=self.options.workers,
+            expected_servers=self.options.servers,
+            store=self.journal.store_name,
+            store_operations=self.journal.operations,
+            uptime_s=time.monotonic() - self._started_at,
+            training_s=self._training_s(),
+            data=data_to_proto(data) if data else None,
+            steps_per_epoch=self.origin.steps_per_epoch if data and data.slice_size else 0,
+        )
+        if request.model and self.registry.model is not None:
+            response.model.CopyFrom(self.registry.model)
+        for role in (Role.SERVER, Role.WORKER):
+            response.processes.extend(self._process(member) for member in self.members.of(role))
+        present = {(process.name, process.pid) for process in response.processes}
+        response.processes.extend(gone for key, gone in sorted(self._departed.items()) if key not in present)
+        return response
+
+    def _training_s(self) -> float:
+        if self._running_at is None:
+            return 0.0
+        everybody_left = self._ended_at is not None and not self.members.of(Role.WORKER)
+        return (self._ended_at if everybody_left and self._ended_at else time.monotonic()) - self._running_at
+
+    def _process(self, member: Member) -> coordinator_pb2.ProcessStatus:
+        status = coordinator_pb2.ProcessStatus(
+            role=member.role.value,
+            name=member.name,
+            pid=member.pid,
+            address=member.address,
+            member=member.ident,
+            state=member.presence.value,
+        )
+        if report := self._reports.get(member.ident):
+            for field in ("version", "clock", "epoch", "samples", "slices", "waiting_for", "transport", "epochs_planned"):
+                setattr(status, field, getattr(report, field))
+            status.state = report.state or status.state
+            for name, value in report.metrics.items():
+                status.metrics[name] = value
+        if server := self._server_reports.get(member.ident):
+            status.version = server.version
+            status.waiting_for = self._whose(server)
+            status.state = "serving" if server.timeline or server.shard_bytes else "waiting"
+            status.server.CopyFrom(server)
+        return status
+
+    def _whose(self, server: shard_pb2.StatsResponse) -> str:
+        """What a shard waits for, with the names of the workers who owe it."""
+        workers = self.members.of(Role.WORKER)
+        if not server.missing_of or not workers:
+            return server.waiting_for
+        gaps = [(gap.start, gap.stop) for gap in server.missing]
+        owing = [
+            worker.name
+            for worker, (lo, hi) in zip(workers, assign(server.missing_of, len(workers)), strict=True)
+            if any(start < hi and lo < stop for start, stop in gaps)
+        ]
+        return f"{server.waiting_for} ({', '.join(owing)})"
+
+    async def server_stats(self) -> list[shard_pb2.StatsResponse]:
+        """Ask all servers now."""
+        request = shard_pb2.StatsRequest(job=self.options.job)
+        replies = await self.servers.call_all(
+            self.members.of(Role.SERVER), "Shard.Stats", lambda _: request, self.options.call_timeout_s
+        )
+        return [cast(shard_pb2.StatsResponse, reply) for reply in replies]

@@ -1,0 +1,163 @@
+"""Changing mode or staleness of a running job, at a version boundary that is the same on every shard.
+
+The change is prepared on all shards, then committed on all. Between the two no shard publishes the boundary, so none
+can be past it when another one hears of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+import structlog
+
+from paramserver import errors
+from paramserver.core.consistency import Consistency, Mode
+from paramserver.core.leases import SliceLeases
+from paramserver.core.membership import Role
+from paramserver.core.slices import SyncSchedule
+from paramserver.transport.messages import consistency_to_proto
+from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+
+if TYPE_CHECKING:
+    from paramserver.coordinator.service import CoordinatorService
+
+log = structlog.get_logger("paramserver.coordinator")
+
+# Versions between the newest one seen and the boundary; doubled when some shard was past it.
+_MARGIN = 2
+_ATTEMPTS = 12
+_POLL_S = 0.02
+_MAX_WAIT_S = 600.0
+
+
+class Toggle:
+    """One change at a time."""
+
+    def __init__(self, job: CoordinatorService) -> None:
+        self._job = job
+        self._lock = asyncio.Lock()
+        self._revision = job.consistency.revision
+
+    async def change(self, request: coordinator_pb2.ChangeConsistencyRequest) -> Consistency:
+        """Bring the wanted setting into force; returns it with the version from which it counts.
+
+        Raises ConfigError for an unknown mode, DeadlineError if the boundary is not reached in time.
+        """
+        mode = {types_pb2.MODE_SYNC: Mode.SYNC, types_pb2.MODE_ASYNC: Mode.ASYNC}.get(request.mode)
+        if mode is None:
+            raise errors.ConfigError("consistency.mode must be sync or async")
+        staleness = request.staleness if request.HasField("staleness") and mode is Mode.ASYNC else None
+        wait_s = min(request.wait_s or 60.0, _MAX_WAIT_S)
+        async with self._lock:
+            before = self._job.consistency
+            if (before.mode, before.staleness) == (mode, staleness):
+                return before
+            if self._job.state != types_pb2.JOB_STATE_RUNNING:
+                raise errors.UnavailableError("the job is not running yet: try again when all members are there")
+            try:
+                async with asyncio.timeout(wait_s):
+                    return await self._change(before, Consistency(mode, staleness))
+            except TimeoutError as error:
+                await self._job.leasing.resume()
+                raise errors.DeadlineError(
+                    f"the change from {before} to {Consistency(mode, staleness)} was not reached within {wait_s:g} s: "
+                    "see `paramserver status` for whom the job waits"
+                ) from error
+
+    async def _change(self, before: Consistency, wanted: Consistency) -> Consistency:
+        if before.mode is wanted.mode:
+            changed = await self._agree(wanted, boundary=0)
+        elif wanted.mode is Mode.ASYNC:
+            changed = await self._to_async(wanted)
+        else:
+            changed = await self._to_sync(wanted)
+        log.info("consistency", now=str(changed), from_version=changed.from_version)
+        return changed
+
+    async def _to_async(self, wanted: Consistency) -> Consistency:
+        changed = await self._agree(wanted, boundary=None)
+        while any(stats.version < changed.from_version for stats in await self._job.server_stats()):
+            await asyncio.sleep(_POLL_S)
+        data = self._job.leasing.data
+        if data is not None and data.slice_size:
+            epoch, remaining = self._job.origin.position(changed.from_version)
+            table = SliceLeases(data.slices_per_epoch, epoch, _complement(remaining, data.slices_per_epoch))
+        else:
+            used = changed.from_version * self._job.slices_per_step
+            table = SliceLeases(0, 0, [(0, used)] if used else [])
+        await self._install(changed)
+        await self._job.leasing.begin(table)
+        return changed
+
+    async def _to_sync(self, wanted: Consistency) -> Consistency:
+        leasing = self._job.leasing
+        if leasing.table is not None:
+            await leasing.drain()
+        versions = {stats.version for stats in await self._job.server_stats()}
+        if len(versions) != 1:
+            raise errors.UnavailableError(f"the shards stand at different versions {sorted(versions)}: try again")
+        version = versions.pop()
+        changed = await self._agree(wanted, boundary=version)
+        data = leasing.data
+        if leasing.table is not None and data is not None and data.slice_size:
+            epoch, remaining = leasing.table.position()
+            self._job.origin = SyncSchedule(
+                data.slices_per_epoch, self._job.slices_per_step, version, epoch, remaining
+            )
+        else:
+            self._job.origin = SyncSchedule(0, self._job.slices_per_step, version)
+        await self._install(changed)
+        await leasing.begin(None)
+        return changed
+
+    async def _install(self, changed: Consistency) -> None:
+        self._job.consistency = changed
+        await self._job.refresh()
+
+    async def _agree(self, wanted: Consistency, boundary: int | None) -> Consistency:
+        """Prepare and commit on all shards. ``boundary`` None: a little ahead of the newest version."""
+        margin = _MARGIN
+        for _ in range(_ATTEMPTS):
+            version = boundary
+            if version is None:
+                version = max(stats.version for stats in await self._job.server_stats()) + margin
+            self._revision += 1
+            proposal = replace(wanted, revision=self._revision, from_version=version)
+            if all(reply.scheduled for reply in await self._tell(proposal, shard_pb2.PHASE_PREPARE)):
+                await self._tell(proposal, shard_pb2.PHASE_COMMIT)
+                if boundary == 0:
+                    await self._install(proposal)
+                return proposal
+            await self._tell(proposal, shard_pb2.PHASE_ABORT)
+            margin *= 2
+        raise errors.UnavailableError("the shards did not agree on a version boundary: try again")
+
+    async def _tell(
+        self, proposal: Consistency, phase: shard_pb2.Phase
+    ) -> list[shard_pb2.SetConsistencyResponse]:
+        request = shard_pb2.SetConsistencyRequest(
+            job=self._job.options.job,
+            generation=self._job.members.generation,
+            timeline=self._job.timeline,
+            consistency=consistency_to_proto(proposal),
+            phase=phase,
+        )
+        replies = await self._job.servers.call_all(
+            self._job.members.of(Role.SERVER),
+            "Shard.SetConsistency",
+            lambda _: request,
+            self._job.options.call_timeout_s,
+        )
+        return [cast(shard_pb2.SetConsistencyResponse, reply) for reply in replies]
+
+
+def _complement(ranges: tuple[tuple[int, int], ...], end: int) -> list[tuple[int, int]]:
+    """The parts of [0, end) outside the given ascending ranges."""
+    gaps, start = [], 0
+    for lo, hi in (*ranges, (end, end)):
+        if start < lo:
+            gaps.append((start, lo))
+        start = hi
+    return gaps

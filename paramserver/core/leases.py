@@ -1,0 +1,166 @@
+"""Asynchronous mode: which worker holds which slice, and which slices are done.
+
+A slice is leased to one worker at a time. It is done when every shard has it; the slices of a worker that dies go back to
+the queue. Where a slice is computed twice all the same, the shards count it once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from paramserver.core.names import AsyncName
+from paramserver.core.ranges import RangeSet
+
+# A request takes at most this share of what is left of the epoch, so that the slowest worker is not left with a heap.
+_SHARE = 2
+
+
+class SliceLeases:
+    """The slices of all epochs of one job.
+
+    ``slices_per_epoch`` 0: no data set; slices are only names, without end, in epoch 0.
+    """
+
+    def __init__(self, slices_per_epoch: int, epoch: int = 0, done: Iterable[tuple[int, int]] = ()) -> None:
+        if slices_per_epoch < 0:
+            raise ValueError(f"slices_per_epoch must be 0 or more, not {slices_per_epoch}")
+        self.slices_per_epoch = slices_per_epoch
+        self.paused = False
+        self._first_epoch = epoch
+        self._done: dict[int, RangeSet] = {epoch: RangeSet.from_ranges(done)}
+        self._fresh: dict[int, int] = {}
+        self._returned: dict[int, RangeSet] = {}
+        self._holder: dict[AsyncName, int] = {}
+
+    # ---- handing out
+
+    def lease(self, worker: int, max_epoch: int, want: int, workers: int) -> list[AsyncName]:
+        """Up to ``want`` slices of epochs up to ``max_epoch``, the oldest first; fewer towards the end of an epoch.
+
+        While paused, only slices of epochs before the newest one are given out, so that in the end a single epoch is
+        begun but not finished.
+        """
+        if self.slices_per_epoch == 0:
+            max_epoch = self._first_epoch
+        last = min(max_epoch, self._newest() - 1) if self.paused else max_epoch
+        granted: list[AsyncName] = []
+        for epoch in range(self._oldest_open(), last + 1):
+            left = self._left(epoch)
+            if left == 0:
+                continue
+            take = want if left < 0 else max(1, min(want, left // (_SHARE * max(1, workers))))
+            for index in self._take(epoch, take):
+                name = AsyncName(epoch, index)
+                self._holder[name] = worker
+                granted.append(name)
+            break
+        return granted
+
+    def _take(self, epoch: int, count: int) -> list[int]:
+        taken: list[int] = []
+        returned = self._returned.get(epoch)
+        while returned is not None and len(returned) and len(taken) < count:
+            lo, hi = returned.ranges()[0]
+            some = range(lo, min(hi, lo + count - len(taken)))
+            taken.extend(some)
+            self._returned[epoch] = returned = RangeSet.from_ranges(
+                [(max(a, some.stop), b) for a, b in returned.ranges() if b > some.stop]
+            )
+        done = self._done_of(epoch)
+        fresh = self._fresh.get(epoch, 0)
+        while len(taken) < count and (self.slices_per_epoch == 0 or fresh < self.slices_per_epoch):
+            if fresh not in done:
+                taken.append(fresh)
+            fresh += 1
+        self._fresh[epoch] = fresh
+        return taken
+
+    # ---- coming back
+
+    def complete(self, names: Iterable[AsyncName]) -> None:
+        """Every shard has these slices. Unknown or repeated names change nothing that counts."""
+        for name in names:
+            self._holder.pop(name, None)
+            if name.epoch < self._first_epoch:
+                continue
+            self._done_of(name.epoch).add(name.index)
+            returned = self._returned.get(name.epoch)
+            if returned is not None and name.index in returned:
+                self._returned[name.epoch] = RangeSet.from_ranges(
+                    part
+                    for lo, hi in returned.ranges()
+                    for part in ((lo, min(hi, name.index)), (max(lo, name.index + 1), hi))
+                    if part[0] < part[1]
+                )
+
+    def give_back(self, worker: int) -> list[AsyncName]:
+        """The worker is gone: its unfinished slices return to the queue."""
+        names = sorted(name for name, holder in self._holder.items() if holder == worker)
+        for name in names:
+            del self._holder[name]
+            self._returned.setdefault(name.epoch, RangeSet()).add(name.index)
+        return names
+
+    # ---- facts
+
+    def holders(self, max_epoch: int) -> dict[int, int]:
+        """How many unfinished slices of epochs up to ``max_epoch`` each worker holds."""
+        held: dict[int, int] = defaultdict(int)
+        for name, worker in self._holder.items():
+            if name.epoch <= max_epoch:
+                held[worker] += 1
+        return dict(held)
+
+    def nothing_left(self, max_epoch: int) -> bool:
+        """No slice of epochs up to ``max_epoch`` waits for a worker (some may still be in work)."""
+        if self.slices_per_epoch == 0:
+            return False
+        return all(self._left(epoch) == 0 for epoch in range(self._oldest_open(), max_epoch + 1))
+
+    def finished(self, max_epoch: int) -> bool:
+        """Every slice of epochs up to ``max_epoch`` is done."""
+        return self.slices_per_epoch > 0 and self._oldest_open() > max_epoch
+
+    def drained(self) -> bool:
+        """Paused, nothing in work, and at most one epoch is begun but not finished."""
+        newest = self._newest()
+        if not self.paused or self._holder:
+            return False
+        return self.slices_per_epoch == 0 or all(self._left(epoch) == 0 for epoch in range(self._oldest_open(), newest))
+
+    def position(self) -> tuple[int, tuple[tuple[int, int], ...]]:
+        """(epoch, its ranges of slices that are not done) of the oldest epoch that is not finished."""
+        epoch = self._oldest_open()
+        return epoch, self._done_of(epoch).missing(self.slices_per_epoch)
+
+    def done_in(self, epoch: int) -> int:
+        """How many slices of the epoch are done."""
+        if epoch < self._oldest_open() and self.slices_per_epoch:
+            return self.slices_per_epoch
+        return len(self._done_of(epoch))
+
+    def _done_of(self, epoch: int) -> RangeSet:
+        return self._done.setdefault(epoch, RangeSet())
+
+    def _oldest_open(self) -> int:
+        epoch = self._first_epoch
+        while self.slices_per_epoch and len(self._done_of(epoch)) >= self.slices_per_epoch:
+            epoch += 1
+        for finished in range(self._first_epoch, epoch):
+            self._done.pop(finished, None)
+            self._fresh.pop(finished, None)
+            self._returned.pop(finished, None)
+        self._first_epoch = epoch
+        return epoch
+
+    def _newest(self) -> int:
+        begun = [name.epoch for name in self._holder] + [e for e, done in self._done.items() if len(done)]
+        return max([*begun, *self._fresh, self._first_epoch])
+
+    def _left(self, epoch: int) -> int:
+        """Slices of the epoch that wait for a worker; -1: without end."""
+        if self.slices_per_epoch == 0:
+            return -1
+        held = sum(1 for name in self._holder if name.epoch == epoch)
+        return self.slices_per_epoch - len(self._done_of(epoch)) - held

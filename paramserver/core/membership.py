@@ -1,0 +1,187 @@
+"""Who is a member: leases, names, ranks, and the generation that rises whenever that changes."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+
+class Role(enum.Enum):
+    """What a process is to the job. Observers only look; they are members of no generation."""
+
+    WORKER = "worker"
+    SERVER = "server"
+    OBSERVER = "observer"
+
+
+class Presence(enum.Enum):
+    """Connected, or heard of no more until the lease ends."""
+
+    CONNECTED = "connected"
+    SILENT = "silent"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One process. ``ident`` is never used again; ``index`` is the rank of a worker or the number of a server."""
+
+    ident: int
+    role: Role
+    index: int
+    name: str
+    expires_at: float
+    presence: Presence = Presence.CONNECTED
+    address: str = ""
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A process asks to become a member. ``index``: the one it would like, if free."""
+
+    role: Role
+    index: int | None = None
+    address: str = ""
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """A sign of life."""
+
+    ident: int
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """Its session broke. It has ``grace_s`` to come back."""
+
+    ident: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """It said goodbye."""
+
+    ident: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Joined | Renewed | Disconnected | Left | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The newcomer is a member under this name."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """It is a member no more. ``lost``: without a goodbye."""
+
+    member: Member
+    lost: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRose:
+    """Tell everybody the new membership."""
+
+    generation: int
+    reason: str
+
+
+Effect = Admitted | Removed | GenerationRose
+
+
+class Membership:
+    """The members of one job. All changes go through :meth:`handle`; time is an argument, in seconds."""
+
+    def __init__(self, lease_s: float, grace_s: float, generation: int = 0, next_ident: int = 1) -> None:
+        if lease_s <= 0 or grace_s <= 0:
+            raise ValueError(f"lease_s ({lease_s}) and grace_s ({grace_s}) must be above 0")
+        self.lease_s, self.grace_s = lease_s, grace_s
+        self.generation = generation
+        self._next_ident = next_ident
+        self._members: dict[int, Member] = {}
+
+    def __contains__(self, ident: int) -> bool:
+        return ident in self._members
+
+    def get(self, ident: int) -> Member | None:
+        """The member of this number, or None."""
+        return self._members.get(ident)
+
+    def of(self, role: Role) -> list[Member]:
+        """The members in a role, by index."""
+        return sorted((m for m in self._members.values() if m.role is role), key=lambda m: m.index)
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Take in what happened at ``now``; return what is to be done."""
+        match event:
+            case Joined():
+                return self._join(event, now)
+            case Renewed(ident):
+                if member := self._members.get(ident):
+                    self._members[ident] = replace(
+                        member, expires_at=now + self.lease_s, presence=Presence.CONNECTED
+                    )
+                return []
+            case Disconnected(ident):
+                if member := self._members.get(ident):
+                    soon = min(member.expires_at, now + self.grace_s)
+                    self._members[ident] = replace(member, expires_at=soon, presence=Presence.SILENT)
+                return []
+            case Left(ident):
+                member = self._members.get(ident)
+                return self._remove([(member, False, f"{member.name} left")]) if member else []
+            case Tick():
+                return self._remove(
+                    [
+                        (m, True, f"{m.name} was not heard of until its lease ended")
+                        for m in list(self._members.values())
+                        if m.expires_at <= now
+                    ]
+                )
+
+    def _join(self, event: Joined, now: float) -> list[Effect]:
+        taken = {member.index for member in self._members.values() if member.role is event.role}
+        wish = event.index if event.index is not None and event.index not in taken else None
+        index = wish if wish is not None else next(i for i in range(len(taken) + 1) if i not in taken)
+        member = Member(
+            ident=self._next_ident,
+            role=event.role,
+            index=index,
+            name=f"{event.role.value}-{index}",
+            expires_at=now + self.lease_s,
+            address=event.address,
+            pid=event.pid,
+        )
+        self._next_ident += 1
+        self._members[member.ident] = member
+        return [Admitted(member), *self._rise([member], f"{member.name} joined")]
+
+    def _remove(self, leaving: list[tuple[Member, bool, str]]) -> list[Effect]:
+        for member, _, _ in leaving:
+            del self._members[member.ident]
+        removed: list[Effect] = [Removed(member, lost, reason) for member, lost, reason in leaving]
+        reasons = "; ".join(reason for _, _, reason in leaving)
+        return removed + self._rise([member for member, _, _ in leaving], reasons)
+
+    def _rise(self, changed: Iterable[Member], reason: str) -> list[Effect]:
+        if all(member.role is Role.OBSERVER for member in changed):
+            return []
+        self.generation += 1
+        return [GenerationRose(self.generation, reason)]
+
+    def next_expiry(self) -> float | None:
+        """When the next lease ends if nothing is heard, or None without members."""
+        return min((m.expires_at for m in self._members.values()), default=None)

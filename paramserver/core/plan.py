@@ -1,0 +1,352 @@
+"""Where every tensor lies in the flat layout, how the layout is cut into chunks, and which server owns which chunk.
+
+The layout depends on the model and the size of a chunk alone, so that the arithmetic on a chunk gives the same bits on
+any number of servers. Only the plan, which says who owns what, knows how many servers there are.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import heapq
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+# Bytes. Tensors and chunks begin at multiples of it, so that vector instructions treat them as tensors of their own.
+ALIGNMENT = 64
+MIN_CHUNK_BYTES = 16 * 1024
+MAX_CHUNK_BYTES = 4 * 1024 * 1024
+# Element types of segments and chunks, with their sizes in bytes.
+ITEMSIZE = {"float32": 4, "float64": 8}
+
+_MASTER = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
+_WHOLE_NUMBERS = frozenset(("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"))
+
+
+class Kind(enum.Enum):
+    """What becomes of a tensor: trained, averaged over the slices of a step, or only kept."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    FROZEN = "frozen"
+
+
+# Trained chunks cost traffic and optimizer state on every step, so they are spread first.
+_SPREAD_ORDER = (Kind.PARAMETER, Kind.BUFFER, Kind.FROZEN)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of the model. ``dtype`` is the model's own, by its torch name, such as "bfloat16".
+
+    ``group`` is the optimizer's parameter group; ``aliases`` are further names of the same (tied) tensor;
+    ``persistent`` is False for buffers that a state dict leaves out.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    kind: Kind = Kind.PARAMETER
+    group: int = 0
+    aliases: tuple[str, ...] = ()
+    persistent: bool = True
+
+    @property
+    def elements(self) -> int:
+        """How many elements it has: 1 for a scalar, 0 if any dimension is 0."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One flat array: the tensors of one kind, parameter group and master dtype. ``elements`` includes padding."""
+
+    index: int
+    kind: Kind
+    group: int
+    dtype: str
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a tensor lies: ``elements`` elements from element ``offset`` of the segment."""
+
+    tensor: int
+    segment: int
+    offset: int
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The part of a tensor that lies in a chunk: where it begins in the (flattened) tensor and in the chunk."""
+
+    tensor: int
+    tensor_start: int
+    chunk_start: int
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Elements ``start`` to ``start + elements`` of a segment; what no piece covers is padding, and is always zero."""
+
+    index: int
+    segment: int
+    kind: Kind
+    group: int
+    dtype: str
+    start: int
+    elements: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in master dtype, with padding."""
+        return self.elements * ITEMSIZE[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The flat layout of a model. Placements are in the order of the tensors; chunks in the order of the segments."""
+
+    tensors: tuple[TensorSpec, ...]
+    segments: tuple[Segment, ...]
+    placements: tuple[Placement, ...]
+    chunks: tuple[Chunk, ...]
+    chunk_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all chunks, with padding."""
+        return sum(chunk.nbytes for chunk in self.chunks)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hexadecimal) over tensors, segments, placements and chunk boundaries; computed on each call."""
+        facts = [
+            "paramserver layout 1",
+            self.chunk_bytes,
+            [[t.name, t.shape, t.dtype, t.kind.value, t.group, t.aliases, t.persistent] for t in self.tensors],
+            [[s.kind.value, s.group, s.dtype, s.elements] for s in self.segments],
+            [[p.tensor, p.segment, p.offset, p.elements] for p in self.placements],
+            [[c.segment, c.start, c.elements] for c in self.chunks],
+        ]
+        return hashlib.sha256(json.dumps(facts, separators=(",", ":")).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which server owns which chunk: ``owner[chunk index]`` is a server index below ``servers``."""
+
+    layout: Layout
+    servers: int
+    owner: tuple[int, ...]
+
+    def chunks_of(self, server: int) -> tuple[Chunk, ...]:
+        """The chunks of one server, by index; none if there are more servers than chunks."""
+        assert 0 <= server < self.servers, f"there is no server {server} of {self.servers}"
+        return tuple(chunk for chunk, owner in zip(self.layout.chunks, self.owner, strict=True) if owner == server)
+
+    def nbytes_of(self, server: int) -> int:
+        """Bytes of all chunks of one server."""
+        return sum(chunk.nbytes for chunk in self.chunks_of(server))
+
+
+def master_dtype(dtype: str, kind: Kind) -> str:
+    """The dtype in which servers keep, and messages carry, a tensor of this dtype.
+
+    Buffers of whole numbers (counters) travel as float64, exact up to 2**53. Raises ValueError for other dtypes.
+    """
+    if kind is Kind.BUFFER and dtype in _WHOLE_NUMBERS:
+        return "float64"
+    if dtype not in _MASTER:
+        raise ValueError(f"a {kind.value} of dtype {dtype} cannot be kept: convert it to {', '.join(sorted(_MASTER))}")
+    return _MASTER[dtype]
+
+
+def default_chunk_bytes(total_bytes: int) -> int:
+    """A power of two from 16 KiB to 4 MiB; in between it makes 16 to 32 chunks of ``total_bytes``."""
+    wanted = 1 << max(0, -(-total_bytes // 32) - 1).bit_length()
+    return min(MAX_CHUNK_BYTES, max(MIN_CHUNK_BYTES, wanted))
+
+
+def make_layout(tensors: Sequence[TensorSpec], chunk_bytes: int = 0, whole_tensors: bool = False) -> Layout:
+    """Lay the tensors out and cut the layout into chunks of ``chunk_bytes`` (0: chosen from what is not frozen).
+
+    Frozen tensors travel once and not in every step, so a large frozen model gets larger chunks, up to 4 MiB.
+    With ``whole_tensors`` no boundary cuts a parameter: a chunk ends early before one that does not fit, and one that
+    is larger than ``chunk_bytes`` is a chunk of its own. Raises ValueError if ``chunk_bytes`` or the model cannot be
+    used, and then names the tensor.
+    """
+    if chunk_bytes < 0 or chunk_bytes % ALIGNMENT:
+        raise ValueError(f"chunk_bytes must be a multiple of {ALIGNMENT}, or 0 to have it chosen, not {chunk_bytes}")
+    _check_tensors(tensors)
+    numbers: dict[tuple[Kind, int, str], int] = {}
+    ends: list[int] = []
+    placements = []
+    for index, tensor in enumerate(tensors):
+        dtype = master_dtype(tensor.dtype, tensor.kind)
+        number = numbers.setdefault((tensor.kind, tensor.group, dtype), len(numbers))
+        if number == len(ends):
+            ends.append(0)
+        placements.append(Placement(index, number, ends[number], tensor.elements))
+        ends[number] += _padded(tensor.elements, dtype)
+    segments = tuple(
+        Segment(number, kind, group, dtype, ends[number]) for (kind, group, dtype), number in numbers.items()
+    )
+    frozen = sum(s.elements * ITEMSIZE[s.dtype] for s in segments if s.kind is Kind.FROZEN)
+    if not chunk_bytes:
+        chunk_bytes = default_chunk_bytes(sum(s.elements * ITEMSIZE[s.dtype] for s in segments) - frozen)
+    frozen_bytes = max(chunk_bytes, default_chunk_bytes(frozen))
+    members: list[list[Placement]] = [[] for _ in segments]
+    for placement in placements:
+        if placement.elements:
+            members[placement.segment].append(placement)
+    chunks: list[Chunk] = []
+    for segment, inside in zip(segments, members, strict=True):
+        whole = whole_tensors and segment.kind is Kind.PARAMETER
+        limit = (frozen_bytes if segment.kind is Kind.FROZEN else chunk_bytes) // ITEMSIZE[segment.dtype]
+        cuts = _whole_cuts(segment, inside, limit) if whole else _even_cuts(segment, limit)
+        chunks.extend(_chunks(segment, inside, cuts, len(chunks)))
+    return Layout(tuple(tensors), segments, tuple(placements), tuple(chunks), chunk_bytes)
+
+
+def make_plan(layout: Layout, servers: int) -> Plan:
+    """Spread the chunks over the servers by bytes: the largest first, each to the least loaded, ties by index.
+
+    Parameters go first, then buffers, then frozen tensors, so that both what is trained and the whole are in balance:
+    either way two servers differ by one chunk at most. Raises ValueError if there is no server.
+    """
+    if servers < 1:
+        raise ValueError(f"a plan needs at least one server, not {servers}")
+    loads = [(0, server) for server in range(servers)]
+    owner = [0] * len(layout.chunks)
+    for chunk in sorted(layout.chunks, key=lambda c: (_SPREAD_ORDER.index(c.kind), -c.nbytes, c.index)):
+        load, server = loads[0]
+        owner[chunk.index] = server
+        heapq.heapreplace(loads, (load + chunk.nbytes, server))
+    return Plan(layout, servers, tuple(owner))
+
+
+def validate_layout(layout: Layout) -> None:
+    """Walk all ranges: tensors lie apart and aligned, chunks tile segments, pieces tile tensors.
+
+    Raises ValueError at the first thing that is not as :func:`make_layout` promises.
+    """
+    _check_tensors(layout.tensors)
+    _require(len(layout.placements) == len(layout.tensors), "there must be one placement per tensor")
+    ends = [0] * len(layout.segments)
+    for index, (tensor, placement) in enumerate(zip(layout.tensors, layout.placements, strict=True)):
+        what = f"tensor {tensor.name}"
+        _require(placement.tensor == index and placement.elements == tensor.elements, f"{what} has a wrong placement")
+        _require(0 <= placement.segment < len(ends), f"{what} is in segment {placement.segment}, which is not there")
+        segment = layout.segments[placement.segment]
+        place = (tensor.kind, tensor.group, master_dtype(tensor.dtype, tensor.kind))
+        _require(place == (segment.kind, segment.group, segment.dtype), f"{what} is in a segment of another sort")
+        _require(placement.offset == ends[placement.segment], f"{what} does not begin where the one before it ends")
+        ends[placement.segment] += _padded(tensor.elements, segment.dtype)
+    for index, segment in enumerate(layout.segments):
+        _require(segment.index == index, f"segment {index} calls itself {segment.index}")
+        _require(segment.elements == ends[index], f"segment {index} has {segment.elements} elements, not {ends[index]}")
+    _validate_chunks(layout)
+
+
+def _validate_chunks(layout: Layout) -> None:
+    filled = [0] * len(layout.segments)
+    covered = [0] * len(layout.tensors)
+    before = 0
+    for index, chunk in enumerate(layout.chunks):
+        what = f"chunk {index}"
+        _require(chunk.index == index, f"{what} calls itself {chunk.index}")
+        _require(before <= chunk.segment < len(filled), f"{what} is out of order, in segment {chunk.segment}")
+        before = chunk.segment
+        segment = layout.segments[chunk.segment]
+        sort = (chunk.kind, chunk.group, chunk.dtype)
+        _require(sort == (segment.kind, segment.group, segment.dtype), f"{what} is of another sort than its segment")
+        _require(chunk.start == filled[chunk.segment], f"{what} does not begin where the one before it ends")
+        _require(chunk.elements > 0 and chunk.nbytes % ALIGNMENT == 0, f"{what} has {chunk.elements} elements")
+        filled[chunk.segment] += chunk.elements
+        at = 0
+        for piece in chunk.pieces:
+            _require(0 <= piece.tensor < len(covered), f"{what} holds tensor {piece.tensor}, which is not there")
+            name, placement = layout.tensors[piece.tensor].name, layout.placements[piece.tensor]
+            _require(at <= piece.chunk_start, f"{what} has overlapping pieces, at {name}")
+            _require(piece.elements > 0, f"{what} has an empty piece of {name}")
+            _require(piece.tensor_start == covered[piece.tensor], f"{what} does not go on with {name} where it must")
+            inside = placement.offset + piece.tensor_start == chunk.start + piece.chunk_start
+            _require(inside and placement.segment == chunk.segment, f"{what} has {name} at the wrong place")
+            covered[piece.tensor] += piece.elements
+            at = piece.chunk_start + piece.elements
+        _require(at <= chunk.elements, f"{what} has pieces beyond its end")
+    for segment in layout.segments:
+        _require(filled[segment.index] == segment.elements, f"the chunks do not fill segment {segment.index}")
+    for tensor, elements in zip(layout.tensors, covered, strict=True):
+        _require(elements == tensor.elements, f"pieces hold {elements} of {tensor.elements} elements of {tensor.name}")
+
+
+def _require(holds: bool, problem: str) -> None:
+    if not holds:
+        raise ValueError(f"the layout contradicts itself: {problem}")
+
+
+def _check_tensors(tensors: Sequence[TensorSpec]) -> None:
+    names: set[str] = set()
+    for tensor in tensors:
+        for name in (tensor.name, *tensor.aliases):
+            if name in names:
+                raise ValueError(f"two tensors are called {name!r}: every name and alias must be there once")
+            names.add(name)
+        if any(size < 0 for size in tensor.shape):
+            raise ValueError(f"tensor {tensor.name} has a negative dimension in its shape {tensor.shape}")
+        if tensor.group < 0:
+            raise ValueError(f"tensor {tensor.name} is in parameter group {tensor.group}: groups count from 0")
+        try:
+            master_dtype(tensor.dtype, tensor.kind)
+        except ValueError as error:
+            raise ValueError(f"tensor {tensor.name}: {error}") from None
+
+
+def _padded(elements: int, dtype: str) -> int:
+    """The elements with padding up to the alignment."""
+    unit = ALIGNMENT // ITEMSIZE[dtype]
+    return -(-elements // unit) * unit
+
+
+def _even_cuts(segment: Segment, limit: int) -> list[int]:
+    """Chunk boundaries every ``limit`` elements, without the 0 at the start."""
+    return [*range(limit, segment.elements, limit), segment.elements]
+
+
+def _whole_cuts(segment: Segment, inside: Sequence[Placement], limit: int) -> list[int]:
+    """Chunk boundaries between tensors only: as many as fit into ``limit`` elements share a chunk."""
+    cuts = []
+    start = 0
+    for placement in inside:
+        end = placement.offset + _padded(placement.elements, segment.dtype)
+        if end - start > limit and placement.offset > start:
+            cuts.append(placement.offset)
+            start = placement.offset
+    return [*cuts, segment.elements]
+
+
+def _chunks(segment: Segment, inside: Sequence[Placement], cuts: Sequence[int], index: int) -> Iterator[Chunk]:
+    """The chunks of one segment, the first of which gets number ``index``; ``inside`` are its tensors, none empty."""
+    start = first = 0
+    for end in cuts:
+        if end == start:
+            continue
+        while first < len(inside) and inside[first].offset + inside[first].elements <= start:
+            first += 1
+        pieces = []
+        for placement in inside[first:]:
+            if placement.offset >= end:
+                break
+            lo, hi = max(start, placement.offset), min(end, placement.offset + placement.elements)
+            pieces.append(Piece(placement.tensor, lo - placement.offset, lo - start, hi - lo))
+        yield Chunk(index, segment.index, segment.kind, segment.group, segment.dtype, start, end - start, tuple(pieces))
+        index += 1
+        start = end

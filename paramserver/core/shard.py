@@ -1,0 +1,513 @@
+"""The state machine of one shard: what counts, what waits, and when a version is made.
+
+It sees names, versions and buffer numbers, never tensors. The shell keeps the bytes of each contribution under a buffer
+number, performs the effects, and reports with :class:`Built` when a version stands.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from paramserver.core.consistency import Consistency, History, Missing, Mode, Offer, Verdict, policies
+from paramserver.core.names import Name
+
+# A worker that was handed version t may still need it until all shards have published t + 1.
+KEPT_VERSIONS = 2
+
+
+class Outcome(enum.Enum):
+    """The answer to a push that is not refused."""
+
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"
+
+
+class Refusal(enum.Enum):
+    """Why a message changes nothing; the shell makes an error of it."""
+
+    FENCED = "fenced"
+    OUT_OF_ORDER = "out of order"
+    STALE = "stale"
+    MALFORMED = "malformed"
+    GONE = "gone"
+
+
+# ---- what a pull may ask for
+
+
+@dataclass(frozen=True, slots=True)
+class AtLeast:
+    """This version or a later one."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exactly:
+    """This version and no other."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class AtClock:
+    """What a worker that has finished ``clock`` slices may see."""
+
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """A worker that starts, or had nothing to do: it begins at the slowest clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """Whatever is published."""
+
+
+Want = AtLeast | Exactly | AtClock | Joining | Latest
+
+# ---- events
+
+
+@dataclass(frozen=True, slots=True)
+class Activated:
+    """Version 0 (or a restored one) of a timeline is complete and may be published."""
+
+    timeline: int
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A contribution has arrived whole and passed all checks of its bytes."""
+
+    call: int
+    name: Name
+    buffer: int
+    worker: int
+    timeline: int
+    clock: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PullAsked:
+    """A worker (or observer: worker 0) asks for weights."""
+
+    call: int
+    worker: int
+    want: Want
+    timeline: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallGone:
+    """The caller of a parked pull went away or its wait is over."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """The version that :class:`Build` asked for stands."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class WentIdle:
+    """A worker has nothing to do: it holds nobody back until it pulls again."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class MembersChanged:
+    """The workers that are members in this generation."""
+
+    generation: int
+    workers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsistencyPrepared:
+    """Do not publish ``from_version`` of this setting until it is committed or aborted."""
+
+    consistency: Consistency
+
+
+@dataclass(frozen=True, slots=True)
+class ConsistencyCommitted:
+    """All shards have prepared the setting of this revision: take it into force at its ``from_version``."""
+
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsistencyAborted:
+    """Some shard was past the boundary: forget the setting of this revision."""
+
+    revision: int
+
+
+Event = (
+    Activated
+    | Arrived
+    | PullAsked
+    | CallGone
+    | Built
+    | WentIdle
+    | MembersChanged
+    | ConsistencyPrepared
+    | ConsistencyCommitted
+    | ConsistencyAborted
+)
+
+# ---- effects
+
+
+@dataclass(frozen=True, slots=True)
+class DropBuffer:
+    """Nobody needs these bytes any more."""
+
+    buffer: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPush:
+    """Answer a push; ``version`` is the newest published one."""
+
+    call: int
+    outcome: Outcome
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPull:
+    """Answer a pull with this published version."""
+
+    call: int
+    version: int
+    min_clock: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Answer a push or a pull with an error."""
+
+    call: int
+    refusal: Refusal
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """Combine these buffers in this order and make ``version`` of them beside the present one."""
+
+    version: int
+    names: tuple[Name, ...]
+    buffers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropVersion:
+    """Nobody may ask for this version any more."""
+
+    version: int
+
+
+Effect = DropBuffer | AnswerPush | AnswerPull | Refuse | Build | DropVersion
+
+_REFUSALS = {
+    Verdict.OUT_OF_ORDER: Refusal.OUT_OF_ORDER,
+    Verdict.STALE: Refusal.STALE,
+    Verdict.MALFORMED: Refusal.MALFORMED,
+}
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the shard started, in slices."""
+
+    applied: int = 0
+    duplicate: int = 0
+    refused: int = 0
+    max_clock_spread: int = 0
+
+
+class ShardState:
+    """One shard. All changes go through :meth:`handle`."""
+
+    def __init__(self, consistency: Consistency, workers: Iterable[int] = (), generation: int = 0) -> None:
+        self.consistency = consistency
+        self.generation = generation
+        self.timeline = 0
+        self.active = False
+        self.counters = Counters()
+        # Clocks of the workers that are at work; a member that has not started, or is idle, is not among them.
+        self.clocks: dict[int, int] = {}
+        self.floor = 0
+        self._members = frozenset(workers)
+        self._history = History()
+        self._gate, self._combine = policies(consistency, self._history)
+        self._scheduled: Consistency | None = None
+        self._committed = False
+        self._parked: dict[int, PullAsked] = {}
+        self._building: tuple[tuple[int, int, int, int], ...] = ()  # (call, worker, clock, buffer) of the batch
+        self._waiting_push: dict[int, tuple[int, int, int]] = {}  # buffer -> (call, worker, clock)
+        self._versions: list[int] = []
+
+    # ---- facts
+
+    @property
+    def version(self) -> int:
+        """The newest published version."""
+        return self._history.version
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The versions that may be asked for, oldest first."""
+        return tuple(self._versions)
+
+    @property
+    def parked(self) -> int:
+        """How many pulls wait."""
+        return len(self._parked)
+
+    @property
+    def scheduled(self) -> Consistency | None:
+        """A setting that is not in force yet."""
+        return self._scheduled
+
+    @property
+    def min_clock(self) -> int:
+        """The slowest clock of the workers at work; it never moves back."""
+        return self.floor
+
+    def missing(self) -> Missing | None:
+        """What the next version waits for."""
+        return self._combine.missing()
+
+    def holding_back(self) -> tuple[int, ...]:
+        """The workers at the slowest clock."""
+        return tuple(sorted(worker for worker, clock in self.clocks.items() if clock == self.floor))
+
+    # ---- the one door
+
+    def handle(self, event: Event, now: float = 0.0) -> list[Effect]:
+        """Take in what happened; return what is to be done. ``now`` is unused: a shard has no clock of its own."""
+        match event:
+            case Arrived():
+                return self._arrived(event)
+            case PullAsked():
+                return self._pull_asked(event)
+            case CallGone(call):
+                self._parked.pop(call, None)
+                return []
+            case Built(version):
+                return self._built(version)
+            case WentIdle(worker):
+                self.clocks.pop(worker, None)
+                return self._advance()
+            case MembersChanged(generation, workers):
+                return self._members_changed(generation, workers)
+            case ConsistencyPrepared(consistency):
+                if self.can_schedule(consistency):
+                    self._scheduled, self._committed = consistency, False
+                return []
+            case ConsistencyCommitted(revision):
+                return self._committed_revision(revision)
+            case ConsistencyAborted(revision):
+                if self._scheduled is not None and self._scheduled.revision == revision and not self._committed:
+                    self._scheduled = None
+                return self._build()
+            case Activated(timeline, version):
+                return self._activated(timeline, version)
+
+    # ---- contributions
+
+    def _arrived(self, event: Arrived) -> list[Effect]:
+        if stale := self._fence(event.timeline):
+            return [DropBuffer(event.buffer), Refuse(event.call, Refusal.FENCED, stale)]
+        offer = self._combine.offer(event.name, event.buffer)
+        if offer.verdict is Verdict.ACCEPTED:
+            return self._accepted(event, offer)
+        if offer.verdict is Verdict.DUPLICATE:
+            self.counters.duplicate += event.name.slices
+            self._tick(event.worker, event.clock)
+            return [
+                DropBuffer(event.buffer),
+                AnswerPush(event.call, Outcome.DUPLICATE, self.version),
+                *self._advance(),
+            ]
+        self.counters.refused += 1
+        return [DropBuffer(event.buffer), Refuse(event.call, _REFUSALS[offer.verdict], offer.reason)]
+
+    def _accepted(self, event: Arrived, offer: Offer) -> list[Effect]:
+        effects: list[Effect] = [DropBuffer(buffer) for buffer in offer.dropped]
+        if self.consistency.mode is Mode.SYNC:
+            effects.append(AnswerPush(event.call, Outcome.ACCEPTED, self.version))
+        else:  # answered once it is in a version, so that the worker's next pull contains it
+            self._waiting_push[event.buffer] = (event.call, event.worker, event.clock)
+        return effects + self._build()
+
+    def _build(self) -> list[Effect]:
+        if self._held():
+            return []
+        batch = self._combine.take()
+        if batch is None:
+            return []
+        self._building = tuple((*self._waiting_push.pop(b), b) for b in batch.buffers if b in self._waiting_push)
+        self.counters.applied += batch.slices
+        return [Build(self.version + 1, batch.names, batch.buffers)]
+
+    def _built(self, version: int) -> list[Effect]:
+        assert version == self.version + 1, f"built {version} on top of {self.version}"
+        self._history.version = version
+        self._combine.built()
+        self._versions.append(version)
+        effects: list[Effect] = []
+        for call, worker, clock, _ in self._building:
+            self._tick(worker, clock)
+            effects.append(AnswerPush(call, Outcome.ACCEPTED, version))
+        self._building = ()
+        self._take_into_force()
+        effects += self._advance()
+        effects += [DropVersion(old) for old in self._versions[:-KEPT_VERSIONS]]
+        del self._versions[:-KEPT_VERSIONS]
+        return effects + self._build()
+
+    def _tick(self, worker: int, clock: int) -> None:
+        if worker in self.clocks:
+            self.clocks[worker] = max(self.clocks[worker], clock + 1)
+
+    # ---- pulls
+
+    def _pull_asked(self, event: PullAsked) -> list[Effect]:
+        if stale := self._fence(event.timeline):
+            return [Refuse(event.call, Refusal.FENCED, stale)]
+        match event.want:
+            case AtClock(clock) if self.consistency.mode is Mode.ASYNC and event.worker in self._members:
+                self.clocks[event.worker] = max(self.clocks.get(event.worker, self.floor), clock)
+            case Joining() if self.consistency.mode is Mode.ASYNC and event.worker in self._members:
+                self.clocks.setdefault(event.worker, self.floor)
+        self._parked[event.call] = event
+        return self._advance()
+
+    def _advance(self) -> list[Effect]:
+        """Move the slowest clock and answer every pull that may be answered now."""
+        if self.clocks:
+            self.floor = max(self.floor, min(self.clocks.values()))
+        if not self.active:
+            return []
+        effects: list[Effect] = []
+        for call, pull in list(self._parked.items()):
+            answer = self._answer(pull)
+            if answer is not None:
+                del self._parked[call]
+                effects.append(answer)
+        return effects
+
+    def _answer(self, pull: PullAsked) -> Effect | None:
+        match pull.want:
+            case AtLeast(version):
+                return AnswerPull(pull.call, self.version, self.floor) if self.version >= version else None
+            case Exactly(version):
+                if version in self._versions:
+                    return AnswerPull(pull.call, version, self.floor)
+                if version > self.version:
+                    return None
+                return Refuse(pull.call, Refusal.GONE, f"version {version} is dropped, the newest is {self.version}")
+            case Latest():
+                return AnswerPull(pull.call, self.version, self.floor)
+            case AtClock() | Joining() as want:
+                return self._answer_clock(pull, want)
+
+    def _answer_clock(self, pull: PullAsked, want: AtClock | Joining) -> Effect | None:
+        if pull.worker not in self._members:
+            return None
+        if self.consistency.mode is Mode.SYNC:
+            return Refuse(pull.call, Refusal.STALE, "the job is synchronous now: ask for a version, not for a clock")
+        clock = want.clock if isinstance(want, AtClock) else self.clocks.setdefault(pull.worker, self.floor)
+        # A pull parked before its worker became a member has no clock yet.
+        clock = self.clocks[pull.worker] = max(clock, self.clocks.get(pull.worker, self.floor))
+        if not self._gate.admits(clock, self.clocks):
+            return None
+        self.counters.max_clock_spread = max(self.counters.max_clock_spread, clock - min(self.clocks.values()))
+        return AnswerPull(pull.call, self.version, self.floor)
+
+    # ---- membership, mode, timeline
+
+    def _members_changed(self, generation: int, workers: frozenset[int]) -> list[Effect]:
+        if generation < self.generation:
+            return []
+        self.generation = generation
+        gone = self._members - workers
+        self._members = workers
+        effects: list[Effect] = []
+        for worker in gone:
+            self.clocks.pop(worker, None)
+        for call, pull in list(self._parked.items()):
+            if pull.worker in gone:
+                del self._parked[call]
+                effects.append(Refuse(call, Refusal.FENCED, "this worker is no longer a member: register again"))
+        return effects + self._advance()
+
+    def _committed_revision(self, revision: int) -> list[Effect]:
+        if self._scheduled is None or self._scheduled.revision != revision:
+            return []
+        self._committed = True
+        self._take_into_force()
+        return self._advance() + self._build()
+
+    def _held(self) -> bool:
+        """The next version would cross a boundary that is not committed yet."""
+        return (
+            self._scheduled is not None and not self._committed and self.version + 1 >= self._scheduled.from_version
+        )
+
+    def can_schedule(self, consistency: Consistency) -> bool:
+        """False if this shard is past the boundary: a synchronous step may only change mode before it begins."""
+        if consistency.revision <= self.consistency.revision or (self._scheduled is not None and self._committed):
+            return False
+        if self.consistency.mode is Mode.ASYNC:
+            return consistency.mode is Mode.ASYNC or consistency.from_version == self.version
+        return consistency.from_version > self.version
+
+    def _take_into_force(self) -> None:
+        scheduled = self._scheduled
+        if scheduled is None or not self._committed or scheduled.from_version > self.version:
+            return
+        self._scheduled = None
+        before, self.consistency = self.consistency, scheduled
+        if before.mode is scheduled.mode:  # another bound: what is queued stays queued
+            self._gate, _ = policies(scheduled, History())
+            return
+        self.clocks.clear()
+        self._gate, self._combine = policies(scheduled, self._history)
+
+    def _activated(self, timeline: int, version: int) -> list[Effect]:
+        assert timeline > self.timeline or not self.active, "a timeline is activated once"
+        self.timeline, self.active = timeline, True
+        self._history.version = version
+        self._history.steps_done = version
+        self._versions = [version]
+        return self._advance()
+
+    def _fence(self, timeline: int) -> str:
+        if timeline == self.timeline:
+            return ""
+        return f"the message is of timeline {timeline}, this shard is on timeline {self.timeline}: refresh and try again"
+
+    # ---- for tests
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the state contradicts itself."""
+        assert not self.active or self._versions[-1] == self.version
+        assert len(self._versions) <= KEPT_VERSIONS
+        assert set(self.clocks) <= self._members, "a clock of somebody who is no member"
+        assert not self.clocks or min(self.clocks.values()) >= self.floor, "the slowest clock moved back"
+        assert self._history.steps_done <= self.version

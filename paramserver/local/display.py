@@ -1,0 +1,178 @@
+"""What the launcher shows while a job runs: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from typing import Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from paramserver.v1 import coordinator_pb2, types_pb2
+
+_RATE_WINDOW_S = 3.0
+
+
+class Display(Protocol):
+    """Shows a job."""
+
+    def line(self, name: str, text: str) -> None:
+        """A line of output of the process ``name``; "" is the launcher itself."""
+
+    def update(self, status: coordinator_pb2.StatusResponse) -> None:
+        """The newest state."""
+
+    def close(self) -> None:
+        """The job is over."""
+
+
+class Rates:
+    """Samples per second of each process and of all, over the last seconds."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, deque[tuple[float, int]]] = {}
+
+    def of(self, name: str, samples: int) -> float:
+        """Take in a total; return the present rate."""
+        now = time.monotonic()
+        seen = self._seen.setdefault(name, deque())
+        seen.append((now, samples))
+        while len(seen) > 2 and now - seen[0][0] > _RATE_WINDOW_S:
+            seen.popleft()
+        (then, before), (last, after) = seen[0], seen[-1]
+        return (after - before) / (last - then) if last > then else 0.0
+
+
+def mode_text(status: coordinator_pb2.StatusResponse) -> str:
+    """The mode in words: "sync", "async, staleness 4", "async, unbounded"."""
+    consistency = status.view.consistency
+    if consistency.mode == types_pb2.MODE_SYNC:
+        return "sync"
+    return f"async, staleness {consistency.staleness}" if consistency.HasField("staleness") else "async, unbounded"
+
+
+def progress_of(status: coordinator_pb2.StatusResponse) -> tuple[int, int, str]:
+    """(done, of how many, unit): steps in synchronous mode, slices in asynchronous mode; (0, 0, unit) if unknown."""
+    asynchronous = status.view.consistency.mode == types_pb2.MODE_ASYNC
+    unit = "slices" if asynchronous else "steps"
+    epochs = max((p.epochs_planned for p in status.processes), default=0)
+    data = status.data
+    if not epochs or not data.slice_size:
+        return 0, 0, unit
+    slices = data.samples // data.slice_size if data.drop_last else -(-data.samples // data.slice_size)
+    per_epoch = slices if asynchronous else -(-slices // max(1, status.view.slices_per_step))
+    version = max((p.version for p in status.processes if p.role == "server"), default=0)
+    return min(version, per_epoch * epochs), per_epoch * epochs, unit
+
+
+def waited_for(status: coordinator_pb2.StatusResponse) -> str:
+    """Who holds the job up, in words."""
+    if status.view.reason:
+        return status.view.reason
+    return next((p.waiting_for for p in status.processes if p.role == "server" and p.waiting_for), "")
+
+
+class PlainDisplay:
+    """Lines for logs: output as it comes, and the state every ``interval_s`` seconds."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._said_at = time.monotonic()
+        self._rates = Rates()
+        self._version = -1
+
+    def line(self, name: str, text: str) -> None:
+        """Print it behind its name."""
+        print(f"{name} | {text}" if name else text, flush=True)
+
+    def update(self, status: coordinator_pb2.StatusResponse) -> None:
+        """Print a line if it is time and something has happened."""
+        workers = [p for p in status.processes if p.role == "worker"]
+        rate = self._rates.of("", sum(p.samples for p in workers))
+        now = time.monotonic()
+        if now - self._said_at < self._interval_s:
+            return
+        self._said_at = now
+        done, total, unit = progress_of(status)
+        losses = [p.metrics["loss"] for p in workers if "loss" in p.metrics]
+        parts = [
+            mode_text(status),
+            f"{unit} {done}/{total}" if total else f"version {max((p.version for p in workers), default=0)}",
+            f"{rate:.0f} samples/s",
+        ]
+        if losses:
+            parts.append(f"loss {sum(losses) / len(losses):.4f}")
+        if waiting := waited_for(status):
+            parts.append(f"waiting for {waiting}")
+        self.line("", "· " + " · ".join(parts))
+
+    def close(self) -> None:
+        """Nothing to tidy up."""
+
+
+class LiveDisplay:
+    """A table that stays at the bottom of the terminal; output scrolls above it."""
+
+    def __init__(self) -> None:
+        self._console = Console(file=sys.stdout)
+        self._rates = Rates()
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[unit]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+        )
+        self._task: TaskID = self._progress.add_task("starting", total=None, unit="")
+        self._live = Live(self._progress, console=self._console, refresh_per_second=4, transient=False)
+        self._live.start()
+
+    def line(self, name: str, text: str) -> None:
+        """Print it above the table."""
+        line = Text()
+        if name:
+            line.append(f"{name} | ", style="cyan")
+        line.append(text)
+        self._console.print(line)
+
+    def update(self, status: coordinator_pb2.StatusResponse) -> None:
+        """Draw the newest state."""
+        done, total, unit = progress_of(status)
+        self._progress.update(
+            self._task, description=mode_text(status), completed=done, total=total or None, unit=unit
+        )
+        self._live.update(Group(self._table(status), self._progress))
+
+    def _table(self, status: coordinator_pb2.StatusResponse) -> Table:
+        asynchronous = status.view.consistency.mode == types_pb2.MODE_ASYNC
+        table = Table(title=f"job {status.job}", title_justify="left", expand=False)
+        for heading in ("name", "state", "clock" if asynchronous else "step", "version", "samples/s", "loss"):
+            table.add_column(heading, justify="left" if heading in ("name", "state") else "right")
+        table.add_column("waits for", overflow="ellipsis", no_wrap=True, max_width=48)
+        for p in status.processes:
+            worker = p.role == "worker"
+            table.add_row(
+                p.name,
+                p.state,
+                str(p.clock if asynchronous else p.version) if worker else "",
+                str(p.version),
+                f"{self._rates.of(p.name, p.samples):.0f}" if worker else "",
+                f"{p.metrics['loss']:.4f}" if "loss" in p.metrics else "",
+                p.waiting_for,
+            )
+        return table
+
+    def close(self) -> None:
+        """Leave the last state on the screen."""
+        self._live.stop()
+
+
+def make_display(interval_s: float) -> Display:
+    """The one that suits where standard output goes."""
+    return LiveDisplay() if sys.stdout.isatty() else PlainDisplay(interval_s)

@@ -1,0 +1,71 @@
+"""The summary of a run, as ``--summary FILE`` writes it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from paramserver import errors
+from paramserver.local.collect import Result
+from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+
+
+def summarise(
+    status: coordinator_pb2.StatusResponse, servers: Iterable[shard_pb2.StatsResponse], result: Result
+) -> dict[str, Any]:
+    """Everything a summary holds. ``servers``: what the shards count now, ``status``: what the coordinator knows."""
+    shards = list(servers)
+    workers = [process for process in status.processes if process.role == "worker"]
+    samples = sum(process.samples for process in workers)
+    seconds = status.training_s
+    consistency = status.view.consistency
+    asynchronous = consistency.mode == types_pb2.MODE_ASYNC
+    staleness: int | str | None = None
+    if asynchronous:
+        staleness = consistency.staleness if consistency.HasField("staleness") else "unbounded"
+    return {
+        "job": status.job,
+        "mode": "async" if asynchronous else "sync",
+        "staleness": staleness,
+        "servers": status.expected_servers,
+        "workers": status.expected_workers,
+        "slices_per_step": status.view.slices_per_step,
+        "steps": result.version,
+        "epochs": max((process.epochs_planned for process in workers), default=0),
+        "seconds": round(seconds, 3),
+        "samples": samples,
+        "samples_per_s": round(samples / seconds, 1) if seconds > 0 else 0.0,
+        "metrics": metrics_of(workers),
+        "weights_sha256": result.weights_sha256(),
+        "buffers_sha256": result.buffers_sha256(),
+        "optimizer_sha256": result.optimizer_sha256(),
+        "bytes_pushed": sum(shard.bytes_pushed for shard in shards),
+        "bytes_pulled": sum(shard.bytes_pulled for shard in shards),
+        # Every shard counts every slice, so the shards agree; where one is behind, the lower number is the honest one.
+        "contributions_applied": min((shard.applied for shard in shards), default=0),
+        "contributions_duplicate": max((shard.duplicate for shard in shards), default=0),
+        "steps_skipped": max((shard.skipped for shard in shards), default=0),
+        "max_clock_spread": max((shard.max_clock_spread for shard in shards), default=0),
+    }
+
+
+def metrics_of(workers: Iterable[coordinator_pb2.ProcessStatus]) -> dict[str, float]:
+    """What the script logged last, by name; where several workers logged a name, the one of the lowest rank counts."""
+    metrics: dict[str, float] = {}
+    for process in sorted(workers, key=lambda p: int(p.name.rpartition("-")[2]), reverse=True):
+        metrics.update(process.metrics)
+    return metrics
+
+
+def write_summary(path: Path, summary: dict[str, Any]) -> None:
+    """Write the JSON file whole or not at all. Raises UserError if it cannot be written."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(summary, indent=2) + "\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise errors.UserError(f"the summary cannot be written to {path}: {error.strerror or error}") from error

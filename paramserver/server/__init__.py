@@ -1,0 +1,1 @@
+"""A server: holds one shard of the model and the optimizer state, and counts contributions."""

@@ -1,0 +1,52 @@
+"""A server as a member of the job: its shard, and its tie to the coordinator."""
+
+from __future__ import annotations
+
+import os
+
+from paramserver.server.service import ShardService
+from paramserver.transport.base import Channel
+from paramserver.transport.session import JoinOptions, Session
+from paramserver.v1 import coordinator_pb2, types_pb2
+
+
+class ServerNode:
+    """Reports to the coordinator what its shard does. ``address`` is where others reach the shard."""
+
+    def __init__(self, service: ShardService, coordinator: Channel, address: str, options: JoinOptions) -> None:
+        self.service = service
+        self.session = Session(coordinator, options, self._report)
+        self._address = address
+
+    @classmethod
+    def create(
+        cls,
+        service: ShardService,
+        coordinator: Channel,
+        address: str,
+        index: int | None = None,
+        join_timeout_s: float = 60.0,
+    ) -> ServerNode:
+        """A node with the usual options."""
+        options = JoinOptions(
+            role=types_pb2.ROLE_SERVER,
+            job=service.job,
+            index=index,
+            pid=os.getpid(),
+            address=address,
+            join_timeout_s=join_timeout_s,
+        )
+        return cls(service, coordinator, address, options)
+
+    async def join(self) -> None:
+        """Become a member; the coordinator dials back to ``address`` before it agrees."""
+        await self.session.join()
+
+    def _report(self) -> coordinator_pb2.SessionRequest:
+        return coordinator_pb2.SessionRequest(server=self.service.report())
+
+    async def close(self) -> None:
+        """Leave the job and end the shard."""
+        await self.session.leave()
+        await self.service.close()
+        await self.session.channel.close()

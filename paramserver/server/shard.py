@@ -1,0 +1,113 @@
+"""The tensors of one shard: makes versions out of contributions. Runs in the server's arithmetic thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from paramserver.core.names import AsyncName, SyncName
+from paramserver.core.plan import Chunk, Kind, Layout
+from paramserver.core.reduction import Node
+from paramserver.server.apply import ChunkState, apply_buffers, combine
+from paramserver.server.version import Version
+
+if TYPE_CHECKING:
+    from paramserver.core.names import Name
+
+Hypers = Mapping[str, float | bool | tuple[float, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """A contribution that passed all checks.
+
+    ``chunks``: by chunk index, the sum over its slices of (samples × mean gradient), and for buffers of
+    (samples × change); chunks without a used tensor are not there. ``groups``: hyper-parameters per parameter group.
+    """
+
+    name: Name
+    worker: int
+    samples: int
+    overflow: bool
+    base_version: int
+    used: frozenset[int]
+    groups: tuple[Hypers, ...]
+    chunks: Mapping[int, torch.Tensor]
+
+
+class ShardTensors:
+    """Weights and optimizer state of the chunks that one server holds."""
+
+    def __init__(self, layout: Layout, chunks: Sequence[Chunk], optimizer: str) -> None:
+        self.layout = layout
+        self.chunks = tuple(chunks)
+        self.optimizer = optimizer
+        self.skipped = 0
+        self._states = {c.index: ChunkState(c, optimizer) for c in chunks if c.kind is Kind.PARAMETER}
+
+    def chunks_used(self, used: frozenset[int]) -> dict[int, Chunk]:
+        """The chunks that a contribution with these used tensors must bring."""
+        return {
+            chunk.index: chunk
+            for chunk in self.chunks
+            if chunk.kind is not Kind.FROZEN and any(piece.tensor in used for piece in chunk.pieces)
+        }
+
+    def build(self, base: Version, contributions: Sequence[Contribution]) -> Version:
+        """The version after ``base``: contributions in the order of their slices, combined and applied once.
+
+        Skipped (same weights, counted in ``skipped``) if a gradient of the step was not finite; unchanged if no sample
+        counted.
+        """
+        samples = sum(c.samples for c in contributions)
+        tensors = base.tensors
+        if any(c.overflow for c in contributions):
+            self.skipped += 1
+        elif samples > 0:
+            used = frozenset().union(*(c.used for c in contributions))
+            tensors = {c.index: self._next(c, base, contributions, used, samples) for c in self.chunks}
+        return Version(base.number + 1, self.chunks, tensors)
+
+    def _next(
+        self, chunk: Chunk, base: Version, contributions: Sequence[Contribution], used: frozenset[int], samples: int
+    ) -> torch.Tensor:
+        weights = base.tensors[chunk.index]
+        here = frozenset(piece.tensor for piece in chunk.pieces) & used
+        if not here or chunk.kind is Kind.FROZEN:
+            return weights
+        nodes, of = self._nodes(chunk, weights, contributions)
+        if chunk.kind is Kind.BUFFER:
+            return apply_buffers(weights, combine(nodes, of, self._buffer_divisor(base, contributions, samples)))
+        gradient = combine(nodes, of, 1.0 if self.optimizer == "sum" else float(samples))
+        return self._states[chunk.index].step(weights, gradient, here, contributions[0].groups[chunk.group])
+
+    def _nodes(
+        self, chunk: Chunk, like: torch.Tensor, contributions: Sequence[Contribution]
+    ) -> tuple[list[tuple[Node, torch.Tensor]], int]:
+        """A contribution without this chunk adds zeros, exactly as if its worker had summed it with its neighbour."""
+        nodes: list[tuple[Node, torch.Tensor]] = []
+        of = 1
+        for contribution in contributions:
+            name = contribution.name
+            node: Node = (0, 1)
+            if isinstance(name, SyncName):
+                node, of = (name.lo, name.hi), name.of
+            part = contribution.chunks.get(chunk.index)
+            nodes.append((node, part if part is not None else torch.zeros_like(like)))
+        return nodes, of
+
+    @staticmethod
+    def _buffer_divisor(base: Version, contributions: Sequence[Contribution], samples: int) -> float:
+        """Asynchronous: a change measured on an old version counts one part in the number of versions since."""
+        first = contributions[0]
+        if isinstance(first.name, AsyncName):
+            return float(samples * (max(0, base.number - first.base_version) + 1))
+        return float(samples)
+
+    def export_state(self) -> Iterator[tuple[int, str, int, torch.Tensor, bool]]:
+        """Optimizer state by chunk: (tensor, key, first element, data, is one number for the whole tensor)."""
+        for index in sorted(self._states):
+            yield from self._states[index].export()

@@ -1,0 +1,38 @@
+"""A published version of a shard's weights: immutable, encoded once for all who pull it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from paramserver.core.plan import Chunk, Kind
+from paramserver.tensors.codec import chunk_frames
+from paramserver.transport.messages import chunk_ref
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Version:
+    """Version ``number`` of the chunks of one shard. The tensors are never written to again."""
+
+    def __init__(self, number: int, chunks: Sequence[Chunk], tensors: Mapping[int, torch.Tensor]) -> None:
+        self.number = number
+        self.tensors = dict(tensors)
+        self._chunks = chunks
+        self._frames: dict[bool, list[bytes]] = {}
+
+    def moving(self, frozen: bool) -> list[Chunk]:
+        """The chunks that change with versions; with ``frozen``, also those that never do."""
+        return [chunk for chunk in self._chunks if frozen or chunk.kind is not Kind.FROZEN]
+
+    def frames(self, frozen: bool) -> list[bytes]:
+        """The frames of a pull, without its header. Encoded on first use; not thread-safe."""
+        if frozen not in self._frames:
+            parts = ((chunk_ref(c), memoryview(self.tensors[c.index].numpy()).cast("B")) for c in self.moving(frozen))
+            self._frames[frozen] = list(chunk_frames(None, parts))
+        return self._frames[frozen]
+
+    def encoded(self, frozen: bool) -> bool:
+        """True if :meth:`frames` costs nothing."""
+        return frozen in self._frames

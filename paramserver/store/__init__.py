@@ -1,0 +1,7 @@
+"""Where the coordinator keeps its state. Nobody else opens a store."""
+
+from __future__ import annotations
+
+from paramserver.store.base import ConflictError, Entry, Store, open_store
+
+__all__ = ["ConflictError", "Entry", "Store", "open_store"]

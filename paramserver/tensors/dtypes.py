@@ -1,0 +1,132 @@
+"""Element types: their names, sizes, numbers on the wire, and their numpy and torch counterparts.
+
+Names are torch's without the prefix ("float32"). Only float32 and float64 travel and are trained, the others occur in
+models. torch is imported when a function needs it, so that processes which only move bytes stay small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paramserver.errors import ModelError, ProtocolError
+from paramserver.v1 import types_pb2 as types
+
+if TYPE_CHECKING:
+    import torch
+    from typing_extensions import Buffer
+
+# Bytes of one element, for every type that a model may have.
+SIZES: Mapping[str, int] = MappingProxyType(
+    {
+        "float16": 2,
+        "bfloat16": 2,
+        "float32": 4,
+        "float64": 8,
+        "bool": 1,
+        "uint8": 1,
+        "int8": 1,
+        "int16": 2,
+        "int32": 4,
+        "int64": 8,
+    }
+)
+
+# The types that travel.
+WIRE: Mapping[str, types.DType] = MappingProxyType(
+    {"float32": types.DTYPE_FLOAT32, "float64": types.DTYPE_FLOAT64},
+)
+_NAMES: Mapping[int, str] = MappingProxyType({int(number): name for name, number in WIRE.items()})
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of one element. Raises ModelError for a type that paramserver does not know."""
+    size = SIZES.get(dtype)
+    if size is None:
+        raise ModelError(f"element type {dtype[:40]!r} is not supported; use one of {', '.join(SIZES)}")
+    return size
+
+
+def wire_dtype(dtype: str) -> types.DType:
+    """The number of a type on the wire. Raises ModelError for a type that does not travel."""
+    number = WIRE.get(dtype)
+    if number is None:
+        raise ModelError(f"element type {dtype[:40]!r} does not travel; convert to one of {', '.join(WIRE)} first")
+    return number
+
+
+def wire_name(number: int) -> str:
+    """The name of a type on the wire. Raises ProtocolError for an unknown number."""
+    name = _NAMES.get(number)
+    if name is None:
+        raise ProtocolError(f"element type number {number} is unknown; this version knows {sorted(_NAMES)}")
+    return name
+
+
+def numpy_dtype(dtype: str) -> np.dtype[Any]:
+    """The numpy type, little-endian. Raises ModelError for bfloat16, which numpy lacks, and for unknown types."""
+    itemsize(dtype)
+    if dtype == "bfloat16":
+        raise ModelError("numpy has no bfloat16; convert the tensor to float32 first")
+    return np.dtype(dtype).newbyteorder("<")
+
+
+def torch_dtype(dtype: str) -> torch.dtype:
+    """The torch type. Raises ModelError for a type that paramserver does not know."""
+    import torch
+
+    itemsize(dtype)
+    found = getattr(torch, dtype)
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a torch type. Raises ModelError for complex, quantised and other unsupported types."""
+    name = str(dtype).removeprefix("torch.")
+    itemsize(name)
+    return name
+
+
+class _Writable:
+    """Shows the memory of a read-only array to numpy as writable, and keeps it alive."""
+
+    __slots__ = ("__array_interface__", "owner")
+
+    def __init__(self, owner: np.ndarray[Any, Any]) -> None:
+        self.owner = owner
+        interface = dict(owner.__array_interface__)
+        interface["data"] = (interface["data"][0], False)
+        self.__array_interface__ = interface
+
+
+def tensor_from(buffer: Buffer, dtype: str) -> torch.Tensor:
+    """A flat tensor that shares the memory of ``buffer`` and keeps it alive; nothing is copied.
+
+    The tensor is for reading only, whatever torch thinks: the bytes usually belong to a received message, which others
+    may read, too. Raises ProtocolError if the length is not a multiple of the element size.
+    """
+    import torch
+
+    size = itemsize(dtype)
+    array = np.frombuffer(memoryview(buffer), dtype=np.uint8)
+    if array.size % size:
+        raise ProtocolError(f"{array.size} bytes are no whole number of {dtype} elements of {size} bytes")
+    if not array.size:
+        return torch.empty(0, dtype=torch_dtype(dtype))
+    # torch warns about read-only arrays, and silencing a warning is not safe between threads.
+    return torch.from_numpy(np.asarray(_Writable(array))).view(torch_dtype(dtype))
+
+
+def buffer_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, without a copy; keeps the tensor's memory alive."""
+    import torch
+
+    assert tensor.device.type == "cpu"
+    assert tensor.is_contiguous()
+    if not tensor.numel():
+        return memoryview(b"")
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data

@@ -1,0 +1,61 @@
+"""Network addresses as users write them, as gRPC wants them, and whether one can listen on them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+
+from paramserver import errors
+
+
+def join(host: str, port: int) -> str:
+    """Both as "host:port", with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def target(address: str) -> str:
+    """gRPC's name for an address: numeric ones need no resolver, others are never mistaken for a scheme.
+
+    Raises ConfigError if it is not of the form "host:port" or "[IPv6]:port".
+    """
+    host, _, port = address.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not (bare and port.isascii() and port.isdecimal() and 0 < int(port) < 65536) or (":" in bare) == (bare == host):
+        raise errors.ConfigError(f"{address!r} is no address: write host:port, such as 127.0.0.1:8790 or [::1]:8790")
+    for family, scheme in ((socket.AF_INET, "ipv4"), (socket.AF_INET6, "ipv6")):
+        with contextlib.suppress(OSError):
+            socket.inet_pton(family, bare)
+            return f"{scheme}:{address}"
+    return f"dns:///{address}"
+
+
+async def probe(host: str, port: int) -> None:
+    """Check that ``host`` and ``port`` can be listened on, by doing so for a moment.
+
+    Raises ConfigError that says why not, which gRPC would not.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, UnicodeError) as error:
+        raise errors.ConfigError(f"cannot listen on {host!r}: it is no address or name of this machine") from error
+    failure: OSError | None = None
+    usable = False
+    for family, kind, protocol, _, where in found:
+        try:
+            with socket.socket(family, kind, protocol) as trial:
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                trial.bind(where)
+            usable = True
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise errors.ConfigError(
+                    f"port {port} on {host} is in use; stop the process that has it, or choose another port"
+                ) from error
+            failure = error
+    if not usable:
+        reason = os.strerror(failure.errno).lower() if failure is not None and failure.errno else "it has no address"
+        raise errors.ConfigError(f"cannot listen on port {port} of {host} ({reason}); choose another port or host")

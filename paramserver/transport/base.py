@@ -1,0 +1,211 @@
+"""The seam between those who speak the protocol and what carries it.
+
+Callers hold a `Channel` to one peer; a service is any object with one method per RPC. Implementations move encoded
+bytes, so that nothing is shared by reference and a fake cannot be kinder than the network. All of them pass the same
+contract suite.
+
+A service's methods bear the RPC's name in snake case:
+
+    unary      async def join(self, request: Message) -> Message
+    upload     async def push(self, frames: AsyncIterator[bytes]) -> Message
+    download   def pull(self, request: Message) -> AsyncIterator[bytes]                      an async generator
+    session    def session(self, requests: AsyncIterator[Message]) -> AsyncIterator[Message]   an async generator
+
+They raise `paramserver.errors`; the caller sees the same class with the same text. Anything else that they raise
+becomes a ParamServerError without details at the caller, and is logged with its traceback where it happened. They are
+cancelled when the caller has gone: the frames of an upload then never just end.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from google.protobuf.descriptor import FileDescriptor, MethodDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from paramserver.errors import ProtocolError
+from paramserver.v1 import coordinator_pb2, shard_pb2
+
+# No message of any kind is larger. Frames have a lower limit of their own.
+MAX_MESSAGE_BYTES = 16 * 2**20
+
+
+class Channel(Protocol):
+    """The client's side of the connection to one peer. Nothing is connected before the first call.
+
+    ``method`` is a key of METHODS. ``timeout`` is in seconds and covers the whole call, with all its frames.
+    All calls raise what the service raised, or UnavailableError, DeadlineError, OverloadedError, ProtocolError (a
+    message over MAX_MESSAGE_BYTES among others), VersionMismatchError (the peer does not know the method). Cancelling a
+    call cancels it at the peer.
+    """
+
+    @property
+    def kind(self) -> str:
+        """The transport: "memory" or "grpc"."""
+        ...
+
+    @property
+    def address(self) -> str:
+        """The peer's address as the caller gave it."""
+        ...
+
+    async def call(self, method: str, request: Message, *, timeout: float) -> Message:
+        """One message there, one back, of the types in METHODS."""
+        ...
+
+    async def upload(self, method: str, frames: Iterable[bytes], *, timeout: float) -> Message:
+        """Send ``frames`` (none of them empty), taking the next one only when the peer has room; returns the reply.
+
+        The peer may answer before the last frame; the rest is then not taken. An exception of ``frames`` passes
+        through, after the call has been cancelled at the peer.
+        """
+        ...
+
+    def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[bytes, None]:
+        """The frames of the peer's answer. Close the generator (`contextlib.aclosing`) to cancel the rest."""
+        ...
+
+    def session(self, method: str, requests: AsyncIterator[Message]) -> AsyncGenerator[Message, None]:
+        """Messages both ways, independently, without a deadline.
+
+        The end of ``requests`` is passed on to the peer, answers still come. An exception of ``requests`` ends the
+        session and passes through. Close the generator to hang up.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Open calls end with UnavailableError, and so do later ones. May be repeated."""
+        ...
+
+
+class MethodKind(enum.Enum):
+    """What travels which way."""
+
+    UNARY = "unary"
+    UPLOAD = "upload"
+    DOWNLOAD = "download"
+    SESSION = "session"
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One RPC of the protocol."""
+
+    name: str  # "Shard.Push"
+    path: str  # "/paramserver.v1.ShardService/Push"
+    kind: MethodKind
+    request: type[Message]
+    response: type[Message]
+    handler: str  # "push", the name of the service's method
+
+    @property
+    def service(self) -> str:
+        """The first half of the name: "Shard"."""
+        return self.name.partition(".")[0]
+
+    def encode_request(self, message: Message) -> bytes:
+        """Raises ProtocolError if it is too large."""
+        assert isinstance(message, self.request), f"{self.name} takes a {self.request.__name__}, not {type(message)}"
+        return checked(self, message.SerializeToString())
+
+    def decode_request(self, raw: bytes) -> Message:
+        """Raises ProtocolError if it is malformed."""
+        return _decode(self.request, raw, self)
+
+    def encode_response(self, message: Message) -> bytes:
+        """Raises ProtocolError if it is too large."""
+        assert isinstance(message, self.response), f"{self.name} gives a {self.response.__name__}, not {type(message)}"
+        return checked(self, message.SerializeToString())
+
+    def decode_response(self, raw: bytes) -> Message:
+        """Raises ProtocolError if it is malformed."""
+        return _decode(self.response, raw, self)
+
+
+def checked(method: Method, raw: bytes) -> bytes:
+    """The message itself. Raises ProtocolError if it is too large to be sent."""
+    if len(raw) > MAX_MESSAGE_BYTES:
+        raise too_large(method.name, len(raw), MAX_MESSAGE_BYTES)
+    return raw
+
+
+def frame(method: Method, raw: bytes) -> bytes:
+    """A frame about to be sent. Raises ProtocolError if it is too large."""
+    assert isinstance(raw, bytes), f"{method.name}: a frame is bytes, not {type(raw).__name__}"
+    assert raw, f"{method.name}: a frame is never empty"
+    return checked(method, raw)
+
+
+def too_large(where: str, size: int, limit: int) -> ProtocolError:
+    """The one sentence for it, whoever notices."""
+    return ProtocolError(
+        f"{where}: a message of {size} bytes is over the limit of {limit} bytes; send it in smaller parts"
+    )
+
+
+def find(method: str, *kinds: MethodKind) -> Method:
+    """The method of that name, which must be of one of these kinds."""
+    found = METHODS[method]
+    assert found.kind in kinds, f"{method} is no {' or '.join(kind.value for kind in kinds)}"
+    return found
+
+
+def handlers(services: Sequence[tuple[str, object]]) -> Iterator[tuple[Method, Any]]:
+    """Every RPC of these ``services`` ("Shard" or "Coordinator", and the object) with the object's method for it.
+
+    Raises AttributeError if one is missing.
+    """
+    for name, service in services:
+        mine = [method for method in METHODS.values() if method.service == name]
+        assert mine, f"there is no service {name!r}"
+        for method in mine:
+            yield method, getattr(service, method.handler)
+
+
+def _decode(kind: type[Message], raw: bytes, method: Method) -> Message:
+    message = kind()
+    try:
+        message.ParseFromString(raw)
+    except DecodeError as error:
+        raise ProtocolError(f"{method.name}: {len(raw)} bytes that are no {kind.__name__}") from error
+    return message
+
+
+def _kind(descriptor: MethodDescriptor) -> MethodKind:
+    frames_up = descriptor.input_type.full_name == shard_pb2.Frame.DESCRIPTOR.full_name
+    frames_down = descriptor.output_type.full_name == shard_pb2.Frame.DESCRIPTOR.full_name
+    match (descriptor.client_streaming, frames_up, descriptor.server_streaming, frames_down):
+        case (False, False, False, False):
+            return MethodKind.UNARY
+        case (True, True, False, False):
+            return MethodKind.UPLOAD
+        case (False, False, True, True):
+            return MethodKind.DOWNLOAD
+        case (True, False, True, False):
+            return MethodKind.SESSION
+    raise AssertionError(f"{descriptor.full_name} has a shape that no transport carries")
+
+
+def _methods(*files: FileDescriptor) -> Mapping[str, Method]:
+    table = {}
+    for file in files:
+        for service in file.services_by_name.values():
+            for descriptor in service.methods:
+                name = f"{service.name.removesuffix('Service')}.{descriptor.name}"
+                table[name] = Method(
+                    name,
+                    f"/{service.full_name}/{descriptor.name}",
+                    _kind(descriptor),
+                    GetMessageClass(descriptor.input_type),
+                    GetMessageClass(descriptor.output_type),
+                    re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", descriptor.name).lower(),
+                )
+    return table
+
+
+METHODS: Mapping[str, Method] = _methods(shard_pb2.DESCRIPTOR, coordinator_pb2.DESCRIPTOR)

@@ -1,0 +1,278 @@
+from paramserver.v1 import shard_pb2 as _shard_pb2
+from paramserver.v1 import types_pb2 as _types_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class JoinRequest(_message.Message):
+    __slots__ = ("job", "role", "protocol", "versions", "pid", "address", "index", "mode", "staleness", "slices_per_step", "seed")
+    class VersionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    SLICES_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    role: _types_pb2.Role
+    protocol: int
+    versions: _containers.ScalarMap[str, str]
+    pid: int
+    address: str
+    index: int
+    mode: _types_pb2.Mode
+    staleness: int
+    slices_per_step: int
+    seed: int
+    def __init__(self, job: _Optional[str] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., protocol: _Optional[int] = ..., versions: _Optional[_Mapping[str, str]] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., index: _Optional[int] = ..., mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., staleness: _Optional[int] = ..., slices_per_step: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
+
+class JoinResponse(_message.Message):
+    __slots__ = ("member", "name", "rank", "job", "lease_s", "view", "expected_workers")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    VIEW_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    member: int
+    name: str
+    rank: int
+    job: str
+    lease_s: float
+    view: _types_pb2.View
+    expected_workers: int
+    def __init__(self, member: _Optional[int] = ..., name: _Optional[str] = ..., rank: _Optional[int] = ..., job: _Optional[str] = ..., lease_s: _Optional[float] = ..., view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., expected_workers: _Optional[int] = ...) -> None: ...
+
+class SessionRequest(_message.Message):
+    __slots__ = ("member", "worker", "server", "leaving")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    member: int
+    worker: WorkerReport
+    server: _shard_pb2.StatsResponse
+    leaving: bool
+    def __init__(self, member: _Optional[int] = ..., worker: _Optional[_Union[WorkerReport, _Mapping]] = ..., server: _Optional[_Union[_shard_pb2.StatsResponse, _Mapping]] = ..., leaving: bool = ...) -> None: ...
+
+class SessionResponse(_message.Message):
+    __slots__ = ("view",)
+    VIEW_FIELD_NUMBER: _ClassVar[int]
+    view: _types_pb2.View
+    def __init__(self, view: _Optional[_Union[_types_pb2.View, _Mapping]] = ...) -> None: ...
+
+class WorkerReport(_message.Message):
+    __slots__ = ("version", "clock", "epoch", "samples", "slices", "state", "waiting_for", "metrics", "transport", "epochs_planned")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_PLANNED_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    clock: int
+    epoch: int
+    samples: int
+    slices: int
+    state: str
+    waiting_for: str
+    metrics: _containers.ScalarMap[str, float]
+    transport: str
+    epochs_planned: int
+    def __init__(self, version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., state: _Optional[str] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., epochs_planned: _Optional[int] = ...) -> None: ...
+
+class RegisterModelRequest(_message.Message):
+    __slots__ = ("member", "model")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    member: int
+    model: _types_pb2.ModelSpec
+    def __init__(self, member: _Optional[int] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ...) -> None: ...
+
+class RegisterModelResponse(_message.Message):
+    __slots__ = ("model", "servers", "layout_digest")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    model: _types_pb2.ModelSpec
+    servers: int
+    layout_digest: str
+    def __init__(self, model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., servers: _Optional[int] = ..., layout_digest: _Optional[str] = ...) -> None: ...
+
+class RegisterDataRequest(_message.Message):
+    __slots__ = ("member", "data")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    member: int
+    data: _types_pb2.DataSpec
+    def __init__(self, member: _Optional[int] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ...) -> None: ...
+
+class RegisterDataResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class InitializeDoneRequest(_message.Message):
+    __slots__ = ("member", "grant")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    member: int
+    grant: int
+    def __init__(self, member: _Optional[int] = ..., grant: _Optional[int] = ...) -> None: ...
+
+class InitializeDoneResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LeaseRequest(_message.Message):
+    __slots__ = ("member", "max_epoch", "want", "done", "last_epoch", "wait_s", "revision")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    MAX_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WANT_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    LAST_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    member: int
+    max_epoch: int
+    want: int
+    done: _containers.RepeatedCompositeFieldContainer[_shard_pb2.AsyncName]
+    last_epoch: bool
+    wait_s: float
+    revision: int
+    def __init__(self, member: _Optional[int] = ..., max_epoch: _Optional[int] = ..., want: _Optional[int] = ..., done: _Optional[_Iterable[_Union[_shard_pb2.AsyncName, _Mapping]]] = ..., last_epoch: bool = ..., wait_s: _Optional[float] = ..., revision: _Optional[int] = ...) -> None: ...
+
+class LeaseResponse(_message.Message):
+    __slots__ = ("slices", "finished", "paused", "waiting_for", "open_epoch")
+    SLICES_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    OPEN_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    slices: _containers.RepeatedCompositeFieldContainer[_shard_pb2.AsyncName]
+    finished: bool
+    paused: bool
+    waiting_for: str
+    open_epoch: int
+    def __init__(self, slices: _Optional[_Iterable[_Union[_shard_pb2.AsyncName, _Mapping]]] = ..., finished: bool = ..., paused: bool = ..., waiting_for: _Optional[str] = ..., open_epoch: _Optional[int] = ...) -> None: ...
+
+class ChangeConsistencyRequest(_message.Message):
+    __slots__ = ("mode", "staleness", "wait_s")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    mode: _types_pb2.Mode
+    staleness: int
+    wait_s: float
+    def __init__(self, mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., staleness: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class ChangeConsistencyResponse(_message.Message):
+    __slots__ = ("consistency",)
+    CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
+    consistency: _types_pb2.Consistency
+    def __init__(self, consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: bool
+    def __init__(self, model: bool = ...) -> None: ...
+
+class ProcessStatus(_message.Message):
+    __slots__ = ("role", "name", "pid", "address", "state", "version", "clock", "epoch", "samples", "slices", "waiting_for", "metrics", "transport", "member", "server", "epochs_planned")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_PLANNED_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    name: str
+    pid: int
+    address: str
+    state: str
+    version: int
+    clock: int
+    epoch: int
+    samples: int
+    slices: int
+    waiting_for: str
+    metrics: _containers.ScalarMap[str, float]
+    transport: str
+    member: int
+    server: _shard_pb2.StatsResponse
+    epochs_planned: int
+    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., member: _Optional[int] = ..., server: _Optional[_Union[_shard_pb2.StatsResponse, _Mapping]] = ..., epochs_planned: _Optional[int] = ...) -> None: ...
+
+class StatusResponse(_message.Message):
+    __slots__ = ("job", "view", "processes", "model", "data", "steps_per_epoch", "lost", "expected_workers", "expected_servers", "store", "uptime_s", "store_operations", "training_s")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    VIEW_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    STEPS_PER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_SERVERS_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    STORE_OPERATIONS_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_S_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    view: _types_pb2.View
+    processes: _containers.RepeatedCompositeFieldContainer[ProcessStatus]
+    model: _types_pb2.ModelSpec
+    data: _types_pb2.DataSpec
+    steps_per_epoch: int
+    lost: _containers.RepeatedScalarFieldContainer[str]
+    expected_workers: int
+    expected_servers: int
+    store: str
+    uptime_s: float
+    store_operations: int
+    training_s: float
+    def __init__(self, job: _Optional[str] = ..., view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., steps_per_epoch: _Optional[int] = ..., lost: _Optional[_Iterable[str]] = ..., expected_workers: _Optional[int] = ..., expected_servers: _Optional[int] = ..., store: _Optional[str] = ..., uptime_s: _Optional[float] = ..., store_operations: _Optional[int] = ..., training_s: _Optional[float] = ...) -> None: ...

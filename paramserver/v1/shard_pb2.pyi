@@ -1,0 +1,356 @@
+from paramserver.v1 import types_pb2 as _types_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OUTCOME_UNSPECIFIED: _ClassVar[Outcome]
+    OUTCOME_ACCEPTED: _ClassVar[Outcome]
+    OUTCOME_DUPLICATE: _ClassVar[Outcome]
+
+class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PHASE_UNSPECIFIED: _ClassVar[Phase]
+    PHASE_PREPARE: _ClassVar[Phase]
+    PHASE_COMMIT: _ClassVar[Phase]
+    PHASE_ABORT: _ClassVar[Phase]
+OUTCOME_UNSPECIFIED: Outcome
+OUTCOME_ACCEPTED: Outcome
+OUTCOME_DUPLICATE: Outcome
+PHASE_UNSPECIFIED: Phase
+PHASE_PREPARE: Phase
+PHASE_COMMIT: Phase
+PHASE_ABORT: Phase
+
+class Frame(_message.Message):
+    __slots__ = ("header", "data")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    header: FrameHeader
+    data: bytes
+    def __init__(self, header: _Optional[_Union[FrameHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class FrameHeader(_message.Message):
+    __slots__ = ("push", "initialize", "pull", "chunks", "states")
+    PUSH_FIELD_NUMBER: _ClassVar[int]
+    INITIALIZE_FIELD_NUMBER: _ClassVar[int]
+    PULL_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    push: PushHeader
+    initialize: InitializeHeader
+    pull: PullHeader
+    chunks: _containers.RepeatedCompositeFieldContainer[ChunkRef]
+    states: _containers.RepeatedCompositeFieldContainer[StateRef]
+    def __init__(self, push: _Optional[_Union[PushHeader, _Mapping]] = ..., initialize: _Optional[_Union[InitializeHeader, _Mapping]] = ..., pull: _Optional[_Union[PullHeader, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[ChunkRef, _Mapping]]] = ..., states: _Optional[_Iterable[_Union[StateRef, _Mapping]]] = ...) -> None: ...
+
+class ChunkRef(_message.Message):
+    __slots__ = ("index", "start", "bytes", "dtype")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    start: int
+    bytes: int
+    dtype: _types_pb2.DType
+    def __init__(self, index: _Optional[int] = ..., start: _Optional[int] = ..., bytes: _Optional[int] = ..., dtype: _Optional[_Union[_types_pb2.DType, str]] = ...) -> None: ...
+
+class StateRef(_message.Message):
+    __slots__ = ("tensor", "key", "start", "bytes", "dtype", "scalar")
+    TENSOR_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SCALAR_FIELD_NUMBER: _ClassVar[int]
+    tensor: int
+    key: str
+    start: int
+    bytes: int
+    dtype: str
+    scalar: bool
+    def __init__(self, tensor: _Optional[int] = ..., key: _Optional[str] = ..., start: _Optional[int] = ..., bytes: _Optional[int] = ..., dtype: _Optional[str] = ..., scalar: bool = ...) -> None: ...
+
+class SyncName(_message.Message):
+    __slots__ = ("step", "lo", "hi", "of")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LO_FIELD_NUMBER: _ClassVar[int]
+    HI_FIELD_NUMBER: _ClassVar[int]
+    OF_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    lo: int
+    hi: int
+    of: int
+    def __init__(self, step: _Optional[int] = ..., lo: _Optional[int] = ..., hi: _Optional[int] = ..., of: _Optional[int] = ...) -> None: ...
+
+class AsyncName(_message.Message):
+    __slots__ = ("epoch", "index")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    index: int
+    def __init__(self, epoch: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
+
+class PushHeader(_message.Message):
+    __slots__ = ("job", "timeline", "worker", "sync", "samples", "overflow", "base_version", "clock", "used", "groups", "chunks")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    SYNC_FIELD_NUMBER: _ClassVar[int]
+    ASYNC_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    OVERFLOW_FIELD_NUMBER: _ClassVar[int]
+    BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    timeline: int
+    worker: int
+    sync: SyncName
+    samples: int
+    overflow: bool
+    base_version: int
+    clock: int
+    used: bytes
+    groups: _containers.RepeatedCompositeFieldContainer[_types_pb2.GroupHypers]
+    chunks: int
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., sync: _Optional[_Union[SyncName, _Mapping]] = ..., samples: _Optional[int] = ..., overflow: bool = ..., base_version: _Optional[int] = ..., clock: _Optional[int] = ..., used: _Optional[bytes] = ..., groups: _Optional[_Iterable[_Union[_types_pb2.GroupHypers, _Mapping]]] = ..., chunks: _Optional[int] = ..., **kwargs) -> None: ...
+
+class PushResponse(_message.Message):
+    __slots__ = ("outcome", "version")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    outcome: Outcome
+    version: int
+    def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., version: _Optional[int] = ...) -> None: ...
+
+class InitializeHeader(_message.Message):
+    __slots__ = ("job", "timeline", "grant", "worker", "chunks")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    timeline: int
+    grant: int
+    worker: int
+    chunks: int
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., grant: _Optional[int] = ..., worker: _Optional[int] = ..., chunks: _Optional[int] = ...) -> None: ...
+
+class InitializeResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PullRequest(_message.Message):
+    __slots__ = ("job", "timeline", "worker", "min_version", "exact_version", "clock", "join", "latest", "wait_s", "include_frozen", "have_version", "header_only")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    MIN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    EXACT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    JOIN_FIELD_NUMBER: _ClassVar[int]
+    LATEST_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_FROZEN_FIELD_NUMBER: _ClassVar[int]
+    HAVE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    HEADER_ONLY_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    timeline: int
+    worker: int
+    min_version: int
+    exact_version: int
+    clock: int
+    join: bool
+    latest: bool
+    wait_s: float
+    include_frozen: bool
+    have_version: int
+    header_only: bool
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., min_version: _Optional[int] = ..., exact_version: _Optional[int] = ..., clock: _Optional[int] = ..., join: bool = ..., latest: bool = ..., wait_s: _Optional[float] = ..., include_frozen: bool = ..., have_version: _Optional[int] = ..., header_only: bool = ...) -> None: ...
+
+class PullHeader(_message.Message):
+    __slots__ = ("ready", "version", "timeline", "consistency", "min_clock", "skipped", "waiting_for", "chunks")
+    READY_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
+    MIN_CLOCK_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    ready: bool
+    version: int
+    timeline: int
+    consistency: _types_pb2.Consistency
+    min_clock: int
+    skipped: int
+    waiting_for: str
+    chunks: int
+    def __init__(self, ready: bool = ..., version: _Optional[int] = ..., timeline: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., min_clock: _Optional[int] = ..., skipped: _Optional[int] = ..., waiting_for: _Optional[str] = ..., chunks: _Optional[int] = ...) -> None: ...
+
+class IdleRequest(_message.Message):
+    __slots__ = ("job", "timeline", "worker")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    timeline: int
+    worker: int
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ...) -> None: ...
+
+class IdleResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ConfigureRequest(_message.Message):
+    __slots__ = ("job", "generation", "timeline", "index", "servers", "model", "layout_digest", "consistency", "workers")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    generation: int
+    timeline: int
+    index: int
+    servers: int
+    model: _types_pb2.ModelSpec
+    layout_digest: str
+    consistency: _types_pb2.Consistency
+    workers: _containers.RepeatedCompositeFieldContainer[_types_pb2.WorkerInfo]
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., index: _Optional[int] = ..., servers: _Optional[int] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., layout_digest: _Optional[str] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerInfo, _Mapping]]] = ...) -> None: ...
+
+class ConfigureResponse(_message.Message):
+    __slots__ = ("layout_digest",)
+    LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    layout_digest: str
+    def __init__(self, layout_digest: _Optional[str] = ...) -> None: ...
+
+class ActivateRequest(_message.Message):
+    __slots__ = ("job", "generation", "timeline", "grant")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    generation: int
+    timeline: int
+    grant: int
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., grant: _Optional[int] = ...) -> None: ...
+
+class ActivateResponse(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
+
+class SetMembersRequest(_message.Message):
+    __slots__ = ("job", "generation", "timeline", "workers")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    generation: int
+    timeline: int
+    workers: _containers.RepeatedCompositeFieldContainer[_types_pb2.WorkerInfo]
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerInfo, _Mapping]]] = ...) -> None: ...
+
+class SetMembersResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SetConsistencyRequest(_message.Message):
+    __slots__ = ("job", "generation", "timeline", "consistency", "phase")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    generation: int
+    timeline: int
+    consistency: _types_pb2.Consistency
+    phase: Phase
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ...) -> None: ...
+
+class SetConsistencyResponse(_message.Message):
+    __slots__ = ("scheduled", "version")
+    SCHEDULED_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    scheduled: bool
+    version: int
+    def __init__(self, scheduled: bool = ..., version: _Optional[int] = ...) -> None: ...
+
+class ExportRequest(_message.Message):
+    __slots__ = ("job", "timeline")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    timeline: int
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ...) -> None: ...
+
+class StatsRequest(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    def __init__(self, job: _Optional[str] = ...) -> None: ...
+
+class StatsResponse(_message.Message):
+    __slots__ = ("version", "consistency", "applied", "duplicate", "skipped", "refused", "bytes_pushed", "bytes_pulled", "max_clock_spread", "waiting_for", "generation", "timeline", "clocks", "shard_bytes", "missing", "missing_of")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATE_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PUSHED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PULLED_FIELD_NUMBER: _ClassVar[int]
+    MAX_CLOCK_SPREAD_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    CLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SHARD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    MISSING_OF_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    consistency: _types_pb2.Consistency
+    applied: int
+    duplicate: int
+    skipped: int
+    refused: int
+    bytes_pushed: int
+    bytes_pulled: int
+    max_clock_spread: int
+    waiting_for: str
+    generation: int
+    timeline: int
+    clocks: _containers.RepeatedCompositeFieldContainer[WorkerClock]
+    shard_bytes: int
+    missing: _containers.RepeatedCompositeFieldContainer[_types_pb2.Range]
+    missing_of: int
+    def __init__(self, version: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., applied: _Optional[int] = ..., duplicate: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., bytes_pushed: _Optional[int] = ..., bytes_pulled: _Optional[int] = ..., max_clock_spread: _Optional[int] = ..., waiting_for: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., shard_bytes: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[_types_pb2.Range, _Mapping]]] = ..., missing_of: _Optional[int] = ...) -> None: ...
+
+class WorkerClock(_message.Message):
+    __slots__ = ("worker", "clock")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    clock: int
+    def __init__(self, worker: _Optional[int] = ..., clock: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,65 @@
+"""An event loop in a thread of its own, with a blocking face for the training loop."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from paramserver import errors
+
+T = TypeVar("T")
+
+
+class Background:
+    """Runs coroutines for code that blocks. :meth:`close` ends the loop and its thread."""
+
+    def __init__(self, name: str = "paramserver") -> None:
+        self.loop = asyncio.new_event_loop()
+        started = threading.Event()
+
+        def main() -> None:
+            asyncio.set_event_loop(self.loop)
+            self.loop.call_soon(started.set)
+            self.loop.run_forever()
+
+        self._thread = threading.Thread(target=main, name=name, daemon=True)
+        self._thread.start()
+        started.wait()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Start a coroutine; its result can be waited for from any thread."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Run a coroutine and wait for it. Raises DeadlineError after ``timeout_s``; Ctrl-C cancels it."""
+        future = self.submit(work)
+        try:
+            return future.result(timeout_s)
+        except concurrent.futures.TimeoutError as error:
+            if future.done():
+                raise
+            future.cancel()
+            raise errors.DeadlineError(f"gave up after {timeout_s:g} s") from error
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Cancel what still runs, stop the loop, end the thread."""
+        if self.loop.is_closed():
+            return
+
+        async def cancel_all() -> None:
+            tasks = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        self.run(cancel_all(), 10.0)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(10.0)
+        if not self._thread.is_alive():
+            self.loop.close()

@@ -1,0 +1,262 @@
+"""A torch module and its optimizer as flat tensors: what they consist of, weights in, gradients and buffers out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from paramserver import errors
+from paramserver.core.hypers import Hypers
+from paramserver.core.plan import Kind, Plan, TensorSpec
+from paramserver.tensors.dtypes import SIZES
+from paramserver.tensors.finite import is_finite
+from paramserver.tensors.hypers import groups_to_proto
+from paramserver.tensors.optimizers import describe
+from paramserver.transport.messages import tensor_to_proto
+from paramserver.v1 import types_pb2
+from paramserver.worker.flat import FlatSpace, Node
+
+# Beyond this an integer buffer no longer fits the float64 in which buffers travel.
+_EXACT_INTEGER = 2**53
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffer:
+    """A buffer by its place in the module, since a forward may put another tensor there."""
+
+    index: int
+    module: nn.Module
+    key: str
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        found = getattr(self.module, self.key)
+        assert isinstance(found, torch.Tensor)
+        return found
+
+
+class ModelBinding:
+    """Ties the tensors of one model, in the model's order, to their places in a flat space.
+
+    Order: the model's parameters as ``model.parameters()`` gives them (then those that only the optimizer has), then its
+    buffers. Parameters that the optimizer does not have are frozen. Raises ModelError for what cannot be trained.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.name, _ = describe(optimizer)
+        self.parameters: list[nn.Parameter] = []
+        self.specs: list[TensorSpec] = []
+        self._buffers: list[_Buffer] = []
+        self._trained: list[int] = []
+        self._collect_parameters(model)
+        self._collect_buffers(model)
+        self._check()
+        self._weights: FlatSpace | None = None
+
+    # ---- what the model consists of
+
+    def _collect_parameters(self, model: nn.Module) -> None:
+        group_of = {id(p): i for i, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
+        names: dict[int, list[str]] = {}
+        found: dict[int, nn.Parameter] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            names.setdefault(id(parameter), []).append(name)
+            found[id(parameter)] = parameter
+        for i, group in enumerate(self.optimizer.param_groups):
+            for j, parameter in enumerate(group["params"]):
+                if id(parameter) not in found:
+                    names[id(parameter)], found[id(parameter)] = [f"optimizer.{i}.{j}"], parameter
+        for key, parameter in found.items():
+            if isinstance(parameter, nn.parameter.UninitializedParameter):
+                raise errors.ModelError(
+                    f"parameter {names[key][0]!r} has no shape yet: run the model once before ctx.prepare"
+                )
+            index = len(self.parameters)
+            group = group_of.get(key)
+            self.parameters.append(parameter)
+            if group is not None:
+                self._trained.append(index)
+            self.specs.append(
+                TensorSpec(
+                    name=names[key][0],
+                    shape=tuple(parameter.shape),
+                    dtype=_dtype_name(parameter, names[key][0]),
+                    kind=Kind.FROZEN if group is None else Kind.PARAMETER,
+                    group=group or 0,
+                    aliases=tuple(names[key][1:]),
+                )
+            )
+
+    def _collect_buffers(self, model: nn.Module) -> None:
+        seen: dict[int, int] = {}
+        aliases: dict[int, list[str]] = {}
+        specs: list[TensorSpec] = []
+        for prefix, module in model.named_modules(remove_duplicate=False):
+            for key, buffer in module._buffers.items():
+                if buffer is None:
+                    continue
+                name = f"{prefix}.{key}" if prefix else key
+                if id(buffer) in seen:
+                    aliases[seen[id(buffer)]].append(name)
+                    continue
+                index = len(self.specs) + len(specs)
+                seen[id(buffer)], aliases[index] = index, []
+                self._buffers.append(_Buffer(index, module, key))
+                specs.append(
+                    TensorSpec(
+                        name=name,
+                        shape=tuple(buffer.shape),
+                        dtype=_dtype_name(buffer, name),
+                        kind=Kind.BUFFER,
+                        persistent=key not in module._non_persistent_buffers_set,
+                    )
+                )
+        for spec, buffer_ in zip(specs, self._buffers, strict=True):
+            extra = tuple(aliases[buffer_.index])
+            self.specs.append(
+                TensorSpec(spec.name, spec.shape, spec.dtype, spec.kind, 0, extra, spec.persistent)
+            )
+
+    def _check(self) -> None:
+        if not self._trained:
+            raise errors.ModelError(
+                "the model has no parameters to train: give the optimizer at least one (model.parameters())"
+            )
+        devices = {p.device for p in self.parameters} | {b.tensor.device for b in self._buffers}
+        if len(devices) > 1:
+            raise errors.ModelError(
+                f"the model is spread over {', '.join(sorted(map(str, devices)))}: put it on one device before ctx.prepare"
+            )
+        for buffer in self._buffers:
+            tensor = buffer.tensor
+            if not tensor.is_floating_point() and tensor.numel() and int(tensor.abs().max()) > _EXACT_INTEGER:
+                raise errors.ModelError(
+                    f"buffer {self.specs[buffer.index].name!r} holds integers beyond 2**53, which would lose digits: "
+                    "keep it out of the model's buffers"
+                )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.parameters[0].device
+
+    def message(self, chunk_bytes: int) -> types_pb2.ModelSpec:
+        """The model as the coordinator hears of it."""
+        return types_pb2.ModelSpec(
+            tensors=[tensor_to_proto(spec) for spec in self.specs],
+            optimizer=types_pb2.OptimizerSpec(name=self.name, groups=self.groups()),
+            chunk_bytes=chunk_bytes,
+        )
+
+    def groups(self) -> list[types_pb2.GroupHypers]:
+        """The hyper-parameters as they are now, by parameter group."""
+        return groups_to_proto(self.hypers())
+
+    def hypers(self) -> list[Hypers]:
+        """The same as plain values; raises ModelError for values that servers do not take."""
+        _, groups = describe(self.optimizer)
+        return list(groups)
+
+    # ---- weights
+
+    def space(self, plan: Plan) -> FlatSpace:
+        """A flat space filled with the model's present values."""
+        space = FlatSpace(plan.layout, self.device)
+        with torch.no_grad():
+            for index, parameter in enumerate(self.parameters):
+                space.view(index).copy_(parameter)
+            for buffer in self._buffers:
+                space.view(buffer.index).copy_(buffer.tensor)
+        self._weights = space
+        return space
+
+    def adopt(self) -> None:
+        """Let parameters be views of the flat space where the element type allows it, so that a pull is one copy."""
+        assert self._weights is not None
+        for index, parameter in enumerate(self.parameters):
+            view = self._weights.view(index)
+            if view.dtype == parameter.dtype:
+                parameter.data = view
+
+    def load(self) -> None:
+        """A version has been written into the flat space: bring the model to it."""
+        assert self._weights is not None
+        with torch.no_grad():
+            for index, parameter in enumerate(self.parameters):
+                view = self._weights.view(index)
+                if parameter.data_ptr() != view.data_ptr():
+                    parameter.copy_(view)
+        self.reset_buffers()
+
+    def reset_buffers(self) -> None:
+        """Every slice begins with the buffers of its version."""
+        with torch.no_grad():
+            for buffer in self._buffers:
+                tensor = buffer.tensor
+                tensor.copy_(self._start(buffer, tensor))
+
+    def _start(self, buffer: _Buffer, like: torch.Tensor) -> torch.Tensor:
+        assert self._weights is not None
+        base = self._weights.view(buffer.index)
+        if like.is_floating_point():
+            return base.to(like.dtype)
+        return base > 0.5 if like.dtype is torch.bool else base.round().to(like.dtype)
+
+    # ---- gradients
+
+    def gather(self, node: Node, samples: int, unscale: float = 1.0) -> None:
+        """Write samples × gradient of every parameter, and samples × change of every buffer, into an empty node.
+
+        ``unscale``: what the gradient is multiplied by first (one over the loss scale).
+        """
+        node.samples = samples
+        with torch.no_grad():
+            for index in self._trained:
+                gradient = self.parameters[index].grad
+                if gradient is None:
+                    continue
+                if gradient.is_sparse:
+                    raise errors.ModelError(
+                        f"the gradient of {self.specs[index].name!r} is sparse, which servers do not take: use sparse=False"
+                    )
+                place = node.space.view(index)
+                place.copy_(gradient)
+                if unscale != 1.0:
+                    place.mul_(unscale)
+                place.mul_(samples)
+                node.used.add(index)
+            for buffer in self._buffers:
+                self._gather_buffer(buffer, node, samples)
+
+    def _gather_buffer(self, buffer: _Buffer, node: Node, samples: int) -> None:
+        tensor = buffer.tensor
+        start = self._start(buffer, tensor)
+        same = tensor == start
+        if tensor.is_floating_point():
+            same |= tensor.isnan() & start.isnan()
+        if bool(same.all()):
+            return
+        place = node.space.view(buffer.index)
+        change = tensor.to(place.dtype) - start.to(place.dtype)
+        place.copy_(torch.where(same, torch.zeros_like(change), change))
+        place.mul_(samples)
+        node.used.add(buffer.index)
+
+    def non_finite(self, node: Node) -> str | None:
+        """The name of the first tensor of the node with a NaN or an infinite number, or None."""
+        if all(is_finite(segment) for segment in node.space.segments()):
+            return None
+        for index in sorted(node.used):
+            if not is_finite(node.space.view(index)):
+                return self.specs[index].name
+        return None
+
+
+def _dtype_name(tensor: torch.Tensor, name: str) -> str:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in SIZES:
+        raise errors.ModelError(f"{name!r} is of type {dtype}, which is not supported; supported: {', '.join(SIZES)}")
+    return dtype

@@ -1,0 +1,187 @@
+"""Push and pull by name, for those who have no torch module: NumPy arrays or tensors."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from paramserver import errors
+from paramserver.core.hypers import validate
+from paramserver.core.plan import Kind, Plan, TensorSpec
+from paramserver.tensors.finite import is_finite
+from paramserver.tensors.hypers import groups_to_proto
+from paramserver.tensors.optimizers import describe
+from paramserver.transport.messages import tensor_to_proto
+from paramserver.v1 import types_pb2
+from paramserver.worker.engine import Engine
+from paramserver.worker.flat import FlatSpace
+
+Array = np.ndarray[Any, Any] | torch.Tensor
+
+
+class RawClient:
+    """One worker of a job that trains named arrays. Thread-safe: calls of several threads take turns.
+
+    Use: :meth:`init` once (of all clients' calls the first one counts, and all see its bytes), then :meth:`push` and
+    :meth:`pull`.
+    """
+
+    def __init__(self, engine: Engine, close: Any, chunk_bytes: int = 0) -> None:
+        self._engine = engine
+        self._close = close
+        self._chunk_bytes = chunk_bytes
+        self._lock = threading.RLock()
+        self._space: FlatSpace | None = None
+        self._index: dict[str, int] = {}
+        self._specs: list[TensorSpec] = []
+        self._groups: list[types_pb2.GroupHypers] = []
+        self._numpy = True
+
+    @property
+    def version(self) -> int:
+        """The version of the arrays at hand: how many updates they have seen."""
+        self._ready()
+        return self._engine.version
+
+    @property
+    def rank(self) -> int:
+        """This client's number among the workers."""
+        return self._engine.session.rank
+
+    def init(
+        self, arrays: Mapping[str, Array], optimizer: str | torch.optim.Optimizer = "sum", **hypers: float
+    ) -> dict[str, Array]:
+        """Register the arrays (float32 or float64) with these first values; returns those of the job.
+
+        ``optimizer``: a name ("sum" adds what is pushed; "sgd", "adam", ... take their torch hyper-parameters as keyword
+        arguments, torch's defaults otherwise), or a torch optimizer, of which the class and the numbers count.
+        Raises ModelError if an array or the optimizer cannot be served, or if another client registered other arrays.
+        """
+        with self._lock:
+            if self._space is not None:
+                raise errors.UserError("this client has been initialised already")
+            tensors = {name: _tensor(name, value) for name, value in arrays.items()}
+            if not tensors:
+                raise errors.ModelError("there is nothing to serve: give at least one array")
+            self._numpy = all(isinstance(value, np.ndarray) for value in arrays.values())
+            self._specs = [
+                TensorSpec(name, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in tensors.items()
+            ]
+            self._index = {name: index for index, name in enumerate(tensors)}
+            name, group = _optimizer(optimizer, hypers)
+            self._groups = groups_to_proto([group])
+            model = types_pb2.ModelSpec(
+                tensors=[tensor_to_proto(spec) for spec in self._specs],
+                optimizer=types_pb2.OptimizerSpec(name=name, groups=self._groups),
+                chunk_bytes=self._chunk_bytes,
+            )
+
+            def space(plan: Plan) -> FlatSpace:
+                made = FlatSpace(plan.layout, torch.device("cpu"), (Kind.PARAMETER,))
+                for key, index in self._index.items():
+                    made.view(index).copy_(tensors[key])
+                self._space = made
+                return made
+
+            self._engine.register(model, space, lambda: None)
+            return self._copy(None)
+
+    def push(self, grads: Mapping[str, Array], samples: int = 1) -> int:
+        """Contribute gradients (or, with "sum", summands) by name; names that are left out have none.
+
+        Synchronous: this is the client's next part of the present step; when the step is complete, or this client has no
+        part of it, it goes on to the next one. Asynchronous: it is applied at once. Returns the version afterwards.
+        ``samples`` weighs this contribution against the others of its step.
+        Raises ModelError for unknown names, other shapes or types; NonFiniteError for numbers that are not finite.
+        """
+        with self._lock:
+            self._ready()
+            if samples < 1:
+                raise errors.UserError(f"samples must be at least 1, not {samples}")
+            tensors = {name: self._checked(name, value) for name, value in grads.items()}
+            item = self._engine.next_item(0, False)
+            assert item is not None, "without a data set there is always a next slice"
+            node = self._engine.pool.take()
+            node.samples = samples
+            for name, tensor in tensors.items():
+                index = self._index[name]
+                node.space.view(index).copy_(tensor).mul_(samples)
+                node.used.add(index)
+            self._engine.contribute(item, node, self._groups)
+            return self._engine.version
+
+    def pull(self, names: Sequence[str] | None = None) -> dict[str, Array]:
+        """Copies of the arrays (all, or those named) at the newest version that all servers have published."""
+        with self._lock:
+            self._ready()
+            self._engine.pull_latest()
+            return self._copy(names)
+
+    def _copy(self, names: Sequence[str] | None) -> dict[str, Array]:
+        assert self._space is not None
+        result: dict[str, Array] = {}
+        for name in self._index if names is None else names:
+            if name not in self._index:
+                raise errors.ModelError(f"no array is named {name!r}; there are {', '.join(self._index)}")
+            value = self._space.view(self._index[name]).clone()
+            result[name] = value.numpy() if self._numpy else value
+        return result
+
+    def _checked(self, name: str, value: Array) -> torch.Tensor:
+        if name not in self._index:
+            raise errors.ModelError(f"no array is named {name!r}; there are {', '.join(self._index)}")
+        spec = self._specs[self._index[name]]
+        tensor = _tensor(name, value)
+        if tuple(tensor.shape) != spec.shape:
+            raise errors.ModelError(f"{name!r} has shape {spec.shape}, its gradient has {tuple(tensor.shape)}")
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype != spec.dtype:
+            raise errors.ModelError(f"{name!r} is {spec.dtype}, its gradient is {dtype}")
+        if not is_finite(tensor):
+            raise errors.NonFiniteError(f"the gradient of {name!r} has a NaN or an infinite number; nothing was pushed")
+        return tensor
+
+    def _ready(self) -> None:
+        if self._space is None:
+            raise errors.UserError("call init first")
+
+    def close(self) -> None:
+        """Leave the job."""
+        self._close()
+
+    def __enter__(self) -> RawClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _tensor(name: str, value: Array) -> torch.Tensor:
+    tensor = torch.from_numpy(np.ascontiguousarray(value)) if isinstance(value, np.ndarray) else value.detach().cpu()
+    if tensor.dtype not in (torch.float32, torch.float64):
+        raise errors.ModelError(f"{name!r} is of type {value.dtype}: clients move float32 and float64")
+    return tensor
+
+
+def _optimizer(optimizer: str | torch.optim.Optimizer, hypers: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    if isinstance(optimizer, torch.optim.Optimizer):
+        name, groups = describe(optimizer)
+        return name, groups[0]
+    if optimizer == "sum":
+        validate("sum", [hypers])
+        return "sum", hypers
+    from paramserver.core.hypers import RULES
+    from paramserver.tensors.optimizers import torch_class
+
+    if optimizer not in RULES:
+        validate(optimizer, [hypers])
+    try:
+        made = torch_class(optimizer)([torch.zeros(1)], **hypers)  # type: ignore[call-arg]
+    except (TypeError, ValueError) as error:
+        raise errors.ModelError(f"optimizer {optimizer!r}: {error}") from error
+    name, groups = describe(made)
+    return name, groups[0]

@@ -1,0 +1,272 @@
+"""What a training script holds in its hand: ``ctx = ps.init()``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import structlog
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from paramserver import errors
+from paramserver.config import Settings
+from paramserver.core.consistency import Mode
+from paramserver.core.slices import slice_samples, slice_seed
+from paramserver.worker.binding import ModelBinding
+from paramserver.worker.engine import Engine
+from paramserver.worker.flat import Node
+from paramserver.worker.loader import SliceLoader, describe_loader
+from paramserver.worker.optimizer import ServerOptimizer, StepScheduler
+from paramserver.worker.pace import Item
+from paramserver.worker.seeding import seed_everything
+
+log = structlog.get_logger("paramserver.worker")
+
+T = TypeVar("T")
+
+
+class Context:
+    """One worker of a job, or the whole job if the script runs alone.
+
+    The same loop runs in both: ``prepare`` replaces the objects of the script by ones that work on slices and contribute
+    to the servers. Close it at the end (also a context manager).
+    """
+
+    def __init__(self, settings: Settings, engine: Engine, on_close: Callable[[Context], None]) -> None:
+        self.settings = settings
+        self.engine = engine
+        self.device = _device(settings.training.device, engine.session.rank)
+        self._on_close = on_close
+        self._binding: ModelBinding | None = None
+        self._optimizer: ServerOptimizer | None = None
+        self._loader: SliceLoader | None = None
+        self._schedulers: list[StepScheduler] = []
+        self._epoch, self._last = 0, False
+        self._item: Item | None = None
+        self._in_loop = False
+        self._closed = False
+        self._told_skip = False
+
+    # ---- facts
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, from 0; given by the coordinator."""
+        return self.engine.session.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many workers there are now; 1 alone."""
+        return max(1, len(self.engine.session.view.workers))
+
+    @property
+    def is_main(self) -> bool:
+        """True on exactly one worker: the live one of the lowest rank. For printing and saving."""
+        return self.engine.place()[0] <= 0
+
+    @property
+    def version(self) -> int:
+        """The version of the weights at hand: the number of optimizer steps of the job."""
+        return self.engine.version
+
+    @property
+    def mode(self) -> str:
+        """``"sync"`` or ``"async"``, as it is now."""
+        return self.engine.consistency.mode.value
+
+    # ---- prepare
+
+    def prepare(self, *objects: Any) -> Any:
+        """Replace a model, its optimizer, a DataLoader, a scheduler by ones that train on the cluster.
+
+        Takes them in any order and returns them in the same one (a single object is returned as it is). The model keeps
+        its class: it is moved to :attr:`device` and its weights become those of version 0. Model and optimizer must be
+        given together, in one call; loader and scheduler may come later.
+
+        Raises ModelError, DataError (both ValueErrors) for what cannot be trained.
+        """
+        model = next((o for o in objects if isinstance(o, nn.Module)), None)
+        optimizer = next((o for o in objects if isinstance(o, torch.optim.Optimizer)), None)
+        if (model is None) != (optimizer is None):
+            raise errors.ModelError("give the model and its optimizer to ctx.prepare together, in one call")
+        if model is not None and optimizer is not None:
+            self._prepare_model(model, optimizer)
+        return_values = [self._prepare_one(o) for o in objects]
+        return return_values[0] if len(return_values) == 1 else tuple(return_values)
+
+    def _prepare_one(self, thing: Any) -> Any:
+        if isinstance(thing, nn.Module):
+            return thing
+        if isinstance(thing, torch.optim.Optimizer):
+            return self._optimizer
+        if isinstance(thing, DataLoader):
+            return self._prepare_loader(thing)
+        if isinstance(thing, LRScheduler):
+            scheduler = StepScheduler(thing, lambda: self.engine.version, lambda: self._in_loop)
+            self._schedulers.append(scheduler)
+            return scheduler
+        raise errors.UserError(
+            f"ctx.prepare takes a module, an optimizer, a DataLoader or a scheduler, not {type(thing).__name__}"
+        )
+
+    def _prepare_model(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        if self._binding is not None:
+            raise errors.ModelError("ctx.prepare has a model already: one job trains one model")
+        if not any(True for _ in model.parameters()):
+            raise errors.ModelError("the model has no parameters to train: give it at least one")
+        model.to(self.device)
+        binding = ModelBinding(model, optimizer)
+        adopted = False
+
+        def on_weights() -> None:
+            nonlocal adopted
+            if not adopted:
+                adopted = True
+                binding.adopt()
+            binding.load()
+
+        self.engine.register(binding.message(self.settings.training.chunk_bytes), binding.space, on_weights)
+        self._binding = binding
+        self._optimizer = ServerOptimizer(optimizer, self._contribute)
+
+    def _prepare_loader(self, loader: DataLoader[Any]) -> SliceLoader:
+        if self._loader is not None:
+            raise errors.DataError("ctx.prepare has a training loader already; use others as they are")
+        data = describe_loader(loader)
+        if data.samples < data.slice_size:
+            log.warning(
+                f"the data set has {data.samples} samples, fewer than the batch size of {data.slice_size}: "
+                "every epoch is a single short slice, computed by one worker at a time"
+            )
+        self.engine.register_data(data)
+
+        def steps() -> int:
+            if self.engine.consistency.mode is Mode.ASYNC:
+                return data.slices_per_epoch
+            return -(-data.slices_per_epoch // self.engine.session.view.slices_per_step)
+
+        self._data = data
+        self._loader = SliceLoader(loader, data, self.settings.training.seed, self.device, self, steps)
+        return self._loader
+
+    # ---- the loop
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs from where the job stands (0 at its start) up to ``count``."""
+        if count < 1:
+            raise errors.UserError(f"ctx.epochs needs a number of epochs of at least 1, not {count}")
+        self.engine.epochs_planned = count
+        for epoch in range(min(self.engine.open_epoch(), count - 1), count):
+            self._epoch = self.engine.epoch = epoch
+            self._last = epoch == count - 1
+            yield epoch
+
+    def next_item(self) -> Item | None:
+        """For the loader: the slice to compute now, None at the end of the epoch."""
+        item = self.engine.next_item(self._epoch, self._last)
+        self._in_loop = item is not None
+        if item is None and self._last and self.engine.consistency.mode is Mode.ASYNC:
+            self.engine.pull_latest()
+        return item
+
+    def ahead(self) -> Iterator[Item]:
+        """For the loader: the slices that are likely to come."""
+        return self.engine.ahead(self._epoch)
+
+    def begin(self, item: Item) -> None:
+        """For the loader: the slice's batch is about to be handed to the script."""
+        self._item = item
+        if self._binding is not None:
+            self._binding.reset_buffers()
+        seed_everything(slice_seed(self.settings.training.seed, item.epoch, item.index, "model"))
+
+    def end(self, item: Item) -> None:
+        """For the loader: a slice the script took but did not step on counts as one without samples."""
+        if self._item is not item or self._binding is None:
+            return
+        if not self._told_skip:
+            self._told_skip = True
+            log.warning(
+                "a batch was taken without optimizer.step(); it counts as a slice without samples "
+                "(to accumulate gradients, raise training.slices_per_step instead)"
+            )
+        self._hand_in(item, self.engine.pool.take())
+
+    def _contribute(self, unscale: float, overflow: bool) -> None:
+        binding = self._binding
+        assert binding is not None
+        if self._item is None:
+            if self._loader is not None:
+                raise errors.UserError("optimizer.step() belongs once into each iteration over the prepared loader")
+            self._item = self.engine.next_item(0, False)
+            assert self._item is not None
+        item = self._item
+        node = self.engine.pool.take()
+        samples = slice_samples(self._data, item.index) if self._loader is not None else 1
+        binding.gather(node, samples, unscale)
+        bad = None if overflow else binding.non_finite(node)
+        if overflow or bad is not None:
+            node = self._without_gradient(node, item, bad)
+        self._hand_in(item, node)
+
+    def _without_gradient(self, node: Node, item: Item, bad: str | None) -> Node:
+        policy = self.settings.training.nonfinite
+        if bad is not None:
+            text = f"the gradient of {bad!r} is not finite ({item.name})"
+            if policy == "fail":
+                raise errors.NonFiniteError(f"{text}; training.nonfinite = fail ends the run")
+            log.warning(f"{text}: {'the step is skipped' if policy == 'skip' else 'the slice is left out'}")
+        self.engine.pool.give(node)
+        empty = self.engine.pool.take()
+        # An overflow that GradScaler found is always a skipped step, as it is without a cluster.
+        empty.overflow = bad is None or policy == "skip"
+        return empty
+
+    def _hand_in(self, item: Item, node: Node) -> None:
+        assert self._binding is not None
+        self._item = None
+        self.engine.contribute(item, node, self._binding.groups())
+
+    # ---- the rest
+
+    def log(self, **metrics: float | torch.Tensor) -> None:
+        """Report numbers: ``ctx.log(loss=loss)``. The last value of each name is shown, and ends in the summary."""
+        for name, value in metrics.items():
+            self.engine.metrics[name] = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
+
+    def close(self) -> None:
+        """Hand in what is left and leave the job. Calling it twice does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._on_close(self)
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _device(wish: str, rank: int) -> torch.device:
+    """The device of the worker of this rank; "auto" is a GPU if there is one (several are shared out by rank)."""
+    if wish != "auto":
+        try:
+            device = torch.device(wish)
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise errors.ConfigError(f"training.device = {wish} cannot be used here: {error}") from error
+        return device
+    if torch.cuda.is_available():
+        return torch.device("cuda", rank % torch.cuda.device_count())
+    return torch.device("cpu")
+
+
+def seed_and_threads(settings: Settings) -> None:
+    """Make the process's random numbers and thread count those of the settings, before any model is built."""
+    torch.set_num_threads(settings.training.threads_per_worker)
+    seed_everything(settings.training.seed)
+
+

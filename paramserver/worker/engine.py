@@ -1,0 +1,460 @@
+"""What a training script has of the cluster: weights in, contributions out. Blocking; the network runs in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar, cast
+
+import structlog
+
+from paramserver import errors
+from paramserver.core.consistency import Consistency, Mode
+from paramserver.core.names import AsyncName, Name
+from paramserver.core.plan import Plan
+from paramserver.core.shard import Latest, Want
+from paramserver.core.slices import DataSpec
+from paramserver.transport.base import Channel
+from paramserver.transport.messages import data_to_proto, plan_of, schedule_from_proto
+from paramserver.transport.session import JoinOptions, Session
+from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+from paramserver.worker.background import Background
+from paramserver.worker.flat import FlatSpace, Node, NodePool
+from paramserver.worker.links import Pulled, PushFacts, ShardLinks, merge
+from paramserver.worker.pace import AsyncPace, Item, SyncPace, make_pace
+
+log = structlog.get_logger("paramserver.worker")
+
+T = TypeVar("T")
+Connect = Callable[[str], Channel]
+
+
+class Engine:
+    """One worker of a job.
+
+    ``connect`` opens a channel to an address; ``background`` is the loop in which the network runs.
+    Use: :meth:`join`, :meth:`register`, then :meth:`next_item` and :meth:`contribute` in turn, :meth:`close`.
+    """
+
+    def __init__(
+        self,
+        background: Background,
+        connect: Connect,
+        coordinator: str,
+        options: JoinOptions,
+        wait_timeout_s: float = 600.0,
+    ) -> None:
+        self.background = background
+        self.options = options
+        self.state = "joining"
+        self.waiting_for = ""
+        self.samples = 0
+        self.slices = 0
+        self.epoch = 0
+        self.epochs_planned = 0
+        self.metrics: dict[str, float] = {}
+        self.skipped = 0
+        self._connect = connect
+        self._coordinator = coordinator
+        self._wait_timeout_s = wait_timeout_s
+        self._session: Session | None = None
+        self._links: ShardLinks | None = None
+        self._weights: FlatSpace | None = None
+        self._pool: NodePool | None = None
+        self._on_weights: Callable[[], None] = lambda: None
+        self._versions: list[int] = []
+        self._consistency: Consistency | None = None
+        self._data: DataSpec | None = None
+        self._pace: SyncPace | AsyncPace | None = None
+
+    # ---- facts
+
+    @property
+    def session(self) -> Session:
+        """The tie to the coordinator; exists after :meth:`join`."""
+        assert self._session is not None, "join first"
+        return self._session
+
+    @property
+    def links(self) -> ShardLinks:
+        """The shards; exist after :meth:`register`."""
+        assert self._links is not None, "register a model first"
+        return self._links
+
+    @property
+    def pool(self) -> NodePool:
+        """Memory for contributions."""
+        assert self._pool is not None, "register a model first"
+        return self._pool
+
+    @property
+    def version(self) -> int:
+        """The version of the weights at hand; asynchronous: the oldest over the shards."""
+        return min(self._versions)
+
+    @property
+    def generation(self) -> int:
+        """The generation of the view at hand."""
+        return self.session.view.generation
+
+    @property
+    def consistency(self) -> Consistency:
+        """The newest setting that this worker has heard of, from the shards or from the coordinator."""
+        announced = self.session.consistency()
+        if self._consistency is None or announced.revision > self._consistency.revision:
+            return announced
+        return self._consistency
+
+    def place(self) -> tuple[int, int]:
+        """(position among the live workers, how many there are); position -1: this worker is not one of them."""
+        members = [worker.member for worker in self.session.view.workers]
+        mine = self.session.member
+        return (members.index(mine) if mine in members else -1), len(members)
+
+    # ---- getting there
+
+    def join(self) -> None:
+        """Become a member of the job; raises what the coordinator refuses with."""
+
+        async def go() -> None:
+            channel = self._connect(self._coordinator)
+            self._session = Session(channel, self.options, self._report)
+            await self._session.join()
+
+        self.background.run(go())
+
+    def register(
+        self, model: types_pb2.ModelSpec, space: Callable[[Plan], FlatSpace], on_weights: Callable[[], None]
+    ) -> Plan:
+        """Register the model, bring or fetch version 0, wait until everybody is there.
+
+        ``space`` makes the flat space of the plan and fills in this worker's initial values; ``on_weights`` is called
+        whenever a version has been written into it. Raises ModelError if another worker registered another model.
+        """
+        self.state = "registering"
+        reply = self.background.run(self._register(model))
+        plan = plan_of(reply.model, reply.servers)
+        if plan.layout.digest != reply.layout_digest:
+            raise errors.VersionMismatchError(
+                "the coordinator lays the model out differently: install the same version of paramserver everywhere"
+            )
+        self._weights = space(plan)
+        self._pool = NodePool(plan.layout, self._weights.device)
+        self._on_weights = on_weights
+        self.background.run(self._open(plan))
+        results = self._initialise_or_wait()
+        self._install(results)
+        self.state = "training"
+        return plan
+
+    async def _register(self, model: types_pb2.ModelSpec) -> coordinator_pb2.RegisterModelResponse:
+        session = self.session
+        await session.wait_until(
+            lambda view: len(view.servers) > 0, lambda view: view.reason or "servers", self.options.join_timeout_s
+        )
+        request = coordinator_pb2.RegisterModelRequest(member=session.member, model=model)
+        reply = await session.channel.call(
+            "Coordinator.RegisterModel", request, timeout=self.options.join_timeout_s + 10.0
+        )
+        return cast(coordinator_pb2.RegisterModelResponse, reply)
+
+    async def _open(self, plan: Plan) -> None:
+        session = self.session
+        view = await session.wait_until(
+            lambda view: len(view.servers) >= plan.servers,
+            lambda view: view.reason or "servers",
+            self.options.join_timeout_s,
+        )
+        servers = sorted(view.servers, key=lambda server: server.index)
+        self._links = ShardLinks(
+            [self._connect(server.address) for server in servers],
+            plan,
+            session.job,
+            lambda: session.member,
+            self._wait_timeout_s,
+            self.options.log_interval_s,
+        )
+
+    def _initialise_or_wait(self) -> list[Pulled]:
+        """Upload version 0 if it is this worker's turn, then wait for the start of the job and pull."""
+        assert self._weights is not None
+        initial = self._weights.on_cpu()
+
+        async def go() -> list[Pulled]:
+            session, links = self.session, self.links
+            uploaded = 0
+
+            def settled(view: types_pb2.View) -> bool:
+                mine = view.initialiser == session.member and view.grant > uploaded
+                return mine or view.state == types_pb2.JOB_STATE_RUNNING
+
+            while True:
+                view = await session.wait_until(
+                    settled, lambda view: view.reason or "version 0", self.options.join_timeout_s
+                )
+                if view.state == types_pb2.JOB_STATE_RUNNING:
+                    links.timeline = view.timeline
+                    return await links.pull_version(0, frozen=True)
+                uploaded = view.grant
+                try:
+                    await links.initialize(uploaded, initial.read)
+                    await session.channel.call(
+                        "Coordinator.InitializeDone",
+                        coordinator_pb2.InitializeDoneRequest(member=session.member, grant=uploaded),
+                        timeout=60.0,
+                    )
+                except errors.FencedError as error:
+                    log.info("somebody else uploads version 0", reason=str(error))
+
+        return self.background.run(go())
+
+    def register_data(self, data: DataSpec) -> None:
+        """Say how the data is cut; raises DataError if another worker's data differs."""
+        request = coordinator_pb2.RegisterDataRequest(member=self.session.member, data=data_to_proto(data))
+        self.background.run(self.session.channel.call("Coordinator.RegisterData", request, timeout=60.0))
+        self._data = data
+
+    # ---- the loop
+
+    def next_item(self, epoch: int, last: bool) -> Item | None:
+        """The slice to compute now; None if there is none left up to ``epoch``. Waits as long as the mode demands."""
+        while True:
+            item = self._present_pace().next(epoch, last)
+            if item is not None or not self.mode_changed():
+                return item
+
+    def ahead(self, epoch: int) -> Iterator[Item]:
+        """The slices that are likely to come."""
+        return self._present_pace().ahead(epoch)
+
+    def contribute(self, item: Item, node: Node, groups: Sequence[types_pb2.GroupHypers]) -> None:
+        """Hand in what a slice yielded; returns with the next version, or with more work on this one."""
+        self.slices += 1
+        self.samples += node.samples
+        assert self._pace is not None, "an item comes before its contribution"
+        self._pace.contribute(item, node, groups)
+
+    def _present_pace(self) -> SyncPace | AsyncPace:
+        if self._data is None:
+            self.register_data(DataSpec(0, 0))
+        assert self._data is not None
+        if self._pace is None or self.mode_changed():
+            if self._pace is not None:
+                self._pace.finish()
+                log.info("mode", now=str(self.consistency), version=self.version)
+            schedule = schedule_from_proto(self.session.view, self._data.slices_per_epoch)
+            if self.consistency.mode is Mode.SYNC and schedule.base_version > self.version:
+                self._install(self._watch(self.background.submit(self.links.pull_version(schedule.base_version))))
+            self._paced = self.consistency
+            self._pace = make_pace(self, self._paced, schedule)
+        return self._pace
+
+    _paced: Consistency | None = None
+
+    def mode_changed(self) -> bool:
+        """True if the mode in force is no longer the one of the pace; a mere change of staleness is taken in here."""
+        now = self.consistency
+        if self._paced is None or now.revision == self._paced.revision:
+            return False
+        if now.mode is self._paced.mode is Mode.ASYNC and now.revision == self._paced.revision + 1:
+            self._paced = now
+            return False
+        return now.mode is Mode.ASYNC or self.session.consistency().revision >= now.revision
+
+    # ---- for the pace
+
+    def advance(self, version: int, generation: int) -> bool:
+        """Wait until every shard has published ``version`` and take it in; returns early on a new membership.
+
+        True if the mode has changed.
+        """
+        pulling = self.background.submit(self.links.pull_version(version))
+
+        def moved() -> bool:
+            return self.generation != generation
+
+        results = self._watch(pulling, moved)
+        if results is not None:
+            self._install(results)
+        return self.mode_changed()
+
+    def pull_now(self, want: Want) -> int | None:
+        """Pull at a clock from every shard; returns the slowest clock, None if the job is synchronous by now."""
+        try:
+            results = self._watch(self.background.submit(self.links.pull(want)))
+        except errors.FencedError:
+            raise
+        except errors.StaleViewError:
+            self.await_revision()
+            return None
+        self._install(results)
+        return max(result.min_clock for result in results)
+
+    def pull_latest(self) -> None:
+        """Take in the newest weights that all shards can give."""
+        if self.consistency.mode is Mode.SYNC:
+            self._install(self._watch(self.background.submit(self.links.pull_version(self.version))))
+        else:
+            self._install(self._watch(self.background.submit(self.links.pull(Latest()))))
+
+    def push(
+        self, name: Name, node: Node, groups: Sequence[types_pb2.GroupHypers], clock: int
+    ) -> concurrent.futures.Future[None]:
+        """Begin to bring a contribution to all shards; its memory is reused afterwards."""
+        space = node.space.on_cpu()
+        facts = PushFacts(
+            name=name,
+            samples=node.samples,
+            overflow=node.overflow,
+            used=frozenset() if node.overflow else frozenset(node.used),
+            groups=groups,
+            base_versions=list(self._versions),
+            clock=clock,
+        )
+        future = self.background.submit(self.links.push(facts, space.read))
+        future.add_done_callback(lambda _: self.pool.give(node))
+        return future
+
+    def lease(
+        self, epoch: int, last: bool, want: int, done: Sequence[AsyncName], wait_s: float
+    ) -> concurrent.futures.Future[coordinator_pb2.LeaseResponse]:
+        """Report finished slices and ask for more."""
+
+        async def go() -> coordinator_pb2.LeaseResponse:
+            deadline = time.monotonic() + self._wait_timeout_s
+            while True:
+                request = coordinator_pb2.LeaseRequest(
+                    member=self.session.member,
+                    max_epoch=epoch,
+                    want=want,
+                    done=[shard_pb2.AsyncName(epoch=name.epoch, index=name.index) for name in done],
+                    last_epoch=last,
+                    wait_s=wait_s,
+                    revision=self._paced.revision if self._paced else 0,
+                )
+                try:
+                    reply = await self.session.channel.call("Coordinator.Lease", request, timeout=wait_s + 30.0)
+                    return cast(coordinator_pb2.LeaseResponse, reply)
+                except (errors.RetryableError, errors.FencedError) as error:
+                    self.session.check()
+                    if time.monotonic() > deadline:
+                        raise errors.DeadlineError(
+                            f"no slices could be leased for {self._wait_timeout_s:g} s: {error}"
+                        ) from error
+                    await asyncio.sleep(0.2)
+
+        return self.background.submit(go())
+
+    def open_epoch(self) -> int:
+        """The epoch in which the job stands."""
+        if self.consistency.mode is Mode.ASYNC:
+            return self.wait(self.lease(0, False, 0, (), 0.0)).open_epoch
+        if self._data is None or self._data.slices_per_epoch == 0:
+            return 0
+        return schedule_from_proto(self.session.view, self._data.slices_per_epoch).step(self.version).epoch
+
+    def idle(self) -> None:
+        """Hold nobody back."""
+        self.background.run(self.links.idle())
+
+    def await_revision(self) -> None:
+        """Wait until the coordinator has announced the setting that comes after the pace's."""
+        revision = self._paced.revision if self._paced else 0
+        self.waiting_for = "the change of mode"
+        self.background.run(
+            self.session.wait_until(
+                lambda view: view.consistency.revision > revision,
+                lambda view: "the change of mode",
+                self._wait_timeout_s,
+            )
+        )
+        self.waiting_for = ""
+
+    def wait(self, future: concurrent.futures.Future[T]) -> T:
+        """Wait for one piece of background work, watching the job."""
+        result = self._watch(future)
+        return cast(T, result)
+
+    def wait_all(self, futures: Sequence[concurrent.futures.Future[None]]) -> None:
+        """Wait for several; raises the first error."""
+        for future in futures:
+            self._watch(future)
+
+    def _watch(
+        self, future: concurrent.futures.Future[T], until: Callable[[], bool] | None = None
+    ) -> T:
+        """The future's result; gives it up (returning None) when ``until`` holds, and raises if the job fails."""
+
+        async def watch() -> bool:
+            inner = asyncio.ensure_future(asyncio.wrap_future(future))
+            changed: asyncio.Task[int] | None = None
+            try:
+                while True:
+                    seen = self.session.editions
+                    self.session.check()
+                    if until is not None and until():
+                        return False
+                    changed = asyncio.ensure_future(self.session.changed(seen))
+                    await asyncio.wait({inner, changed}, return_when=asyncio.FIRST_COMPLETED)
+                    if inner.done():
+                        return True
+            finally:
+                if changed is not None:
+                    changed.cancel()
+                if not inner.done():
+                    inner.cancel()
+
+        if future.done():
+            return future.result()
+        if self.background.run(watch()):
+            return future.result()
+        future.cancel()
+        return cast(T, None)
+
+    def _install(self, results: list[Pulled]) -> None:
+        assert self._weights is not None
+        self._weights.write(merge(results))
+        self._versions = [result.version for result in results]
+        self.skipped = max(result.skipped for result in results)
+        newest = max((result.consistency for result in results), key=lambda c: c.revision)
+        if self._consistency is None or newest.revision > self._consistency.revision:
+            self._consistency = newest
+        self._on_weights()
+
+    # ---- leaving
+
+    def _report(self) -> coordinator_pb2.SessionRequest:
+        links = self._links
+        report = coordinator_pb2.WorkerReport(
+            version=min(self._versions, default=0),
+            clock=self._pace.clock if isinstance(self._pace, AsyncPace) else min(self._versions, default=0),
+            epoch=self.epoch,
+            samples=self.samples,
+            slices=self.slices,
+            state=self.state,
+            waiting_for=self.waiting_for or (links.waiting_for if links else ""),
+            metrics=dict(self.metrics),
+            transport=links.channels[0].kind if links and links.channels else "",
+            epochs_planned=self.epochs_planned,
+        )
+        return coordinator_pb2.SessionRequest(worker=report)
+
+    def close(self) -> None:
+        """Hand in what is left and leave. Does not stop the background loop."""
+        if self._session is None:
+            return
+        try:
+            if self._pace is not None and self._session.failure is None:
+                self._pace.finish()
+        finally:
+            self.state = "done"
+            self.background.run(self._leave())
+
+    async def _leave(self) -> None:
+        assert self._session is not None
+        await self._session.leave()
+        if self._links is not None:
+            await self._links.close()
+        await self._session.channel.close()

@@ -1,0 +1,110 @@
+"""The model in flat form: segments of one element type each, in which every tensor has its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from paramserver.core.plan import Kind, Layout
+from paramserver.tensors.dtypes import tensor_from, torch_dtype
+
+
+class FlatSpace:
+    """One value for every element of a layout, by segment, on one device.
+
+    ``kinds``: segments of other kinds stay unallocated. Padding between tensors is zero and stays zero.
+    """
+
+    def __init__(self, layout: Layout, device: torch.device, kinds: Sequence[Kind] = tuple(Kind)) -> None:
+        self.layout = layout
+        self.device = device
+        self._segments: dict[int, torch.Tensor] = {
+            segment.index: torch.zeros(segment.elements, dtype=torch_dtype(segment.dtype), device=device)
+            for segment in layout.segments
+            if segment.kind in kinds
+        }
+        self._views: dict[int, torch.Tensor] = {}
+        for placement, spec in zip(layout.placements, layout.tensors, strict=True):
+            flat = self._segments.get(placement.segment)
+            if flat is not None:
+                part = flat[placement.offset : placement.offset + placement.elements]
+                self._views[placement.tensor] = part.view(spec.shape)
+
+    def view(self, tensor: int) -> torch.Tensor:
+        """The place of a tensor, in its shape and the segment's (master) type."""
+        return self._views[tensor]
+
+    def segments(self) -> list[torch.Tensor]:
+        """The flat segments that are allocated, in order."""
+        return [self._segments[index] for index in sorted(self._segments)]
+
+    def write(self, chunks: Mapping[int, memoryview]) -> None:
+        """Overwrite these chunks with received bytes."""
+        for index, data in chunks.items():
+            chunk = self.layout.chunks[index]
+            target = self._segments[chunk.segment][chunk.start : chunk.start + chunk.elements]
+            target.copy_(tensor_from(data, chunk.dtype), non_blocking=False)
+
+    def on_cpu(self) -> FlatSpace:
+        """Itself, or a copy in main memory (one transfer per segment) if it is on a device."""
+        if self.device.type == "cpu":
+            return self
+        copy = FlatSpace.__new__(FlatSpace)
+        copy.layout, copy.device, copy._views = self.layout, torch.device("cpu"), {}
+        copy._segments = {index: flat.cpu() for index, flat in self._segments.items()}
+        return copy
+
+    def read(self, chunk: int) -> memoryview:
+        """The bytes of a chunk, without a copy; for spaces in main memory."""
+        where = self.layout.chunks[chunk]
+        part = self._segments[where.segment][where.start : where.start + where.elements]
+        return memoryview(part.numpy()).cast("B")
+
+    def zero(self) -> None:
+        """Set everything to zero."""
+        for flat in self._segments.values():
+            flat.zero_()
+
+    def add(self, other: FlatSpace) -> None:
+        """Add another space of the same layout, element by element."""
+        for index, flat in self._segments.items():
+            flat.add_(other._segments[index])
+
+
+@dataclass(slots=True)
+class Node:
+    """The sum over some slices of (samples × mean gradient), and for buffers of (samples × change)."""
+
+    space: FlatSpace
+    samples: int = 0
+    overflow: bool = False
+    used: set[int] = field(default_factory=set)
+
+    def absorb(self, right: Node) -> None:
+        """Become the parent of this node and its right neighbour."""
+        self.space.add(right.space)
+        self.samples += right.samples
+        self.overflow = self.overflow or right.overflow
+        self.used |= right.used
+
+
+class NodePool:
+    """Reuses the memory of nodes: a step needs a few, every step the same."""
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self._layout, self._device = layout, device
+        self._free: list[FlatSpace] = []
+
+    def take(self) -> Node:
+        """A node of nothing, whose places hold zeros."""
+        if not self._free:
+            return Node(FlatSpace(self._layout, self._device, (Kind.PARAMETER, Kind.BUFFER)))
+        space = self._free.pop()
+        space.zero()
+        return Node(space)
+
+    def give(self, node: Node) -> None:
+        """The node is no longer needed."""
+        self._free.append(node.space)

@@ -1,0 +1,299 @@
+"""Pushing to and pulling from all shards at once, with retries, back-off and a deadline.
+
+A push that fails names the shards without it. A synchronous pull moves on only when every shard has published the version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import structlog
+
+from paramserver import errors
+from paramserver.core.consistency import Consistency
+from paramserver.core.names import Name
+from paramserver.core.plan import Plan
+from paramserver.core.shard import AtLeast, Exactly, Want
+from paramserver.tensors.codec import chunk_frames, split_frame
+from paramserver.tensors.dtypes import wire_dtype
+from paramserver.transport.base import Channel
+from paramserver.transport.messages import (
+    chunk_ref,
+    consistency_from_proto,
+    pack_mask,
+    put_name,
+    put_want,
+)
+from paramserver.v1 import shard_pb2, types_pb2
+
+log = structlog.get_logger("paramserver.worker")
+
+T = TypeVar("T")
+_BACK_OFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+_ATTEMPT_S = 60.0
+_PARK_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What one shard answered: raw bytes by chunk index, and its header."""
+
+    version: int
+    min_clock: int
+    skipped: int
+    consistency: Consistency
+    chunks: dict[int, memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class PushFacts:
+    """A contribution but for its bytes. ``base_versions``: by server, the version it was computed on."""
+
+    name: Name
+    samples: int
+    overflow: bool
+    used: frozenset[int]
+    groups: Sequence[types_pb2.GroupHypers]
+    base_versions: Sequence[int]
+    clock: int = 0
+
+
+class ShardLinks:
+    """The shards of a job, as a worker sees them. ``worker`` tells this worker's present member number."""
+
+    def __init__(
+        self,
+        channels: Sequence[Channel],
+        plan: Plan,
+        job: str,
+        worker: Callable[[], int],
+        wait_timeout_s: float = 600.0,
+        log_interval_s: float = 5.0,
+    ) -> None:
+        self.channels = list(channels)
+        self.plan = plan
+        self.job = job
+        self.timeline = 0
+        self.waiting_for = ""
+        self.pushed_bytes = 0
+        self.pulled_bytes = 0
+        self.duplicates = 0
+        self._worker = worker
+        self._wait_timeout_s = wait_timeout_s
+        self._log_interval_s = log_interval_s
+
+    # ---- push
+
+    async def push(self, facts: PushFacts, read: Callable[[int], memoryview]) -> None:
+        """Bring a contribution to every shard. ``read`` gives the bytes of a chunk by its index.
+
+        Returns when every shard has counted it (or had it already).
+        """
+        results = await asyncio.gather(
+            *(self._push_one(server, facts, read) for server in range(len(self.channels))), return_exceptions=True
+        )
+        failed = [(s, r) for s, r in enumerate(results) if isinstance(r, BaseException)]
+        if failed:
+            server, error = failed[0]
+            if len(failed) == 1 or not isinstance(error, errors.ParamServerError):
+                raise error
+            which = ", ".join(f"server-{s}" for s, _ in failed)
+            raise type(error)(f"{facts.name} did not reach {which}; server-{server} said: {error}") from error
+        self.duplicates += sum(r == shard_pb2.OUTCOME_DUPLICATE for r in results) == len(results)
+
+    async def _push_one(
+        self, server: int, facts: PushFacts, read: Callable[[int], memoryview]
+    ) -> shard_pb2.Outcome:
+        tensors = self.plan.layout.tensors
+        wanted = [
+            chunk
+            for chunk in self.plan.chunks_of(server)
+            if any(piece.tensor in facts.used for piece in chunk.pieces)
+        ]
+
+        async def attempt(timeout_s: float) -> shard_pb2.PushResponse:
+            header = shard_pb2.PushHeader(
+                job=self.job,
+                timeline=self.timeline,
+                worker=self._worker(),
+                samples=facts.samples,
+                overflow=facts.overflow,
+                base_version=facts.base_versions[server],
+                clock=facts.clock,
+                used=pack_mask(facts.used, len(tensors)),
+                groups=facts.groups,
+                chunks=len(wanted),
+            )
+            put_name(header, facts.name)
+            frames = chunk_frames(header, ((chunk_ref(chunk), read(chunk.index)) for chunk in wanted))
+            reply = await self.channels[server].upload("Shard.Push", frames, timeout=timeout_s)
+            return cast(shard_pb2.PushResponse, reply)
+
+        reply = await self._persist(server, f"to push {facts.name}", attempt)
+        self.pushed_bytes += sum(chunk.nbytes for chunk in wanted)
+        return reply.outcome
+
+    # ---- initial weights
+
+    async def initialize(self, grant: int, read: Callable[[int], memoryview]) -> None:
+        """Upload version 0 to every shard."""
+
+        async def one(server: int) -> None:
+            chunks = self.plan.chunks_of(server)
+
+            async def attempt(timeout_s: float) -> None:
+                header = shard_pb2.InitializeHeader(
+                    job=self.job, timeline=self.timeline, grant=grant, worker=self._worker(), chunks=len(chunks)
+                )
+                frames = chunk_frames(header, ((chunk_ref(chunk), read(chunk.index)) for chunk in chunks))
+                await self.channels[server].upload("Shard.Initialize", frames, timeout=timeout_s)
+
+            await self._persist(server, "to upload version 0", attempt)
+
+        await asyncio.gather(*(one(server) for server in range(len(self.channels))))
+
+    # ---- pull
+
+    async def pull(self, want: Want, frozen: bool = False) -> list[Pulled]:
+        """Each shard's answer to ``want``, by server; in asynchronous mode their versions may differ."""
+        return await asyncio.gather(*(self._pull_one(s, want, frozen) for s in range(len(self.channels))))
+
+    async def pull_version(self, at_least: int, frozen: bool = False) -> list[Pulled]:
+        """One version, the same of every shard: ``at_least`` or a later one that all have."""
+        results = await self.pull(AtLeast(at_least), frozen)
+        while len({result.version for result in results}) > 1:
+            newest = max(result.version for result in results)
+            behind = [s for s, result in enumerate(results) if result.version < newest]
+            try:
+                again = await asyncio.gather(*(self._pull_one(s, Exactly(newest), frozen) for s in behind))
+            except errors.GoneError:  # they have moved on meanwhile: so must the others
+                results = await self.pull(AtLeast(newest + 1), frozen)
+                continue
+            for server, result in zip(behind, again, strict=True):
+                results[server] = result
+        return results
+
+    async def _pull_one(self, server: int, want: Want, frozen: bool) -> Pulled:
+        deadline = time.monotonic() + self._wait_timeout_s
+        said = time.monotonic()
+        try:
+            while True:
+                request = shard_pb2.PullRequest(
+                    job=self.job,
+                    timeline=self.timeline,
+                    worker=self._worker(),
+                    wait_s=_PARK_S,
+                    include_frozen=frozen,
+                )
+                put_want(request, want)
+                try:
+                    answer = await self._persist(server, "to pull", lambda t, r=request: self._download(server, r, t))
+                except errors.FencedError:
+                    if not await self._readmitted(request.worker):
+                        raise
+                    continue
+                if isinstance(answer, Pulled):
+                    return answer
+                self.waiting_for = f"server-{server}: {answer}" if answer else f"server-{server}"
+                now = time.monotonic()
+                if now >= deadline:
+                    raise errors.DeadlineError(f"waited {self._wait_timeout_s:g} s for {self.waiting_for}")
+                if now - said >= self._log_interval_s:
+                    said = now
+                    log.info("waiting", for_=self.waiting_for)
+        finally:
+            self.waiting_for = ""
+
+    async def _readmitted(self, former: int) -> bool:
+        """Given up for lost (paused, cut off): True once the session has joined again under a new number."""
+        for _ in range(100):
+            if self._worker() != former:
+                return True
+            await asyncio.sleep(0.05)
+        return False
+
+    async def _download(self, server: int, request: shard_pb2.PullRequest, timeout_s: float) -> Pulled | str:
+        header: shard_pb2.PullHeader | None = None
+        chunks: dict[int, memoryview] = {}
+        layout = self.plan.layout
+        async for raw in self.channels[server].download("Shard.Pull", request, timeout=timeout_s + _PARK_S):
+            frame, parts = split_frame(raw)
+            if header is None:
+                if frame.WhichOneof("first") != "pull":
+                    raise errors.ProtocolError("the answer to a pull does not begin with its header")
+                header = frame.pull
+                if not header.ready:
+                    return header.waiting_for
+            for ref, data in parts:
+                chunks[_checked(ref, self.plan, server, chunks)] = data
+                self.pulled_bytes += len(data)
+        if header is None or header.chunks != len(chunks):
+            raise errors.UnavailableError(f"the answer of server-{server} was cut short")
+        return Pulled(
+            header.version, header.min_clock, header.skipped, consistency_from_proto(header.consistency), chunks
+        )
+
+    async def idle(self) -> None:
+        """Tell every shard that this worker has nothing to do."""
+        request = shard_pb2.IdleRequest(job=self.job, timeline=self.timeline, worker=self._worker())
+
+        async def one(server: int) -> None:
+            await self._persist(
+                server,
+                "to say that this worker is idle",
+                lambda timeout_s: self.channels[server].call("Shard.Idle", request, timeout=timeout_s),
+            )
+
+        await asyncio.gather(*(one(server) for server in range(len(self.channels))))
+
+    # ---- trying again
+
+    async def _persist(
+        self, server: int, what: str, attempt: Callable[[float], Coroutine[Any, Any, T]]
+    ) -> T:
+        """Try until it works, somebody says never, or the deadline passes (the error then names the shard)."""
+        deadline = time.monotonic() + self._wait_timeout_s
+        tries = 0
+        while True:
+            try:
+                return await attempt(min(_ATTEMPT_S, max(0.1, deadline - time.monotonic())))
+            except errors.RetryableError as error:
+                if time.monotonic() >= deadline:
+                    raise errors.DeadlineError(
+                        f"server-{server} at {self.channels[server].address} did not let this worker {what[3:]} "
+                        f"within {self._wait_timeout_s:g} s: {error}"
+                    ) from error
+                if tries == 0:
+                    log.info("trying again", server=f"server-{server}", what=what, error=str(error))
+                await asyncio.sleep(_BACK_OFF_S[min(tries, len(_BACK_OFF_S) - 1)])
+                tries += 1
+
+    async def close(self) -> None:
+        """Close the channels."""
+        await asyncio.gather(*(channel.close() for channel in self.channels), return_exceptions=True)
+
+
+def _checked(
+    ref: shard_pb2.ChunkRef | shard_pb2.StateRef, plan: Plan, server: int, seen: Mapping[int, object]
+) -> int:
+    """The index of a chunk that this server may send, in the shape that the plan says."""
+    if not isinstance(ref, shard_pb2.ChunkRef):
+        raise errors.ProtocolError(f"server-{server} sent optimizer state where weights were asked for")
+    if ref.index >= len(plan.owner) or plan.owner[ref.index] != server or ref.index in seen:
+        raise errors.ProtocolError(f"server-{server} sent chunk {ref.index}, which is not its to send")
+    chunk = plan.layout.chunks[ref.index]
+    if (ref.start, ref.bytes, ref.dtype) != (chunk.start, chunk.nbytes, wire_dtype(chunk.dtype)):
+        raise errors.ProtocolError(f"server-{server} sent chunk {ref.index} of another shape")
+    return ref.index
+
+
+def merge(results: Sequence[Pulled]) -> Mapping[int, memoryview]:
+    """All chunks of all shards."""
+    chunks: dict[int, memoryview] = {}
+    for result in results:
+        chunks.update(result.chunks)
+    return chunks

@@ -1,0 +1,95 @@
+"""The optimizer and the scheduler that ``ctx.prepare`` hands back: the same interface, the update happens on the servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from paramserver import errors
+
+
+class ServerOptimizer(torch.optim.Optimizer):
+    """Shares its parameter groups with the wrapped optimizer, so that schedulers act on both; ``step`` contributes.
+
+    Its ``state_dict`` names the parameter groups only: the optimizer state lives on the servers.
+    """
+
+    # torch's GradScaler then calls step() always, and leaves the scale and the overflow flag as attributes.
+    _step_supports_amp_scaling = True
+
+    def __init__(self, wrapped: torch.optim.Optimizer, contribute: Callable[[float, bool], None]) -> None:
+        self.wrapped = wrapped
+        self._contribute = contribute
+        super().__init__([{"params": list(group["params"])} for group in wrapped.param_groups], {})
+        self.param_groups = wrapped.param_groups
+        self.defaults = wrapped.defaults
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Contribute the gradients of the present slice; returns with the next version of the weights, or with work.
+
+        Returns what ``closure`` returns, if one is given.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        scale = getattr(self, "grad_scale", None)
+        found = getattr(self, "found_inf", None)
+        overflow = found is not None and bool(found.item() != 0)
+        self._contribute(1.0 if scale is None else 1.0 / float(scale), overflow)
+        # The scheduler is built on the wrapped optimizer and warns unless that one has stepped.
+        self.wrapped._opt_called = True  # type: ignore[attr-defined]
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        """The hyper-parameters; the state itself is on the servers."""
+        groups = [{k: v for k, v in group.items() if k != "params"} for group in self.param_groups]
+        return {"paramserver": "optimizer state is held by the servers", "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+        """Take over hyper-parameters; writes nothing to the servers. Raises ModelError for another number of groups."""
+        groups = state_dict.get("param_groups", [])
+        if len(groups) != len(self.param_groups):
+            raise errors.ModelError(
+                f"the state has {len(groups)} parameter groups, this optimizer has {len(self.param_groups)}"
+            )
+        for group, saved in zip(self.param_groups, groups, strict=True):
+            group.update({key: value for key, value in saved.items() if key != "params"})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Only before ``ctx.prepare``: the servers have laid the parameters out. Raises ModelError afterwards."""
+        if hasattr(self, "wrapped") and self.param_groups is self.wrapped.param_groups:
+            raise errors.ModelError("parameter groups cannot be added after ctx.prepare: add them before")
+        super().add_param_group(param_group)
+
+
+class StepScheduler:
+    """A learning-rate scheduler that counts the job's optimizer steps, not this worker's slices.
+
+    Inside the loop over a prepared loader, ``step()`` brings the schedule to where the job stands (by no step or by
+    several); outside of it (once per epoch) it does what the wrapped scheduler does.
+    """
+
+    def __init__(self, wrapped: LRScheduler, steps_done: Callable[[], int], in_loop: Callable[[], bool]) -> None:
+        self.wrapped = wrapped
+        self._steps_done, self._in_loop = steps_done, in_loop
+        self._counted = 0
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Advance the schedule."""
+        if args or kwargs or isinstance(self.wrapped, ReduceLROnPlateau) or not self._in_loop():
+            self.wrapped.step(*args, **kwargs)
+            return
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Bring a per-step schedule to the job's number of steps."""
+        while self._counted < self._steps_done():
+            self.wrapped.step()
+            self._counted += 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.wrapped, name)

@@ -1,0 +1,282 @@
+"""Which slice comes next, and when this worker may go on: one object per mode, the same face.
+
+Blocking: called from the training loop; the network is worked in the background.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from paramserver.core.consistency import Consistency, Mode
+from paramserver.core.names import AsyncName, Name, SyncName
+from paramserver.core.reduction import Node as TreeNode
+from paramserver.core.reduction import Reducer, cover
+from paramserver.core.shard import AtClock, Joining, Want
+from paramserver.core.slices import SyncSchedule, assign
+from paramserver.worker.flat import Node
+
+if TYPE_CHECKING:
+    from paramserver.v1 import coordinator_pb2, types_pb2
+    from paramserver.worker.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One slice to compute: its name, and where it lies in the data."""
+
+    name: Name
+    epoch: int
+    index: int
+
+
+class Pace(Protocol):
+    """Hands out this worker's slices and takes in what they yield."""
+
+    def next(self, epoch: int, last: bool) -> Item | None:
+        """The slice to compute now; None when there is none up to ``epoch``. ``last``: no later epoch will be asked."""
+
+    def ahead(self, epoch: int) -> Iterator[Item]:
+        """The slices that are likely to come, beginning with the present one: for loading data ahead of time."""
+
+    def contribute(self, item: Item, node: Node, groups: Sequence[types_pb2.GroupHypers]) -> None:
+        """Hand in what the slice yielded; returns when this worker may begin the next slice."""
+
+    def finish(self) -> None:
+        """Wait until everything handed in has arrived, and say so to whom it concerns."""
+
+
+class SyncPace:
+    """Synchronous: this worker's range of every step's slices, then the next version."""
+
+    def __init__(self, engine: Engine, schedule: SyncSchedule) -> None:
+        self._engine = engine
+        self._schedule = schedule
+        self._generation = -1
+        self._range = (0, 0)
+        self._of = 0
+        self._version = -1
+        self._done: set[int] = set()  # slice indices of the present step that are handed in or held
+        self._reducer: Reducer | None = None
+        self._held: dict[TreeNode, Node] = {}
+        self._pushes: list[concurrent.futures.Future[None]] = []
+        self._groups: Sequence[types_pb2.GroupHypers] = ()
+
+    def next(self, epoch: int, last: bool) -> Item | None:
+        """The first slice of this worker's range that is not done; waits for versions while there is none."""
+        while True:
+            self._look()
+            step = self._schedule.step(self._engine.version)
+            if step.epoch > epoch:
+                return None
+            for position in range(*self._range):
+                if position not in self._done:
+                    return self._item(self._engine.version, position)
+            if self._wait_for_next():
+                return None
+
+    def _item(self, version: int, position: int) -> Item:
+        step = self._schedule.step(version)
+        return Item(
+            SyncName(version, position, position + 1, len(step.slices)), step.epoch, step.slices[position]
+        )
+
+    def ahead(self, epoch: int) -> Iterator[Item]:
+        """This worker's ranges of this step and the following ones, as long as the membership stays as it is."""
+        version, rank, workers = self._engine.version, *self._engine.place()
+        done = set(self._done)
+        while (step := self._schedule.step(version)).epoch <= epoch:
+            for position in range(*assign(len(step.slices), workers)[rank]):
+                if position not in done:
+                    yield self._item(version, position)
+            version, done = version + 1, set()
+
+    def _look(self) -> None:
+        """Take in a new version or a new membership."""
+        generation, (rank, workers) = self._engine.generation, self._engine.place()
+        if self._version != self._engine.version:
+            self._version = self._engine.version
+            self._of = len(self._schedule.step(self._version).slices)
+            self._done.clear()
+            for node in self._held.values():  # others have finished the step meanwhile
+                self._engine.pool.give(node)
+            self._held.clear()
+        elif generation == self._generation:
+            return
+        else:
+            self._release()
+        self._generation = generation
+        self._range = assign(self._of, workers)[rank] if rank >= 0 else (0, 0)
+        self._reducer = Reducer(self._of, self._range)
+
+    def _release(self) -> None:
+        """This worker's range has changed: send what is held for merging as it is."""
+        for (lo, hi), node in sorted(self._held.items()):
+            self._push(lo, hi, node)
+        self._held.clear()
+
+    def contribute(self, item: Item, node: Node, groups: Sequence[types_pb2.GroupHypers]) -> None:
+        """Sum with its neighbours as far as the fixed tree allows; push what is as large as it will get."""
+        assert isinstance(item.name, SyncName)
+        self._groups = groups
+        self._look()
+        name = item.name
+        if name.step != self._version or name.lo in self._done:
+            self._engine.pool.give(node)
+            return
+        self._done.add(name.lo)
+        lo, hi = self._range
+        if not lo <= name.lo < hi:
+            self._push(name.lo, name.hi, node)
+        else:
+            self._merge((name.lo, name.hi), node)
+        if all(position in self._done for position in range(lo, hi)):
+            self._wait_for_next()
+
+    def _merge(self, where: TreeNode, node: Node) -> None:
+        assert self._reducer is not None
+        self._reducer.add(where)
+        self._held[where] = node
+        for left, right, whole in self._reducer.merge():
+            merged, absorbed = self._held.pop(left), self._held.pop(right)
+            merged.absorb(absorbed)
+            self._engine.pool.give(absorbed)
+            self._held[whole] = merged
+        for where in cover(*self._range, self._of):
+            if where in self._held:
+                self._push(*where, self._held.pop(where))
+
+    def _push(self, lo: int, hi: int, node: Node) -> None:
+        name = SyncName(self._version, lo, hi, self._of)
+        self._pushes.append(self._engine.push(name, node, self._groups, clock=0))
+
+    def _wait_for_next(self) -> bool:
+        """Wait for the next version, or for another membership; True if the mode has changed."""
+        self._engine.wait_all(self._pushes)
+        self._pushes.clear()
+        return self._engine.advance(self._version + 1, self._generation)
+
+    def finish(self) -> None:
+        """Wait until everything handed in has arrived."""
+        self._engine.wait_all(self._pushes)
+        self._pushes.clear()
+
+
+# Slices fetched ahead, and how few may be left before more are asked for.
+_LEASE_AHEAD, _LEASE_LOW = 16, 4
+_PARK_S = 2.0
+
+
+class AsyncPace:
+    """Asynchronous: leased slices, one after the other, as fast as the staleness bound allows."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._queue: deque[AsyncName] = deque()
+        self._popped = 0  # how many slices have left the queue at its head, ever
+        self._done: list[AsyncName] = []
+        self._pending: concurrent.futures.Future[coordinator_pb2.LeaseResponse] | None = None
+        self._clock: int | None = None  # None: joins at the slowest clock
+        self._fresh = False  # the weights are those for the present clock
+
+    @property
+    def clock(self) -> int:
+        """How many slices this worker has finished, counted from where it joined."""
+        return self._clock or 0
+
+    def next(self, epoch: int, last: bool) -> Item | None:
+        """The oldest leased slice; leases more when there is none, waiting if others hold what is left."""
+        wait_s = 0.0
+        while not self._queue:
+            if self._engine.mode_changed():
+                self._rest()
+                return None
+            reply = self._fetch(epoch, last, wait_s)
+            if reply is None or reply.slices:
+                continue
+            if reply.paused or reply.finished or wait_s == 0.0:
+                self._rest()
+            if reply.finished:
+                return None
+            if reply.paused:
+                self._engine.await_revision()
+            self._engine.waiting_for = reply.waiting_for
+            wait_s = _PARK_S
+        self._engine.waiting_for = ""
+        if not self._fresh:
+            self._pull()
+        name = self._queue[0]
+        return Item(name, name.epoch, name.index)
+
+    def _rest(self) -> None:
+        """Nothing to do for now: hold nobody back, and come back at the slowest clock."""
+        self._clock, self._fresh = None, False
+        self._engine.idle()
+
+    def _fetch(self, epoch: int, last: bool, wait_s: float) -> coordinator_pb2.LeaseResponse | None:
+        """Lease more slices. None: only what was asked for ahead has come, which says nothing of what is left."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self._queue.extend(AsyncName(name.epoch, name.index) for name in self._engine.wait(pending).slices)
+            return None
+        reply = self._engine.wait(self._lease(epoch, last, wait_s))
+        self._queue.extend(AsyncName(name.epoch, name.index) for name in reply.slices)
+        return reply
+
+    def _lease(self, epoch: int, last: bool, wait_s: float) -> concurrent.futures.Future[coordinator_pb2.LeaseResponse]:
+        done, self._done = self._done, []
+        return self._engine.lease(epoch, last, _LEASE_AHEAD, done, wait_s)
+
+    def ahead(self, epoch: int) -> Iterator[Item]:
+        """What is leased, and as much more as the data loader asks for."""
+        position = self._popped
+        while True:
+            position = max(position, self._popped)
+            if position - self._popped >= len(self._queue):
+                if self._engine.mode_changed():
+                    return
+                while (reply := self._fetch(epoch, False, 0.0)) is None:
+                    pass
+                if not reply.slices:
+                    return
+            name = self._queue[position - self._popped]
+            position += 1
+            yield Item(name, name.epoch, name.index)
+
+    def contribute(self, item: Item, node: Node, groups: Sequence[types_pb2.GroupHypers]) -> None:
+        """Push the slice, count one clock on, and wait until the bound allows the next one."""
+        assert isinstance(item.name, AsyncName)
+        assert self._queue and self._queue[0] == item.name, "slices are handed in as they were handed out"
+        if len(self._queue) <= _LEASE_LOW and self._pending is None:
+            self._pending = self._lease(item.epoch, False, 0.0)
+        self._engine.wait_all([self._engine.push(item.name, node, groups, self.clock)])
+        self._queue.popleft()
+        self._popped += 1
+        self._done.append(item.name)
+        self._clock = self.clock + 1
+        self._pull()
+
+    def _pull(self) -> None:
+        want: Want = Joining() if self._clock is None else AtClock(self._clock)
+        min_clock = self._engine.pull_now(want)
+        if min_clock is None:  # the mode has changed meanwhile
+            return
+        self._clock = max(self.clock, min_clock) if self._clock is None else self._clock
+        self._fresh = True
+
+    def finish(self) -> None:
+        """Report what is done, and give the rest back by leaving."""
+        if self._pending is not None:
+            self._engine.wait(self._pending)
+            self._pending = None
+        if self._done:
+            done, self._done = self._done, []
+            self._engine.wait(self._engine.lease(0, False, 0, done, 0.0))
+
+
+def make_pace(engine: Engine, consistency: Consistency, schedule: SyncSchedule) -> SyncPace | AsyncPace:
+    """The pace of a mode."""
+    return SyncPace(engine, schedule) if consistency.mode is Mode.SYNC else AsyncPace(engine)
