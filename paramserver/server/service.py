@@ -268,6 +268,7 @@ class ShardService:
             used=unpack_mask(header.used, len(tensors.layout.tensors)),
             groups=tuple(groups),
             chunks=upload.chunks,
+            schedule=header.schedule,
         )
 
     # ---- pulls
@@ -307,6 +308,7 @@ class ShardService:
             min_clock=pulled.min_clock,
             skipped=self._tensors.skipped if self._tensors else 0,
             chunks=0 if bare else len(version.moving(frozen)),
+            schedule=self._tensors.schedule if self._tensors else shard_pb2.SCHEDULE_UNSPECIFIED,
         )
         yield encode_frame(shard_pb2.FrameHeader(pull=header), ())
         if bare:

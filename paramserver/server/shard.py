@@ -13,6 +13,7 @@ from paramserver.core.plan import Chunk, Kind, Layout
 from paramserver.core.reduction import Node
 from paramserver.server.apply import ChunkState, apply_buffers, combine
 from paramserver.server.version import Version
+from paramserver.v1 import shard_pb2
 
 if TYPE_CHECKING:
     from paramserver.core.names import Name
@@ -36,6 +37,8 @@ class Contribution:
     used: frozenset[int]
     groups: tuple[Hypers, ...]
     chunks: Mapping[int, torch.Tensor]
+    # How its worker's script advances the schedule; 0: the worker does not know yet.
+    schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_UNSPECIFIED
 
 
 class ShardTensors:
@@ -46,6 +49,7 @@ class ShardTensors:
         self.chunks = tuple(chunks)
         self.optimizer = optimizer
         self.skipped = 0
+        self.schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_UNSPECIFIED
         self._states = {c.index: ChunkState(c, optimizer) for c in chunks if c.kind is Kind.PARAMETER}
 
     def chunks_used(self, used: frozenset[int]) -> dict[int, Chunk]:
@@ -64,15 +68,24 @@ class ShardTensors:
         """
         samples = sum(c.samples for c in contributions)
         tensors = base.tensors
+        # Whoever has just come has not advanced its schedule yet, so its hyper-parameters may be those of the start.
+        leader = next((c for c in contributions if c.schedule), contributions[0])
+        self.schedule = leader.schedule or self.schedule
         if any(c.overflow for c in contributions):
             self.skipped += 1
         elif samples > 0:
             used = frozenset().union(*(c.used for c in contributions))
-            tensors = {c.index: self._next(c, base, contributions, used, samples) for c in self.chunks}
+            tensors = {c.index: self._next(c, base, contributions, leader.groups, used, samples) for c in self.chunks}
         return Version(base.number + 1, self.chunks, tensors)
 
     def _next(
-        self, chunk: Chunk, base: Version, contributions: Sequence[Contribution], used: frozenset[int], samples: int
+        self,
+        chunk: Chunk,
+        base: Version,
+        contributions: Sequence[Contribution],
+        groups: Sequence[Hypers],
+        used: frozenset[int],
+        samples: int,
     ) -> torch.Tensor:
         weights = base.tensors[chunk.index]
         here = frozenset(piece.tensor for piece in chunk.pieces) & used
@@ -82,7 +95,7 @@ class ShardTensors:
         if chunk.kind is Kind.BUFFER:
             return apply_buffers(weights, combine(nodes, of, self._buffer_divisor(base, contributions, samples)))
         gradient = combine(nodes, of, 1.0 if self.optimizer == "sum" else float(samples))
-        return self._states[chunk.index].step(weights, gradient, here, contributions[0].groups[chunk.group])
+        return self._states[chunk.index].step(weights, gradient, here, groups[chunk.group])
 
     def _nodes(
         self, chunk: Chunk, like: torch.Tensor, contributions: Sequence[Contribution]

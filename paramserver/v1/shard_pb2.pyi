@@ -8,6 +8,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Schedule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SCHEDULE_UNSPECIFIED: _ClassVar[Schedule]
+    SCHEDULE_PER_STEP: _ClassVar[Schedule]
+    SCHEDULE_OTHER: _ClassVar[Schedule]
+
 class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     OUTCOME_UNSPECIFIED: _ClassVar[Outcome]
@@ -20,6 +26,9 @@ class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PHASE_PREPARE: _ClassVar[Phase]
     PHASE_COMMIT: _ClassVar[Phase]
     PHASE_ABORT: _ClassVar[Phase]
+SCHEDULE_UNSPECIFIED: Schedule
+SCHEDULE_PER_STEP: Schedule
+SCHEDULE_OTHER: Schedule
 OUTCOME_UNSPECIFIED: Outcome
 OUTCOME_ACCEPTED: Outcome
 OUTCOME_DUPLICATE: Outcome
@@ -99,7 +108,7 @@ class AsyncName(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("job", "timeline", "worker", "sync", "samples", "overflow", "base_version", "clock", "used", "groups", "chunks")
+    __slots__ = ("job", "timeline", "worker", "sync", "samples", "overflow", "base_version", "clock", "used", "groups", "chunks", "schedule")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +121,7 @@ class PushHeader(_message.Message):
     USED_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     worker: int
@@ -123,7 +133,8 @@ class PushHeader(_message.Message):
     used: bytes
     groups: _containers.RepeatedCompositeFieldContainer[_types_pb2.GroupHypers]
     chunks: int
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., sync: _Optional[_Union[SyncName, _Mapping]] = ..., samples: _Optional[int] = ..., overflow: bool = ..., base_version: _Optional[int] = ..., clock: _Optional[int] = ..., used: _Optional[bytes] = ..., groups: _Optional[_Iterable[_Union[_types_pb2.GroupHypers, _Mapping]]] = ..., chunks: _Optional[int] = ..., **kwargs) -> None: ...
+    schedule: Schedule
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., sync: _Optional[_Union[SyncName, _Mapping]] = ..., samples: _Optional[int] = ..., overflow: bool = ..., base_version: _Optional[int] = ..., clock: _Optional[int] = ..., used: _Optional[bytes] = ..., groups: _Optional[_Iterable[_Union[_types_pb2.GroupHypers, _Mapping]]] = ..., chunks: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., **kwargs) -> None: ...
 
 class PushResponse(_message.Message):
     __slots__ = ("outcome", "version")
@@ -180,7 +191,7 @@ class PullRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., min_version: _Optional[int] = ..., exact_version: _Optional[int] = ..., clock: _Optional[int] = ..., join: bool = ..., latest: bool = ..., wait_s: _Optional[float] = ..., include_frozen: bool = ..., have_version: _Optional[int] = ..., header_only: bool = ...) -> None: ...
 
 class PullHeader(_message.Message):
-    __slots__ = ("ready", "version", "timeline", "consistency", "min_clock", "skipped", "waiting_for", "chunks")
+    __slots__ = ("ready", "version", "timeline", "consistency", "min_clock", "skipped", "waiting_for", "chunks", "schedule")
     READY_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
@@ -189,6 +200,7 @@ class PullHeader(_message.Message):
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     ready: bool
     version: int
     timeline: int
@@ -197,7 +209,8 @@ class PullHeader(_message.Message):
     skipped: int
     waiting_for: str
     chunks: int
-    def __init__(self, ready: bool = ..., version: _Optional[int] = ..., timeline: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., min_clock: _Optional[int] = ..., skipped: _Optional[int] = ..., waiting_for: _Optional[str] = ..., chunks: _Optional[int] = ...) -> None: ...
+    schedule: Schedule
+    def __init__(self, ready: bool = ..., version: _Optional[int] = ..., timeline: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., min_clock: _Optional[int] = ..., skipped: _Optional[int] = ..., waiting_for: _Optional[str] = ..., chunks: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ...) -> None: ...
 
 class IdleRequest(_message.Message):
     __slots__ = ("job", "timeline", "worker")

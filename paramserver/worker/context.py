@@ -15,6 +15,7 @@ from paramserver import errors
 from paramserver.config import Settings
 from paramserver.core.consistency import Mode
 from paramserver.core.slices import slice_samples, slice_seed
+from paramserver.v1 import shard_pb2
 from paramserver.worker.binding import ModelBinding
 from paramserver.worker.engine import Engine
 from paramserver.worker.flat import Node
@@ -179,9 +180,24 @@ class Context:
     def begin(self, item: Item) -> None:
         """For the loader: the slice's batch is about to be handed to the script."""
         self._item = item
+        self._align_schedulers()
         if self._binding is not None:
             self._binding.reset_buffers()
         seed_everything(slice_seed(self.settings.training.seed, item.epoch, item.index, "model"))
+
+    def _align_schedulers(self) -> None:
+        """A worker that had no slice for a while, or has just come, uses the learning rate of the step at hand."""
+        for scheduler in self._schedulers:
+            if scheduler.per_step is None and self.engine.heard_schedule == shard_pb2.SCHEDULE_PER_STEP:
+                scheduler.per_step = True
+            scheduler.catch_up()
+        known = [scheduler.per_step for scheduler in self._schedulers]
+        if True in known:
+            self.engine.schedule = shard_pb2.SCHEDULE_PER_STEP
+        elif None in known:
+            self.engine.schedule = shard_pb2.SCHEDULE_UNSPECIFIED
+        else:
+            self.engine.schedule = shard_pb2.SCHEDULE_OTHER
 
     def end(self, item: Item) -> None:
         """For the loader: a slice the script took but did not step on counts as one without samples."""

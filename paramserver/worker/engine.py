@@ -56,6 +56,9 @@ class Engine:
         self.epochs_planned = 0
         self.metrics: dict[str, float] = {}
         self.skipped = 0
+        # How this script advances its schedule, as far as it has shown; and what the shards have heard of others.
+        self.schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_OTHER
+        self.heard_schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_UNSPECIFIED
         self._connect = connect
         self._coordinator = coordinator
         self._wait_timeout_s = wait_timeout_s
@@ -312,6 +315,7 @@ class Engine:
             groups=groups,
             base_versions=list(self._versions),
             clock=clock,
+            schedule=self.schedule,
         )
         future = self.background.submit(self.links.push(facts, space.read))
         future.add_done_callback(lambda _: self.pool.give(node))
@@ -418,6 +422,7 @@ class Engine:
         self._weights.write(merge(results))
         self._versions = [result.version for result in results]
         self.skipped = max(result.skipped for result in results)
+        self.heard_schedule = max(result.schedule for result in results)
         newest = max((result.consistency for result in results), key=lambda c: c.revision)
         if self._consistency is None or newest.revision > self._consistency.revision:
             self._consistency = newest

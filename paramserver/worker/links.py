@@ -47,6 +47,7 @@ class Pulled:
     skipped: int
     consistency: Consistency
     chunks: dict[int, memoryview]
+    schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_UNSPECIFIED
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class PushFacts:
     groups: Sequence[types_pb2.GroupHypers]
     base_versions: Sequence[int]
     clock: int = 0
+    schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_OTHER
 
 
 class ShardLinks:
@@ -124,6 +126,7 @@ class ShardLinks:
                 overflow=facts.overflow,
                 base_version=facts.base_versions[server],
                 clock=facts.clock,
+                schedule=facts.schedule,
                 used=pack_mask(facts.used, len(tensors)),
                 groups=facts.groups,
                 chunks=len(wanted),
@@ -234,7 +237,12 @@ class ShardLinks:
         if header is None or header.chunks != len(chunks):
             raise errors.UnavailableError(f"the answer of server-{server} was cut short")
         return Pulled(
-            header.version, header.min_clock, header.skipped, consistency_from_proto(header.consistency), chunks
+            header.version,
+            header.min_clock,
+            header.skipped,
+            consistency_from_proto(header.consistency),
+            chunks,
+            header.schedule,
         )
 
     async def idle(self) -> None:

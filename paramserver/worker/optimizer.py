@@ -75,19 +75,25 @@ class StepScheduler:
 
     def __init__(self, wrapped: LRScheduler, steps_done: Callable[[], int], in_loop: Callable[[], bool]) -> None:
         self.wrapped = wrapped
+        # None until the script has called step() once, or others are known to do so.
+        self.per_step: bool | None = None
         self._steps_done, self._in_loop = steps_done, in_loop
         self._counted = 0
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Advance the schedule."""
         if args or kwargs or isinstance(self.wrapped, ReduceLROnPlateau) or not self._in_loop():
+            self.per_step = bool(self.per_step)
             self.wrapped.step(*args, **kwargs)
             return
+        self.per_step = True
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Bring a per-step schedule to the job's number of steps."""
-        while self._counted < self._steps_done():
+        """Bring a schedule that is advanced per step to the job's number of steps."""
+        while self.per_step and self._counted < self._steps_done():
+            # The servers have stepped; torch would warn that this process has not.
+            self.wrapped.optimizer._opt_called = True  # type: ignore[attr-defined]
             self.wrapped.step()
             self._counted += 1
 
