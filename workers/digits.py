@@ -1,7 +1,7 @@
 """Train a small convolutional network on the handwritten digits that scikit-learn ships.
 
-    python workers/digits.py                                       alone, in one process
-    paramserver run workers/digits.py --servers 2 --workers 2      on a cluster on this machine
+python workers/digits.py                                       alone, in one process
+paramserver run workers/digits.py --servers 2 --workers 2      on a cluster on this machine
 """
 
 from __future__ import annotations

@@ -168,17 +168,20 @@ class CoordinatorService:
         theirs_text = "async" if request.mode == types_pb2.MODE_ASYNC else "sync"
         if request.mode != mode_to_proto(mine.mode):
             raise errors.ConfigError(
-                f"this {role.value} was started with consistency.mode = {theirs_text}, the job runs {mine}: use one setting"
+                f"this {role.value} was started with consistency.mode = {theirs_text}, "
+                f"the job runs {mine}: use one setting"
             )
         staleness = request.staleness if request.HasField("staleness") else None
         if mine.mode is Mode.ASYNC and staleness != mine.staleness:
             text = "unbounded" if staleness is None else staleness
             raise errors.ConfigError(
-                f"this {role.value} was started with consistency.staleness = {text}, the job runs {mine}: use one setting"
+                f"this {role.value} was started with consistency.staleness = {text}, "
+                f"the job runs {mine}: use one setting"
             )
         if request.HasField("slices_per_step") and request.slices_per_step not in (0, self.slices_per_step):
             raise errors.ConfigError(
-                f"this {role.value} was started with training.slices_per_step = {request.slices_per_step}, "
+                f"this {role.value} was started with training.slices_per_step = "
+                f"{request.slices_per_step}, "
                 f"the job has {self.slices_per_step}: use one setting"
             )
         if request.HasField("seed") and request.seed != self.options.seed:
@@ -301,9 +304,7 @@ class CoordinatorService:
         self._member(request.member)
         return await self.registry.register(request)
 
-    async def register_data(
-        self, request: coordinator_pb2.RegisterDataRequest
-    ) -> coordinator_pb2.RegisterDataResponse:
+    async def register_data(self, request: coordinator_pb2.RegisterDataRequest) -> coordinator_pb2.RegisterDataResponse:
         """The first data set counts; later ones must be of the same size and cut."""
         self._member(request.member)
         data = data_from_proto(request.data)
@@ -343,9 +344,7 @@ class CoordinatorService:
 
     def worker_infos(self) -> list[types_pb2.WorkerInfo]:
         """The live workers, by rank."""
-        return [
-            types_pb2.WorkerInfo(member=m.ident, rank=m.index, name=m.name) for m in self.members.of(Role.WORKER)
-        ]
+        return [types_pb2.WorkerInfo(member=m.ident, rank=m.index, name=m.name) for m in self.members.of(Role.WORKER)]
 
     def view(self) -> types_pb2.View:
         """What every member needs to know."""
@@ -463,7 +462,16 @@ class CoordinatorService:
             state=member.presence.value,
         )
         if report := self._reports.get(member.ident):
-            for field in ("version", "clock", "epoch", "samples", "slices", "waiting_for", "transport", "epochs_planned"):
+            for field in (
+                "version",
+                "clock",
+                "epoch",
+                "samples",
+                "slices",
+                "waiting_for",
+                "transport",
+                "epochs_planned",
+            ):
                 setattr(status, field, getattr(report, field))
             status.state = report.state or status.state
             for name, value in report.metrics.items():

@@ -103,9 +103,7 @@ class Toggle:
         data = leasing.data
         if leasing.table is not None and data is not None and data.slice_size:
             epoch, remaining = leasing.table.position()
-            self._job.origin = SyncSchedule(
-                data.slices_per_epoch, self._job.slices_per_step, version, epoch, remaining
-            )
+            self._job.origin = SyncSchedule(data.slices_per_epoch, self._job.slices_per_step, version, epoch, remaining)
         else:
             self._job.origin = SyncSchedule(0, self._job.slices_per_step, version)
         await self._install(changed)
@@ -134,9 +132,7 @@ class Toggle:
             margin *= 2
         raise errors.UnavailableError("the shards did not agree on a version boundary: try again")
 
-    async def _tell(
-        self, proposal: Consistency, phase: shard_pb2.Phase
-    ) -> list[shard_pb2.SetConsistencyResponse]:
+    async def _tell(self, proposal: Consistency, phase: shard_pb2.Phase) -> list[shard_pb2.SetConsistencyResponse]:
         request = shard_pb2.SetConsistencyRequest(
             job=self._job.options.job,
             generation=self._job.members.generation,

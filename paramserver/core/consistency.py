@@ -99,7 +99,7 @@ class Gate(Protocol):
     """Says when a worker may go on."""
 
     def admits(self, clock: int, clocks: Mapping[int, int]) -> bool:
-        """May a worker that has finished ``clock`` slices begin the next one? ``clocks``: those of all active workers."""
+        """May a worker that has finished ``clock`` slices begin the next? ``clocks``: those of all active workers."""
 
 
 class Combine(Protocol):
@@ -178,7 +178,9 @@ class PerStep:
                 f"{name} arrived, but this shard still works on step {self._history.version}",
             )
         if not is_node(name.lo, name.hi, name.of):
-            return Offer(Verdict.MALFORMED, f"[{name.lo}, {name.hi}) of {name.of} slices is no node of the reduction tree")
+            return Offer(
+                Verdict.MALFORMED, f"[{name.lo}, {name.hi}) of {name.of} slices is no node of the reduction tree"
+            )
         if self._reducer is None:
             self._reducer, self._of = Reducer(name.of), name.of
         if name.of != self._of:

@@ -1,7 +1,7 @@
 """Asynchronous mode: which worker holds which slice, and which slices are done.
 
-A slice is leased to one worker at a time. It is done when every shard has it; the slices of a worker that dies go back to
-the queue. Where a slice is computed twice all the same, the shards count it once.
+A slice is leased to one worker at a time. It is done when every shard has it; the slices of a worker that dies go back
+to the queue. Where a slice is computed twice all the same, the shards count it once.
 """
 
 from __future__ import annotations

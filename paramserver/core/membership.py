@@ -131,9 +131,7 @@ class Membership:
                 return self._join(event, now)
             case Renewed(ident):
                 if member := self._members.get(ident):
-                    self._members[ident] = replace(
-                        member, expires_at=now + self.lease_s, presence=Presence.CONNECTED
-                    )
+                    self._members[ident] = replace(member, expires_at=now + self.lease_s, presence=Presence.CONNECTED)
                 return []
             case Disconnected(ident):
                 if member := self._members.get(ident):

@@ -465,9 +465,7 @@ class ShardState:
 
     def _held(self) -> bool:
         """The next version would cross a boundary that is not committed yet."""
-        return (
-            self._scheduled is not None and not self._committed and self.version + 1 >= self._scheduled.from_version
-        )
+        return self._scheduled is not None and not self._committed and self.version + 1 >= self._scheduled.from_version
 
     def can_schedule(self, consistency: Consistency) -> bool:
         """False if this shard is past the boundary: a synchronous step may only change mode before it begins."""
@@ -500,7 +498,9 @@ class ShardState:
     def _fence(self, timeline: int) -> str:
         if timeline == self.timeline:
             return ""
-        return f"the message is of timeline {timeline}, this shard is on timeline {self.timeline}: refresh and try again"
+        return (
+            f"the message is of timeline {timeline}, this shard is on timeline {self.timeline}: refresh and try again"
+        )
 
     # ---- for tests
 

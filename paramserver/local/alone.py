@@ -49,9 +49,7 @@ class InProcessJob:
             await node.join()
             self.nodes.append(node)
 
-    def worker(
-        self, index: int | None = None, connect: Connect | None = None, wait_timeout_s: float = 600.0
-    ) -> Engine:
+    def worker(self, index: int | None = None, connect: Connect | None = None, wait_timeout_s: float = 600.0) -> Engine:
         """A worker that has joined. ``connect`` replaces the way it reaches others (to inject faults)."""
         engine = Engine(
             self.background,

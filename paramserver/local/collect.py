@@ -60,7 +60,7 @@ class Result:
         return digest.hexdigest()
 
     def save(self, path: Path) -> None:
-        """Write a safetensors file that ``model.load_state_dict`` takes: every name, tied ones too, in the model's types.
+        """Write a safetensors file that ``model.load_state_dict`` takes: every name, tied ones too, in its types.
 
         Raises UserError if the file cannot be written.
         """

@@ -144,9 +144,7 @@ class LiveDisplay:
     def update(self, status: coordinator_pb2.StatusResponse) -> None:
         """Draw the newest state."""
         done, total, unit = progress_of(status)
-        self._progress.update(
-            self._task, description=mode_text(status), completed=done, total=total or None, unit=unit
-        )
+        self._progress.update(self._task, description=mode_text(status), completed=done, total=total or None, unit=unit)
         self._live.update(Group(self._table(status), self._progress))
 
     def _table(self, status: coordinator_pb2.StatusResponse) -> Table:

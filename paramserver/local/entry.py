@@ -29,8 +29,8 @@ ENV_INDEX = "PARAMSERVER_INTERNAL_INDEX"
 def init(config: str | os.PathLike[str] | None = None, **overrides: object) -> Context:
     """Join the job that is configured, or train alone in this process if none is.
 
-    ``config``: a TOML file (else ``PARAMSERVER_CONFIG``, ``paramserver.toml``). ``overrides``: settings by dotted name with
-    the dot written as two underscores, as in ``init(training__seed=1)``. Seeds torch, NumPy and Python with
+    ``config``: a TOML file (else ``PARAMSERVER_CONFIG``, ``paramserver.toml``). ``overrides``: settings by dotted name
+    with the dot written as two underscores, as in ``init(training__seed=1)``. Seeds torch, NumPy and Python with
     ``training.seed``, so that models built afterwards are equal everywhere.
 
     Raises ConfigError for settings that are wrong or differ from the job's, UnavailableError if nobody answers.

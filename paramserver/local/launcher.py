@@ -47,9 +47,7 @@ class Launcher:
 
     def __init__(self, settings: Settings, script: Path, script_args: list[str]) -> None:
         job = settings.cluster.job or f"{_job_stem(script)}-{secrets.token_hex(3)}"
-        self._settings = settings.model_copy(
-            update={"cluster": settings.cluster.model_copy(update={"job": job})}
-        )
+        self._settings = settings.model_copy(update={"cluster": settings.cluster.model_copy(update={"job": job})})
         self._script, self._script_args = script, script_args
         self._job = job
         self._display: Display = make_display(settings.log.interval_s)
@@ -107,9 +105,7 @@ class Launcher:
             name = "embedded"
         environment = self._environment(settings)
         await self._start_coordinator({**environment, ENV_STORE: store, ENV_STORE_NAME: name})
-        self._published = Job(
-            self._job, self._address, os.getpid(), time.time(), process_birth(os.getpid())
-        )
+        self._published = Job(self._job, self._address, os.getpid(), time.time(), process_birth(os.getpid()))
         publish_job(self._published)
         joined = settings.model_copy(
             update={"cluster": settings.cluster.model_copy(update={"coordinator": self._address})}
@@ -186,7 +182,9 @@ class Launcher:
                     asked_at = time.monotonic()
                     await self._show(channel)
                 exits = {w.exited for w in running if w.exited is not None}
-                exits |= {c.exited for c in (self._coordinator, *self._servers) if c is not None and c.exited is not None}
+                exits |= {
+                    c.exited for c in (self._coordinator, *self._servers) if c is not None and c.exited is not None
+                }
                 await asyncio.wait(exits, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await channel.close()
@@ -250,7 +248,8 @@ class Launcher:
             result = await collect(channels, status.model, status.job, status.view.timeline)
             stats_request = shard_pb2.StatsRequest(job=status.job)
             stats = [
-                cast(shard_pb2.StatsResponse, await c.call("Shard.Stats", stats_request, timeout=30.0)) for c in channels
+                cast(shard_pb2.StatsResponse, await c.call("Shard.Stats", stats_request, timeout=30.0))
+                for c in channels
             ]
         finally:
             await asyncio.gather(*(c.close() for c in channels))

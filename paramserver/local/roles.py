@@ -1,4 +1,4 @@
-"""What the launcher's children run: ``python -m paramserver.local.roles coordinator | server | worker SCRIPT [ARG ...]``.
+"""What the launcher's children run: ``python -m paramserver.local.roles coordinator | server | worker SCRIPT ...``.
 
 Their settings come in the environment, put there by the launcher.
 """
@@ -129,7 +129,7 @@ def _say_ready(address: str) -> None:
 
 
 def run_worker(argv: list[str]) -> None:
-    """Run a training script as ``python SCRIPT ARG ...`` would, with errors told as the launcher's user expects them."""
+    """Run a training script as ``python SCRIPT ARG ...`` would, with errors told as its user expects them."""
     script, *rest = argv
     sys.argv = [script, *rest]
     sys.path[0] = str(Path(script).resolve().parent)

@@ -35,8 +35,8 @@ async def receive(
 ) -> Upload:
     """Read a whole upload.
 
-    ``kind`` is the field of the first header that must be set ("push", "initialize"). ``expect`` gets that first header,
-    checks it, and returns the chunks that must follow with the number that the sender announced.
+    ``kind`` is the field of the first header that must be set ("push", "initialize"). ``expect`` gets that first
+    header, checks it, and returns the chunks that must follow with the number that the sender announced.
     Raises ProtocolError for anything else than exactly these chunks.
     """
     first: shard_pb2.FrameHeader | None = None
@@ -62,7 +62,9 @@ async def receive(
         raise ProtocolError("the stream ended before its first frame")
     if len(chunks) != len(expected):
         missing = next(index for index in expected if index not in chunks)
-        raise ProtocolError(f"{len(expected) - len(chunks)} of {len(expected)} chunks are missing, the first is {missing}")
+        raise ProtocolError(
+            f"{len(expected) - len(chunks)} of {len(expected)} chunks are missing, the first is {missing}"
+        )
     return Upload(first, chunks, payload)
 
 

@@ -1,4 +1,4 @@
-"""The RPCs of one shard. Messages come in, the state machine decides, tensors are worked on in a thread of their own."""
+"""The RPCs of one shard. Messages come in, the state machine decides, tensors are worked on in their own thread."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ from paramserver.server.receive import Upload, first_non_finite, receive
 from paramserver.server.shard import Contribution, ShardTensors
 from paramserver.server.version import Version
 from paramserver.tensors.codec import encode_frame
+from paramserver.tensors.dtypes import buffer_of
 from paramserver.tensors.hypers import groups_from_proto
 from paramserver.transport.messages import (
     consistency_from_proto,
@@ -103,7 +104,9 @@ class ShardService:
         plan = plan_of(request.model, request.servers)
         digest = plan.layout.digest
         if request.layout_digest and request.layout_digest != digest:
-            raise errors.ProtocolError("the coordinator lays this model out differently: run one version of paramserver")
+            raise errors.ProtocolError(
+                "the coordinator lays this model out differently: run one version of paramserver"
+            )
         if self._state is not None and self._tensors is not None and self._tensors.layout.digest == digest:
             return shard_pb2.ConfigureResponse(layout_digest=digest)
         if self._state is not None:
@@ -243,9 +246,7 @@ class ShardService:
         del state
         return shard_pb2.PushResponse(outcome=_OUTCOMES[pushed.outcome], version=pushed.version)
 
-    def _expect_push(
-        self, header: shard_pb2.PushHeader, tensors: ShardTensors
-    ) -> tuple[Mapping[int, Chunk], int]:
+    def _expect_push(self, header: shard_pb2.PushHeader, tensors: ShardTensors) -> tuple[Mapping[int, Chunk], int]:
         self._check_job(header.job)
         used = unpack_mask(header.used, len(tensors.layout.tensors))
         if header.overflow and used:
@@ -342,7 +343,7 @@ class ShardService:
                     dtype=str(part.dtype).removeprefix("torch."),
                     scalar=scalar,
                 )
-                yield encode_frame(shard_pb2.FrameHeader(states=[ref]), [memoryview(part.numpy()).cast("B")])
+                yield encode_frame(shard_pb2.FrameHeader(states=[ref]), [buffer_of(part)])
 
     # ---- the state machine and its effects
 

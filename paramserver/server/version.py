@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from paramserver.core.plan import Chunk, Kind
 from paramserver.tensors.codec import chunk_frames
+from paramserver.tensors.dtypes import buffer_of
 from paramserver.transport.messages import chunk_ref
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Version:
     def frames(self, frozen: bool) -> list[bytes]:
         """The frames of a pull, without its header. Encoded on first use; not thread-safe."""
         if frozen not in self._frames:
-            parts = ((chunk_ref(c), memoryview(self.tensors[c.index].numpy()).cast("B")) for c in self.moving(frozen))
+            parts = ((chunk_ref(c), buffer_of(self.tensors[c.index])) for c in self.moving(frozen))
             self._frames[frozen] = list(chunk_frames(None, parts))
         return self._frames[frozen]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
-from urllib.parse import urlsplit, urlunsplit
 
 from paramserver.errors import ConfigError, StoreError
 
@@ -84,14 +84,16 @@ def open_store(url: str, prefix: str) -> Store:
 
 
 def redacted(url: str) -> str:
-    """The URL without its secrets, for messages: no password, no user, no query."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return url.partition("://")[0] + "://…"
-    at = parts.netloc.rpartition("@")
-    where = f"…@{at[2]}" if at[1] else parts.netloc
-    return urlunsplit((parts.scheme, where, parts.path, "", ""))
+    """The URL without its secrets, for messages: no user, no password, no query; rather too little than too much."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return url if "@" not in url else "…"
+    shown, _, hidden = re.sub("[?#]", "?", rest, count=1).partition("?")
+    if "@" in shown:
+        shown = "…@" + shown.rpartition("@")[2]
+    elif "@" in hidden:
+        shown = "…"
+    return f"{scheme}://{shown}"
 
 
 def conflict(key: str, expected: int, found: int) -> ConflictError:

@@ -110,14 +110,19 @@ class RedisStore:
         self.operations += 1
         try:
             yield
-        except (AuthenticationError, NoPermissionError) as error:
-            raise StoreError(
-                f"the store at {self._where} does not let us {what}: correct user and password in cluster.store, "
-                "or the user's permissions"
-            ) from error
-        except (RedisConnectionError, RedisTimeoutError, OSError) as error:
-            raise StoreError(
-                f"no store answers at {self._where}: start Redis or Valkey there, or correct cluster.store"
-            ) from error
-        except (RedisError, ValueError) as error:
-            raise StoreError(f"the store at {self._where} could not {what}: {error}") from error
+        except (RedisError, OSError, ValueError) as error:
+            raise StoreError(self._reason(error, what)) from error
+
+    def _reason(self, error: BaseException, what: str) -> str:
+        # redis-py may hide a refused password in the history of a connection error.
+        history: BaseException | None = error
+        while history is not None:
+            if isinstance(history, AuthenticationError | NoPermissionError):
+                return (
+                    f"the store at {self._where} does not let us {what}: "
+                    "correct user and password in cluster.store, or the user's permissions"
+                )
+            history = history.__cause__ or history.__context__
+        if isinstance(error, RedisConnectionError | RedisTimeoutError | OSError):
+            return f"no store answers at {self._where}: start Redis or Valkey there, or correct cluster.store"
+        return f"the store at {self._where} could not {what}: {error}"

@@ -79,7 +79,9 @@ def tensors_from_proto(message: types_pb2.ModelSpec) -> tuple[TensorSpec, ...]:
 def _tensor_from_proto(message: types_pb2.TensorSpec) -> TensorSpec:
     for name in (message.name, *message.aliases):
         if not 0 < len(name) <= MAX_NAME_CHARS or not name.isprintable():
-            raise ProtocolError(f"a tensor is named {name[:40]!r}: names are 1 to {MAX_NAME_CHARS} printable characters")
+            raise ProtocolError(
+                f"a tensor is named {name[:40]!r}: names are 1 to {MAX_NAME_CHARS} printable characters"
+            )
     kind = _KINDS_BACK.get(message.kind)
     if kind is None:
         raise ProtocolError(f"tensor {message.name!r} has the unknown kind number {message.kind}")

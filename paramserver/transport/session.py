@@ -205,7 +205,7 @@ class Session:
     async def wait_until(
         self, ready: Callable[[types_pb2.View], bool], what: Callable[[types_pb2.View], str], timeout_s: float
     ) -> types_pb2.View:
-        """Wait for a view that is ``ready``, saying every few seconds ``what`` is waited for; DeadlineError names it."""
+        """Wait for a view that is ``ready``, saying now and then ``what`` is waited for; DeadlineError names it."""
         deadline = time.monotonic() + timeout_s
         while not ready(view := self.check()):
             left = deadline - time.monotonic()

@@ -40,8 +40,8 @@ class _Buffer:
 class ModelBinding:
     """Ties the tensors of one model, in the model's order, to their places in a flat space.
 
-    Order: the model's parameters as ``model.parameters()`` gives them (then those that only the optimizer has), then its
-    buffers. Parameters that the optimizer does not have are frozen. Raises ModelError for what cannot be trained.
+    Order: the model's parameters as ``model.parameters()`` gives them (then those that only the optimizer has), then
+    its buffers. Parameters that the optimizer does not have are frozen. Raises ModelError for what cannot be trained.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -75,17 +75,17 @@ class ModelBinding:
                     f"parameter {names[key][0]!r} has no shape yet: run the model once before ctx.prepare"
                 )
             index = len(self.parameters)
-            group = group_of.get(key)
+            group_index = group_of.get(key)
             self.parameters.append(parameter)
-            if group is not None:
+            if group_index is not None:
                 self._trained.append(index)
             self.specs.append(
                 TensorSpec(
                     name=names[key][0],
                     shape=tuple(parameter.shape),
                     dtype=_dtype_name(parameter, names[key][0]),
-                    kind=Kind.FROZEN if group is None else Kind.PARAMETER,
-                    group=group or 0,
+                    kind=Kind.FROZEN if group_index is None else Kind.PARAMETER,
+                    group=group_index or 0,
                     aliases=tuple(names[key][1:]),
                 )
             )
@@ -116,9 +116,7 @@ class ModelBinding:
                 )
         for spec, buffer_ in zip(specs, self._buffers, strict=True):
             extra = tuple(aliases[buffer_.index])
-            self.specs.append(
-                TensorSpec(spec.name, spec.shape, spec.dtype, spec.kind, 0, extra, spec.persistent)
-            )
+            self.specs.append(TensorSpec(spec.name, spec.shape, spec.dtype, spec.kind, 0, extra, spec.persistent))
 
     def _check(self) -> None:
         if not self._trained:
@@ -128,7 +126,8 @@ class ModelBinding:
         devices = {p.device for p in self.parameters} | {b.tensor.device for b in self._buffers}
         if len(devices) > 1:
             raise errors.ModelError(
-                f"the model is spread over {', '.join(sorted(map(str, devices)))}: put it on one device before ctx.prepare"
+                f"the model is spread over {', '.join(sorted(map(str, devices)))}: "
+                "put it on one device before ctx.prepare"
             )
         for buffer in self._buffers:
             tensor = buffer.tensor
@@ -220,7 +219,8 @@ class ModelBinding:
                     continue
                 if gradient.is_sparse:
                     raise errors.ModelError(
-                        f"the gradient of {self.specs[index].name!r} is sparse, which servers do not take: use sparse=False"
+                        f"the gradient of {self.specs[index].name!r} is sparse, "
+                        "which servers do not take: use sparse=False"
                     )
                 place = node.space.view(index)
                 place.copy_(gradient)

@@ -284,5 +284,3 @@ def seed_and_threads(settings: Settings) -> None:
     """Make the process's random numbers and thread count those of the settings, before any model is built."""
     torch.set_num_threads(settings.training.threads_per_worker)
     seed_everything(settings.training.seed)
-
-

@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import structlog
 
@@ -378,21 +378,18 @@ class Engine:
 
     def wait(self, future: concurrent.futures.Future[T]) -> T:
         """Wait for one piece of background work, watching the job."""
-        result = self._watch(future)
-        return cast(T, result)
+        return self._watch(future)
 
     def wait_all(self, futures: Sequence[concurrent.futures.Future[None]]) -> None:
         """Wait for several; raises the first error."""
         for future in futures:
             self._watch(future)
 
-    def _watch(
-        self, future: concurrent.futures.Future[T], until: Callable[[], bool] | None = None
-    ) -> T:
+    def _watch(self, future: concurrent.futures.Future[T], until: Callable[[], bool] | None = None) -> T:
         """The future's result; gives it up (returning None) when ``until`` holds, and raises if the job fails."""
 
         async def watch() -> bool:
-            inner = asyncio.ensure_future(asyncio.wrap_future(future))
+            inner: asyncio.Future[Any] = asyncio.wrap_future(future)
             changed: asyncio.Task[int] | None = None
             try:
                 while True:
@@ -401,7 +398,7 @@ class Engine:
                     if until is not None and until():
                         return False
                     changed = asyncio.ensure_future(self.session.changed(seen))
-                    await asyncio.wait({inner, changed}, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait([inner, changed], return_when=asyncio.FIRST_COMPLETED)
                     if inner.done():
                         return True
             finally:

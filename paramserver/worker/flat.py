@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from paramserver.core.plan import Kind, Layout
-from paramserver.tensors.dtypes import tensor_from, torch_dtype
+from paramserver.tensors.dtypes import buffer_of, tensor_from, torch_dtype
 
 
 class FlatSpace:
@@ -60,7 +60,7 @@ class FlatSpace:
         """The bytes of a chunk, without a copy; for spaces in main memory."""
         where = self.layout.chunks[chunk]
         part = self._segments[where.segment][where.start : where.start + where.elements]
-        return memoryview(part.numpy()).cast("B")
+        return buffer_of(part)
 
     def zero(self) -> None:
         """Set everything to zero."""

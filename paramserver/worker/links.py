@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import structlog
@@ -107,14 +108,10 @@ class ShardLinks:
             raise type(error)(f"{facts.name} did not reach {which}; server-{server} said: {error}") from error
         self.duplicates += sum(r == shard_pb2.OUTCOME_DUPLICATE for r in results) == len(results)
 
-    async def _push_one(
-        self, server: int, facts: PushFacts, read: Callable[[int], memoryview]
-    ) -> shard_pb2.Outcome:
+    async def _push_one(self, server: int, facts: PushFacts, read: Callable[[int], memoryview]) -> shard_pb2.Outcome:
         tensors = self.plan.layout.tensors
         wanted = [
-            chunk
-            for chunk in self.plan.chunks_of(server)
-            if any(piece.tensor in facts.used for piece in chunk.pieces)
+            chunk for chunk in self.plan.chunks_of(server) if any(piece.tensor in facts.used for piece in chunk.pieces)
         ]
 
         async def attempt(timeout_s: float) -> shard_pb2.PushResponse:
@@ -194,7 +191,7 @@ class ShardLinks:
                 )
                 put_want(request, want)
                 try:
-                    answer = await self._persist(server, "to pull", lambda t, r=request: self._download(server, r, t))
+                    answer = await self._persist(server, "to pull", partial(self._download, server, request))
                 except errors.FencedError:
                     if not await self._readmitted(request.worker):
                         raise
@@ -260,9 +257,7 @@ class ShardLinks:
 
     # ---- trying again
 
-    async def _persist(
-        self, server: int, what: str, attempt: Callable[[float], Coroutine[Any, Any, T]]
-    ) -> T:
+    async def _persist(self, server: int, what: str, attempt: Callable[[float], Coroutine[Any, Any, T]]) -> T:
         """Try until it works, somebody says never, or the deadline passes (the error then names the shard)."""
         deadline = time.monotonic() + self._wait_timeout_s
         tries = 0
@@ -285,9 +280,7 @@ class ShardLinks:
         await asyncio.gather(*(channel.close() for channel in self.channels), return_exceptions=True)
 
 
-def _checked(
-    ref: shard_pb2.ChunkRef | shard_pb2.StateRef, plan: Plan, server: int, seen: Mapping[int, object]
-) -> int:
+def _checked(ref: shard_pb2.ChunkRef | shard_pb2.StateRef, plan: Plan, server: int, seen: Mapping[int, object]) -> int:
     """The index of a chunk that this server may send, in the shape that the plan says."""
     if not isinstance(ref, shard_pb2.ChunkRef):
         raise errors.ProtocolError(f"server-{server} sent optimizer state where weights were asked for")

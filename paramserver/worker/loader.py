@@ -19,7 +19,8 @@ def describe_loader(loader: DataLoader[Any]) -> DataSpec:
     """How the loader's data is cut into slices: a slice is one of its batches. Raises DataError for what has no cut."""
     if isinstance(loader.dataset, IterableDataset):
         raise errors.DataError(
-            "an IterableDataset has no numbered samples to cut into slices: use a map-style data set (__getitem__, __len__)"
+            "an IterableDataset has no numbered samples to cut into slices: "
+            "use a map-style data set (__getitem__, __len__)"
         )
     if loader.batch_size is None:
         raise errors.DataError("the DataLoader has no batch_size: give it one, and leave out sampler and batch_sampler")
@@ -123,7 +124,7 @@ class SliceLoader:
             options["multiprocessing_context"] = loader.multiprocessing_context
         self._inner: DataLoader[Any] = DataLoader(
             SliceDataset(loader.dataset),
-            batch_sampler=self._requests,  # type: ignore[arg-type]
+            batch_sampler=self._requests,
             num_workers=loader.num_workers,
             collate_fn=loader.collate_fn,
             pin_memory=loader.pin_memory,

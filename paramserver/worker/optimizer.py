@@ -1,4 +1,4 @@
-"""The optimizer and the scheduler that ``ctx.prepare`` hands back: the same interface, the update happens on the servers."""
+"""The optimizer and the scheduler that ``ctx.prepare`` hands back: torch's interface, the update on the servers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ServerOptimizer(torch.optim.Optimizer):
         self.param_groups = wrapped.param_groups
         self.defaults = wrapped.defaults
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Contribute the gradients of the present slice; returns with the next version of the weights, or with work.
 
         Returns what ``closure`` returns, if one is given.
@@ -44,12 +44,12 @@ class ServerOptimizer(torch.optim.Optimizer):
         self.wrapped._opt_called = True  # type: ignore[attr-defined]
         return loss
 
-    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+    def state_dict(self) -> dict[str, Any]:
         """The hyper-parameters; the state itself is on the servers."""
         groups = [{k: v for k, v in group.items() if k != "params"} for group in self.param_groups]
         return {"paramserver": "optimizer state is held by the servers", "param_groups": groups}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over hyper-parameters; writes nothing to the servers. Raises ModelError for another number of groups."""
         groups = state_dict.get("param_groups", [])
         if len(groups) != len(self.param_groups):

@@ -80,9 +80,7 @@ class SyncPace:
 
     def _item(self, version: int, position: int) -> Item:
         step = self._schedule.step(version)
-        return Item(
-            SyncName(version, position, position + 1, len(step.slices)), step.epoch, step.slices[position]
-        )
+        return Item(SyncName(version, position, position + 1, len(step.slices)), step.epoch, step.slices[position])
 
     def ahead(self, epoch: int) -> Iterator[Item]:
         """This worker's ranges of this step and the following ones, as long as the membership stays as it is."""
