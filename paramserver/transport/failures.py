@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
 
 from paramserver import errors
 from paramserver.transport.base import MAX_MESSAGE_BYTES, too_large
@@ -20,6 +20,8 @@ from paramserver.transport.grpcio import grpc
 ERROR_KEY = "paramserver-error"
 # Metadata are bounded, and an error is one sentence.
 MAX_TEXT_CHARS = 2000
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -93,25 +95,21 @@ def unknown_call(where: str) -> errors.VersionMismatchError:
     )
 
 
-@asynccontextmanager
-async def answering(where: str) -> AsyncIterator[None]:
-    """Around a service's method: whatever it raises becomes a new error that may travel; see `travelling`.
+async def answered(where: str, work: Callable[[], Awaitable[T]]) -> T:
+    """What a service's method returns; whatever it raises becomes a new error that may travel, see `travelling`.
 
     Cancellation passes, unless nobody asked for it: then it is an error like any other.
     """
-    failure: tuple[type[errors.ParamServerError], str] | None = None
     try:
-        yield
+        return await work()
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        failure = travelling(error, where)
+        kind, text = travelling(error, where)
     except Exception as error:
-        failure = travelling(error, where)
-    if failure is not None:  # outside of the handlers: the new error does not refer to the old one
-        kind, text = failure
-        raise kind(text)
+        kind, text = travelling(error, where)
+    raise kind(text)  # outside of the handlers: it does not refer to the old one
 
 
 def travelling(error: BaseException, where: str) -> tuple[type[errors.ParamServerError], str]:

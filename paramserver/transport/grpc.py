@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextlib import aclosing, asynccontextmanager
-from typing import Any
+from contextlib import aclosing
+from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
@@ -21,8 +21,10 @@ from paramserver import errors
 from paramserver.transport import fork
 from paramserver.transport.addresses import join, probe, target
 from paramserver.transport.base import MAX_MESSAGE_BYTES, Method, MethodKind, find, frame, handlers
-from paramserver.transport.failures import CODES, ERROR_KEY, answering, arrived, from_code, unavailable
+from paramserver.transport.failures import CODES, ERROR_KEY, answered, arrived, from_code, unavailable
 from paramserver.transport.grpcio import grpc
+
+T = TypeVar("T")
 
 _END = b""
 _KEEPALIVE_MS = 10_000
@@ -116,15 +118,15 @@ async def serve(services: Sequence[tuple[str, object]], host: str = "127.0.0.1",
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
-@asynccontextmanager
-async def _serving(method: Method, context: Context, running: set[asyncio.Task[Any]]) -> AsyncIterator[None]:
-    """Around the work for one call: sends the error that ends it."""
+async def _serve(
+    method: Method, context: Context, running: set[asyncio.Task[Any]], work: Callable[[], Awaitable[T]]
+) -> T:
+    """Do the work for one call, and send the error that ends it."""
     task = asyncio.current_task()
     assert task is not None
     running.add(task)
     try:
-        async with answering(method.name):
-            yield
+        return await answered(method.name, work)
     except errors.ParamServerError as error:
         kind = type(error)
         await context.abort(CODES[kind], str(error), trailing_metadata=((ERROR_KEY, kind.__name__),))
@@ -134,9 +136,10 @@ async def _serving(method: Method, context: Context, running: set[asyncio.Task[A
 
 def _unary(method: Method, handler: Any, running: set[asyncio.Task[Any]]) -> grpc.RpcMethodHandler[bytes, bytes]:
     async def answer(raw: bytes, context: Context) -> bytes:
-        async with _serving(method, context, running):
+        async def work() -> bytes:
             return method.encode_response(await handler(method.decode_request(raw)))
-        raise AssertionError("abort never returns")
+
+        return await _serve(method, context, running, work)
 
     return grpc.unary_unary_rpc_method_handler(answer)
 
@@ -150,21 +153,22 @@ def _upload(method: Method, handler: Any, running: set[asyncio.Task[Any]]) -> gr
                 yield raw
             raise errors.UnavailableError(f"{method.name}: the sender went away in the middle of the stream")
 
-        async with _serving(method, context, running):
+        async def work() -> bytes:
             return method.encode_response(await handler(frames()))
-        raise AssertionError("abort never returns")
+
+        return await _serve(method, context, running, work)
 
     return grpc.stream_unary_rpc_method_handler(answer)
 
 
 def _download(method: Method, handler: Any, running: set[asyncio.Task[Any]]) -> grpc.RpcMethodHandler[bytes, bytes]:
     async def answer(raw: bytes, context: Context) -> None:
-        async with (
-            _serving(method, context, running),
-            aclosing(handler(method.decode_request(raw))) as answers,
-        ):
-            async for item in answers:
-                await context.write(frame(method, item))
+        async def work() -> None:
+            async with aclosing(handler(method.decode_request(raw))) as answers:
+                async for item in answers:
+                    await context.write(frame(method, item))
+
+        await _serve(method, context, running, work)
 
     return grpc.unary_stream_rpc_method_handler(answer)
 
@@ -175,9 +179,12 @@ def _session(method: Method, handler: Any, running: set[asyncio.Task[Any]]) -> g
             async for raw in requests:
                 yield method.decode_request(raw)
 
-        async with _serving(method, context, running), aclosing(handler(parsed())) as answers:
-            async for item in answers:
-                await context.write(method.encode_response(item))
+        async def work() -> None:
+            async with aclosing(handler(parsed())) as answers:
+                async for item in answers:
+                    await context.write(method.encode_response(item))
+
+        await _serve(method, context, running, work)
 
     return grpc.stream_stream_rpc_method_handler(answer)
 

@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 
 from paramserver import errors
 from paramserver.transport.base import Method, MethodKind, find, frame, handlers
-from paramserver.transport.failures import answering, late, unavailable, unknown_call
+from paramserver.transport.failures import answered, late, unavailable, unknown_call
 
 T = TypeVar("T")
 T2 = TypeVar("T2")
@@ -94,12 +94,7 @@ class MemoryServer:
 
     def start(self, method: Method, work: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
         """Run a service's method; its errors become those that the caller is to see."""
-
-        async def answer() -> T:
-            async with answering(f"{method.name} at {self.address}"):
-                return await work()
-
-        task = asyncio.get_running_loop().create_task(answer())
+        task = asyncio.get_running_loop().create_task(answered(f"{method.name} at {self.address}", work))
         self._running.add(task)
         task.add_done_callback(self._ended)
         return task

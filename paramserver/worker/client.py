@@ -57,8 +57,8 @@ class RawClient:
     ) -> dict[str, Array]:
         """Register the arrays (float32 or float64) with these first values; returns those of the job.
 
-        ``optimizer``: a name ("sum" adds what is pushed; "sgd", "adam", ... take their torch hyper-parameters as keyword
-        arguments, torch's defaults otherwise), or a torch optimizer, of which the class and the numbers count.
+        ``optimizer``: a name ("sum" adds what is pushed; "sgd", "adam", ... take their torch hyper-parameters as
+        keyword arguments, torch's defaults otherwise), or a torch optimizer, of which the class and the numbers count.
         Raises ModelError if an array or the optimizer cannot be served, or if another client registered other arrays.
         """
         with self._lock:
@@ -93,8 +93,8 @@ class RawClient:
     def push(self, grads: Mapping[str, Array], samples: int = 1) -> int:
         """Contribute gradients (or, with "sum", summands) by name; names that are left out have none.
 
-        Synchronous: this is the client's next part of the present step; when the step is complete, or this client has no
-        part of it, it goes on to the next one. Asynchronous: it is applied at once. Returns the version afterwards.
+        Synchronous: this is the client's next part of the present step; when the step is complete, or this client has
+        no part of it, it goes on to the next one. Asynchronous: it is applied at once. Returns the version afterwards.
         ``samples`` weighs this contribution against the others of its step.
         Raises ModelError for unknown names, other shapes or types; NonFiniteError for numbers that are not finite.
         """

@@ -32,8 +32,8 @@ T = TypeVar("T")
 class Context:
     """One worker of a job, or the whole job if the script runs alone.
 
-    The same loop runs in both: ``prepare`` replaces the objects of the script by ones that work on slices and contribute
-    to the servers. Close it at the end (also a context manager).
+    The same loop runs in both: ``prepare`` replaces the objects of the script by ones that work on slices and
+    contribute to the servers. Close it at the end (also a context manager).
     """
 
     def __init__(self, settings: Settings, engine: Engine, on_close: Callable[[Context], None]) -> None:

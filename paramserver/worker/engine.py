@@ -1,4 +1,4 @@
-"""What a training script has of the cluster: weights in, contributions out. Blocking; the network runs in the background."""
+"""What a training script has of the cluster: weights in, contributions out. Blocking; the network is elsewhere."""
 
 from __future__ import annotations
 

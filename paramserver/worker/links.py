@@ -1,6 +1,6 @@
 """Pushing to and pulling from all shards at once, with retries, back-off and a deadline.
 
-A push that fails names the shards without it. A synchronous pull moves on only when every shard has published the version.
+A push that fails names the shards without it. A synchronous pull moves on only when every shard has published it.
 """
 
 from __future__ import annotations
@@ -219,7 +219,6 @@ class ShardLinks:
     async def _download(self, server: int, request: shard_pb2.PullRequest, timeout_s: float) -> Pulled | str:
         header: shard_pb2.PullHeader | None = None
         chunks: dict[int, memoryview] = {}
-        layout = self.plan.layout
         async for raw in self.channels[server].download("Shard.Pull", request, timeout=timeout_s + _PARK_S):
             frame, parts = split_frame(raw)
             if header is None:
