@@ -2,6 +2,7 @@
 # make test   run the tests
 # make check  lint, format, types, generated code (for contributors)
 # make proto  generate paramserver/v1 again after a change in protos/ (for contributors)
+# make test-gpu  what only a machine with a GPU can test (for contributors; uses the python on PATH)
 # make clean  remove caches and build outputs; make clean-all also the environments
 
 SHELL := bash
@@ -16,7 +17,7 @@ PROTOS := $(wildcard protos/paramserver/v1/*.proto)
 PROTO_TOOLS := grpcio-tools==1.76.0 grpcio==1.76.0 protobuf==6.33.6 setuptools==80.9.0
 PROTOC = .proto-venv/bin/python -m grpc_tools.protoc -I protos
 
-.PHONY: help demo test check format proto proto-check clean clean-all
+.PHONY: help demo test test-gpu check format proto proto-check clean clean-all
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -37,6 +38,9 @@ demo: .venv/.stamp
 test: .venv/.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile tests/unit tests/contract tests/cluster
 	$(BIN)/python -m pytest -q tests/integration
+
+test-gpu:
+	$(PYTHON) -m pytest -q -s -p no:cacheprovider tests/gpu
 
 check: .venv/.stamp proto-check
 	$(BIN)/ruff check

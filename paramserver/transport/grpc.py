@@ -32,6 +32,8 @@ _KEEPALIVE_TIMEOUT_MS = 5_000
 # After a failed write, the status of the call arrives in a moment.
 _STATUS_POLL_S = 0.01
 _STATUS_POLLS = 200
+# How long `stop` waits for services that were cancelled.
+STOP_S = 10.0
 _FAILED_WRITE = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 
 _BOTH = (
@@ -87,7 +89,7 @@ class GrpcServer:
         for task in running:
             task.cancel()
         if running:
-            await asyncio.wait(running)
+            await asyncio.wait(running, timeout=STOP_S)
 
 
 async def serve(services: Sequence[tuple[str, object]], host: str = "127.0.0.1", port: int = 0) -> GrpcServer:

@@ -283,4 +283,7 @@ def _device(wish: str, rank: int) -> torch.device:
 def seed_and_threads(settings: Settings) -> None:
     """Make the process's random numbers and thread count those of the settings, before any model is built."""
     torch.set_num_threads(settings.training.threads_per_worker)
+    # On GPUs, cuDNN may choose among algorithms of other bits, by measuring or by itself.
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
     seed_everything(settings.training.seed)

@@ -247,7 +247,8 @@ class AsyncPace:
     def contribute(self, item: Item, node: Node, groups: Sequence[types_pb2.GroupHypers]) -> None:
         """Push the slice, count one clock on, and wait until the bound allows the next one."""
         assert isinstance(item.name, AsyncName)
-        assert self._queue and self._queue[0] == item.name, "slices are handed in as they were handed out"
+        assert self._queue, "a slice was leased before it is handed in"
+        assert self._queue[0] == item.name, "slices are handed in as they were handed out"
         if len(self._queue) <= _LEASE_LOW and self._pending is None:
             self._pending = self._lease(item.epoch, False, 0.0)
         self._engine.wait_all([self._engine.push(item.name, node, groups, self.clock)])
