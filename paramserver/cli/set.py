@@ -49,7 +49,9 @@ def set_(
     assert isinstance(response, ChangeConsistencyResponse)
     facts = describe_consistency(response.consistency)
     bound = "" if facts["staleness"] is None else f", staleness {facts['staleness']}"
-    print(f"{current['job']}: mode {facts['mode']}{bound}, from version {response.consistency.from_version} on")
+    boundary = response.consistency.from_version
+    since = f", from version {boundary} on" if boundary else ", at once"
+    print(f"{current['job']}: mode {facts['mode']}{bound}{since}")
     return 0
 
 

@@ -50,7 +50,9 @@ def status(
     else:
         from rich.console import Console
 
-        Console().print(render(facts))
+        # Off a terminal nothing is cut: whoever reads the file has room.
+        console = Console() if sys.stdout.isatty() else Console(width=160)
+        console.print(render(facts))
     return 0
 
 
@@ -155,9 +157,9 @@ def render(facts: dict[str, Any]) -> RenderableType:
 
     table = Table(box=None, pad_edge=False)
     for title in ("role", "name", "pid", "address", "state"):
-        table.add_column(title)
+        table.add_column(title, no_wrap=True)
     for title in ("epoch", "version", "clock", "samples"):
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", no_wrap=True)
     table.add_column("waiting for")
     for process in facts["processes"]:
         cells = [process[key] for key in ("role", "name", "pid", "address", "state", "epoch", "version", "clock")]

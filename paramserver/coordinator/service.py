@@ -14,12 +14,14 @@ from typing import cast
 import structlog
 
 from paramserver import errors
+from paramserver.coordinator.admission import check_join
+from paramserver.coordinator.board import Board
 from paramserver.coordinator.cluster import Connect, Servers
 from paramserver.coordinator.journal import Journal
 from paramserver.coordinator.leasing import Leasing
 from paramserver.coordinator.model import ModelRegistry
 from paramserver.coordinator.toggle import Toggle
-from paramserver.core.consistency import Consistency, Mode
+from paramserver.core.consistency import Consistency
 from paramserver.core.membership import (
     Admitted,
     Disconnected,
@@ -35,13 +37,10 @@ from paramserver.core.membership import (
     Role,
     Tick,
 )
-from paramserver.core.slices import SyncSchedule, assign
+from paramserver.core.slices import SyncSchedule
 from paramserver.transport.messages import (
-    PROTOCOL,
     consistency_to_proto,
     data_from_proto,
-    data_to_proto,
-    mode_to_proto,
     origin_to_proto,
 )
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
@@ -76,6 +75,8 @@ class CoordinatorService:
 
     def __init__(self, options: JobOptions, connect: Connect, journal: Journal) -> None:
         self.options = options
+        # Where others reach it; only shown.
+        self.address = ""
         self.journal = journal
         self.servers = Servers(connect)
         self.state: types_pb2.JobState = types_pb2.JOB_STATE_WAITING
@@ -88,16 +89,9 @@ class CoordinatorService:
         self.registry = ModelRegistry(self)
         self.leasing = Leasing(self)
         self.toggle = Toggle(self)
-        self._versions: dict[int, dict[str, str]] = {}
-        self._reports: dict[int, coordinator_pb2.WorkerReport] = {}
-        self._server_reports: dict[int, shard_pb2.StatsResponse] = {}
+        self.board = Board(self)
         self._changed = asyncio.Condition()
         self._edition = 0
-        self._started_at = time.monotonic()
-        self._running_at: float | None = None
-        self._ended_at: float | None = None
-        # Workers that are gone, by name and pid: what they did still counts in the totals.
-        self._departed: dict[tuple[str, int], coordinator_pb2.ProcessStatus] = {}
         self._ticker: asyncio.Task[None] | None = None
         self._spreading = asyncio.Lock()
 
@@ -125,7 +119,7 @@ class CoordinatorService:
         role = _ROLES.get(request.role)
         if role is None:
             raise errors.ProtocolError(f"unknown role number {request.role}")
-        self._check_join(request, role)
+        check_join(self, request, role)
         if role is Role.SERVER:
             await self.servers.dial_back(
                 request.address, shard_pb2.StatsRequest(job=self.options.job), self.options.call_timeout_s
@@ -150,45 +144,6 @@ class CoordinatorService:
             view=self.view(),
             expected_workers=self.options.workers,
         )
-
-    def _check_join(self, request: coordinator_pb2.JoinRequest, role: Role) -> None:
-        if self.state == types_pb2.JOB_STATE_FAILED:
-            raise errors.JobFailedError(self.reason)
-        if request.job and request.job != self.options.job:
-            raise errors.ConfigError(f"this coordinator runs job {self.options.job!r}, not {request.job[:100]!r}")
-        if request.protocol != PROTOCOL:
-            theirs = ", ".join(f"{name} {version}" for name, version in sorted(request.versions.items()))
-            raise errors.VersionMismatchError(
-                f"the coordinator speaks protocol {PROTOCOL}, this {role.value} speaks {request.protocol} ({theirs}): "
-                "install the same version of paramserver on all machines"
-            )
-        if role is Role.OBSERVER or request.mode == types_pb2.MODE_UNSPECIFIED:
-            return
-        mine = self.consistency
-        theirs_text = "async" if request.mode == types_pb2.MODE_ASYNC else "sync"
-        if request.mode != mode_to_proto(mine.mode):
-            raise errors.ConfigError(
-                f"this {role.value} was started with consistency.mode = {theirs_text}, "
-                f"the job runs {mine}: use one setting"
-            )
-        staleness = request.staleness if request.HasField("staleness") else None
-        if mine.mode is Mode.ASYNC and staleness != mine.staleness:
-            text = "unbounded" if staleness is None else staleness
-            raise errors.ConfigError(
-                f"this {role.value} was started with consistency.staleness = {text}, "
-                f"the job runs {mine}: use one setting"
-            )
-        if request.HasField("slices_per_step") and request.slices_per_step not in (0, self.slices_per_step):
-            raise errors.ConfigError(
-                f"this {role.value} was started with training.slices_per_step = "
-                f"{request.slices_per_step}, "
-                f"the job has {self.slices_per_step}: use one setting"
-            )
-        if request.HasField("seed") and request.seed != self.options.seed:
-            raise errors.ConfigError(
-                f"this {role.value} was started with training.seed = {request.seed}, "
-                f"the job has {self.options.seed}: use one setting"
-            )
 
     async def session(
         self, requests: AsyncIterator[coordinator_pb2.SessionRequest]
@@ -230,10 +185,7 @@ class CoordinatorService:
 
     async def _hear(self, request: coordinator_pb2.SessionRequest) -> None:
         await self._happen(Renewed(request.member))
-        if request.HasField("worker"):
-            self._reports[request.member] = request.worker
-        if request.HasField("server"):
-            self._server_reports[request.member] = request.server
+        self.board.hear(request)
         if request.leaving:
             await self._happen(Left(request.member))
 
@@ -258,14 +210,7 @@ class CoordinatorService:
                     await self._membership_changed()
 
     async def _removed(self, member: Member, lost: bool, reason: str) -> None:
-        if member.role is Role.WORKER:
-            gone = self._process(member)
-            gone.state = "lost" if lost else "done"
-            self._departed[(member.name, member.pid)] = gone
-            if not self.members.of(Role.WORKER):
-                self._ended_at = time.monotonic()
-        self._reports.pop(member.ident, None)
-        self._server_reports.pop(member.ident, None)
+        self.board.removed(member, lost)
         if lost and member.role is not Role.OBSERVER:
             self.lost.append(member.name)
         if member.role is Role.SERVER:
@@ -292,7 +237,8 @@ class CoordinatorService:
                         members, "Shard.SetMembers", lambda _: request, self.options.call_timeout_s
                     )
                 except errors.ParamServerError as error:
-                    log.warning("a server did not hear of the new membership", error=str(error))
+                    if self.members.of(Role.WORKER):  # else the job is over, and servers leave in any order
+                        log.warning("a server did not hear of the new membership", error=str(error))
         await self.refresh()
 
     # ---- model, data, slices
@@ -371,7 +317,7 @@ class CoordinatorService:
             self.reason = self._missing()
             if self.registry.ready and not self.reason:
                 self.state = types_pb2.JOB_STATE_RUNNING
-                self._running_at = time.monotonic()
+                self.board.started()
                 log.info("running", consistency=str(self.consistency), slices_per_step=self.slices_per_step)
             elif self.registry.model is not None:
                 self.state = types_pb2.JOB_STATE_INITIALISING
@@ -420,81 +366,9 @@ class CoordinatorService:
             raise errors.FencedError("this process is not a member (its lease ended): join again")
         return member
 
-    # ---- status
-
     async def status(self, request: coordinator_pb2.StatusRequest) -> coordinator_pb2.StatusResponse:
         """Everything a status page shows."""
-        data = self.leasing.data
-        response = coordinator_pb2.StatusResponse(
-            job=self.options.job,
-            view=self.view(),
-            lost=self.lost,
-            expected_workers=self.options.workers,
-            expected_servers=self.options.servers,
-            store=self.journal.store_name,
-            store_operations=self.journal.operations,
-            uptime_s=time.monotonic() - self._started_at,
-            training_s=self._training_s(),
-            data=data_to_proto(data) if data else None,
-            steps_per_epoch=self.origin.steps_per_epoch if data and data.slice_size else 0,
-        )
-        if request.model and self.registry.model is not None:
-            response.model.CopyFrom(self.registry.model)
-        for role in (Role.SERVER, Role.WORKER):
-            response.processes.extend(self._process(member) for member in self.members.of(role))
-        present = {(process.name, process.pid) for process in response.processes}
-        response.processes.extend(gone for key, gone in sorted(self._departed.items()) if key not in present)
-        return response
-
-    def _training_s(self) -> float:
-        if self._running_at is None:
-            return 0.0
-        everybody_left = self._ended_at is not None and not self.members.of(Role.WORKER)
-        return (self._ended_at if everybody_left and self._ended_at else time.monotonic()) - self._running_at
-
-    def _process(self, member: Member) -> coordinator_pb2.ProcessStatus:
-        status = coordinator_pb2.ProcessStatus(
-            role=member.role.value,
-            name=member.name,
-            pid=member.pid,
-            address=member.address,
-            member=member.ident,
-            state=member.presence.value,
-        )
-        if report := self._reports.get(member.ident):
-            for field in (
-                "version",
-                "clock",
-                "epoch",
-                "samples",
-                "slices",
-                "waiting_for",
-                "transport",
-                "epochs_planned",
-            ):
-                setattr(status, field, getattr(report, field))
-            status.state = report.state or status.state
-            for name, value in report.metrics.items():
-                status.metrics[name] = value
-        if server := self._server_reports.get(member.ident):
-            status.version = server.version
-            status.waiting_for = self._whose(server)
-            status.state = "serving" if server.timeline or server.shard_bytes else "waiting"
-            status.server.CopyFrom(server)
-        return status
-
-    def _whose(self, server: shard_pb2.StatsResponse) -> str:
-        """What a shard waits for, with the names of the workers who owe it."""
-        workers = self.members.of(Role.WORKER)
-        if not server.missing_of or not workers:
-            return server.waiting_for
-        gaps = [(gap.start, gap.stop) for gap in server.missing]
-        owing = [
-            worker.name
-            for worker, (lo, hi) in zip(workers, assign(server.missing_of, len(workers)), strict=True)
-            if any(start < hi and lo < stop for start, stop in gaps)
-        ]
-        return f"{server.waiting_for} ({', '.join(owing)})"
+        return self.board.status(request)
 
     async def server_stats(self) -> list[shard_pb2.StatsResponse]:
         """Ask all servers now."""

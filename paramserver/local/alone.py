@@ -39,6 +39,7 @@ class InProcessJob:
     async def _start(self) -> None:
         journal = await Journal.open(MemoryStore(), "memory")
         self.coordinator = CoordinatorService(self.options, self.network.connect, journal)
+        self.coordinator.address = COORDINATOR
         self.network.serve(COORDINATOR, [("Coordinator", self.coordinator)])
         await self.coordinator.start()
         for index in range(self.options.servers):

@@ -16,6 +16,7 @@ from rich.text import Text
 from paramserver.v1 import coordinator_pb2, types_pb2
 
 _RATE_WINDOW_S = 3.0
+_STUCK_S = 2.0
 
 
 class Display(Protocol):
@@ -56,25 +57,35 @@ def mode_text(status: coordinator_pb2.StatusResponse) -> str:
     return f"async, staleness {consistency.staleness}" if consistency.HasField("staleness") else "async, unbounded"
 
 
-def progress_of(status: coordinator_pb2.StatusResponse) -> tuple[int, int, str]:
-    """(done, of how many, unit): steps in synchronous mode, slices in asynchronous mode; (0, 0, unit) if unknown."""
-    asynchronous = status.view.consistency.mode == types_pb2.MODE_ASYNC
-    unit = "slices" if asynchronous else "steps"
+def progress_of(status: coordinator_pb2.StatusResponse) -> tuple[int, int]:
+    """(slices counted, of how many in all epochs); (0, 0) if that is not known."""
     epochs = max((p.epochs_planned for p in status.processes), default=0)
     data = status.data
     if not epochs or not data.slice_size:
-        return 0, 0, unit
+        return 0, 0
     slices = data.samples // data.slice_size if data.drop_last else -(-data.samples // data.slice_size)
-    per_epoch = slices if asynchronous else -(-slices // max(1, status.view.slices_per_step))
-    version = max((p.version for p in status.processes if p.role == "server"), default=0)
-    return min(version, per_epoch * epochs), per_epoch * epochs, unit
+    counted = max((p.server.applied for p in status.processes if p.role == "server"), default=0)
+    return min(counted, slices * epochs), slices * epochs
 
 
-def waited_for(status: coordinator_pb2.StatusResponse) -> str:
-    """Who holds the job up, in words."""
-    if status.view.reason:
-        return status.view.reason
-    return next((p.waiting_for for p in status.processes if p.role == "server" and p.waiting_for), "")
+class Waiting:
+    """Who holds the job up. Told only when nothing has moved for a while, since everybody waits now and then."""
+
+    def __init__(self) -> None:
+        self._versions: list[int] = []
+        self._since = time.monotonic()
+
+    def of(self, status: coordinator_pb2.StatusResponse) -> str:
+        """In words; empty while the job gets on."""
+        if status.view.reason:
+            return status.view.reason
+        servers = [p for p in status.processes if p.role == "server"]
+        versions = [p.version for p in servers]
+        if versions != self._versions:
+            self._versions, self._since = versions, time.monotonic()
+        if time.monotonic() - self._since < _STUCK_S:
+            return ""
+        return next((p.waiting_for for p in servers if p.waiting_for), "")
 
 
 class PlainDisplay:
@@ -84,7 +95,7 @@ class PlainDisplay:
         self._interval_s = interval_s
         self._said_at = time.monotonic()
         self._rates = Rates()
-        self._version = -1
+        self._waiting = Waiting()
 
     def line(self, name: str, text: str) -> None:
         """Print it behind its name."""
@@ -94,20 +105,22 @@ class PlainDisplay:
         """Print a line if it is time and something has happened."""
         workers = [p for p in status.processes if p.role == "worker"]
         rate = self._rates.of("", sum(p.samples for p in workers))
+        waiting = self._waiting.of(status)
         now = time.monotonic()
         if now - self._said_at < self._interval_s:
             return
         self._said_at = now
-        done, total, unit = progress_of(status)
+        done, total = progress_of(status)
         losses = [p.metrics["loss"] for p in workers if "loss" in p.metrics]
         parts = [
             mode_text(status),
-            f"{unit} {done}/{total}" if total else f"version {max((p.version for p in workers), default=0)}",
+            f"version {max((p.version for p in status.processes), default=0)}",
+            *([f"slices {done}/{total}"] if total else []),
             f"{rate:.0f} samples/s",
         ]
         if losses:
             parts.append(f"loss {sum(losses) / len(losses):.4f}")
-        if waiting := waited_for(status):
+        if waiting:
             parts.append(f"waiting for {waiting}")
         self.line("", "· " + " · ".join(parts))
 
@@ -125,11 +138,11 @@ class LiveDisplay:
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[unit]}"),
+            TextColumn("slices"),
             TimeRemainingColumn(),
             console=self._console,
         )
-        self._task: TaskID = self._progress.add_task("starting", total=None, unit="")
+        self._task: TaskID = self._progress.add_task("starting", total=None)
         self._live = Live(self._progress, console=self._console, refresh_per_second=4, transient=False)
         self._live.start()
 
@@ -143,8 +156,8 @@ class LiveDisplay:
 
     def update(self, status: coordinator_pb2.StatusResponse) -> None:
         """Draw the newest state."""
-        done, total, unit = progress_of(status)
-        self._progress.update(self._task, description=mode_text(status), completed=done, total=total or None, unit=unit)
+        done, total = progress_of(status)
+        self._progress.update(self._task, description=mode_text(status), completed=done, total=total or None)
         self._live.update(Group(self._table(status), self._progress))
 
     def _table(self, status: coordinator_pb2.StatusResponse) -> Table:

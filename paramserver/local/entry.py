@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -96,6 +97,7 @@ def _connected(settings: Settings, address: str, own: bool = True) -> Engine:
         seed=settings.training.seed if own else None,
         index=int(index) if index else None,
         pid=os.getpid(),
+        address=_own_host(address),
         join_timeout_s=settings.cluster.join_timeout_s,
         log_interval_s=settings.log.interval_s,
     )
@@ -107,6 +109,18 @@ def _connected(settings: Settings, address: str, own: bool = True) -> Engine:
         background.close()
         raise
     return engine
+
+
+def _own_host(coordinator: str) -> str:
+    """This machine's address on the route to the coordinator; no packet is sent. Empty if there is no route."""
+    host, _, port = coordinator.rpartition(":")
+    try:
+        family, kind, number, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, number) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except (OSError, ValueError):
+        return ""
 
 
 def _alone(settings: Settings) -> InProcessJob:

@@ -76,6 +76,7 @@ async def run_coordinator(settings: Settings) -> None:
     service = CoordinatorService(options, grpc.connect, journal)
     host, _, port = (settings.cluster.coordinator or "127.0.0.1:0").rpartition(":")
     server = await grpc.serve([("Coordinator", service)], host.strip("[]"), int(port))
+    service.address = server.address
     await service.start()
     _say_ready(server.address)
     await stop.wait()

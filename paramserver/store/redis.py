@@ -103,7 +103,8 @@ class RedisStore:
 
     async def close(self) -> None:
         """See `base.Store`."""
-        await self._client.aclose()
+        close = getattr(self._client, "aclose", None) or self._client.close  # redis-py 5.0.0 has no aclose
+        await close()
 
     @contextmanager
     def _errors(self, what: str) -> Iterator[None]:

@@ -220,7 +220,8 @@ class GrpcChannel:
         self._target = target(address)
         self._channel: grpc.aio.Channel | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._calls: dict[str, Any] = {}
+        self._multicallables: dict[str, Any] = {}
+        self.calls: set[_Call] = set()
         self.closed = False
         fork.keep(self)
 
@@ -228,14 +229,13 @@ class GrpcChannel:
         """See `base.Channel`."""
         found = find(method, MethodKind.UNARY)
         raw = found.encode_request(request)
-        call = _Call(self, found, timeout, self._begin(found)(raw, timeout=timeout))
-        return found.decode_response(await call.step(call.under))
+        with _Call(self, found, timeout, self._begin(found)(raw, timeout=timeout)) as call:
+            return found.decode_response(await call.step(call.under))
 
     async def upload(self, method: str, frames: Iterable[bytes], *, timeout: float) -> Message:
         """See `base.Channel`."""
         found = find(method, MethodKind.UPLOAD)
-        call = _Call(self, found, timeout, self._begin(found)(timeout=timeout))
-        try:
+        with _Call(self, found, timeout, self._begin(found)(timeout=timeout)) as call:
             for raw in frames:
                 if not await call.write(frame(found, raw)):
                     break
@@ -243,55 +243,51 @@ class GrpcChannel:
                 if await call.write(_END):
                     await call.step(call.under.done_writing())
             return found.decode_response(await call.step(call.under))
-        finally:
-            call.under.cancel()
 
     async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[bytes, None]:
         """See `base.Channel`."""
         found = find(method, MethodKind.DOWNLOAD)
         raw = found.encode_request(request)
-        call = _Call(self, found, timeout, self._begin(found)(raw, timeout=timeout))
-        try:
+        with _Call(self, found, timeout, self._begin(found)(raw, timeout=timeout)) as call:
             while (item := await call.step(call.under.read())) is not grpc.aio.EOF:
                 yield item
-        finally:
-            call.under.cancel()
 
     async def session(self, method: str, requests: AsyncIterator[Message]) -> AsyncGenerator[Message, None]:
         """See `base.Channel`."""
         found = find(method, MethodKind.SESSION)
-        call = _Call(self, found, 0.0, self._begin(found)())
+        with _Call(self, found, 0.0, self._begin(found)()) as call:
 
-        async def send() -> None:
+            async def send() -> None:
+                try:
+                    async for request in requests:
+                        if not await call.write(found.encode_request(request)):
+                            return
+                    await call.step(call.under.done_writing())
+                except BaseException:
+                    call.under.cancel()
+                    raise
+
+            sender = asyncio.get_running_loop().create_task(send())
             try:
-                async for request in requests:
-                    if not await call.write(found.encode_request(request)):
-                        return
-                await call.step(call.under.done_writing())
-            except BaseException:
-                call.under.cancel()
+                while (raw := await call.step(call.under.read())) is not grpc.aio.EOF:
+                    yield found.decode_response(raw)
+            except errors.UnavailableError:
+                failure = _failure(sender)
+                if failure is not None:
+                    raise failure from None
                 raise
-
-        sender = asyncio.get_running_loop().create_task(send())
-        try:
-            while (raw := await call.step(call.under.read())) is not grpc.aio.EOF:
-                yield found.decode_response(raw)
-        except errors.UnavailableError:
-            failure = _failure(sender)
-            if failure is not None:
-                raise failure from None
-            raise
-        finally:
-            call.under.cancel()
-            sender.cancel()
-            await asyncio.wait([sender])
-            _failure(sender)
+            finally:
+                sender.cancel()
+                await asyncio.wait([sender])
+                _failure(sender)
 
     async def close(self) -> None:
         """See `base.Channel`."""
         fork.check()
         self.closed = True
-        self._calls.clear()
+        self._multicallables.clear()
+        for call in list(self.calls):
+            call.under.cancel()
         if self._channel is not None:
             await self._channel.close()
 
@@ -305,7 +301,7 @@ class GrpcChannel:
             self._channel = grpc.aio.insecure_channel(
                 self._target, options=_CLIENT, compression=grpc.Compression.NoCompression
             )
-        if method.name not in self._calls:
+        if method.name not in self._multicallables:
             channel = self._channel
             make: Any = {
                 MethodKind.UNARY: channel.unary_unary,
@@ -313,12 +309,12 @@ class GrpcChannel:
                 MethodKind.DOWNLOAD: channel.unary_stream,
                 MethodKind.SESSION: channel.stream_stream,
             }[method.kind]
-            self._calls[method.name] = make(method.path)
-        return self._calls[method.name]
+            self._multicallables[method.name] = make(method.path)
+        return self._multicallables[method.name]
 
 
 class _Call:
-    """One call of gRPC, ``under``, whose errors become ours."""
+    """One call of gRPC, ``under``, whose errors become ours. Leaving the context cancels what is left of it."""
 
     def __init__(self, channel: GrpcChannel, method: Method, timeout: float, under: Any) -> None:
         self._channel = channel
@@ -327,6 +323,14 @@ class _Call:
         self.under = under
         self._end: tuple[grpc.StatusCode, str, Any] | None = None
         under.add_done_callback(self._note_end)
+
+    def __enter__(self) -> _Call:
+        self._channel.calls.add(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._channel.calls.discard(self)
+        self.under.cancel()
 
     async def write(self, raw: bytes) -> bool:
         """Send a message when there is room. False if the call has ended already; how, the next `step` tells."""
