@@ -123,7 +123,9 @@ class Board:
     def _whose(self, server: shard_pb2.StatsResponse) -> str:
         """What a shard waits for, with the names of the workers who owe it."""
         workers = self._job.members.of(Role.WORKER)
-        if not server.missing_of or not workers:
+        if not workers:
+            return ""
+        if not server.missing_of:
             return server.waiting_for
         gaps = [(gap.start, gap.stop) for gap in server.missing]
         owing = [

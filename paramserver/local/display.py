@@ -162,17 +162,17 @@ class LiveDisplay:
 
     def _table(self, status: coordinator_pb2.StatusResponse) -> Table:
         asynchronous = status.view.consistency.mode == types_pb2.MODE_ASYNC
-        table = Table(title=f"job {status.job}", title_justify="left", expand=False)
+        table = Table(title=f"job {status.job}", title_justify="left", box=None, pad_edge=False)
         for heading in ("name", "state", "clock" if asynchronous else "step", "version", "samples/s", "loss"):
-            table.add_column(heading, justify="left" if heading in ("name", "state") else "right")
-        table.add_column("waits for", overflow="ellipsis", no_wrap=True, max_width=48)
+            table.add_column(heading, justify="left" if heading in ("name", "state") else "right", no_wrap=True)
+        table.add_column("waits for", overflow="ellipsis", no_wrap=True)
         for p in status.processes:
             worker = p.role == "worker"
             table.add_row(
                 p.name,
                 p.state,
                 str(p.clock if asynchronous else p.version) if worker else "",
-                str(p.version),
+                str(p.version) if p.role != "coordinator" else "",
                 f"{self._rates.of(p.name, p.samples):.0f}" if worker else "",
                 f"{p.metrics['loss']:.4f}" if "loss" in p.metrics else "",
                 p.waiting_for,

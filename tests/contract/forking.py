@@ -65,6 +65,7 @@ def in_child(channel: GrpcChannel) -> None:
         lambda: serve(()),
         lambda: channel.close(),
     ]
+
     async def refused(use: Callable[[], Any]) -> None:
         with pytest.raises(ParamServerError, match="forked from a worker"):
             await use()

@@ -18,6 +18,7 @@ from paramserver.errors import ConfigError, StoreError, UserError
 from paramserver.local import valkey
 from paramserver.local.valkey import EmbeddedStore
 from paramserver.store import ConflictError, Entry, Store, open_store
+from paramserver.store.base import redacted
 
 DEADLINE_S = 20.0
 
@@ -142,12 +143,38 @@ def test_a_large_value_is_kept(url: str) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["", "auto", "mongodb://host", "http://user:canary@host", "redis:/host", "redis", "memory://", "redis://host:port/0"],
+    [
+        "",
+        "auto",
+        "mongodb://host",
+        "http://user:canary@host",
+        "redis:/host",
+        "redis",
+        "memory://",
+        "redis://host:port/0",
+    ],
 )
 def test_an_address_of_no_store_is_the_users_mistake(url: str) -> None:
     with pytest.raises(ConfigError, match=r"cluster\.store") as caught:
         open_store(url, "p")
     assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:canary@host/0",
+        "redis://:ca?canary@host",
+        "redis://:ca#canary@host",
+        "redis://:ca/canary@host",
+        "redis://:ca@canary@host",
+        "redis://host/0?password=a@canary",
+        "user:canary@host",
+    ],
+)
+def test_a_password_is_never_shown(url: str) -> None:
+    assert "canary" not in redacted(url)
+    assert ":ca" not in redacted(url)
 
 
 @pytest.mark.parametrize(
@@ -158,6 +185,7 @@ def test_an_address_of_no_store_is_the_users_mistake(url: str) -> None:
         ("unix://:canary@/nowhere/store.sock?db=0", "unix://…@/nowhere/store.sock"),
         ("unix:///nowhere/store.sock?password=canary", "unix:///nowhere/store.sock"),
     ],
+    ids=lambda text: text.partition("://")[0],
 )
 def test_a_store_that_does_not_answer_is_named_without_its_password(url: str, shown: str) -> None:
     async def test(store: Store) -> None:
@@ -168,7 +196,7 @@ def test_a_store_that_does_not_answer_is_named_without_its_password(url: str, sh
             store.delete("k"),
             store.keys(),
         ):
-            with pytest.raises(StoreError, match="no store answers at .*: start Redis or Valkey there") as caught:
+            with pytest.raises(StoreError, match=r"no store answers at .*: start Redis or Valkey there") as caught:
                 await operation
             assert shown in str(caught.value)
             error: BaseException | None = caught.value

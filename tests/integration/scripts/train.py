@@ -1,0 +1,101 @@
+"""Trains a small classifier on made-up data, and misbehaves if asked to.
+
+The model has BatchNorm and dropout; the data does not divide evenly into slices, nor the slices into steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import paramserver as ps
+
+SAMPLES, BATCH = 230, 16  # 15 slices, the last one of 6 samples
+
+
+def build_model() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 4))
+
+
+def make_data(samples: int, seed: int) -> TensorDataset:
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, 4, (samples,), generator=generator)
+    centres = torch.randn(4, 16, generator=torch.Generator().manual_seed(7))
+    return TensorDataset(centres[y] + 0.7 * torch.randn(samples, 16, generator=generator), y)
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module) -> float:
+    x, y = make_data(200, seed=2).tensors
+    model.eval()
+    correct = (model(x).argmax(dim=1) == y).float().mean().item()
+    model.train()
+    return correct
+
+
+def misbehave(how: str) -> None:
+    if how == "raise":
+        raise RuntimeError("the cat sat on the keyboard")
+    if how == "exit":
+        sys.exit(7)
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--optimizer", choices=["sgd", "adamw"], default="sgd")
+    parser.add_argument("--num-workers", type=int, default=0)
+    parser.add_argument("--pace", type=float, default=0.0, help="seconds a slice takes at least")
+    parser.add_argument("--hurry", type=Path, default=None, help="once this file exists there is no pace any more")
+    parser.add_argument("--misbehave", default="", help="RANK:VERSION:HOW")
+    args = parser.parse_args()
+    rank, version, how = (args.misbehave or "-1:-1:").split(":")
+
+    ctx = ps.init()
+    model: nn.Module = build_model()
+    loader = DataLoader(make_data(SAMPLES, seed=1), batch_size=BATCH, shuffle=True, num_workers=args.num_workers)
+    loader = ctx.prepare(loader)
+    if args.optimizer == "sgd":
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = None
+    if args.optimizer == "adamw":
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.epochs * len(loader))
+        scheduler = ctx.prepare(scheduler)
+    model, optimizer = ctx.prepare(model, optimizer)
+    told = False
+    for _ in ctx.epochs(args.epochs):
+        for x, y in loader:
+            if not told:
+                told = True
+                print(f"rank {ctx.rank} of {ctx.world_size} trains with {args.epochs} epochs", flush=True)
+            if ctx.rank == int(rank) and ctx.version >= int(version):
+                misbehave(how)
+            if args.pace and not (args.hurry and args.hurry.exists()):
+                time.sleep(args.pace)
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            if scheduler is not None:
+                scheduler.step()
+            optimizer.zero_grad()
+            ctx.log(loss=loss)
+    if ctx.is_main:
+        ctx.log(test_accuracy=accuracy(model))
+    ctx.close()
+
+
+if __name__ == "__main__":
+    main()
