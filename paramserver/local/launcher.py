@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 import secrets
 import shutil
@@ -46,6 +47,12 @@ class Launcher:
     """One run. Owns the job's directory, its store, and all its processes."""
 
     def __init__(self, settings: Settings, script: Path, script_args: list[str]) -> None:
+        host = settings.cluster.coordinator.rpartition(":")[0].strip("[]")
+        if host and not is_loopback(host):
+            raise errors.ConfigError(
+                f"cluster.coordinator is {settings.cluster.coordinator}, but paramserver run serves this machine only: "
+                "use a port of 127.0.0.1, or leave it empty"
+            )
         job = settings.cluster.job or f"{_job_stem(script)}-{secrets.token_hex(3)}"
         self._settings = settings.model_copy(update={"cluster": settings.cluster.model_copy(update={"job": job})})
         self._script, self._script_args = script, script_args
@@ -291,6 +298,16 @@ def _exit_of(child: Child) -> int | None:
 
 def _how(code: int) -> str:
     return f"exit code {code}" if code >= 0 else f"signal {-code}"
+
+
+def is_loopback(host: str) -> bool:
+    """True if only processes of this machine can reach the host."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _job_stem(script: Path) -> str:

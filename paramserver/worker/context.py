@@ -106,7 +106,7 @@ class Context:
         if isinstance(thing, DataLoader):
             return self._prepare_loader(thing)
         if isinstance(thing, LRScheduler):
-            scheduler = StepScheduler(thing, lambda: self.engine.version, lambda: self._in_loop)
+            scheduler = StepScheduler(thing, lambda: self.engine.version, self._steps_count)
             self._schedulers.append(scheduler)
             return scheduler
         raise errors.UserError(
@@ -246,12 +246,17 @@ class Context:
         self._item = None
         self.engine.contribute(item, node, self._binding.groups())
 
+    def _steps_count(self) -> bool:
+        """True where the script's steps are the job's: inside the loop over the loader, or anywhere without one."""
+        return self._in_loop or self._loader is None
+
     # ---- the rest
 
     def log(self, **metrics: float | torch.Tensor) -> None:
         """Report numbers: ``ctx.log(loss=loss)``. The last value of each name is shown, and ends in the summary."""
-        for name, value in metrics.items():
-            self.engine.metrics[name] = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
+        numbers = {k: float(v.detach()) if isinstance(v, torch.Tensor) else float(v) for k, v in metrics.items()}
+        # Replaced as a whole, since the background reads it.
+        self.engine.metrics = {**self.engine.metrics, **numbers}
 
     def close(self) -> None:
         """Hand in what is left and leave the job. Calling it twice does nothing."""
