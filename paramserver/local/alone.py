@@ -44,7 +44,7 @@ class InProcessJob:
         await self.coordinator.start()
         for index in range(self.options.servers):
             address = f"server-{index}"
-            service = ShardService(self.options.job)
+            service = ShardService(self.options.job, self.network.connect)
             self.network.serve(address, [("Shard", service)])
             node = ServerNode.create(service, self.network.connect(COORDINATOR), address, index)
             await node.join()

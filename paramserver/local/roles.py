@@ -96,7 +96,7 @@ async def run_server(settings: Settings) -> None:
     torch.set_num_threads(settings.training.threads_per_server)
     # The first optimizer of a process loads a good part of torch: not during the first step.
     torch.optim.SGD([torch.zeros(1)], lr=0.0)
-    service = ShardService(settings.cluster.job)
+    service = ShardService(settings.cluster.job, grpc.connect, settings.cluster.wait_timeout_s)
     server = await grpc.serve([("Shard", service)])
     index = int(os.environ.get(ENV_INDEX, "0"))
     node = ServerNode.create(

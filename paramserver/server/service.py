@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import structlog
+from torch import Tensor
 
 from paramserver import errors
 from paramserver.core.hypers import Hypers, validate, validate_change
@@ -36,12 +38,15 @@ from paramserver.core.shard import (
     ShardState,
     WentIdle,
 )
+from paramserver.server import norms
+from paramserver.server.norms import NormExchange
 from paramserver.server.receive import Upload, first_non_finite, receive
-from paramserver.server.shard import Contribution, ShardTensors
+from paramserver.server.shard import Contribution, ShardTensors, leading
 from paramserver.server.version import Version
 from paramserver.tensors.codec import encode_frame
 from paramserver.tensors.dtypes import buffer_of
 from paramserver.tensors.hypers import groups_from_proto
+from paramserver.transport.base import Channel
 from paramserver.transport.messages import (
     consistency_from_proto,
     consistency_to_proto,
@@ -73,8 +78,10 @@ _EXPORT_BYTES = 4 << 20
 class ShardService:
     """One shard behind its RPCs. Lives in one event loop; :meth:`close` ends its thread."""
 
-    def __init__(self, job: str) -> None:
+    def __init__(self, job: str, connect: Callable[[str], Channel], wait_timeout_s: float = 600.0) -> None:
+        """``connect`` opens a channel to another shard; ``wait_timeout_s`` bounds the wait for it."""
         self.job = job
+        self._norms = NormExchange(connect, job, wait_timeout_s)
         self.failure: str = ""
         self._state: ShardState | None = None
         self._tensors: ShardTensors | None = None
@@ -118,6 +125,7 @@ class ShardService:
         self._config, self._groups = request, groups
         self._mine = {chunk.index: chunk for chunk in chunks}
         self._names = {w.member: w.name for w in request.workers}
+        self._norms.configure(request.index, request.peers)
         self._tensors = ShardTensors(plan.layout, chunks, spec.name)
         self._state = ShardState(
             consistency_from_proto(request.consistency), [w.member for w in request.workers], request.generation
@@ -249,6 +257,8 @@ class ShardService:
     def _expect_push(self, header: shard_pb2.PushHeader, tensors: ShardTensors) -> tuple[Mapping[int, Chunk], int]:
         self._check_job(header.job)
         used = unpack_mask(header.used, len(tensors.layout.tensors))
+        if not 0 <= header.clip_norm < math.inf:
+            raise errors.ProtocolError(f"clip_norm must be finite and not negative, not {header.clip_norm}")
         if header.overflow and used:
             raise errors.ProtocolError("a contribution with the overflow flag must not carry gradients")
         return tensors.chunks_used(used), header.chunks
@@ -270,6 +280,7 @@ class ShardService:
             groups=tuple(groups),
             chunks=upload.chunks,
             schedule=header.schedule,
+            clip_norm=header.clip_norm,
         )
 
     # ---- pulls
@@ -378,7 +389,8 @@ class ShardService:
         contributions = [self._buffers[buffer] for buffer in effect.buffers]
         base = self._versions[state.version]
         try:
-            version = await self._arithmetic(lambda: tensors.build(base, contributions))
+            clipped = await self._clipped(base, contributions, state)
+            version = await self._arithmetic(lambda: tensors.build(base, contributions, clipped))
         except Exception as error:  # the top of a task: a shard that cannot apply must not go on silently
             log.exception("could not apply", step=state.version)
             self.fail(f"could not apply step {state.version}: {error}")
@@ -387,6 +399,27 @@ class ShardService:
         for buffer in effect.buffers:
             self._buffers.pop(buffer, None)
         self._happen(Built(version.number))
+
+    async def _clipped(
+        self, base: Version, contributions: Sequence[Contribution], state: ShardState
+    ) -> Mapping[int, Tensor] | None:
+        """The step's gradients, clipped by the norm over all shards; None where nothing is to be clipped."""
+        tensors, limit = self._tensors, leading(contributions).clip_norm
+        if tensors is None or limit <= 0:
+            return None
+        gradients = await self._arithmetic(lambda: tensors.gradients(base, contributions))
+        mine = await self._arithmetic(lambda: norms.squares(gradients))
+        everybodys = await self._norms.exchange(state.timeline, base.number, mine)
+        return await self._arithmetic(lambda: norms.clip(gradients, everybodys, limit))
+
+    async def share_norms(self, request: shard_pb2.ShareNormsRequest) -> shard_pb2.ShareNormsResponse:
+        """Another shard tells the norm of its part of a step's gradient."""
+        self._check_job(request.job)
+        state, _ = self._ready()
+        if request.timeline != state.timeline:
+            raise errors.FencedError(f"norms of timeline {request.timeline}, this shard is on {state.timeline}")
+        await self._norms.hear(request, state.version)
+        return shard_pb2.ShareNormsResponse()
 
     def fail(self, reason: str) -> None:
         """End the shard: whoever waits, or asks from now on, is told why."""
@@ -419,6 +452,8 @@ class ShardService:
         return self._state, self._tensors
 
     def _waiting_for(self, state: ShardState) -> str:
+        if self._norms.waiting_for:
+            return self._norms.waiting_for
         if missing := state.missing():
             return str(missing)
         slow = [self._names.get(worker, f"worker {worker}") for worker in state.holding_back()]
@@ -430,4 +465,5 @@ class ShardService:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._norms.close()
         self._pool.shutdown(wait=True)

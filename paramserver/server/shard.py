@@ -37,6 +37,8 @@ class Contribution:
     used: frozenset[int]
     groups: tuple[Hypers, ...]
     chunks: Mapping[int, torch.Tensor]
+    # Above 0: the global norm to which the step's gradient is clipped.
+    clip_norm: float = 0.0
     # How its worker's script advances the schedule; 0: the worker does not know yet.
     schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_UNSPECIFIED
 
@@ -60,42 +62,61 @@ class ShardTensors:
             if chunk.kind is not Kind.FROZEN and any(piece.tensor in used for piece in chunk.pieces)
         }
 
-    def build(self, base: Version, contributions: Sequence[Contribution]) -> Version:
+    def build(
+        self, base: Version, contributions: Sequence[Contribution], clipped: Mapping[int, torch.Tensor] | None = None
+    ) -> Version:
         """The version after ``base``: contributions in the order of their slices, combined and applied once.
 
         Skipped (same weights, counted in ``skipped``) if a gradient of the step was not finite; unchanged if no sample
-        counted.
+        counted. ``clipped``: the gradients to apply, by chunk, where they have been combined and clipped already.
         """
         samples = sum(c.samples for c in contributions)
-        tensors = base.tensors
-        # Whoever has just come has not advanced its schedule yet, so its hyper-parameters may be those of the start.
-        leader = next((c for c in contributions if c.schedule), contributions[0])
+        leader = leading(contributions)
         self.schedule = leader.schedule or self.schedule
+        tensors = base.tensors
         if any(c.overflow for c in contributions):
             self.skipped += 1
         elif samples > 0:
-            used = frozenset().union(*(c.used for c in contributions))
-            tensors = {c.index: self._next(c, base, contributions, leader.groups, used, samples) for c in self.chunks}
+            used = used_by(contributions)
+            tensors = dict(base.tensors)
+            for chunk in self.chunks:
+                here = frozenset(piece.tensor for piece in chunk.pieces) & used
+                if not here or chunk.kind is Kind.FROZEN:
+                    continue
+                weights = base.tensors[chunk.index]
+                if chunk.kind is Kind.BUFFER:
+                    tensors[chunk.index] = self._next_buffers(chunk, base, contributions, samples)
+                    continue
+                known = clipped.get(chunk.index) if clipped is not None else None
+                gradient = known if known is not None else self._combined(chunk, weights, contributions, samples)
+                state = self._states[chunk.index]
+                tensors[chunk.index] = state.step(weights, gradient, here, leader.groups[chunk.group])
         return Version(base.number + 1, self.chunks, tensors)
 
-    def _next(
-        self,
-        chunk: Chunk,
-        base: Version,
-        contributions: Sequence[Contribution],
-        groups: Sequence[Hypers],
-        used: frozenset[int],
-        samples: int,
+    def gradients(self, base: Version, contributions: Sequence[Contribution]) -> dict[int, torch.Tensor]:
+        """The combined gradient of every chunk of parameters that has one; nothing if the step changes no weights."""
+        samples = sum(c.samples for c in contributions)
+        if not samples or any(c.overflow for c in contributions):
+            return {}
+        used = used_by(contributions)
+        return {
+            chunk.index: self._combined(chunk, base.tensors[chunk.index], contributions, samples)
+            for chunk in self.chunks
+            if chunk.kind is Kind.PARAMETER and any(piece.tensor in used for piece in chunk.pieces)
+        }
+
+    def _combined(
+        self, chunk: Chunk, weights: torch.Tensor, contributions: Sequence[Contribution], samples: int
+    ) -> torch.Tensor:
+        nodes, of = self._nodes(chunk, weights, contributions)
+        return combine(nodes, of, 1.0 if self.optimizer == "sum" else float(samples))
+
+    def _next_buffers(
+        self, chunk: Chunk, base: Version, contributions: Sequence[Contribution], samples: int
     ) -> torch.Tensor:
         weights = base.tensors[chunk.index]
-        here = frozenset(piece.tensor for piece in chunk.pieces) & used
-        if not here or chunk.kind is Kind.FROZEN:
-            return weights
         nodes, of = self._nodes(chunk, weights, contributions)
-        if chunk.kind is Kind.BUFFER:
-            return apply_buffers(weights, combine(nodes, of, self._buffer_divisor(base, contributions, samples)))
-        gradient = combine(nodes, of, 1.0 if self.optimizer == "sum" else float(samples))
-        return self._states[chunk.index].step(weights, gradient, here, groups[chunk.group])
+        return apply_buffers(weights, combine(nodes, of, self._buffer_divisor(base, contributions, samples)))
 
     def _nodes(
         self, chunk: Chunk, like: torch.Tensor, contributions: Sequence[Contribution]
@@ -124,3 +145,16 @@ class ShardTensors:
         """Optimizer state by chunk: (tensor, key, first element, data, is one number for the whole tensor)."""
         for index in sorted(self._states):
             yield from self._states[index].export()
+
+
+def leading(contributions: Sequence[Contribution]) -> Contribution:
+    """The contribution whose hyper-parameters count: the first whose worker knows the schedule.
+
+    Whoever has just come has not advanced its schedule yet, so its hyper-parameters may be those of the start.
+    """
+    return next((c for c in contributions if c.schedule), contributions[0])
+
+
+def used_by(contributions: Sequence[Contribution]) -> frozenset[int]:
+    """The tensors of which some contribution has a gradient (or a change)."""
+    return frozenset().union(*(c.used for c in contributions))

@@ -25,19 +25,19 @@ _sym_db = _symbol_database.Default()
 from paramserver.v1 import types_pb2 as paramserver_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aparamserver/v1/shard.proto\x12\x0eparamserver.v1\x1a\x1aparamserver/v1/types.proto\"H\n\x05\x46rame\x12+\n\x06header\x18\x01 \x01(\x0b\x32\x1b.paramserver.v1.FrameHeader\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0cJ\x04\x08\x0f\x10\x10\"\xfa\x01\n\x0b\x46rameHeader\x12*\n\x04push\x18\x01 \x01(\x0b\x32\x1a.paramserver.v1.PushHeaderH\x00\x12\x36\n\ninitialize\x18\x02 \x01(\x0b\x32 .paramserver.v1.InitializeHeaderH\x00\x12*\n\x04pull\x18\x03 \x01(\x0b\x32\x1a.paramserver.v1.PullHeaderH\x00\x12(\n\x06\x63hunks\x18\x04 \x03(\x0b\x32\x18.paramserver.v1.ChunkRef\x12(\n\x06states\x18\x05 \x03(\x0b\x32\x18.paramserver.v1.StateRefB\x07\n\x05\x66irst\"]\n\x08\x43hunkRef\x12\r\n\x05index\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12$\n\x05\x64type\x18\x04 \x01(\x0e\x32\x15.paramserver.v1.DType\"d\n\x08StateRef\x12\x0e\n\x06tensor\x18\x01 \x01(\r\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\r\n\x05start\x18\x03 \x01(\x04\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x0e\n\x06scalar\x18\x06 \x01(\x08\"<\n\x08SyncName\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\n\n\x02lo\x18\x02 \x01(\r\x12\n\n\x02hi\x18\x03 \x01(\r\x12\n\n\x02of\x18\x04 \x01(\r\")\n\tAsyncName\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\x04\"\xd8\x02\n\nPushHeader\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x10\n\x08timeline\x18\x02 \x01(\x04\x12\x0e\n\x06worker\x18\x03 \x01(\r\x12(\n\x04sync\x18\x04 \x01(\x0b\x32\x18.paramserver.v1.SyncNameH\x00\x12*\n\x05\x61sync\x18\x05 \x01(\x0b\x32\x19.paramserver.v1.AsyncNameH\x00\x12\x0f\n\x07samples\x18\x06 \x01(\x04\x12\x10\n\x08overflow\x18\x07 \x01(\x08\x12\x14\n\x0c\x62\x61se_version\x18\x08 \x01(\x04\x12\r\n\x05\x63lock\x18\t \x01(\x04\x12\x0c\n\x04used\x18\n \x01(\x0c\x12+\n\x06groups\x18\x0b \x03(\x0b\x32\x1b.paramserver.v1.GroupHypers\x12\x0e\n\x06\x63hunks\x18\x0c \x01(\r\x12*\n\x08schedule\x18\r \x01(\x0e\x32\x18.paramserver.v1.ScheduleB\x06\n\x04name\"I\n\x0cPushResponse\x12(\n\x07outcome\x18\x01 \x01(\x0e\x32\x17.paramserver.v1.Outcome\x12\x0f\n\x07version\x18\x02 \x01(\x04\"`\n\x10InitializeHeader\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x10\n\x08timeline\x18\x02 \x01(\x04\x12\r\n\x05grant\x18\x03 \x01(\x04\x12\x0e\n\x06worker\x18\x04 \x01(\r\x12\x0e\n\x06\x63hunks\x18\x05 \x01(\r\"\x14\n\x12InitializeResponse\"\x90\x02\n\x0bPullRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x10\n\x08timeline\x18\x02 \x01(\x04\x12\x0e\n\x06worker\x18\x03 \x01(\r\x12\x15\n\x0bmin_version\x18\x04 \x01(\x04H\x00\x12\x17\n\rexact_version\x18\x05 \x01(\x04H\x00\x12\x0f\n\x05\x63lock\x18\x06 \x01(\x04H\x00\x12\x0e\n\x04join\x18\x07 \x01(\x08H\x00\x12\x10\n\x06latest\x18\x0c \x01(\x08H\x00\x12\x0e\n\x06wait_s\x18\x08 \x01(\x01\x12\x16\n\x0einclude_frozen\x18\t \x01(\x08\x12\x19\n\x0chave_version\x18\n \x01(\x04H\x01\x88\x01\x01\x12\x13\n\x0bheader_only\x18\x0b \x01(\x08\x42\x06\n\x04wantB\x0f\n\r_have_version\"\xe5\x01\n\nPullHeader\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x10\n\x08timeline\x18\x03 \x01(\x04\x12\x30\n\x0b\x63onsistency\x18\x04 \x01(\x0b\x32\x1b.paramserver.v1.Consistency\x12\x11\n\tmin_clock\x18\x05 \x01(\x04\x12\x0f\n\x07skipped\x18\x06 \x01(\x04\x12\x13\n\x0bwaiting_for\x18\x07 \x01(\t\x12\x0e\n\x06\x63hunks\x18\x08 \x01(\r\x12*\n\x08schedule\x18\t \x01(\x0e\x32\x18.paramserver.v1.Schedule\"<\n\x0bIdleRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x10\n\x08timeline\x18\x02 \x01(\x04\x12\x0e\n\x06worker\x18\x03 \x01(\r\"\x0e\n\x0cIdleResponse\"\x85\x02\n\x10\x43onfigureRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08timeline\x18\x03 \x01(\x04\x12\r\n\x05index\x18\x04 \x01(\r\x12\x0f\n\x07servers\x18\x05 \x01(\r\x12(\n\x05model\x18\x06 \x01(\x0b\x32\x19.paramserver.v1.ModelSpec\x12\x15\n\rlayout_digest\x18\x07 \x01(\t\x12\x30\n\x0b\x63onsistency\x18\x08 \x01(\x0b\x32\x1b.paramserver.v1.Consistency\x12+\n\x07workers\x18\t \x03(\x0b\x32\x1a.paramserver.v1.WorkerInfo\"*\n\x11\x43onfigureResponse\x12\x15\n\rlayout_digest\x18\x01 \x01(\t\"S\n\x0f\x41\x63tivateRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08timeline\x18\x03 \x01(\x04\x12\r\n\x05grant\x18\x04 \x01(\x04\"#\n\x10\x41\x63tivateResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\"s\n\x11SetMembersRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08timeline\x18\x03 \x01(\x04\x12+\n\x07workers\x18\x04 \x03(\x0b\x32\x1a.paramserver.v1.WorkerInfo\"\x14\n\x12SetMembersResponse\"\xa2\x01\n\x15SetConsistencyRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08timeline\x18\x03 \x01(\x04\x12\x30\n\x0b\x63onsistency\x18\x04 \x01(\x0b\x32\x1b.paramserver.v1.Consistency\x12$\n\x05phase\x18\x05 \x01(\x0e\x32\x15.paramserver.v1.Phase\"<\n\x16SetConsistencyResponse\x12\x11\n\tscheduled\x18\x01 \x01(\x08\x12\x0f\n\x07version\x18\x02 \x01(\x04\".\n\rExportRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x10\n\x08timeline\x18\x02 \x01(\x04\"\x1b\n\x0cStatsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"\x97\x03\n\rStatsResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x30\n\x0b\x63onsistency\x18\x02 \x01(\x0b\x32\x1b.paramserver.v1.Consistency\x12\x0f\n\x07\x61pplied\x18\x03 \x01(\x04\x12\x11\n\tduplicate\x18\x04 \x01(\x04\x12\x0f\n\x07skipped\x18\x05 \x01(\x04\x12\x0f\n\x07refused\x18\x06 \x01(\x04\x12\x14\n\x0c\x62ytes_pushed\x18\x07 \x01(\x04\x12\x14\n\x0c\x62ytes_pulled\x18\x08 \x01(\x04\x12\x18\n\x10max_clock_spread\x18\t \x01(\x04\x12\x13\n\x0bwaiting_for\x18\n \x01(\t\x12\x12\n\ngeneration\x18\x0b \x01(\x04\x12\x10\n\x08timeline\x18\x0c \x01(\x04\x12+\n\x06\x63locks\x18\r \x03(\x0b\x32\x1b.paramserver.v1.WorkerClock\x12\x13\n\x0bshard_bytes\x18\x0e \x01(\x04\x12&\n\x07missing\x18\x0f \x03(\x0b\x32\x15.paramserver.v1.Range\x12\x12\n\nmissing_of\x18\x10 \x01(\r\",\n\x0bWorkerClock\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\r\n\x05\x63lock\x18\x02 \x01(\x04*O\n\x08Schedule\x12\x18\n\x14SCHEDULE_UNSPECIFIED\x10\x00\x12\x15\n\x11SCHEDULE_PER_STEP\x10\x01\x12\x12\n\x0eSCHEDULE_OTHER\x10\x02*O\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n\x10OUTCOME_ACCEPTED\x10\x01\x12\x15\n\x11OUTCOME_DUPLICATE\x10\x02*T\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_PREPARE\x10\x01\x12\x10\n\x0cPHASE_COMMIT\x10\x02\x12\x0f\n\x0bPHASE_ABORT\x10\x03\x32\xf8\x05\n\x0cShardService\x12P\n\tConfigure\x12 .paramserver.v1.ConfigureRequest\x1a!.paramserver.v1.ConfigureResponse\x12I\n\nInitialize\x12\x15.paramserver.v1.Frame\x1a\".paramserver.v1.InitializeResponse(\x01\x12M\n\x08\x41\x63tivate\x12\x1f.paramserver.v1.ActivateRequest\x1a .paramserver.v1.ActivateResponse\x12S\n\nSetMembers\x12!.paramserver.v1.SetMembersRequest\x1a\".paramserver.v1.SetMembersResponse\x12_\n\x0eSetConsistency\x12%.paramserver.v1.SetConsistencyRequest\x1a&.paramserver.v1.SetConsistencyResponse\x12=\n\x04Push\x12\x15.paramserver.v1.Frame\x1a\x1c.paramserver.v1.PushResponse(\x01\x12<\n\x04Pull\x12\x1b.paramserver.v1.PullRequest\x1a\x15.paramserver.v1.Frame0\x01\x12\x41\n\x04Idle\x12\x1b.paramserver.v1.IdleRequest\x1a\x1c.paramserver.v1.IdleResponse\x12@\n\x06\x45xport\x12\x1d.paramserver.v1.ExportRequest\x1a\x15.paramserver.v1.Frame0\x01\x12\x44\n\x05Stats\x12\x1c.paramserver.v1.StatsRequest\x1a\x1d.paramserver.v1.StatsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aparamserver/v1/shard.proto\x12\x0eparamserver.v1\x1a\x1aparamserver/v1/types.proto\"H\n\x05\x46rame\x12+\n\x06header\x18\x01 \x01(\x0b\x32\x1b.paramserver.v1.FrameHeader\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0cJ\x04\x08\x0f\x10\x10\"\xfa\x01\n\x0b\x46rameHeader\x12*\n\x04push\x18\x01 \x01(\x0b\x32\x1a.paramserver.v1.PushHeaderH\x00\x12\x36\n\ninitialize\x18\x02 \x01(\x0b\x32 .paramserver.v1.InitializeHeaderH\x00\x12*\n\x04pull\x18\x03 \x01(\x0b\x32\x1a.paramserver.v1.PullHeaderH\x00\x12(\n\x06\x63hunks\x18\x04 \x03(\x0b\x32\x18.paramserver.v1.ChunkRef\x12(\n\x06states\x18\x05 \x03(\x0b\x32\x18.paramserver.v1.StateRefB\x07\n\x05\x66irst\"]\n\x08\x43hunkRef\x12\r\n\x05index\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12$\n\x05\x64type\x18\x04 \x01(\x0e\x32\x15.paramserver.v1.DType\"d\n\x08StateRef\x12\x0e\n\x06tensor\x18\x01 \x01(\r\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\r\n\x05start\x18\x03 \x01(\x04\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x0e\n\x06scalar\x18\x06 \x01(\x08\"<\n\x08SyncName\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\n\n\x02lo\x18\x02 \x01(\r\x12\n\n\x02hi\x18\x03 \x01(\r\x12\n\n\x02of\x18\x04 \x01(\r\")\n\tAsyncName\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\x04\"\xeb\x02\n\nPushHeader\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x10\n\x08timeline\x18\x02 \x01(\x04\x12\x0e\n\x06worker\x18\x03 \x01(\r\x12(\n\x04sync\x18\x04 \x01(\x0b\x32\x18.paramserver.v1.SyncNameH\x00\x12*\n\x05\x61sync\x18\x05 \x01(\x0b\x32\x19.paramserver.v1.AsyncNameH\x00\x12\x0f\n\x07samples\x18\x06 \x01(\x04\x12\x10\n\x08overflow\x18\x07 \x01(\x08\x12\x14\n\x0c\x62\x61se_version\x18\x08 \x01(\x04\x12\r\n\x05\x63lock\x18\t \x01(\x04\x12\x0c\n\x04used\x18\n \x01(\x0c\x12+\n\x06groups\x18\x0b \x03(\x0b\x32\x1b.paramserver.v1.GroupHypers\x12\x0e\n\x06\x63hunks\x18\x0c \x01(\r\x12*\n\x08schedule\x18\r \x01(\x0e\x32\x18.paramserver.v1.Schedule\x12\x11\n\tclip_norm\x18\x0e \x01(\x01\x42\x06\n\x04name\"I\n\x0cPushResponse\x12(\n\x07outcome\x18\x01 \x01(\x0e\x32\x17.paramserver.v1.Outcome\x12\x0f\n\x07version\x18\x02 \x01(\x04\"`\n\x10InitializeHeader\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x10\n\x08timeline\x18\x02 \x01(\x04\x12\r\n\x05grant\x18\x03 \x01(\x04\x12\x0e\n\x06worker\x18\x04 \x01(\r\x12\x0e\n\x06\x63hunks\x18\x05 \x01(\r\"\x14\n\x12InitializeResponse\"\x90\x02\n\x0bPullRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x10\n\x08timeline\x18\x02 \x01(\x04\x12\x0e\n\x06worker\x18\x03 \x01(\r\x12\x15\n\x0bmin_version\x18\x04 \x01(\x04H\x00\x12\x17\n\rexact_version\x18\x05 \x01(\x04H\x00\x12\x0f\n\x05\x63lock\x18\x06 \x01(\x04H\x00\x12\x0e\n\x04join\x18\x07 \x01(\x08H\x00\x12\x10\n\x06latest\x18\x0c \x01(\x08H\x00\x12\x0e\n\x06wait_s\x18\x08 \x01(\x01\x12\x16\n\x0einclude_frozen\x18\t \x01(\x08\x12\x19\n\x0chave_version\x18\n \x01(\x04H\x01\x88\x01\x01\x12\x13\n\x0bheader_only\x18\x0b \x01(\x08\x42\x06\n\x04wantB\x0f\n\r_have_version\"\xe5\x01\n\nPullHeader\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x10\n\x08timeline\x18\x03 \x01(\x04\x12\x30\n\x0b\x63onsistency\x18\x04 \x01(\x0b\x32\x1b.paramserver.v1.Consistency\x12\x11\n\tmin_clock\x18\x05 \x01(\x04\x12\x0f\n\x07skipped\x18\x06 \x01(\x04\x12\x13\n\x0bwaiting_for\x18\x07 \x01(\t\x12\x0e\n\x06\x63hunks\x18\x08 \x01(\r\x12*\n\x08schedule\x18\t \x01(\x0e\x32\x18.paramserver.v1.Schedule\"<\n\x0bIdleRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x10\n\x08timeline\x18\x02 \x01(\x04\x12\x0e\n\x06worker\x18\x03 \x01(\r\"\x0e\n\x0cIdleResponse\"\xb0\x02\n\x10\x43onfigureRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08timeline\x18\x03 \x01(\x04\x12\r\n\x05index\x18\x04 \x01(\r\x12\x0f\n\x07servers\x18\x05 \x01(\r\x12(\n\x05model\x18\x06 \x01(\x0b\x32\x19.paramserver.v1.ModelSpec\x12\x15\n\rlayout_digest\x18\x07 \x01(\t\x12\x30\n\x0b\x63onsistency\x18\x08 \x01(\x0b\x32\x1b.paramserver.v1.Consistency\x12+\n\x07workers\x18\t \x03(\x0b\x32\x1a.paramserver.v1.WorkerInfo\x12)\n\x05peers\x18\n \x03(\x0b\x32\x1a.paramserver.v1.ServerInfo\"*\n\x11\x43onfigureResponse\x12\x15\n\rlayout_digest\x18\x01 \x01(\t\"S\n\x0f\x41\x63tivateRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08timeline\x18\x03 \x01(\x04\x12\r\n\x05grant\x18\x04 \x01(\x04\"#\n\x10\x41\x63tivateResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\"s\n\x11SetMembersRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08timeline\x18\x03 \x01(\x04\x12+\n\x07workers\x18\x04 \x03(\x0b\x32\x1a.paramserver.v1.WorkerInfo\"\x14\n\x12SetMembersResponse\"\xa2\x01\n\x15SetConsistencyRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08timeline\x18\x03 \x01(\x04\x12\x30\n\x0b\x63onsistency\x18\x04 \x01(\x0b\x32\x1b.paramserver.v1.Consistency\x12$\n\x05phase\x18\x05 \x01(\x0e\x32\x15.paramserver.v1.Phase\"<\n\x16SetConsistencyResponse\x12\x11\n\tscheduled\x18\x01 \x01(\x08\x12\x0f\n\x07version\x18\x02 \x01(\x04\"q\n\x11ShareNormsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x10\n\x08timeline\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0e\n\x06server\x18\x04 \x01(\r\x12\x0e\n\x06\x63hunks\x18\x05 \x03(\r\x12\x0f\n\x07squares\x18\x06 \x03(\x01\"\x14\n\x12ShareNormsResponse\".\n\rExportRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x10\n\x08timeline\x18\x02 \x01(\x04\"\x1b\n\x0cStatsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"\x97\x03\n\rStatsResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x30\n\x0b\x63onsistency\x18\x02 \x01(\x0b\x32\x1b.paramserver.v1.Consistency\x12\x0f\n\x07\x61pplied\x18\x03 \x01(\x04\x12\x11\n\tduplicate\x18\x04 \x01(\x04\x12\x0f\n\x07skipped\x18\x05 \x01(\x04\x12\x0f\n\x07refused\x18\x06 \x01(\x04\x12\x14\n\x0c\x62ytes_pushed\x18\x07 \x01(\x04\x12\x14\n\x0c\x62ytes_pulled\x18\x08 \x01(\x04\x12\x18\n\x10max_clock_spread\x18\t \x01(\x04\x12\x13\n\x0bwaiting_for\x18\n \x01(\t\x12\x12\n\ngeneration\x18\x0b \x01(\x04\x12\x10\n\x08timeline\x18\x0c \x01(\x04\x12+\n\x06\x63locks\x18\r \x03(\x0b\x32\x1b.paramserver.v1.WorkerClock\x12\x13\n\x0bshard_bytes\x18\x0e \x01(\x04\x12&\n\x07missing\x18\x0f \x03(\x0b\x32\x15.paramserver.v1.Range\x12\x12\n\nmissing_of\x18\x10 \x01(\r\",\n\x0bWorkerClock\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\r\n\x05\x63lock\x18\x02 \x01(\x04*O\n\x08Schedule\x12\x18\n\x14SCHEDULE_UNSPECIFIED\x10\x00\x12\x15\n\x11SCHEDULE_PER_STEP\x10\x01\x12\x12\n\x0eSCHEDULE_OTHER\x10\x02*O\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n\x10OUTCOME_ACCEPTED\x10\x01\x12\x15\n\x11OUTCOME_DUPLICATE\x10\x02*T\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_PREPARE\x10\x01\x12\x10\n\x0cPHASE_COMMIT\x10\x02\x12\x0f\n\x0bPHASE_ABORT\x10\x03\x32\xcd\x06\n\x0cShardService\x12P\n\tConfigure\x12 .paramserver.v1.ConfigureRequest\x1a!.paramserver.v1.ConfigureResponse\x12I\n\nInitialize\x12\x15.paramserver.v1.Frame\x1a\".paramserver.v1.InitializeResponse(\x01\x12M\n\x08\x41\x63tivate\x12\x1f.paramserver.v1.ActivateRequest\x1a .paramserver.v1.ActivateResponse\x12S\n\nSetMembers\x12!.paramserver.v1.SetMembersRequest\x1a\".paramserver.v1.SetMembersResponse\x12_\n\x0eSetConsistency\x12%.paramserver.v1.SetConsistencyRequest\x1a&.paramserver.v1.SetConsistencyResponse\x12=\n\x04Push\x12\x15.paramserver.v1.Frame\x1a\x1c.paramserver.v1.PushResponse(\x01\x12<\n\x04Pull\x12\x1b.paramserver.v1.PullRequest\x1a\x15.paramserver.v1.Frame0\x01\x12\x41\n\x04Idle\x12\x1b.paramserver.v1.IdleRequest\x1a\x1c.paramserver.v1.IdleResponse\x12@\n\x06\x45xport\x12\x1d.paramserver.v1.ExportRequest\x1a\x15.paramserver.v1.Frame0\x01\x12S\n\nShareNorms\x12!.paramserver.v1.ShareNormsRequest\x1a\".paramserver.v1.ShareNormsResponse\x12\x44\n\x05Stats\x12\x1c.paramserver.v1.StatsRequest\x1a\x1d.paramserver.v1.StatsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paramserver.v1.shard_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SCHEDULE']._serialized_start=3159
-  _globals['_SCHEDULE']._serialized_end=3238
-  _globals['_OUTCOME']._serialized_start=3240
-  _globals['_OUTCOME']._serialized_end=3319
-  _globals['_PHASE']._serialized_start=3321
-  _globals['_PHASE']._serialized_end=3405
+  _globals['_SCHEDULE']._serialized_start=3358
+  _globals['_SCHEDULE']._serialized_end=3437
+  _globals['_OUTCOME']._serialized_start=3439
+  _globals['_OUTCOME']._serialized_end=3518
+  _globals['_PHASE']._serialized_start=3520
+  _globals['_PHASE']._serialized_end=3604
   _globals['_FRAME']._serialized_start=74
   _globals['_FRAME']._serialized_end=146
   _globals['_FRAMEHEADER']._serialized_start=149
@@ -51,45 +51,49 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ASYNCNAME']._serialized_start=660
   _globals['_ASYNCNAME']._serialized_end=701
   _globals['_PUSHHEADER']._serialized_start=704
-  _globals['_PUSHHEADER']._serialized_end=1048
-  _globals['_PUSHRESPONSE']._serialized_start=1050
-  _globals['_PUSHRESPONSE']._serialized_end=1123
-  _globals['_INITIALIZEHEADER']._serialized_start=1125
-  _globals['_INITIALIZEHEADER']._serialized_end=1221
-  _globals['_INITIALIZERESPONSE']._serialized_start=1223
-  _globals['_INITIALIZERESPONSE']._serialized_end=1243
-  _globals['_PULLREQUEST']._serialized_start=1246
-  _globals['_PULLREQUEST']._serialized_end=1518
-  _globals['_PULLHEADER']._serialized_start=1521
-  _globals['_PULLHEADER']._serialized_end=1750
-  _globals['_IDLEREQUEST']._serialized_start=1752
-  _globals['_IDLEREQUEST']._serialized_end=1812
-  _globals['_IDLERESPONSE']._serialized_start=1814
-  _globals['_IDLERESPONSE']._serialized_end=1828
-  _globals['_CONFIGUREREQUEST']._serialized_start=1831
-  _globals['_CONFIGUREREQUEST']._serialized_end=2092
-  _globals['_CONFIGURERESPONSE']._serialized_start=2094
-  _globals['_CONFIGURERESPONSE']._serialized_end=2136
-  _globals['_ACTIVATEREQUEST']._serialized_start=2138
-  _globals['_ACTIVATEREQUEST']._serialized_end=2221
-  _globals['_ACTIVATERESPONSE']._serialized_start=2223
-  _globals['_ACTIVATERESPONSE']._serialized_end=2258
-  _globals['_SETMEMBERSREQUEST']._serialized_start=2260
-  _globals['_SETMEMBERSREQUEST']._serialized_end=2375
-  _globals['_SETMEMBERSRESPONSE']._serialized_start=2377
-  _globals['_SETMEMBERSRESPONSE']._serialized_end=2397
-  _globals['_SETCONSISTENCYREQUEST']._serialized_start=2400
-  _globals['_SETCONSISTENCYREQUEST']._serialized_end=2562
-  _globals['_SETCONSISTENCYRESPONSE']._serialized_start=2564
-  _globals['_SETCONSISTENCYRESPONSE']._serialized_end=2624
-  _globals['_EXPORTREQUEST']._serialized_start=2626
-  _globals['_EXPORTREQUEST']._serialized_end=2672
-  _globals['_STATSREQUEST']._serialized_start=2674
-  _globals['_STATSREQUEST']._serialized_end=2701
-  _globals['_STATSRESPONSE']._serialized_start=2704
-  _globals['_STATSRESPONSE']._serialized_end=3111
-  _globals['_WORKERCLOCK']._serialized_start=3113
-  _globals['_WORKERCLOCK']._serialized_end=3157
-  _globals['_SHARDSERVICE']._serialized_start=3408
-  _globals['_SHARDSERVICE']._serialized_end=4168
+  _globals['_PUSHHEADER']._serialized_end=1067
+  _globals['_PUSHRESPONSE']._serialized_start=1069
+  _globals['_PUSHRESPONSE']._serialized_end=1142
+  _globals['_INITIALIZEHEADER']._serialized_start=1144
+  _globals['_INITIALIZEHEADER']._serialized_end=1240
+  _globals['_INITIALIZERESPONSE']._serialized_start=1242
+  _globals['_INITIALIZERESPONSE']._serialized_end=1262
+  _globals['_PULLREQUEST']._serialized_start=1265
+  _globals['_PULLREQUEST']._serialized_end=1537
+  _globals['_PULLHEADER']._serialized_start=1540
+  _globals['_PULLHEADER']._serialized_end=1769
+  _globals['_IDLEREQUEST']._serialized_start=1771
+  _globals['_IDLEREQUEST']._serialized_end=1831
+  _globals['_IDLERESPONSE']._serialized_start=1833
+  _globals['_IDLERESPONSE']._serialized_end=1847
+  _globals['_CONFIGUREREQUEST']._serialized_start=1850
+  _globals['_CONFIGUREREQUEST']._serialized_end=2154
+  _globals['_CONFIGURERESPONSE']._serialized_start=2156
+  _globals['_CONFIGURERESPONSE']._serialized_end=2198
+  _globals['_ACTIVATEREQUEST']._serialized_start=2200
+  _globals['_ACTIVATEREQUEST']._serialized_end=2283
+  _globals['_ACTIVATERESPONSE']._serialized_start=2285
+  _globals['_ACTIVATERESPONSE']._serialized_end=2320
+  _globals['_SETMEMBERSREQUEST']._serialized_start=2322
+  _globals['_SETMEMBERSREQUEST']._serialized_end=2437
+  _globals['_SETMEMBERSRESPONSE']._serialized_start=2439
+  _globals['_SETMEMBERSRESPONSE']._serialized_end=2459
+  _globals['_SETCONSISTENCYREQUEST']._serialized_start=2462
+  _globals['_SETCONSISTENCYREQUEST']._serialized_end=2624
+  _globals['_SETCONSISTENCYRESPONSE']._serialized_start=2626
+  _globals['_SETCONSISTENCYRESPONSE']._serialized_end=2686
+  _globals['_SHARENORMSREQUEST']._serialized_start=2688
+  _globals['_SHARENORMSREQUEST']._serialized_end=2801
+  _globals['_SHARENORMSRESPONSE']._serialized_start=2803
+  _globals['_SHARENORMSRESPONSE']._serialized_end=2823
+  _globals['_EXPORTREQUEST']._serialized_start=2825
+  _globals['_EXPORTREQUEST']._serialized_end=2871
+  _globals['_STATSREQUEST']._serialized_start=2873
+  _globals['_STATSREQUEST']._serialized_end=2900
+  _globals['_STATSRESPONSE']._serialized_start=2903
+  _globals['_STATSRESPONSE']._serialized_end=3310
+  _globals['_WORKERCLOCK']._serialized_start=3312
+  _globals['_WORKERCLOCK']._serialized_end=3356
+  _globals['_SHARDSERVICE']._serialized_start=3607
+  _globals['_SHARDSERVICE']._serialized_end=4452
 # @@protoc_insertion_point(module_scope)

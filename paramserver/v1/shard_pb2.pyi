@@ -108,7 +108,7 @@ class AsyncName(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("job", "timeline", "worker", "sync", "samples", "overflow", "base_version", "clock", "used", "groups", "chunks", "schedule")
+    __slots__ = ("job", "timeline", "worker", "sync", "samples", "overflow", "base_version", "clock", "used", "groups", "chunks", "schedule", "clip_norm")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +122,7 @@ class PushHeader(_message.Message):
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    CLIP_NORM_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     worker: int
@@ -134,7 +135,8 @@ class PushHeader(_message.Message):
     groups: _containers.RepeatedCompositeFieldContainer[_types_pb2.GroupHypers]
     chunks: int
     schedule: Schedule
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., sync: _Optional[_Union[SyncName, _Mapping]] = ..., samples: _Optional[int] = ..., overflow: bool = ..., base_version: _Optional[int] = ..., clock: _Optional[int] = ..., used: _Optional[bytes] = ..., groups: _Optional[_Iterable[_Union[_types_pb2.GroupHypers, _Mapping]]] = ..., chunks: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., **kwargs) -> None: ...
+    clip_norm: float
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., sync: _Optional[_Union[SyncName, _Mapping]] = ..., samples: _Optional[int] = ..., overflow: bool = ..., base_version: _Optional[int] = ..., clock: _Optional[int] = ..., used: _Optional[bytes] = ..., groups: _Optional[_Iterable[_Union[_types_pb2.GroupHypers, _Mapping]]] = ..., chunks: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., clip_norm: _Optional[float] = ..., **kwargs) -> None: ...
 
 class PushResponse(_message.Message):
     __slots__ = ("outcome", "version")
@@ -227,7 +229,7 @@ class IdleResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ConfigureRequest(_message.Message):
-    __slots__ = ("job", "generation", "timeline", "index", "servers", "model", "layout_digest", "consistency", "workers")
+    __slots__ = ("job", "generation", "timeline", "index", "servers", "model", "layout_digest", "consistency", "workers", "peers")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
@@ -237,6 +239,7 @@ class ConfigureRequest(_message.Message):
     LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     timeline: int
@@ -246,7 +249,8 @@ class ConfigureRequest(_message.Message):
     layout_digest: str
     consistency: _types_pb2.Consistency
     workers: _containers.RepeatedCompositeFieldContainer[_types_pb2.WorkerInfo]
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., index: _Optional[int] = ..., servers: _Optional[int] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., layout_digest: _Optional[str] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerInfo, _Mapping]]] = ...) -> None: ...
+    peers: _containers.RepeatedCompositeFieldContainer[_types_pb2.ServerInfo]
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., index: _Optional[int] = ..., servers: _Optional[int] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., layout_digest: _Optional[str] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerInfo, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ServerInfo, _Mapping]]] = ...) -> None: ...
 
 class ConfigureResponse(_message.Message):
     __slots__ = ("layout_digest",)
@@ -309,6 +313,26 @@ class SetConsistencyResponse(_message.Message):
     scheduled: bool
     version: int
     def __init__(self, scheduled: bool = ..., version: _Optional[int] = ...) -> None: ...
+
+class ShareNormsRequest(_message.Message):
+    __slots__ = ("job", "timeline", "step", "server", "chunks", "squares")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    SQUARES_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    timeline: int
+    step: int
+    server: int
+    chunks: _containers.RepeatedScalarFieldContainer[int]
+    squares: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., step: _Optional[int] = ..., server: _Optional[int] = ..., chunks: _Optional[_Iterable[int]] = ..., squares: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class ShareNormsResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class ExportRequest(_message.Message):
     __slots__ = ("job", "timeline")

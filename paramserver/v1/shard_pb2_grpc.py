@@ -80,6 +80,11 @@ class ShardServiceStub(object):
                 request_serializer=paramserver_dot_v1_dot_shard__pb2.ExportRequest.SerializeToString,
                 response_deserializer=paramserver_dot_v1_dot_shard__pb2.Frame.FromString,
                 _registered_method=True)
+        self.ShareNorms = channel.unary_unary(
+                '/paramserver.v1.ShardService/ShareNorms',
+                request_serializer=paramserver_dot_v1_dot_shard__pb2.ShareNormsRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_shard__pb2.ShareNormsResponse.FromString,
+                _registered_method=True)
         self.Stats = channel.unary_unary(
                 '/paramserver.v1.ShardService/Stats',
                 request_serializer=paramserver_dot_v1_dot_shard__pb2.StatsRequest.SerializeToString,
@@ -145,6 +150,12 @@ class ShardServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ShareNorms(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Stats(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -198,6 +209,11 @@ def add_ShardServiceServicer_to_server(servicer, server):
                     servicer.Export,
                     request_deserializer=paramserver_dot_v1_dot_shard__pb2.ExportRequest.FromString,
                     response_serializer=paramserver_dot_v1_dot_shard__pb2.Frame.SerializeToString,
+            ),
+            'ShareNorms': grpc.unary_unary_rpc_method_handler(
+                    servicer.ShareNorms,
+                    request_deserializer=paramserver_dot_v1_dot_shard__pb2.ShareNormsRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_shard__pb2.ShareNormsResponse.SerializeToString,
             ),
             'Stats': grpc.unary_unary_rpc_method_handler(
                     servicer.Stats,
@@ -449,6 +465,33 @@ class ShardService(object):
             '/paramserver.v1.ShardService/Export',
             paramserver_dot_v1_dot_shard__pb2.ExportRequest.SerializeToString,
             paramserver_dot_v1_dot_shard__pb2.Frame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ShareNorms(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.ShardService/ShareNorms',
+            paramserver_dot_v1_dot_shard__pb2.ShareNormsRequest.SerializeToString,
+            paramserver_dot_v1_dot_shard__pb2.ShareNormsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -245,6 +245,18 @@ class ModelBinding:
         place.mul_(samples)
         node.used.add(buffer.index)
 
+    def clip(self, node: Node, limit: float) -> None:
+        """Scale a node's gradients (not its buffers) down if the norm of their mean over its samples is above limit."""
+        views = [node.space.view(index) for index in self._trained if index in node.used]
+        if not views or not node.samples:
+            return
+        squares = [torch.linalg.vector_norm(view, dtype=torch.float64).square() for view in views]
+        norm = float(torch.stack(squares).sum().sqrt()) / node.samples
+        factor = limit / (norm + 1e-6)  # as torch.nn.utils.clip_grad_norm_ has it
+        if factor < 1.0:
+            for view in views:
+                view.mul_(factor)
+
     def non_finite(self, node: Node) -> str | None:
         """The name of the first tensor of the node with a NaN or an infinite number, or None."""
         if all(is_finite(segment) for segment in node.space.segments()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader
 from paramserver import errors
 from paramserver.config import Settings
 from paramserver.core.consistency import Mode
+from paramserver.core.names import AsyncName
 from paramserver.core.slices import slice_samples, slice_seed
 from paramserver.v1 import shard_pb2
 from paramserver.worker.binding import ModelBinding
@@ -50,6 +52,7 @@ class Context:
         self._in_loop = False
         self._closed = False
         self._told_skip = False
+        self._clip_norm = 0.0
 
     # ---- facts
 
@@ -226,6 +229,9 @@ class Context:
         bad = None if overflow else binding.non_finite(node)
         if overflow or bad is not None:
             node = self._without_gradient(node, item, bad)
+        elif self._clip_norm > 0 and isinstance(item.name, AsyncName):
+            binding.clip(node, self._clip_norm)
+        self.engine.clip_norm, self._clip_norm = self._clip_norm, 0.0
         self._hand_in(item, node)
 
     def _without_gradient(self, node: Node, item: Item, bad: str | None) -> Node:
@@ -249,6 +255,17 @@ class Context:
     def _steps_count(self) -> bool:
         """True where the script's steps are the job's: inside the loop over the loader, or anywhere without one."""
         return self._in_loop or self._loader is None
+
+    def clip_grad_norm(self, max_norm: float) -> None:
+        """Clip this step's gradient to a global 2-norm; call it after ``backward`` and before ``optimizer.step``.
+
+        Synchronous: the servers clip the combined gradient of all slices, over all shards, which is what clipping in a
+        single process with the whole batch does. Asynchronous: the gradient of this slice is clipped.
+        (``torch.nn.utils.clip_grad_norm_`` clips the slice in both modes.) Raises UserError unless max_norm is above 0.
+        """
+        if not 0 < max_norm < math.inf:
+            raise errors.UserError(f"max_norm must be above 0, not {max_norm}")
+        self._clip_norm = float(max_norm)
 
     # ---- the rest
 

@@ -12,7 +12,7 @@ import structlog
 
 from paramserver import errors
 from paramserver.core.consistency import Consistency, Mode
-from paramserver.core.names import AsyncName, Name
+from paramserver.core.names import AsyncName, Name, SyncName
 from paramserver.core.plan import Plan
 from paramserver.core.shard import Latest, Want
 from paramserver.core.slices import DataSpec
@@ -59,6 +59,8 @@ class Engine:
         # How this script advances its schedule, as far as it has shown; and what the shards have heard of others.
         self.schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_OTHER
         self.heard_schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_UNSPECIFIED
+        # Above 0: the global norm to which the gradient of the present step is clipped.
+        self.clip_norm = 0.0
         self._connect = connect
         self._coordinator = coordinator
         self._wait_timeout_s = wait_timeout_s
@@ -279,6 +281,9 @@ class Engine:
             return self.generation != generation
 
         results = self._watch(pulling, moved)
+        if not results and self.background.run(self.links.published(version)):
+            # Whoever left had seen this step complete: nothing of it is to be computed again.
+            results = self._watch(self.background.submit(self.links.pull_version(version)))
         if results is not None:
             self._install(results)
         return self.mode_changed()
@@ -316,6 +321,7 @@ class Engine:
             base_versions=list(self._versions),
             clock=clock,
             schedule=self.schedule,
+            clip_norm=self.clip_norm if isinstance(name, SyncName) else 0.0,
         )
         future = self.background.submit(self.links.push(facts, space.read))
         future.add_done_callback(lambda _: self.pool.give(node))

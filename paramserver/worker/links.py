@@ -63,6 +63,7 @@ class PushFacts:
     base_versions: Sequence[int]
     clock: int = 0
     schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_OTHER
+    clip_norm: float = 0.0
 
 
 class ShardLinks:
@@ -124,6 +125,7 @@ class ShardLinks:
                 base_version=facts.base_versions[server],
                 clock=facts.clock,
                 schedule=facts.schedule,
+                clip_norm=facts.clip_norm,
                 used=pack_mask(facts.used, len(tensors)),
                 groups=facts.groups,
                 chunks=len(wanted),
@@ -176,6 +178,24 @@ class ShardLinks:
             for server, result in zip(behind, again, strict=True):
                 results[server] = result
         return results
+
+    async def published(self, version: int) -> bool:
+        """Whether all shards have published ``version`` already; False if that cannot be told just now."""
+
+        async def one(channel: Channel) -> bool:
+            request = shard_pb2.PullRequest(
+                job=self.job, timeline=self.timeline, worker=self._worker(), wait_s=0.0, header_only=True
+            )
+            put_want(request, AtLeast(version))
+            ready = False
+            async for raw in channel.download("Shard.Pull", request, timeout=_PARK_S):
+                ready = split_frame(raw)[0].pull.ready
+            return ready
+
+        try:
+            return all(await asyncio.gather(*(one(channel) for channel in self.channels)))
+        except errors.ParamServerError:
+            return False
 
     async def _pull_one(self, server: int, want: Want, frozen: bool) -> Pulled:
         deadline = time.monotonic() + self._wait_timeout_s
