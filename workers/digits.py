@@ -59,7 +59,7 @@ def accuracy(model: nn.Module, data: TensorDataset, device: torch.device) -> flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--batch-size", type=int, default=32, help="samples in a slice")
     parser.add_argument("--optimizer", choices=["sgd", "adamw"], default="sgd")
     parser.add_argument("--lr", type=float, default=None)
@@ -72,7 +72,7 @@ def main() -> None:
     model = DigitsNet(args.dropout)
     loader = ctx.prepare(DataLoader(train, batch_size=args.batch_size, shuffle=True, num_workers=args.num_workers))
     if args.optimizer == "sgd":
-        optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=args.lr or 0.05, momentum=0.9)
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=args.lr or 0.03, momentum=0.9)
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr or 0.003)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.epochs * len(loader))
