@@ -155,7 +155,7 @@ class Cluster(_Section):
         AfterValidator(_job_name_or_empty),
         Must('up to 64 letters, digits, ".", "_" and "-" (a letter or digit first), or empty'),
     ] = Field(default="", description="Name of the job. Empty: `run` makes one up.")
-    join_timeout_s: _Seconds = Field(default=60.0, description="How long a process waits for the others to arrive.")
+    join_timeout_s: _Seconds = Field(default=180.0, description="How long a process waits for the others to arrive.")
     lease_s: _Seconds = Field(default=5.0, description="After this silence a member is taken for lost.")
     wait_timeout_s: _Seconds = Field(
         default=600.0, description="How long a worker waits for the others' slices of a step."

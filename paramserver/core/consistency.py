@@ -8,7 +8,6 @@ with ``PerContribution``. Nobody but :func:`policies` asks which mode it is.
 from __future__ import annotations
 
 import enum
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -53,6 +52,8 @@ class Verdict(enum.Enum):
 
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"
+    # The same work is accepted, but in no version yet: whoever repeats it waits with the one who brought it first.
+    QUEUED = "queued"
     OUT_OF_ORDER = "out of order"
     STALE = "stale"
     MALFORMED = "malformed"
@@ -60,11 +61,15 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The verdict on one contribution; ``dropped`` are buffers that nobody needs any more."""
+    """The verdict on one contribution.
+
+    ``dropped``: buffers that nobody needs any more. ``first``: if it is queued, the buffer that came first.
+    """
 
     verdict: Verdict
     reason: str = ""
     dropped: tuple[int, ...] = ()
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +149,11 @@ class History:
     version: int = 0
     # Synchronous steps below this number are published.
     steps_done: int = 0
-    # Asynchronous slices by epoch, applied or about to be.
+    # Asynchronous slices that are in a published version, by epoch.
     slices_done: dict[int, RangeSet] = field(default_factory=dict)
 
     def has(self, name: Name) -> bool:
-        """True if the work of this name has been counted in a published version (or is queued for one)."""
+        """True if the work of this name has been counted in a published version."""
         if isinstance(name, SyncName):
             return name.step < self.steps_done
         done = self.slices_done.get(name.epoch)
@@ -224,7 +229,7 @@ class PerContribution:
 
     def __init__(self, history: History) -> None:
         self._history = history
-        self._queue: deque[tuple[AsyncName, int]] = deque()
+        self._queue: dict[AsyncName, int] = {}  # in order of arrival
         self._taken = False
 
     def offer(self, name: Name, buffer: int) -> Offer:
@@ -233,8 +238,9 @@ class PerContribution:
             return Offer(Verdict.DUPLICATE)
         if isinstance(name, SyncName):
             return Offer(Verdict.STALE, f"the job is asynchronous now, but {name} is a synchronous contribution")
-        self._history.slices_done.setdefault(name.epoch, RangeSet()).add(name.index)
-        self._queue.append((name, buffer))
+        if (first := self._queue.get(name)) is not None:
+            return Offer(Verdict.QUEUED, first=first)
+        self._queue[name] = buffer
         return Offer(Verdict.ACCEPTED)
 
     def take(self) -> Batch | None:
@@ -242,12 +248,14 @@ class PerContribution:
         if self._taken or not self._queue:
             return None
         self._taken = True
-        name, buffer = self._queue[0]
+        name, buffer = next(iter(self._queue.items()))
         return Batch((name,), (buffer,))
 
     def built(self) -> None:
-        """The contribution is applied."""
-        self._queue.popleft()
+        """The contribution is applied, and from now on a duplicate."""
+        name = next(iter(self._queue))
+        del self._queue[name]
+        self._history.slices_done.setdefault(name.epoch, RangeSet()).add(name.index)
         self._taken = False
 
     def missing(self) -> Missing | None:

@@ -41,6 +41,8 @@ class SliceLeases:
         While paused, only slices of epochs before the newest one are given out, so that in the end a single epoch is
         begun but not finished.
         """
+        if want < 1:
+            return []
         if self.slices_per_epoch == 0:
             max_epoch = self._first_epoch
         last = min(max_epoch, self._newest() - 1) if self.paused else max_epoch
@@ -79,10 +81,10 @@ class SliceLeases:
     # ---- coming back
 
     def complete(self, names: Iterable[AsyncName]) -> None:
-        """Every shard has these slices. Unknown or repeated names change nothing that counts."""
+        """Every shard has these slices. Names that were never handed out, or are done already, change nothing."""
         for name in names:
             self._holder.pop(name, None)
-            if name.epoch < self._first_epoch:
+            if name.epoch < self._first_epoch or name.index >= self._fresh.get(name.epoch, 0):
                 continue
             self._done_of(name.epoch).add(name.index)
             returned = self._returned.get(name.epoch)

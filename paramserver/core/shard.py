@@ -10,7 +10,7 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from paramserver.core.consistency import Consistency, History, Missing, Mode, Offer, Verdict, policies
+from paramserver.core.consistency import Batch, Consistency, History, Missing, Mode, Offer, Verdict, policies
 from paramserver.core.names import Name
 
 # A worker that was handed version t may still need it until all shards have published t + 1.
@@ -148,7 +148,7 @@ class ConsistencyCommitted:
 
 @dataclass(frozen=True, slots=True)
 class ConsistencyAborted:
-    """Some shard was past the boundary: forget the setting of this revision."""
+    """Some shard was past the boundary: forget the setting of this revision, and older ones."""
 
     revision: int
 
@@ -255,9 +255,11 @@ class ShardState:
         self._gate, self._combine = policies(consistency, self._history)
         self._scheduled: Consistency | None = None
         self._committed = False
+        self._aborted_revision = 0
         self._parked: dict[int, PullAsked] = {}
-        self._building: tuple[tuple[int, int, int, int], ...] = ()  # (call, worker, clock, buffer) of the batch
-        self._waiting_push: dict[int, tuple[int, int, int]] = {}  # buffer -> (call, worker, clock)
+        self._building: Batch | None = None
+        # Pushes to be answered once their contribution is in a version: by its buffer, who brought it first.
+        self._waiting: dict[int, list[Arrived]] = {}
         self._versions: list[int] = []
 
     # ---- facts
@@ -317,11 +319,12 @@ class ShardState:
             case ConsistencyPrepared(consistency):
                 if self.can_schedule(consistency):
                     self._scheduled, self._committed = consistency, False
-                return []
+                return self._build()
             case ConsistencyCommitted(revision):
                 return self._committed_revision(revision)
             case ConsistencyAborted(revision):
-                if self._scheduled is not None and self._scheduled.revision == revision and not self._committed:
+                self._aborted_revision = max(self._aborted_revision, revision)
+                if self._scheduled is not None and self._scheduled.revision <= revision and not self._committed:
                     self._scheduled = None
                 return self._build()
             case Activated(timeline, version):
@@ -335,6 +338,10 @@ class ShardState:
         offer = self._combine.offer(event.name, event.buffer)
         if offer.verdict is Verdict.ACCEPTED:
             return self._accepted(event, offer)
+        if offer.verdict is Verdict.QUEUED:
+            self.counters.duplicate += event.name.slices
+            self._waiting[offer.first].append(event)
+            return [DropBuffer(event.buffer)]
         if offer.verdict is Verdict.DUPLICATE:
             self.counters.duplicate += event.name.slices
             self._tick(event.worker, event.clock)
@@ -351,7 +358,7 @@ class ShardState:
         if self.consistency.mode is Mode.SYNC:
             effects.append(AnswerPush(event.call, Outcome.ACCEPTED, self.version))
         else:  # answered once it is in a version, so that the worker's next pull contains it
-            self._waiting_push[event.buffer] = (event.call, event.worker, event.clock)
+            self._waiting[event.buffer] = [event]
         return effects + self._build()
 
     def _build(self) -> list[Effect]:
@@ -360,21 +367,24 @@ class ShardState:
         batch = self._combine.take()
         if batch is None:
             return []
-        self._building = tuple((*self._waiting_push.pop(b), b) for b in batch.buffers if b in self._waiting_push)
-        self.counters.applied += batch.slices
+        self._building = batch
         return [Build(self.version + 1, batch.names, batch.buffers)]
 
     def _built(self, version: int) -> list[Effect]:
+        batch, self._building = self._building, None
+        assert batch is not None, f"nobody asked for version {version}"
         assert version == self.version + 1, f"built {version} on top of {self.version}"
         self._history.version = version
         self._combine.built()
         self._versions.append(version)
+        self.counters.applied += batch.slices
         effects: list[Effect] = []
-        for call, worker, clock, _ in self._building:
-            self._tick(worker, clock)
-            effects.append(AnswerPush(call, Outcome.ACCEPTED, version))
-        self._building = ()
-        self._take_into_force()
+        for buffer in batch.buffers:
+            for push in self._waiting.pop(buffer, []):
+                self._tick(push.worker, push.clock)
+                outcome = Outcome.ACCEPTED if push.buffer == buffer else Outcome.DUPLICATE
+                effects.append(AnswerPush(push.call, outcome, version))
+        effects += self._take_into_force()
         effects += self._advance()
         effects += [DropVersion(old) for old in self._versions[:-KEPT_VERSIONS]]
         del self._versions[:-KEPT_VERSIONS]
@@ -389,13 +399,19 @@ class ShardState:
     def _pull_asked(self, event: PullAsked) -> list[Effect]:
         if stale := self._fence(event.timeline):
             return [Refuse(event.call, Refusal.FENCED, stale)]
-        match event.want:
-            case AtClock(clock) if self.consistency.mode is Mode.ASYNC and event.worker in self._members:
-                self.clocks[event.worker] = max(self.clocks.get(event.worker, self.floor), clock)
-            case Joining() if self.consistency.mode is Mode.ASYNC and event.worker in self._members:
-                self.clocks.setdefault(event.worker, self.floor)
         self._parked[event.call] = event
+        self._enter(event)
         return self._advance()
+
+    def _enter(self, pull: PullAsked) -> None:
+        """Who pulls at a clock is at work from now on, if it is a member and the mode has clocks."""
+        if self.consistency.mode is not Mode.ASYNC or pull.worker not in self._members:
+            return
+        match pull.want:
+            case AtClock(clock):
+                self.clocks[pull.worker] = max(self.clocks.get(pull.worker, self.floor), clock)
+            case Joining():
+                self.clocks.setdefault(pull.worker, self.floor)
 
     def _advance(self) -> list[Effect]:
         """Move the slowest clock and answer every pull that may be answered now."""
@@ -423,18 +439,16 @@ class ShardState:
                 return Refuse(pull.call, Refusal.GONE, f"version {version} is dropped, the newest is {self.version}")
             case Latest():
                 return AnswerPull(pull.call, self.version, self.floor)
-            case AtClock() | Joining() as want:
-                return self._answer_clock(pull, want)
+            case AtClock() | Joining():
+                return self._answer_clock(pull)
 
-    def _answer_clock(self, pull: PullAsked, want: AtClock | Joining) -> Effect | None:
+    def _answer_clock(self, pull: PullAsked) -> Effect | None:
         if pull.worker not in self._members:
             return None
         if self.consistency.mode is Mode.SYNC:
             return Refuse(pull.call, Refusal.STALE, "the job is synchronous now: ask for a version, not for a clock")
-        clock = want.clock if isinstance(want, AtClock) else self.clocks.setdefault(pull.worker, self.floor)
-        # A pull parked before its worker became a member has no clock yet.
-        clock = self.clocks[pull.worker] = max(clock, self.clocks.get(pull.worker, self.floor))
-        if not self._gate.admits(clock, self.clocks):
+        clock = self.clocks.get(pull.worker)  # None: idle by now, and the caller gone
+        if clock is None or not self._gate.admits(clock, self.clocks):
             return None
         self.counters.max_clock_spread = max(self.counters.max_clock_spread, clock - min(self.clocks.values()))
         return AnswerPull(pull.call, self.version, self.floor)
@@ -445,7 +459,7 @@ class ShardState:
         if generation < self.generation:
             return []
         self.generation = generation
-        gone = self._members - workers
+        gone, new = self._members - workers, workers - self._members
         self._members = workers
         effects: list[Effect] = []
         for worker in gone:
@@ -454,38 +468,51 @@ class ShardState:
             if pull.worker in gone:
                 del self._parked[call]
                 effects.append(Refuse(call, Refusal.FENCED, "this worker is no longer a member: register again"))
+            elif pull.worker in new:  # all of them enter before the first is let through
+                self._enter(pull)
         return effects + self._advance()
 
     def _committed_revision(self, revision: int) -> list[Effect]:
         if self._scheduled is None or self._scheduled.revision != revision:
             return []
         self._committed = True
-        self._take_into_force()
-        return self._advance() + self._build()
+        effects = self._take_into_force()
+        return effects + self._advance() + self._build()
 
     def _held(self) -> bool:
         """The next version would cross a boundary that is not committed yet."""
         return self._scheduled is not None and not self._committed and self.version + 1 >= self._scheduled.from_version
 
     def can_schedule(self, consistency: Consistency) -> bool:
-        """False if this shard is past the boundary: a synchronous step may only change mode before it begins."""
-        if consistency.revision <= self.consistency.revision or (self._scheduled is not None and self._committed):
-            return False
-        if self.consistency.mode is Mode.ASYNC:
-            return consistency.mode is Mode.ASYNC or consistency.from_version == self.version
-        return consistency.from_version > self.version
+        """False if this shard is past the boundary, counting a version in the making.
 
-    def _take_into_force(self) -> None:
+        Out of synchronous mode the boundary lies ahead; into it, it is the present version with nothing queued.
+        """
+        settled = max(self.consistency.revision, self._aborted_revision)
+        if consistency.revision <= settled or (self._scheduled is not None and self._committed):
+            return False
+        if self.consistency.mode is Mode.SYNC:
+            return consistency.from_version > self.version + (self._building is not None)
+        return consistency.mode is Mode.ASYNC or (consistency.from_version == self.version and not self._waiting)
+
+    def _take_into_force(self) -> list[Effect]:
         scheduled = self._scheduled
         if scheduled is None or not self._committed or scheduled.from_version > self.version:
-            return
+            return []
         self._scheduled = None
         before, self.consistency = self.consistency, scheduled
         if before.mode is scheduled.mode:  # another bound: what is queued stays queued
             self._gate, _ = policies(scheduled, History())
-            return
+            return []
         self.clocks.clear()
         self._gate, self._combine = policies(scheduled, self._history)
+        effects: list[Effect] = []
+        for buffer, pushes in self._waiting.items():  # what came while the boundary was held is in no version
+            effects.append(DropBuffer(buffer))
+            reason = f"the job changed to {scheduled} before {pushes[0].name} was applied"
+            effects += [Refuse(push.call, Refusal.STALE, reason) for push in pushes]
+        self._waiting.clear()
+        return effects
 
     def _activated(self, timeline: int, version: int) -> list[Effect]:
         assert timeline > self.timeline or not self.active, "a timeline is activated once"
@@ -511,3 +538,5 @@ class ShardState:
         assert set(self.clocks) <= self._members, "a clock of somebody who is no member"
         assert not self.clocks or min(self.clocks.values()) >= self.floor, "the slowest clock moved back"
         assert self._history.steps_done <= self.version
+        assert self._building is None or self.active, "a version is made before there is one"
+        assert self.consistency.mode is Mode.ASYNC or not self._waiting, "synchronous pushes are answered at once"

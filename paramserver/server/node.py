@@ -25,7 +25,7 @@ class ServerNode:
         coordinator: Channel,
         address: str,
         index: int | None = None,
-        join_timeout_s: float = 60.0,
+        join_timeout_s: float = 180.0,
     ) -> ServerNode:
         """A node with the usual options."""
         options = JoinOptions(

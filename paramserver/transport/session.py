@@ -34,7 +34,7 @@ class JoinOptions:
     index: int | None = None
     pid: int = 0
     address: str = ""
-    join_timeout_s: float = 60.0
+    join_timeout_s: float = 180.0
     log_interval_s: float = 5.0
 
 

@@ -30,6 +30,9 @@ log = structlog.get_logger("paramserver.worker")
 T = TypeVar("T")
 Connect = Callable[[str], Channel]
 
+# How long a pull that others have seen answered may take here before a new membership interrupts it.
+_NEARLY_S = 0.1
+
 
 class Engine:
     """One worker of a job.
@@ -402,7 +405,9 @@ class Engine:
                     seen = self.session.editions
                     self.session.check()
                     if until is not None and until():
-                        return False
+                        # Often somebody left because the version is out already: then there is nothing to take over.
+                        await asyncio.wait([inner], timeout=_NEARLY_S)
+                        return inner.done()
                     changed = asyncio.ensure_future(self.session.changed(seen))
                     await asyncio.wait([inner, changed], return_when=asyncio.FIRST_COMPLETED)
                     if inner.done():
