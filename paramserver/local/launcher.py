@@ -68,6 +68,7 @@ class Launcher:
         self._address = ""
         self._signal: asyncio.Future[int] | None = None
         self._killed: set[str] = set()
+        self._stopping = False
 
     async def run(self) -> int:
         """Start everything, wait for the workers, tidy up whatever happens."""
@@ -150,9 +151,14 @@ class Launcher:
         self, name: str, argv: list[str], environment: Mapping[str, str], pass_fds: tuple[int, ...] = ()
     ) -> Child:
         assert self._guard is not None
-        child = Child(name, self._guard, self._display.line)
+        child = Child(name, self._guard, self._on_line)
         await child.start(argv, environment, pass_fds)
         return child
+
+    def _on_line(self, name: str, text: str) -> None:
+        # While everything is stopped, servers and coordinator miss each other, which is nobody's concern.
+        if not self._stopping or name.startswith("worker"):
+            self._display.line(name, text)
 
     async def _start_coordinator(self, environment: Mapping[str, str]) -> None:
         reading, writing = os.pipe()
@@ -272,6 +278,7 @@ class Launcher:
 
     async def _stop(self) -> None:
         self._display.close()
+        self._stopping = True
         await stop_all(self._workers, _WORKER_PATIENCE_S)
         await stop_all([c for c in (self._coordinator, *self._servers) if c is not None], _REST_PATIENCE_S)
         self._store.stop()
