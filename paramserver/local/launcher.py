@@ -110,6 +110,9 @@ class Launcher:
         store, name = settings.cluster.store, hide_password(settings.cluster.store)
         if store == "auto":
             store = self._store.start(self._directory / "store")
+            if self._store.socket_directory is not None:
+                assert self._guard is not None
+                self._guard.tell("directory", self._store.socket_directory)
             name = "embedded"
         environment = self._environment(settings)
         await self._start_coordinator({**environment, ENV_STORE: store, ENV_STORE_NAME: name})

@@ -164,12 +164,9 @@ def _exit_code(leave: SystemExit) -> int:
 
 
 def _from_script(trace: TracebackType | None, script: str) -> TracebackType | None:
-    """The traceback without the frames that led to the script."""
-    step = trace
-    while step is not None:
-        if step.tb_frame.f_code.co_filename == script:
-            return step
-        step = step.tb_next
+    """The traceback without the frames that led to the script; None if the script did not even begin."""
+    while trace is not None and trace.tb_frame.f_code.co_filename != script:
+        trace = trace.tb_next
     return trace
 
 

@@ -42,6 +42,11 @@ class EmbeddedStore:
         """Of the running server."""
         return self._process.pid if self._process is not None else None
 
+    @property
+    def socket_directory(self) -> Path | None:
+        """Where the socket is, if the server's own directory has too long a path for one; removed by :meth:`stop`."""
+        return self._socket_dir
+
     def start(self, directory: Path) -> str:
         """Start a server that keeps its data in ``directory`` (made if need be; only we may read it); returns its URL.
 

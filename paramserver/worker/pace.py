@@ -111,7 +111,7 @@ class SyncPace:
         self._reducer = Reducer(self._of, self._range)
 
     def _release(self) -> None:
-        """This worker's range has changed: send what is held for merging as it is."""
+        """Send what is held for merging as it is."""
         for (lo, hi), node in sorted(self._held.items()):
             self._push(lo, hi, node)
         self._held.clear()
@@ -132,6 +132,8 @@ class SyncPace:
         else:
             self._merge((name.lo, name.hi), node)
         if all(position in self._done for position in range(lo, hi)):
+            # Neighbours that were handed in before the membership changed never come to be merged with.
+            self._release()
             self._wait_for_next()
 
     def _merge(self, where: TreeNode, node: Node) -> None:
