@@ -22,7 +22,7 @@ from paramserver.local.display import Display, make_display, mode_text
 from paramserver.local.jobs import Job, process_birth, publish_job, withdraw_job
 from paramserver.local.process import Child, Guard, stop_all
 from paramserver.local.roles import ENV_INDEX, ENV_READY_FD, ENV_STORE, ENV_STORE_NAME
-from paramserver.local.summary import summarise, write_summary
+from paramserver.local.summary import check_writable, summarise, write_summary
 from paramserver.local.valkey import EmbeddedStore
 from paramserver.transport import grpc
 from paramserver.v1 import coordinator_pb2, shard_pb2
@@ -40,6 +40,9 @@ def launch(settings: Settings, script: Path, script_args: list[str]) -> int:
     0 when all workers have ended well, the code of the first worker that failed, 130 or 143 after a signal.
     Raises ParamServerError if the cluster cannot be started or breaks.
     """
+    for setting, path in (("run.summary", settings.run.summary), ("run.save", settings.run.save)):
+        if path:
+            check_writable(setting, Path(path))
     return asyncio.run(Launcher(settings, script, script_args).run())
 
 

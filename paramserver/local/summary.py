@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterable
@@ -58,6 +59,18 @@ def metrics_of(workers: Iterable[coordinator_pb2.ProcessStatus]) -> dict[str, fl
     for process in sorted(workers, key=lambda p: int(p.name.rpartition("-")[2]), reverse=True):
         metrics.update(process.metrics)
     return metrics
+
+
+def check_writable(setting: str, path: Path) -> None:
+    """Find out before hours of training, not after them, that a file cannot be written. Raises UserError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise errors.UserError(f"{setting} cannot be written to {path}: {error.strerror or error}") from error
 
 
 def write_summary(path: Path, summary: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Real processes with deadlines: start commands, read what they say, find all they have started, leave nothing behind."""
+"""Real processes with deadlines: start commands, read what they say, find all they started, leave nothing behind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -175,34 +175,32 @@ class Place:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close()
 
-    def environ(self, **more: str) -> dict[str, str]:
-        """The environment of the commands: ours without settings of paramserver, and with what is given here."""
+    def environ(self) -> dict[str, str]:
+        """The environment of the commands: ours, without settings of paramserver."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PARAMSERVER_")}
         for name in ("XDG_RUNTIME_DIR", "PYTHONDONTWRITEBYTECODE", "NO_COLOR", "FORCE_COLOR"):
             kept.pop(name, None)
-        return {**kept, "TMPDIR": str(self.temporary), _MARK: self._mark, "PYTHONPATH": str(ROOT), **more}
+        return {**kept, "TMPDIR": str(self.temporary), _MARK: self._mark, "PYTHONPATH": str(ROOT)}
 
-    def start(self, *argv: str | Path, cwd: Path | None = None, **environ: str) -> Running:
-        """Start a command."""
-        running = Running([str(word) for word in argv], self.environ(**environ), cwd or self.work)
+    def start(self, *argv: str | Path, cwd: Path | None = None, environ: Mapping[str, str] | None = None) -> Running:
+        """Start a command, with these variables on top of those of `environ()`."""
+        running = Running([str(word) for word in argv], {**self.environ(), **(environ or {})}, cwd or self.work)
         self._running.append(running)
         return running
 
-    def run(self, *argv: str | Path, deadline_s: float = RUN_S, cwd: Path | None = None, **environ: str) -> Done:
-        """Run a command to its end."""
-        return self.start(*argv, cwd=cwd, **environ).wait(deadline_s)
-
-    def python(self, *argv: str | Path, deadline_s: float = RUN_S, **environ: str) -> Done:
+    def python(self, *argv: str | Path, environ: Mapping[str, str] | None = None) -> Done:
         """Run a script alone."""
-        return self.run(sys.executable, *argv, deadline_s=deadline_s, **environ)
+        return self.start(sys.executable, *argv, environ=environ).wait()
 
-    def launch(self, *tokens: str | Path, cwd: Path | None = None, **environ: str) -> Running:
+    def launch(self, *tokens: str | Path, cwd: Path | None = None, environ: Mapping[str, str] | None = None) -> Running:
         """Start a command of paramserver."""
-        return self.start(sys.executable, "-m", "paramserver", *tokens, cwd=cwd, **environ)
+        return self.start(sys.executable, "-m", "paramserver", *tokens, cwd=cwd, environ=environ)
 
-    def paramserver(self, *tokens: str | Path, deadline_s: float = RUN_S, **environ: str) -> Done:
+    def paramserver(
+        self, *tokens: str | Path, cwd: Path | None = None, environ: Mapping[str, str] | None = None
+    ) -> Done:
         """Run a command of paramserver to its end."""
-        return self.launch(*tokens, **environ).wait(deadline_s)
+        return self.launch(*tokens, cwd=cwd, environ=environ).wait()
 
     def status(self, *tokens: str) -> dict[str, Any]:
         """What `paramserver status --json` says."""
@@ -211,12 +209,16 @@ class Place:
         return facts
 
     def processes(self) -> dict[int, str]:
-        """All living processes that descend from commands of this place: pid to command line."""
+        """All living processes that descend from commands of this place: pid to command line.
+
+        The store overwrites its environment, where the mark is; but it works in a directory of this place.
+        """
         found = {}
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 with contextlib.suppress(OSError):
-                    if f"{_MARK}={self._mark}\0".encode() in (entry / "environ").read_bytes() + b"\0":
+                    marked = f"{_MARK}={self._mark}".encode() in (entry / "environ").read_bytes().split(b"\0")
+                    if marked or Path(os.readlink(entry / "cwd")).is_relative_to(self.root):
                         words = (entry / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
                         found[int(entry.name)] = b" ".join(words).decode(errors="replace")
         return found

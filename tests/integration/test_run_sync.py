@@ -37,14 +37,12 @@ class Runs:
         key = (optimizer, 0, 0, 0)
         if key not in self._summaries:
             path = self.place.work / f"{optimizer}.json"
-            self.place.python(
-                TRAIN,
-                "--optimizer",
-                optimizer,
-                PARAMSERVER_RUN__SUMMARY=str(path),
-                PARAMSERVER_TRAINING__SLICES_PER_STEP=str(SLICES_PER_STEP),
-                PARAMSERVER_TRAINING__CHUNK_BYTES="1024",
-            ).check()
+            environ = {
+                "PARAMSERVER_RUN__SUMMARY": str(path),
+                "PARAMSERVER_TRAINING__SLICES_PER_STEP": str(SLICES_PER_STEP),
+                "PARAMSERVER_TRAINING__CHUNK_BYTES": "1024",
+            }
+            self.place.python(TRAIN, "--optimizer", optimizer, environ=environ).check()
             self._summaries[key] = read_summary(path)
         return self._summaries[key]
 
@@ -54,7 +52,7 @@ class Runs:
         if key not in self._summaries:
             path = self.place.work / f"{optimizer}-{workers}-{servers}-{again}.json"
             counts = ["--workers", str(workers), "--servers", str(servers), "--slices-per-step", str(SLICES_PER_STEP)]
-            outputs = ["--summary", path, "--save", path.with_suffix(".safetensors")]
+            outputs: list[str | Path] = ["--summary", path, "--save", path.with_suffix(".safetensors")]
             done = self.place.paramserver(
                 "run", TRAIN, *counts, *outputs, "--set", SMALL_CHUNKS, "--", "--optimizer", optimizer
             ).check()

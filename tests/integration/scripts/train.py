@@ -37,9 +37,9 @@ def make_data(samples: int, seed: int) -> TensorDataset:
 def accuracy(model: nn.Module) -> float:
     x, y = make_data(200, seed=2).tensors
     model.eval()
-    correct = (model(x).argmax(dim=1) == y).float().mean().item()
+    correct = (model(x).argmax(dim=1) == y).float().mean()
     model.train()
-    return correct
+    return float(correct)
 
 
 def misbehave(how: str) -> None:
@@ -86,7 +86,7 @@ def main() -> None:
             if args.pace and not (args.hurry and args.hurry.exists()):
                 time.sleep(args.pace)
             loss = F.cross_entropy(model(x), y)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             if scheduler is not None:
                 scheduler.step()
