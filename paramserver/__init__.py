@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from paramserver import errors
 
 if TYPE_CHECKING:
-    from paramserver.local.entry import client as Client
-    from paramserver.local.entry import init
+    from paramserver.local.entry import Client, init
     from paramserver.worker.context import Context
 
 __version__ = "0.1.0"
@@ -28,9 +27,9 @@ def __getattr__(name: str) -> Any:
 
         return init
     if name == "Client":
-        from paramserver.local.entry import client
+        from paramserver.local.entry import Client
 
-        return client
+        return Client
     if name == "Context":
         from paramserver.worker.context import Context
 

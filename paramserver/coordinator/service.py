@@ -256,6 +256,12 @@ class CoordinatorService:
         data = data_from_proto(request.data)
         if self.leasing.data is not None and self.leasing.data != data:
             known = self.leasing.data
+            if not data.slice_size or not known.slice_size:
+                raise errors.DataError(
+                    "this job computes slices of a data set: who has no prepared loader of it can only pull"
+                    if known.slice_size
+                    else "this job has begun without a data set: prepare the loader before the first optimizer.step()"
+                )
             raise errors.DataError(
                 f"this worker's data set has {data.samples} samples in slices of {data.slice_size}, the one registered "
                 f"first has {known.samples} in slices of {known.slice_size} (or another drop_last or shuffle): "

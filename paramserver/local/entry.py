@@ -54,29 +54,35 @@ def init(config: str | os.PathLike[str] | None = None, **overrides: object) -> C
     return context
 
 
-def client(coordinator: str | None = None, config: str | os.PathLike[str] | None = None) -> RawClient:
-    """A client with push and pull; of the job at ``coordinator`` (host:port), of the configured one, or alone."""
-    settings = _settings(config, {})
-    logs.configure(settings.log.level)
-    address = coordinator or settings.cluster.coordinator
-    if not address:
-        job = _alone(settings)
-        engine = job.worker(0)
+class Client(RawClient):
+    """Push and pull of named arrays, for those without a torch module (see `RawClient`).
 
-        def close_alone() -> None:
-            engine.close()
-            job.close()
+    ``coordinator``: host:port of the job; left out, the configured job, or one of its own in this process.
+    Raises UnavailableError if nobody answers there.
+    """
 
-        return RawClient(engine, close_alone, settings.training.chunk_bytes)
-    # Somebody from outside takes the job's settings as they are.
-    own = address == settings.cluster.coordinator
-    engine = _connected(settings, address, own)
+    def __init__(self, coordinator: str | None = None, *, config: str | os.PathLike[str] | None = None) -> None:
+        settings = _settings(config, {})
+        logs.configure(settings.log.level)
+        address = coordinator or settings.cluster.coordinator
+        if address:
+            # Who was started as a worker of this job is expected as one; somebody from outside only looks at first,
+            # and takes the job's settings as they are.
+            own = address == settings.cluster.coordinator
+            engine = _connected(settings, address, own, types_pb2.ROLE_WORKER if own else types_pb2.ROLE_OBSERVER)
 
-    def close() -> None:
-        engine.close()
-        engine.background.close()
+            def close() -> None:
+                engine.close()
+                engine.background.close()
+        else:
+            job = _alone(settings)
+            engine = job.worker(0)
 
-    return RawClient(engine, close, settings.training.chunk_bytes)
+            def close() -> None:
+                engine.close()
+                job.close()
+
+        super().__init__(engine, close, settings.training.chunk_bytes)
 
 
 def _settings(config: str | os.PathLike[str] | None, overrides: Mapping[str, object]) -> Settings:
@@ -84,13 +90,15 @@ def _settings(config: str | os.PathLike[str] | None, overrides: Mapping[str, obj
     return load_settings(Path(config) if config is not None else None, dotted)
 
 
-def _connected(settings: Settings, address: str, own: bool = True) -> Engine:
+def _connected(
+    settings: Settings, address: str, own: bool = True, role: types_pb2.Role = types_pb2.ROLE_WORKER
+) -> Engine:
     from paramserver.transport import fork, grpc
 
     fork.guard()
     index = os.environ.get(ENV_INDEX)
     options = JoinOptions(
-        role=types_pb2.ROLE_WORKER,
+        role=role,
         job=settings.cluster.job if own else "",
         consistency=consistency_of(settings.consistency.mode, settings.consistency.staleness) if own else None,
         slices_per_step=settings.training.slices_per_step if own else 0,

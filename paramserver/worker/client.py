@@ -24,10 +24,11 @@ Array = np.ndarray[Any, Any] | torch.Tensor
 
 
 class RawClient:
-    """One worker of a job that trains named arrays. Thread-safe: calls of several threads take turns.
+    """Named arrays on the servers of a job: push and pull. Thread-safe: calls of several threads take turns.
 
     Use: :meth:`init` once (of all clients' calls the first one counts, and all see its bytes), then :meth:`push` and
-    :meth:`pull`.
+    :meth:`pull`. Without ``init``, :meth:`pull` shows the model that the job trains. Who only looks is no worker; with
+    the first push a client becomes one: in synchronous mode others wait for its part of each step until it closes.
     """
 
     def __init__(self, engine: Engine, close: Any, chunk_bytes: int = 0) -> None:
@@ -103,6 +104,8 @@ class RawClient:
             if samples < 1:
                 raise errors.UserError(f"samples must be at least 1, not {samples}")
             tensors = {name: self._checked(name, value) for name, value in grads.items()}
+            self._engine.ensure_data()
+            self._engine.promote()
             item = self._engine.next_item(0, False)
             assert item is not None, "without a data set there is always a next slice"
             node = self._engine.pool.take()
@@ -115,11 +118,24 @@ class RawClient:
             return self._engine.version
 
     def pull(self, names: Sequence[str] | None = None) -> dict[str, Array]:
-        """Copies of the arrays (all, or those named) at the newest version that all servers have published."""
+        """Copies of the arrays (all, or those named) at the newest version that all servers have published.
+
+        Raises ModelError for an unknown name, UserError if there is no model yet.
+        """
         with self._lock:
-            self._ready()
+            if self._space is None:
+                self._attach()
             self._engine.pull_latest()
             return self._copy(names)
+
+    def _attach(self) -> None:
+        def space(plan: Plan) -> FlatSpace:
+            self._specs = list(plan.layout.tensors)
+            self._index = {spec.name: index for index, spec in enumerate(self._specs)}
+            self._space = FlatSpace(plan.layout, torch.device("cpu"))
+            return self._space
+
+        self._groups = list(self._engine.attach(space).optimizer.groups)
 
     def _copy(self, names: Sequence[str] | None) -> dict[str, Array]:
         assert self._space is not None
@@ -135,6 +151,8 @@ class RawClient:
         if name not in self._index:
             raise errors.ModelError(f"no array is named {name!r}; there are {', '.join(self._index)}")
         spec = self._specs[self._index[name]]
+        if spec.kind is not Kind.PARAMETER:
+            raise errors.ModelError(f"{name!r} is a {spec.kind.value} of the model: only parameters take gradients")
         tensor = _tensor(name, value)
         if tuple(tensor.shape) != spec.shape:
             raise errors.ModelError(f"{name!r} has shape {spec.shape}, its gradient has {tuple(tensor.shape)}")

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import structlog
@@ -133,6 +134,40 @@ class Engine:
 
         self.background.run(go())
 
+    def promote(self) -> None:
+        """An observer becomes a worker: from now on it is given slices, and others wait for it."""
+        if self.options.role != types_pb2.ROLE_OBSERVER:
+            return
+
+        async def go() -> None:
+            former = self.session
+            self.options = replace(self.options, role=types_pb2.ROLE_WORKER)
+            self._session = Session(former.channel, self.options, self._report)
+            await self._session.join()
+            await former.leave()
+
+        self.background.run(go())
+
+    def attach(self, space: Callable[[Plan], FlatSpace]) -> types_pb2.ModelSpec:
+        """Take over the model that the job trains, whatever it is, with its present weights; returns its description.
+
+        Raises UserError if the job has none yet.
+        """
+
+        async def ask() -> coordinator_pb2.StatusResponse:
+            request = coordinator_pb2.StatusRequest(model=True)
+            reply = await self.session.channel.call("Coordinator.Status", request, timeout=30.0)
+            return cast(coordinator_pb2.StatusResponse, reply)
+
+        status = self.background.run(ask())
+        if not status.HasField("model"):
+            raise errors.UserError(
+                "the job has no model yet: call init first, or wait until its script has prepared one"
+            )
+        self._take_plan(plan_of(status.model, status.expected_servers), space, lambda: None)
+        self._install(self._initialise_or_wait(may_upload=False))
+        return status.model
+
     def register(
         self, model: types_pb2.ModelSpec, space: Callable[[Plan], FlatSpace], on_weights: Callable[[], None]
     ) -> Plan:
@@ -148,14 +183,16 @@ class Engine:
             raise errors.VersionMismatchError(
                 "the coordinator lays the model out differently: install the same version of paramserver everywhere"
             )
+        self._take_plan(plan, space, on_weights)
+        self._install(self._initialise_or_wait(may_upload=True))
+        self.state = "training"
+        return plan
+
+    def _take_plan(self, plan: Plan, space: Callable[[Plan], FlatSpace], on_weights: Callable[[], None]) -> None:
         self._weights = space(plan)
         self._pool = NodePool(plan.layout, self._weights.device)
         self._on_weights = on_weights
         self.background.run(self._open(plan))
-        results = self._initialise_or_wait()
-        self._install(results)
-        self.state = "training"
-        return plan
 
     async def _register(self, model: types_pb2.ModelSpec) -> coordinator_pb2.RegisterModelResponse:
         session = self.session
@@ -180,12 +217,12 @@ class Engine:
             [self._connect(server.address) for server in servers],
             plan,
             session.job,
-            lambda: session.member,
+            lambda: self.session.member,
             self._wait_timeout_s,
             self.options.log_interval_s,
         )
 
-    def _initialise_or_wait(self) -> list[Pulled]:
+    def _initialise_or_wait(self, may_upload: bool) -> list[Pulled]:
         """Upload version 0 if it is this worker's turn, then wait for the start of the job and pull."""
         assert self._weights is not None
         initial = self._weights.on_cpu()
@@ -195,7 +232,7 @@ class Engine:
             uploaded = 0
 
             def settled(view: types_pb2.View) -> bool:
-                mine = view.initialiser == session.member and view.grant > uploaded
+                mine = may_upload and view.initialiser == session.member and view.grant > uploaded
                 return mine or view.state == types_pb2.JOB_STATE_RUNNING
 
             while True:
@@ -224,6 +261,11 @@ class Engine:
         self.background.run(self.session.channel.call("Coordinator.RegisterData", request, timeout=60.0))
         self._data = data
 
+    def ensure_data(self) -> None:
+        """Without a data set slices are only names. Raises DataError if the job has one."""
+        if self._data is None:
+            self.register_data(DataSpec(0, 0))
+
     # ---- the loop
 
     def next_item(self, epoch: int, last: bool) -> Item | None:
@@ -245,8 +287,7 @@ class Engine:
         self._pace.contribute(item, node, groups)
 
     def _present_pace(self) -> SyncPace | AsyncPace:
-        if self._data is None:
-            self.register_data(DataSpec(0, 0))
+        self.ensure_data()
         assert self._data is not None
         if self._pace is None or self.mode_changed():
             if self._pace is not None:

@@ -245,7 +245,7 @@ def test_memory_does_not_grow_with_what_is_done(slices_per_epoch: int) -> None:
             if rng.random() < 0.01:
                 leases.give_back(worker)
                 slices.clear()
-            slices.extend(leases.lease(worker, 10**9, 16, 4))
+            slices.extend(leases.lease(worker, 10**9, 16 - len(slices), 4))
             rng.shuffle(slices)
             leases.complete(slices[:12])
             finished += len(slices[:12])

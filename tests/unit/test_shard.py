@@ -97,7 +97,7 @@ def do_step(state: ShardState, version: int) -> None:
 
 
 def test_a_step_is_made_of_all_its_slices_in_their_order(sync: ShardState) -> None:
-    """1. Slice 1 arrives; 2. slice 0 arrives, the step is complete; 3. the version stands, and the next step is open."""
+    """1. Slice 1 arrives; 2. slice 0 arrives, the step is complete; 3. the version stands, the next step is open."""
     assert sync.handle(node(1, 0, 1, 2)) == [AnswerPush(1, ACCEPTED, 0)]
     assert str(sync.missing()) == "step 0: slices 0 of 2"
     assert sync.handle(node(2, 0, 0, 1)) == [
@@ -159,7 +159,7 @@ def test_another_timeline_is_fenced(sync: ShardState, timeline: int) -> None:
 
 
 def test_a_larger_node_replaces_the_smaller_ones_inside_it(sync: ShardState) -> None:
-    """1. Slice 0; 2. slices 0 to 1 from a worker that took over; 3. slice 1 late; 4. slices 2 to 3 complete the step."""
+    """1. Slice 0; 2. slices 0 to 1 from a worker that took over; 3. slice 1, late; 4. slices 2 to 3 complete it."""
     assert sync.handle(node(1, 0, 0, 1, of=4)) == [AnswerPush(1, ACCEPTED, 0)]
     assert sync.handle(node(2, 0, 0, 2, of=4)) == [DropBuffer(101), AnswerPush(2, ACCEPTED, 0)]
     assert sync.handle(node(3, 0, 1, 2, of=4)) == [DropBuffer(103), AnswerPush(3, DUPLICATE, 0)]
@@ -312,7 +312,7 @@ def work(state: ShardState, call: int, worker: int, clock: int) -> list[Effect]:
 
 
 def test_the_fastest_waits_for_the_slowest(ssp: ShardState) -> None:
-    """1. Both join; 2. worker 1 finishes clock 0 and 1 and must wait; 3. worker 2 finishes clock 0, worker 1 goes on."""
+    """1. Both join; 2. worker 1 finishes clocks 0 and 1 and must wait; 3. worker 2 finishes clock 0: worker 1 goes on."""
     assert ssp.handle(pull(1, Joining(), worker=1)) == [AnswerPull(1, 0)]
     assert ssp.handle(pull(2, Joining(), worker=2)) == [AnswerPull(2, 0)]
     assert work(ssp, 3, worker=1, clock=0) == [AnswerPush(3, ACCEPTED, 1)]

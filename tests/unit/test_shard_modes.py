@@ -78,6 +78,10 @@ def without_reason(effects: list[Effect]) -> list[Effect]:
     return [replace(effect, reason="") if isinstance(effect, Refuse) else effect for effect in effects]
 
 
+def scheduled(state: ShardState) -> Consistency | None:
+    return state.scheduled
+
+
 def do(state: ShardState, call: int, name: Name) -> None:
     """A whole version of one contribution."""
     state.handle(push(call, name))
@@ -91,12 +95,12 @@ def test_the_boundary_is_held_until_it_is_committed(sync: ShardState) -> None:
     """1. Prepared; 2. the step before the boundary is complete and not made; 3. committed: it is made, and in force."""
     sync.handle(pull(1, AtLeast(1)))
     assert sync.handle(ConsistencyPrepared(TO_ASYNC)) == []
-    assert sync.scheduled == TO_ASYNC
+    assert scheduled(sync) == TO_ASYNC
     assert sync.handle(push(2, step(0))) == [AnswerPush(2, ACCEPTED, 0)]
     assert sync.handle(ConsistencyCommitted(1)) == [build(1, step(0), 102)]
     assert sync.consistency.mode is Mode.SYNC
     assert sync.handle(Built(1)) == [AnswerPull(1, 1)]
-    assert (sync.consistency, sync.scheduled) == (TO_ASYNC, None)
+    assert (sync.consistency, scheduled(sync)) == (TO_ASYNC, None)
     assert sync.handle(push(3, AsyncName(0, 4))) == [build(2, AsyncName(0, 4), 103)]
 
 
@@ -105,7 +109,7 @@ def test_the_boundary_goes_on_in_the_old_mode_if_it_is_aborted(sync: ShardState)
     sync.handle(push(1, step(0)))
     assert sync.handle(ConsistencyAborted(1)) == [build(1, step(0), 101)]
     assert sync.handle(Built(1)) == []
-    assert (sync.consistency.mode, sync.scheduled) == (Mode.SYNC, None)
+    assert (sync.consistency.mode, scheduled(sync)) == (Mode.SYNC, None)
 
 
 def test_steps_before_the_boundary_are_not_held(sync: ShardState) -> None:
@@ -123,12 +127,12 @@ def test_a_boundary_in_the_past_cannot_be_prepared(sync: ShardState) -> None:
     """Nor one in the making: its version would be published before all shards have agreed."""
     do(sync, 1, step(0))
     sync.handle(ConsistencyPrepared(TO_ASYNC))
-    assert sync.scheduled is None
+    assert scheduled(sync) is None
     sync.handle(push(2, step(1)))
     sync.handle(ConsistencyPrepared(replace(TO_ASYNC, revision=2, from_version=2)))
-    assert sync.scheduled is None
+    assert scheduled(sync) is None
     sync.handle(ConsistencyPrepared(replace(TO_ASYNC, revision=3, from_version=3)))
-    assert sync.scheduled is not None
+    assert scheduled(sync) is not None
     sync.handle(Built(2))
 
 
@@ -161,14 +165,14 @@ def test_a_drained_shard_becomes_synchronous_at_once(ssp: ShardState) -> None:
 def test_another_version_than_the_present_one_cannot_be_prepared(ssp: ShardState, version: int) -> None:
     do(ssp, 1, AsyncName(0, 0))
     ssp.handle(ConsistencyPrepared(replace(TO_SYNC, from_version=version)))
-    assert ssp.scheduled is None
+    assert scheduled(ssp) is None
 
 
 def test_a_shard_with_work_in_hand_cannot_prepare(ssp: ShardState) -> None:
     """Its version would move beyond the boundary."""
     ssp.handle(push(1, AsyncName(0, 0)))
     ssp.handle(ConsistencyPrepared(TO_SYNC))
-    assert ssp.scheduled is None
+    assert scheduled(ssp) is None
     assert ssp.handle(Built(1)) == [AnswerPush(1, ACCEPTED, 1)]
 
 
@@ -255,19 +259,19 @@ def test_repeated_messages_change_nothing(sync: ShardState) -> None:
     sync.handle(ConsistencyCommitted(1))
     sync.handle(ConsistencyAborted(1))
     sync.handle(ConsistencyPrepared(replace(TO_ASYNC, revision=2, from_version=5)))
-    assert sync.scheduled == TO_ASYNC, "what is committed stays"
+    assert scheduled(sync) == TO_ASYNC, "what is committed stays"
     do(sync, 1, step(0))
     assert sync.consistency == TO_ASYNC
     assert sync.handle(ConsistencyCommitted(1)) == []
     assert sync.handle(ConsistencyPrepared(TO_ASYNC)) == []
-    assert sync.scheduled is None
+    assert scheduled(sync) is None
 
 
 def test_a_prepare_after_its_abort_holds_nothing(sync: ShardState) -> None:
     """The two overtook each other: nobody would ever commit it."""
     sync.handle(ConsistencyAborted(1))
     sync.handle(ConsistencyPrepared(TO_ASYNC))
-    assert sync.scheduled is None
+    assert scheduled(sync) is None
     assert sync.handle(push(1, step(0))) == [AnswerPush(1, ACCEPTED, 0), build(1, step(0), 101)]
     sync.handle(Built(1))
 
@@ -277,7 +281,7 @@ def test_an_abort_ends_older_settings_that_were_left_hanging(ssp: ShardState) ->
     ssp.handle(ConsistencyPrepared(TO_SYNC))
     ssp.handle(push(1, AsyncName(0, 0)))
     ssp.handle(ConsistencyPrepared(replace(TO_SYNC, revision=2)))
-    assert ssp.scheduled == TO_SYNC
+    assert scheduled(ssp) == TO_SYNC
     assert ssp.handle(ConsistencyAborted(2)) == [build(1, AsyncName(0, 0), 101)]
     ssp.handle(Built(1))
 
@@ -290,7 +294,7 @@ def test_a_newer_setting_replaces_one_that_is_only_prepared(sync: ShardState) ->
     assert sync.handle(ConsistencyPrepared(newer)) == [build(1, step(0), 101)]
     assert sync.handle(ConsistencyCommitted(1)) == []
     assert sync.handle(ConsistencyAborted(1)) == []
-    assert sync.scheduled == newer
+    assert scheduled(sync) == newer
     sync.handle(Built(1))
 
 

@@ -1,0 +1,82 @@
+"""The package works as a wheel, away from its checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.integration.harness import ROOT, SCRIPTS, read_summary
+
+
+def run(*argv: str | Path, cwd: Path, environ: Mapping[str, str] | None = None) -> str:
+    """What a command prints; nothing of the checkout is on its path."""
+    kept = {k: v for k, v in os.environ.items() if k != "PYTHONPATH" and not k.startswith(("PARAMSERVER_", "PIP_"))}
+    done = subprocess.run(
+        [str(word) for word in argv],
+        cwd=cwd,
+        env={**kept, **(environ or {})},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def pip(*tokens: str | Path, cwd: Path) -> None:
+    run(sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *tokens, cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel, built with what is installed here and nothing else."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip("wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", folder, ROOT, cwd=folder)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the wheel is installed."""
+    folder = tmp_path_factory.mktemp("site")
+    pip("install", "--no-deps", "--no-index", "--target", folder, wheel, cwd=folder)
+    return folder
+
+
+def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+    assert wheel.name == "paramserver-0.1.0-py3-none-any.whl"
+    names = zipfile.ZipFile(wheel).namelist()
+    package = {name for name in names if not name.startswith("paramserver-0.1.0.dist-info/")}
+    wanted = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "paramserver").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert package == wanted
+    assert {"paramserver/py.typed", "paramserver/v1/types_pb2.pyi", "paramserver/local/guard.py"} <= package
+    assert "paramserver-0.1.0.dist-info/licenses/LICENSE" in names
+
+
+def test_commands_of_the_installed_wheel(site: Path, tmp_path: Path) -> None:
+    environ = {"PYTHONPATH": str(site)}
+    code = "import paramserver; from paramserver.cli.main import main; print(paramserver.__file__); main(['--help'])"
+    text = run(sys.executable, "-c", code, cwd=tmp_path, environ=environ)
+    assert text.startswith(f"{site}/paramserver/__init__.py\n")
+    assert "Usage: paramserver COMMAND" in text
+    assert run(site / "bin" / "paramserver", "--version", cwd=tmp_path, environ=environ) == "paramserver 0.1.0\n"
+
+
+def test_training_with_the_installed_wheel(site: Path, tmp_path: Path) -> None:
+    summary = tmp_path / "summary.json"
+    environ = {"PYTHONPATH": str(site), "TMPDIR": str(tmp_path)}
+    flags: list[str | Path] = ["--servers", "1", "--workers", "1", "--summary", summary]
+    run(site / "bin" / "paramserver", "run", SCRIPTS / "tiny.py", *flags, cwd=tmp_path, environ=environ)
+    assert read_summary(summary)["contributions_applied"] == 128
