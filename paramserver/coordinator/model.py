@@ -115,13 +115,5 @@ class ModelRegistry:
                 servers, "Shard.Activate", lambda _: activate, self._job.options.call_timeout_s
             )
             self.ready = True
-        # Members that came while the servers were being told.
-        members = shard_pb2.SetMembersRequest(
-            job=self._job.options.job,
-            generation=self._job.members.generation,
-            timeline=self._job.timeline,
-            workers=self._job.worker_infos(),
-        )
-        await self._job.servers.call_all(
-            self._job.members.of(Role.SERVER), "Shard.SetMembers", lambda _: members, self._job.options.call_timeout_s
-        )
+        # Members may have come or gone while the servers were being told.
+        await self._job.tell_members()

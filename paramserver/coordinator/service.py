@@ -53,6 +53,7 @@ _ROLES = {
     types_pb2.ROLE_OBSERVER: Role.OBSERVER,
 }
 _TICK_S = 0.2
+_RETRY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ class CoordinatorService:
         self._edition = 0
         self._ticker: asyncio.Task[None] | None = None
         self._spreading = asyncio.Lock()
+        self._spreading_again: set[asyncio.Task[None]] = set()
 
     @property
     def slices_per_step(self) -> int:
@@ -106,9 +108,10 @@ class CoordinatorService:
 
     async def close(self) -> None:
         """Stop watching, close channels, write the last state."""
-        if self._ticker is not None:
-            self._ticker.cancel()
-            await asyncio.gather(self._ticker, return_exceptions=True)
+        background = [task for task in (self._ticker, *self._spreading_again) if task is not None]
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
         await self.servers.close()
         await self.journal.close()
 
@@ -223,23 +226,37 @@ class CoordinatorService:
 
     async def _membership_changed(self) -> None:
         self.journal.record(self)
-        if self.registry.model is not None:
-            async with self._spreading:
-                request = shard_pb2.SetMembersRequest(
-                    job=self.options.job,
-                    generation=self.members.generation,
-                    timeline=self.timeline,
-                    workers=self.worker_infos(),
-                )
-                members = self.members.of(Role.SERVER)
-                try:
-                    await self.servers.call_all(
-                        members, "Shard.SetMembers", lambda _: request, self.options.call_timeout_s
-                    )
-                except errors.ParamServerError as error:
-                    if self.members.of(Role.WORKER):  # else the job is over, and servers leave in any order
-                        log.warning("a server did not hear of the new membership", error=str(error))
+        if self.registry.model is not None and not await self.tell_members():
+            task = asyncio.create_task(self._tell_members_again())
+            self._spreading_again.add(task)
+            task.add_done_callback(self._spreading_again.discard)
         await self.refresh()
+
+    async def tell_members(self) -> bool:
+        """Tell all servers who the workers are; False if some server did not hear of it."""
+        async with self._spreading:
+            request = shard_pb2.SetMembersRequest(
+                job=self.options.job,
+                generation=self.members.generation,
+                timeline=self.timeline,
+                workers=self.worker_infos(),
+            )
+            try:
+                await self.servers.call_all(
+                    self.members.of(Role.SERVER), "Shard.SetMembers", lambda _: request, self.options.call_timeout_s
+                )
+            except errors.ParamServerError as error:
+                if self.members.of(Role.WORKER):  # else the job is over, and servers leave in any order
+                    log.warning("a server did not hear of the new membership", error=str(error))
+                return False
+        return True
+
+    async def _tell_members_again(self) -> None:
+        """A shard that still counts a dead worker would hold the others back."""
+        while self.members.of(Role.WORKER) and self.state != types_pb2.JOB_STATE_FAILED:
+            await asyncio.sleep(_RETRY_S)
+            if await self.tell_members():
+                return
 
     # ---- model, data, slices
 

@@ -7,6 +7,7 @@ can be past it when another one hears of it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -39,6 +40,8 @@ class Toggle:
         self._job = job
         self._lock = asyncio.Lock()
         self._revision = job.consistency.revision
+        # From the first COMMIT on a change can no longer be taken back.
+        self._committed = False
 
     async def change(self, request: coordinator_pb2.ChangeConsistencyRequest) -> Consistency:
         """Bring the wanted setting into force; returns it with the version from which it counts.
@@ -50,29 +53,44 @@ class Toggle:
             raise errors.ConfigError("consistency.mode must be sync or async")
         staleness = request.staleness if request.HasField("staleness") and mode is Mode.ASYNC else None
         wait_s = min(request.wait_s or 60.0, _MAX_WAIT_S)
+        if self._job.state != types_pb2.JOB_STATE_RUNNING:
+            raise errors.UnavailableError("the job is not running yet: try again when all members are there")
+        change = asyncio.create_task(self._change(Consistency(mode, staleness)))
+        try:
+            return await asyncio.wait_for(asyncio.shield(change), wait_s)
+        except TimeoutError as error:
+            wanted = Consistency(mode, staleness)
+            if self._committed:
+                raise errors.DeadlineError(
+                    f"the change to {wanted} is agreed, but its version was not reached within {wait_s:g} s: it comes "
+                    "into force then; see `paramserver status` for whom the job waits"
+                ) from error
+            change.cancel()
+            await asyncio.gather(change, return_exceptions=True)
+            raise errors.DeadlineError(
+                f"the change to {wanted} was given up after {wait_s:g} s: "
+                "see `paramserver status` for whom the job waits"
+            ) from error
+
+    async def _change(self, wanted: Consistency) -> Consistency:
         async with self._lock:
             before = self._job.consistency
-            if (before.mode, before.staleness) == (mode, staleness):
+            if (before.mode, before.staleness) == (wanted.mode, wanted.staleness):
                 return before
-            if self._job.state != types_pb2.JOB_STATE_RUNNING:
-                raise errors.UnavailableError("the job is not running yet: try again when all members are there")
+            self._committed = False
             try:
-                async with asyncio.timeout(wait_s):
-                    return await self._change(before, Consistency(mode, staleness))
-            except TimeoutError as error:
-                await self._job.leasing.resume()
-                raise errors.DeadlineError(
-                    f"the change from {before} to {Consistency(mode, staleness)} was not reached within {wait_s:g} s: "
-                    "see `paramserver status` for whom the job waits"
-                ) from error
-
-    async def _change(self, before: Consistency, wanted: Consistency) -> Consistency:
-        if before.mode is wanted.mode:
-            changed = await self._agree(wanted, boundary=0)
-        elif wanted.mode is Mode.ASYNC:
-            changed = await self._to_async(wanted)
-        else:
-            changed = await self._to_sync(wanted)
+                if before.mode is wanted.mode:
+                    changed = await self._agree(wanted, boundary=0)
+                elif wanted.mode is Mode.ASYNC:
+                    changed = await self._to_async(wanted)
+                else:
+                    changed = await self._to_sync(wanted)
+            except BaseException:
+                if not self._committed:
+                    await self._job.leasing.resume()
+                raise
+            finally:
+                self._committed = False
         log.info("consistency", now=str(changed), from_version=changed.from_version)
         return changed
 
@@ -123,7 +141,15 @@ class Toggle:
                 version = max(stats.version for stats in await self._job.server_stats()) + margin
             self._revision += 1
             proposal = replace(wanted, revision=self._revision, from_version=version)
-            if all(reply.scheduled for reply in await self._tell(proposal, shard_pb2.PHASE_PREPARE)):
+            try:
+                replies = await self._tell(proposal, shard_pb2.PHASE_PREPARE)
+            except BaseException:
+                # Those that have prepared would hold the boundary for ever.
+                with contextlib.suppress(errors.ParamServerError):
+                    await self._tell(proposal, shard_pb2.PHASE_ABORT)
+                raise
+            if all(reply.scheduled for reply in replies):
+                self._committed = True
                 await self._tell(proposal, shard_pb2.PHASE_COMMIT)
                 if boundary == 0:
                     await self._install(proposal)

@@ -221,6 +221,8 @@ class DropVersion:
 
 Effect = DropBuffer | AnswerPush | AnswerPull | Refuse | Build | DropVersion
 
+_NO_MEMBER = "this worker is no longer a member: register again"
+
 _REFUSALS = {
     Verdict.OUT_OF_ORDER: Refusal.OUT_OF_ORDER,
     Verdict.STALE: Refusal.STALE,
@@ -251,6 +253,8 @@ class ShardState:
         self.clocks: dict[int, int] = {}
         self.floor = 0
         self._members = frozenset(workers)
+        # The highest number of a worker so far. Numbers rise, so who has a lower one and is no member was one once.
+        self._newest = max(self._members, default=0)
         self._history = History()
         self._gate, self._combine = policies(consistency, self._history)
         self._scheduled: Consistency | None = None
@@ -399,9 +403,16 @@ class ShardState:
     def _pull_asked(self, event: PullAsked) -> list[Effect]:
         if stale := self._fence(event.timeline):
             return [Refuse(event.call, Refusal.FENCED, stale)]
+        if self._given_up(event):
+            return [Refuse(event.call, Refusal.FENCED, _NO_MEMBER)]
         self._parked[event.call] = event
         self._enter(event)
         return self._advance()
+
+    def _given_up(self, pull: PullAsked) -> bool:
+        """Its worker was a member once. Asking for a version is free to all, asking at a clock is not."""
+        at_a_clock = isinstance(pull.want, AtClock | Joining)
+        return at_a_clock and pull.worker not in self._members and pull.worker < self._newest
 
     def _enter(self, pull: PullAsked) -> None:
         """Who pulls at a clock is at work from now on, if it is a member and the mode has clocks."""
@@ -461,13 +472,14 @@ class ShardState:
         self.generation = generation
         gone, new = self._members - workers, workers - self._members
         self._members = workers
+        self._newest = max(self._newest, *workers, 0)
         effects: list[Effect] = []
         for worker in gone:
             self.clocks.pop(worker, None)
         for call, pull in list(self._parked.items()):
-            if pull.worker in gone:
+            if pull.worker in gone or self._given_up(pull):
                 del self._parked[call]
-                effects.append(Refuse(call, Refusal.FENCED, "this worker is no longer a member: register again"))
+                effects.append(Refuse(call, Refusal.FENCED, _NO_MEMBER))
             elif pull.worker in new:  # all of them enter before the first is let through
                 self._enter(pull)
         return effects + self._advance()

@@ -339,7 +339,7 @@ class Engine:
         except errors.FencedError:
             raise
         except errors.StaleViewError:
-            self.await_revision()
+            self.await_revision(self._wait_timeout_s)
             return None
         self._install(results)
         return max(result.min_clock for result in results)
@@ -413,27 +413,36 @@ class Engine:
         """Hold nobody back."""
         self.background.run(self.links.idle())
 
-    def await_revision(self) -> None:
-        """Wait until the coordinator has announced the setting that comes after the pace's."""
+    def await_revision(self, timeout_s: float) -> bool:
+        """Wait for the setting that comes after the pace's; False if it was not announced in time."""
         revision = self._paced.revision if self._paced else 0
         self.waiting_for = "the change of mode"
-        self.background.run(
-            self.session.wait_until(
-                lambda view: view.consistency.revision > revision,
-                lambda view: "the change of mode",
-                self._wait_timeout_s,
+        try:
+            self.background.run(
+                self.session.wait_until(
+                    lambda view: view.consistency.revision > revision, lambda view: "the change of mode", timeout_s
+                )
             )
-        )
-        self.waiting_for = ""
+        except errors.DeadlineError:
+            return False
+        finally:
+            self.waiting_for = ""
+        return True
 
     def wait(self, future: concurrent.futures.Future[T]) -> T:
         """Wait for one piece of background work, watching the job."""
         return self._watch(future)
 
     def wait_all(self, futures: Sequence[concurrent.futures.Future[None]]) -> None:
-        """Wait for several; raises the first error."""
+        """Wait for several pushes; raises the first error."""
         for future in futures:
-            self._watch(future)
+            try:
+                self._watch(future)
+            except errors.StaleViewError as error:
+                if type(error) is not errors.StaleViewError:
+                    raise
+                # The mode has changed before this one arrived; whatever it brought has been done by others.
+                log.info("a contribution came too late", reason=str(error))
 
     def _watch(self, future: concurrent.futures.Future[T], until: Callable[[], bool] | None = None) -> T:
         """The future's result; gives it up (returning None) when ``until`` holds, and raises if the job fails."""

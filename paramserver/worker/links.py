@@ -168,14 +168,15 @@ class ShardLinks:
         """One version, the same of every shard: ``at_least`` or a later one that all have."""
         results = await self.pull(AtLeast(at_least), frozen)
         while len({result.version for result in results}) > 1:
-            newest = max(result.version for result in results)
-            behind = [s for s, result in enumerate(results) if result.version < newest]
+            # The oldest: a shard that is behind may stay so until this worker has done its part of that step.
+            oldest = min(result.version for result in results)
+            ahead = [s for s, result in enumerate(results) if result.version > oldest]
             try:
-                again = await asyncio.gather(*(self._pull_one(s, Exactly(newest), frozen) for s in behind))
-            except errors.GoneError:  # they have moved on meanwhile: so must the others
-                results = await self.pull(AtLeast(newest + 1), frozen)
+                again = await asyncio.gather(*(self._pull_one(s, Exactly(oldest), frozen) for s in ahead))
+            except errors.GoneError:  # dropped, so every shard has a later one or will have it
+                results = await self.pull(AtLeast(oldest + 1), frozen)
                 continue
-            for server, result in zip(behind, again, strict=True):
+            for server, result in zip(ahead, again, strict=True):
                 results[server] = result
         return results
 

