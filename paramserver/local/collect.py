@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paramserver import errors
+from paramserver.core.events import (
+    Latest,
+)
 from paramserver.core.plan import Kind, Layout
-from paramserver.core.shard import Latest
 from paramserver.tensors.codec import split_frame
 from paramserver.tensors.dtypes import itemsize
 from paramserver.transport.base import Channel

@@ -13,9 +13,7 @@ import structlog
 from torch import Tensor
 
 from paramserver import errors
-from paramserver.core.hypers import Hypers, validate, validate_change
-from paramserver.core.plan import Chunk
-from paramserver.core.shard import (
+from paramserver.core.events import (
     Activated,
     AnswerPull,
     AnswerPush,
@@ -35,9 +33,11 @@ from paramserver.core.shard import (
     PullAsked,
     Refusal,
     Refuse,
-    ShardState,
     WentIdle,
 )
+from paramserver.core.hypers import Hypers, validate, validate_change
+from paramserver.core.plan import Chunk
+from paramserver.core.shard import ShardState
 from paramserver.server import norms
 from paramserver.server.norms import NormExchange
 from paramserver.server.receive import Upload, first_non_finite, receive

@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from paramserver.core.consistency import Consistency, Mode
+from paramserver.core.events import (
+    AtClock,
+    AtLeast,
+    Exactly,
+    Joining,
+    Latest,
+    Want,
+)
 from paramserver.core.names import AsyncName, Name, SyncName
 from paramserver.core.plan import Chunk, Kind, Layout, Plan, TensorSpec, make_layout, make_plan
-from paramserver.core.shard import AtClock, AtLeast, Exactly, Joining, Latest, Want
 from paramserver.core.slices import DataSpec, SyncSchedule
 from paramserver.errors import ModelError, ProtocolError
 from paramserver.tensors.dtypes import wire_dtype

@@ -13,9 +13,12 @@ import structlog
 
 from paramserver import errors
 from paramserver.core.consistency import Consistency, Mode
+from paramserver.core.events import (
+    Latest,
+    Want,
+)
 from paramserver.core.names import AsyncName, Name, SyncName
 from paramserver.core.plan import Plan
-from paramserver.core.shard import Latest, Want
 from paramserver.core.slices import DataSpec
 from paramserver.transport.base import Channel
 from paramserver.transport.messages import data_to_proto, plan_of, schedule_from_proto

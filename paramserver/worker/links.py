@@ -16,9 +16,13 @@ import structlog
 
 from paramserver import errors
 from paramserver.core.consistency import Consistency
+from paramserver.core.events import (
+    AtLeast,
+    Exactly,
+    Want,
+)
 from paramserver.core.names import Name
 from paramserver.core.plan import Plan
-from paramserver.core.shard import AtLeast, Exactly, Want
 from paramserver.tensors.codec import chunk_frames, split_frame
 from paramserver.tensors.dtypes import wire_dtype
 from paramserver.transport.base import Channel

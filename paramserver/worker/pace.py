@@ -12,10 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from paramserver.core.consistency import Consistency, Mode
+from paramserver.core.events import (
+    AtClock,
+    Joining,
+    Want,
+)
 from paramserver.core.names import AsyncName, Name, SyncName
 from paramserver.core.reduction import Node as TreeNode
 from paramserver.core.reduction import Reducer, cover
-from paramserver.core.shard import AtClock, Joining, Want
 from paramserver.core.slices import SyncSchedule, assign
 from paramserver.worker.flat import Node
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
+from paramserver.core.events import (
+    Build,
+    Outcome,
+)
 from paramserver.core.names import AsyncName, Name
-from paramserver.core.shard import Build, Outcome, ShardState
+from paramserver.core.shard import ShardState
 from tests.cluster.imagined import PUSH, Worker
 
 

@@ -14,9 +14,7 @@ import random
 from typing import Any
 
 from paramserver.core.consistency import Consistency, Mode
-from paramserver.core.leases import SliceLeases
-from paramserver.core.names import AsyncName
-from paramserver.core.shard import (
+from paramserver.core.events import (
     Activated,
     AnswerPull,
     AnswerPush,
@@ -33,9 +31,11 @@ from paramserver.core.shard import (
     Outcome,
     PullAsked,
     Refuse,
-    ShardState,
     WentIdle,
 )
+from paramserver.core.leases import SliceLeases
+from paramserver.core.names import AsyncName
+from paramserver.core.shard import ShardState
 from tests.cluster.imagined import COMPUTE, GONE, IDLE, PULL, PUSH, REST, SEEK, Tally, Worker
 from tests.cluster.rules import Rules
 

@@ -11,9 +11,7 @@ from collections import Counter
 from typing import Any
 
 from paramserver.core.consistency import Consistency, Mode
-from paramserver.core.names import SyncName
-from paramserver.core.reduction import Node, Reducer, cover, fold_order, split
-from paramserver.core.shard import (
+from paramserver.core.events import (
     Activated,
     AnswerPull,
     AnswerPush,
@@ -28,9 +26,11 @@ from paramserver.core.shard import (
     MembersChanged,
     PullAsked,
     Refuse,
-    ShardState,
     Want,
 )
+from paramserver.core.names import SyncName
+from paramserver.core.reduction import Node, Reducer, cover, fold_order, split
+from paramserver.core.shard import ShardState
 from paramserver.core.slices import SyncSchedule, assign
 
 PUSHED, PULLED, BUILT, MEMBERS, VIEW = range(5)

@@ -37,7 +37,7 @@ def test_equals_clipping_the_whole_batch_in_one_process() -> None:
         indices = [i for index in step.slices for i in slice_indices(spec, 0, step.epoch, index)]
         x, y = data[indices]
         optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
+        F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
         clipped += float(torch.nn.utils.clip_grad_norm_(model.parameters(), LIMIT)) > LIMIT
         optimizer.step()
     assert 0 < clipped < EPOCHS * schedule.steps_per_epoch, "the limit decides nothing"
@@ -71,7 +71,7 @@ def test_asynchronous_workers_clip_their_own_slice() -> None:
         for index in range(spec.slices_per_epoch):
             x, y = data[slice_indices(spec, 0, epoch, index)]
             optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
+            F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(model.parameters(), LIMIT)
             optimizer.step()
     for name, parameter in model.named_parameters():

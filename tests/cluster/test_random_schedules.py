@@ -7,9 +7,18 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from paramserver.core.consistency import Bounded, History, Offer, PerContribution, Verdict
+from paramserver.core.events import (
+    AnswerPush,
+    Arrived,
+    Effect,
+    Event,
+    Outcome,
+    PullAsked,
+    WentIdle,
+)
 from paramserver.core.leases import SliceLeases
 from paramserver.core.names import AsyncName, Name
-from paramserver.core.shard import AnswerPush, Arrived, Effect, Event, Outcome, PullAsked, ShardState, WentIdle
+from paramserver.core.shard import ShardState
 from tests.cluster.imagined import Tally
 from tests.cluster.schedules import Schedule
 

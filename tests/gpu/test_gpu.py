@@ -84,7 +84,7 @@ def train(autocast: bool, steps: int = 30, scale: float = 2.0**16) -> tuple[list
             assert x.is_cuda
             with torch.autocast("cuda", torch.float16, enabled=autocast):
                 loss = F.cross_entropy(model(x), y)
-            scaler.scale(loss).backward()
+            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()

@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from paramserver.core.consistency import Consistency, Missing, Mode
-from paramserver.core.names import AsyncName, SyncName
-from paramserver.core.shard import (
-    KEPT_VERSIONS,
+from paramserver.core.events import (
     Activated,
     AnswerPull,
     AnswerPush,
@@ -30,10 +28,11 @@ from paramserver.core.shard import (
     PullAsked,
     Refusal,
     Refuse,
-    ShardState,
     Want,
     WentIdle,
 )
+from paramserver.core.names import AsyncName, SyncName
+from paramserver.core.shard import KEPT_VERSIONS, ShardState
 
 ACCEPTED, DUPLICATE = Outcome.ACCEPTED, Outcome.DUPLICATE
 TIMELINE = 1
@@ -422,9 +421,11 @@ def test_unbounded_lets_everybody_go(make: Make) -> None:
 
 
 def test_strangers_neither_hold_back_nor_are_let_in(ssp: ShardState) -> None:
-    """A worker that was given up pulls and pushes under its former number."""
+    """A worker that was given up pulls and pushes under its former number; one that nobody has heard of yet waits."""
     ssp.handle(MembersChanged(2, frozenset({2})))
-    assert ssp.handle(pull(1, AtClock(0), worker=1)) == []
+    no_member = "this worker is no longer a member: register again"
+    assert ssp.handle(pull(1, AtClock(0), worker=1)) == [Refuse(1, Refusal.FENCED, no_member)]
+    assert ssp.handle(pull(3, Joining(), worker=3)) == []
     assert work(ssp, 2, worker=1, clock=0) == [AnswerPush(2, ACCEPTED, 1)]
     assert ssp.clocks == {}
 

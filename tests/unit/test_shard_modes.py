@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from paramserver.core.consistency import Consistency, Mode
-from paramserver.core.names import AsyncName, Name, SyncName
-from paramserver.core.shard import (
+from paramserver.core.events import (
     Activated,
     AnswerPull,
     AnswerPush,
@@ -30,9 +29,10 @@ from paramserver.core.shard import (
     PullAsked,
     Refusal,
     Refuse,
-    ShardState,
     Want,
 )
+from paramserver.core.names import AsyncName, Name, SyncName
+from paramserver.core.shard import ShardState
 
 ACCEPTED, DUPLICATE = Outcome.ACCEPTED, Outcome.DUPLICATE
 TO_ASYNC = Consistency(Mode.ASYNC, 1, revision=1, from_version=1)
