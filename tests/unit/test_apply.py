@@ -16,9 +16,9 @@ from paramserver.core.plan import Kind, Layout, TensorSpec, make_layout
 from paramserver.core.reduction import Node, cover, split
 from paramserver.errors import ModelError
 from paramserver.server.apply import ChunkState, apply_buffers, combine
-from paramserver.tensors.optimizers import FUSED, describe
 from paramserver.tensors.dtypes import tensor_from, torch_dtype
 from paramserver.tensors.finite import is_finite
+from paramserver.tensors.optimizers import FUSED, describe
 
 SHAPES = ((7, 5), (3,), (), (40,), (2, 3, 3), (1,), (65,))
 STEPS = 10

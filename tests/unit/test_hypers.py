@@ -10,8 +10,8 @@ import torch
 
 from paramserver.core.hypers import RULES, HyperValue, validate, validate_change
 from paramserver.errors import ModelError, ProtocolError
-from paramserver.tensors.optimizers import build, describe, torch_class
 from paramserver.tensors.hypers import from_proto, groups_from_proto, groups_to_proto, to_proto
+from paramserver.tensors.optimizers import build, describe, torch_class
 from paramserver.v1 import types_pb2 as types
 
 TRAINED = [name for name in RULES if name != "sum"]
