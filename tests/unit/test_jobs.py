@@ -98,6 +98,7 @@ def test_another_process_with_the_same_pid_is_not_the_launcher(directory: Path) 
         json.dumps({"name": "bad", "coordinator": "h:1", "pid": "1", "started": 1.0}),
         json.dumps({"name": "other", "coordinator": "h:1", "pid": os.getpid(), "started": 1.0}),
     ],
+    ids=["empty", "list", "no keys", "a key", "no address", "pid is text", "another name"],
 )
 def test_senseless_files_are_removed(directory: Path, text: str) -> None:
     publish_job(job())
