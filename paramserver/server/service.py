@@ -36,6 +36,7 @@ from paramserver.core.events import (
     WentIdle,
 )
 from paramserver.core.hypers import Hypers, validate, validate_change
+from paramserver.core.names import SyncName
 from paramserver.core.plan import Chunk
 from paramserver.core.shard import ShardState
 from paramserver.server import norms
@@ -261,7 +262,20 @@ class ShardService:
             raise errors.ProtocolError(f"clip_norm must be finite and not negative, not {header.clip_norm}")
         if header.overflow and used:
             raise errors.ProtocolError("a contribution with the overflow flag must not carry gradients")
+        if used and not header.samples:
+            raise errors.ProtocolError("a contribution of no samples must not carry gradients")
+        self._check_base(header)
         return tensors.chunks_used(used), header.chunks
+
+    def _check_base(self, header: shard_pb2.PushHeader) -> None:
+        """A gradient must come from the weights of its step, or (asynchronous) from some that were published."""
+        assert self._state is not None
+        name, base = name_from_proto(header), header.base_version
+        if isinstance(name, SyncName):
+            if base != name.step:
+                raise errors.ProtocolError(f"{name} was computed on version {base}, not on the weights of its step")
+        elif header.timeline == self._state.timeline and base > self._state.version:
+            raise errors.ProtocolError(f"{name} was computed on version {base}, which this shard has not published")
 
     def _contribution(self, upload: Upload, tensors: ShardTensors) -> Contribution:
         header = upload.header.push

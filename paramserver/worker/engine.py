@@ -24,6 +24,7 @@ from paramserver.transport.base import Channel
 from paramserver.transport.messages import data_to_proto, plan_of, schedule_from_proto
 from paramserver.transport.session import JoinOptions, Session
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+from paramserver.worker import startup
 from paramserver.worker.background import Background
 from paramserver.worker.flat import FlatSpace, Node, NodePool
 from paramserver.worker.links import Pulled, PushFacts, ShardLinks, merge
@@ -157,19 +158,9 @@ class Engine:
         Raises UserError if the job has none yet.
         """
 
-        async def ask() -> coordinator_pb2.StatusResponse:
-            request = coordinator_pb2.StatusRequest(model=True)
-            reply = await self.session.channel.call("Coordinator.Status", request, timeout=30.0)
-            return cast(coordinator_pb2.StatusResponse, reply)
-
-        status = self.background.run(ask())
-        if not status.HasField("model"):
-            raise errors.UserError(
-                "the job has no model yet: call init first, or wait until its script has prepared one"
-            )
-        self._take_plan(plan_of(status.model, status.expected_servers), space, lambda: None)
-        self._install(self._initialise_or_wait(may_upload=False))
-        return status.model
+        model, servers = self.background.run(startup.present_model(self.session))
+        self._start(plan_of(model, servers), space, lambda: None, may_upload=False)
+        return model
 
     def register(
         self, model: types_pb2.ModelSpec, space: Callable[[Plan], FlatSpace], on_weights: Callable[[], None]
@@ -180,83 +171,27 @@ class Engine:
         whenever a version has been written into it. Raises ModelError if another worker registered another model.
         """
         self.state = "registering"
-        reply = self.background.run(self._register(model))
-        plan = plan_of(reply.model, reply.servers)
-        if plan.layout.digest != reply.layout_digest:
-            raise errors.VersionMismatchError(
-                "the coordinator lays the model out differently: install the same version of paramserver everywhere"
-            )
-        self._take_plan(plan, space, on_weights)
-        self._install(self._initialise_or_wait(may_upload=True))
+        plan = self.background.run(startup.register_model(self.session, model))
+        self._start(plan, space, on_weights, may_upload=True)
         self.state = "training"
         return plan
 
-    def _take_plan(self, plan: Plan, space: Callable[[Plan], FlatSpace], on_weights: Callable[[], None]) -> None:
+    def _start(
+        self, plan: Plan, space: Callable[[Plan], FlatSpace], on_weights: Callable[[], None], may_upload: bool
+    ) -> None:
+        """Connect to the shards, see to it that there is a version 0, and take the present version in."""
         self._weights = space(plan)
         self._pool = NodePool(plan.layout, self._weights.device)
         self._on_weights = on_weights
-        self.background.run(self._open(plan))
-
-    async def _register(self, model: types_pb2.ModelSpec) -> coordinator_pb2.RegisterModelResponse:
-        session = self.session
-        await session.wait_until(
-            lambda view: len(view.servers) > 0, lambda view: view.reason or "servers", self.options.join_timeout_s
-        )
-        request = coordinator_pb2.RegisterModelRequest(member=session.member, model=model)
-        reply = await session.channel.call(
-            "Coordinator.RegisterModel", request, timeout=self.options.join_timeout_s + 10.0
-        )
-        return cast(coordinator_pb2.RegisterModelResponse, reply)
-
-    async def _open(self, plan: Plan) -> None:
-        session = self.session
-        view = await session.wait_until(
-            lambda view: len(view.servers) >= plan.servers,
-            lambda view: view.reason or "servers",
-            self.options.join_timeout_s,
-        )
-        servers = sorted(view.servers, key=lambda server: server.index)
-        self._links = ShardLinks(
-            [self._connect(server.address) for server in servers],
-            plan,
-            session.job,
-            lambda: self.session.member,
-            self._wait_timeout_s,
-            self.options.log_interval_s,
-        )
-
-    def _initialise_or_wait(self, may_upload: bool) -> list[Pulled]:
-        """Upload version 0 if it is this worker's turn, then wait for the start of the job and pull."""
-        assert self._weights is not None
         initial = self._weights.on_cpu()
 
         async def go() -> list[Pulled]:
-            session, links = self.session, self.links
-            uploaded = 0
+            self._links = await startup.open_links(
+                self.session, plan, self._connect, lambda: self.session.member, self._wait_timeout_s
+            )
+            return await startup.first_version(self.session, self._links, initial.read if may_upload else None)
 
-            def settled(view: types_pb2.View) -> bool:
-                mine = may_upload and view.initialiser == session.member and view.grant > uploaded
-                return mine or view.state == types_pb2.JOB_STATE_RUNNING
-
-            while True:
-                view = await session.wait_until(
-                    settled, lambda view: view.reason or "version 0", self.options.join_timeout_s
-                )
-                if view.state == types_pb2.JOB_STATE_RUNNING:
-                    links.timeline = view.timeline
-                    return await links.pull_version(0, frozen=True)
-                uploaded = view.grant
-                try:
-                    await links.initialize(uploaded, initial.read)
-                    await session.channel.call(
-                        "Coordinator.InitializeDone",
-                        coordinator_pb2.InitializeDoneRequest(member=session.member, grant=uploaded),
-                        timeout=60.0,
-                    )
-                except errors.FencedError as error:
-                    log.info("somebody else uploads version 0", reason=str(error))
-
-        return self.background.run(go())
+        self._install(self.background.run(go()))
 
     def register_data(self, data: DataSpec) -> None:
         """Say how the data is cut; raises DataError if another worker's data differs."""

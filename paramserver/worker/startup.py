@@ -1,0 +1,96 @@
+"""How a worker gets from its first words with the coordinator to weights in hand. Runs in the background loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import structlog
+
+from paramserver import errors
+from paramserver.core.events import Latest
+from paramserver.core.plan import Plan
+from paramserver.transport.base import Channel
+from paramserver.transport.messages import plan_of
+from paramserver.transport.session import Session
+from paramserver.v1 import coordinator_pb2, types_pb2
+from paramserver.worker.links import Pulled, ShardLinks
+
+log = structlog.get_logger("paramserver.worker")
+
+_CALL_S = 60.0
+
+
+async def register_model(session: Session, model: types_pb2.ModelSpec) -> Plan:
+    """Register the model; returns the plan. Waits for the servers.
+
+    Raises ModelError if another worker registered another model, DeadlineError if servers are missing.
+    """
+    timeout_s = session.options.join_timeout_s
+    await session.wait_until(lambda view: len(view.servers) > 0, lambda view: view.reason or "servers", timeout_s)
+    request = coordinator_pb2.RegisterModelRequest(member=session.member, model=model)
+    # The coordinator waits for the servers as long, and says so; its answer should come first.
+    reply = await session.channel.call("Coordinator.RegisterModel", request, timeout=timeout_s + 10.0)
+    registered = cast(coordinator_pb2.RegisterModelResponse, reply)
+    plan = plan_of(registered.model, registered.servers)
+    if plan.layout.digest != registered.layout_digest:
+        raise errors.VersionMismatchError(
+            "the coordinator lays the model out differently: install the same version of paramserver everywhere"
+        )
+    return plan
+
+
+async def present_model(session: Session) -> tuple[types_pb2.ModelSpec, int]:
+    """The model that the job trains, and the number of servers. Raises UserError if the job has none yet."""
+    request = coordinator_pb2.StatusRequest(model=True)
+    reply = await session.channel.call("Coordinator.Status", request, timeout=_CALL_S)
+    status = cast(coordinator_pb2.StatusResponse, reply)
+    if not status.HasField("model"):
+        raise errors.UserError("the job has no model yet: call init first, or wait until its script has prepared one")
+    return status.model, status.expected_servers
+
+
+async def open_links(
+    session: Session, plan: Plan, connect: Callable[[str], Channel], worker: Callable[[], int], wait_timeout_s: float
+) -> ShardLinks:
+    """Channels to all servers of the plan, as soon as all have joined."""
+    view = await session.wait_until(
+        lambda view: len(view.servers) >= plan.servers,
+        lambda view: view.reason or "servers",
+        session.options.join_timeout_s,
+    )
+    servers = sorted(view.servers, key=lambda server: server.index)
+    channels = [connect(server.address) for server in servers]
+    return ShardLinks(channels, plan, session.job, worker, wait_timeout_s, session.options.log_interval_s)
+
+
+async def first_version(
+    session: Session, links: ShardLinks, initial: Callable[[int], memoryview] | None
+) -> list[Pulled]:
+    """Upload version 0 if that falls to this worker, wait for the start of the job, and pull what is published by then.
+
+    ``initial`` gives the bytes of a chunk of version 0; None: somebody who only looks.
+    """
+    uploaded = 0
+
+    def settled(view: types_pb2.View) -> bool:
+        mine = initial is not None and view.initialiser == session.member and view.grant > uploaded
+        return mine or view.state == types_pb2.JOB_STATE_RUNNING
+
+    while True:
+        view = await session.wait_until(
+            settled, lambda view: view.reason or "version 0", session.options.join_timeout_s
+        )
+        if view.state == types_pb2.JOB_STATE_RUNNING:
+            links.timeline = view.timeline
+            if view.consistency.mode == types_pb2.MODE_ASYNC:  # shards need not stand at the same version
+                return await links.pull(Latest(), frozen=True)
+            return await links.pull_version(0, frozen=True)
+        assert initial is not None
+        uploaded = view.grant
+        try:
+            await links.initialize(uploaded, initial)
+            done = coordinator_pb2.InitializeDoneRequest(member=session.member, grant=uploaded)
+            await session.channel.call("Coordinator.InitializeDone", done, timeout=_CALL_S)
+        except errors.FencedError as error:
+            log.info("somebody else uploads version 0", reason=str(error))
