@@ -27,6 +27,8 @@ class Leasing:
         self.data: DataSpec | None = None
         self.table: SliceLeases | None = None
         self._changed = asyncio.Condition()
+        # The revision of the setting under which each worker last asked for slices.
+        self._revisions: dict[int, int] = {}
 
     async def register(self, data: DataSpec) -> None:
         """Learn how the data is cut."""
@@ -45,7 +47,8 @@ class Leasing:
             self._changed.notify_all()
 
     def give_back(self, worker: int) -> None:
-        """A worker is gone: its slices go to others."""
+        """A worker is gone, or has begun anew: its slices go to others."""
+        self._revisions.pop(worker, None)
         if self.table is not None and self.table.give_back(worker):
             asyncio.get_running_loop().create_task(self.notify())
 
@@ -54,6 +57,10 @@ class Leasing:
         if self.table is not None and request.done:
             self.table.complete(AsyncName(name.epoch, name.index) for name in request.done)
             await self.notify()
+        if request.revision > self._revisions.get(request.member, request.revision) + 1:
+            # It cannot tell whether the job was synchronous meanwhile, so it has dropped what it had leased.
+            self.give_back(request.member)
+        self._revisions[request.member] = request.revision
         response = coordinator_pb2.LeaseResponse()
         try:
             async with asyncio.timeout(min(max(request.wait_s, 0.0), _MAX_WAIT_S)), self._changed:

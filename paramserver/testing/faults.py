@@ -138,8 +138,9 @@ class FaultPlan:
                 raise broken(where, "cut off")
         finally:
             alarm.cancel()
-            if not work.done():
+            if not work.done():  # the caller has been cancelled; what it waited for must not run on beside it
                 work.cancel()
+                await asyncio.wait([work])
 
     async def delay(self, rule: Rule | None, where: str) -> None:
         """Wait, if the rule says so."""

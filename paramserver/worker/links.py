@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -244,17 +245,19 @@ class ShardLinks:
     async def _download(self, server: int, request: shard_pb2.PullRequest, timeout_s: float) -> Pulled | str:
         header: shard_pb2.PullHeader | None = None
         chunks: dict[int, memoryview] = {}
-        async for raw in self.channels[server].download("Shard.Pull", request, timeout=timeout_s + _PARK_S):
-            frame, parts = split_frame(raw)
-            if header is None:
-                if frame.WhichOneof("first") != "pull":
-                    raise errors.ProtocolError("the answer to a pull does not begin with its header")
-                header = frame.pull
-                if not header.ready:
-                    return header.waiting_for
-            for ref, data in parts:
-                chunks[_checked(ref, self.plan, server, chunks)] = data
-                self.pulled_bytes += len(data)
+        stream = self.channels[server].download("Shard.Pull", request, timeout=timeout_s + _PARK_S)
+        async with aclosing(stream) as frames:
+            async for raw in frames:
+                frame, parts = split_frame(raw)
+                if header is None:
+                    if frame.WhichOneof("first") != "pull":
+                        raise errors.ProtocolError("the answer to a pull does not begin with its header")
+                    header = frame.pull
+                    if not header.ready:
+                        return header.waiting_for
+                for ref, data in parts:
+                    chunks[_checked(ref, self.plan, server, chunks)] = data
+                    self.pulled_bytes += len(data)
         if header is None or header.chunks != len(chunks):
             raise errors.UnavailableError(f"the answer of server-{server} was cut short")
         return Pulled(
