@@ -37,7 +37,7 @@ from paramserver.core.events import (
 )
 from paramserver.core.hypers import Hypers, validate, validate_change
 from paramserver.core.names import SyncName
-from paramserver.core.plan import Chunk
+from paramserver.core.plan import Chunk, Kind
 from paramserver.core.shard import ShardState
 from paramserver.server import norms
 from paramserver.server.norms import NormExchange
@@ -146,7 +146,9 @@ class ShardService:
         grant = upload.header.initialize.grant
         if state.active or (self._staged is not None and self._staged[0] > grant):
             raise errors.FencedError("version 0 has been uploaded by somebody else")
-        bad = await self._arithmetic(lambda: first_non_finite(tensors.layout, upload.chunks))
+        # Buffers and frozen tensors may well hold an infinity, as masks do.
+        trained = {i: t for i, t in upload.chunks.items() if self._mine[i].kind is Kind.PARAMETER}
+        bad = await self._arithmetic(lambda: first_non_finite(tensors.layout, trained))
         if bad is not None:
             raise errors.NonFiniteError(f"the initial value of {bad!r} is not finite")
         own = await self._arithmetic(lambda: {i: t.clone() for i, t in upload.chunks.items()})
