@@ -39,27 +39,28 @@ class SliceLeases:
         """Up to ``want`` slices of epochs up to ``max_epoch``, the oldest first; fewer towards the end of an epoch.
 
         While paused, only slices of epochs before the newest one are given out, so that in the end a single epoch is
-        begun but not finished.
+        begun but not finished; and those that came back from a worker that died, since shards may have counted them.
         """
         if want < 1:
             return []
         if self.slices_per_epoch == 0:
             max_epoch = self._first_epoch
-        last = min(max_epoch, self._newest() - 1) if self.paused else max_epoch
+        newest = self._newest()
         granted: list[AsyncName] = []
-        for epoch in range(self._oldest_open(), last + 1):
-            left = self._left(epoch)
+        for epoch in range(self._oldest_open(), max_epoch + 1):
+            held_back = self.paused and epoch >= newest
+            left = len(self._returned.get(epoch, ())) if held_back else self._left(epoch)
             if left == 0:
                 continue
             take = want if left < 0 else max(1, min(want, left // (_SHARE * max(1, workers))))
-            for index in self._take(epoch, take):
+            for index in self._take(epoch, take, not held_back):
                 name = AsyncName(epoch, index)
                 self._holder[name] = worker
                 granted.append(name)
             break
         return granted
 
-    def _take(self, epoch: int, count: int) -> list[int]:
+    def _take(self, epoch: int, count: int, fresh_too: bool) -> list[int]:
         taken: list[int] = []
         returned = self._returned.get(epoch)
         while returned is not None and len(returned) and len(taken) < count:
@@ -71,7 +72,7 @@ class SliceLeases:
             )
         done = self._done_of(epoch)
         fresh = self._fresh.get(epoch, 0)
-        while len(taken) < count and (self.slices_per_epoch == 0 or fresh < self.slices_per_epoch):
+        while fresh_too and len(taken) < count and (not self.slices_per_epoch or fresh < self.slices_per_epoch):
             if fresh not in done:
                 taken.append(fresh)
             fresh += 1
@@ -125,11 +126,14 @@ class SliceLeases:
         return self.slices_per_epoch > 0 and self._oldest_open() > max_epoch
 
     def drained(self) -> bool:
-        """Paused, nothing in work, and at most one epoch is begun but not finished."""
+        """Paused, all that was handed out is done, and at most one epoch is begun but not finished."""
         newest = self._newest()
         if not self.paused or self._holder:
             return False
-        return self.slices_per_epoch == 0 or all(self._left(epoch) == 0 for epoch in range(self._oldest_open(), newest))
+        if self.slices_per_epoch == 0:  # nobody else can do what a client has not pushed
+            return True
+        came_back = any(map(len, self._returned.values()))
+        return not came_back and all(self._left(epoch) == 0 for epoch in range(self._oldest_open(), newest))
 
     def position(self) -> tuple[int, tuple[tuple[int, int], ...]]:
         """(epoch, its ranges of slices that are not done) of the oldest epoch that is not finished."""

@@ -36,7 +36,7 @@ from paramserver.core.events import (
     WentIdle,
 )
 from paramserver.core.hypers import Hypers, validate, validate_change
-from paramserver.core.names import SyncName
+from paramserver.core.names import Name, SyncName
 from paramserver.core.plan import Chunk, Kind
 from paramserver.core.shard import ShardState
 from paramserver.server import norms
@@ -74,6 +74,8 @@ _OUTCOMES = {
 T = TypeVar("T")
 _MAX_WAIT_S = 3600.0
 _EXPORT_BYTES = 4 << 20
+# Names whose nonce is kept. A repetition comes within seconds, or after a reconnect; this is many steps.
+_REMEMBERED = 10_000
 
 
 class ShardService:
@@ -94,6 +96,9 @@ class ShardService:
         self._buffers: dict[int, Contribution] = {}
         self._staged: tuple[int, Version] | None = None  # (grant, version 0)
         self._calls: dict[int, asyncio.Future[Any]] = {}
+        # Pushes that wait for their answer, and the nonces of those that were counted last.
+        self._pushing: dict[int, tuple[Name, int]] = {}
+        self._counted: dict[Name, int] = {}
         self._numbers = itertools.count(1)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="arithmetic")
         self._tasks: set[asyncio.Task[None]] = set()
@@ -252,10 +257,12 @@ class ShardService:
         call, buffer = next(self._numbers), next(self._numbers)
         self._buffers[buffer] = contribution
         answer = self._expect_answer(call)
+        self._pushing[call] = contribution.name, header.nonce
         self._happen(Arrived(call, contribution.name, buffer, header.worker, header.timeline, header.clock))
         pushed: AnswerPush = await answer
         del state
-        return shard_pb2.PushResponse(outcome=_OUTCOMES[pushed.outcome], version=pushed.version)
+        own = pushed.outcome is Outcome.DUPLICATE and self._counted.get(contribution.name) == header.nonce != 0
+        return shard_pb2.PushResponse(outcome=_OUTCOMES[pushed.outcome], version=pushed.version, own=own)
 
     def _expect_push(self, header: shard_pb2.PushHeader, tensors: ShardTensors) -> tuple[Mapping[int, Chunk], int]:
         self._check_job(header.job)
@@ -382,11 +389,13 @@ class ShardService:
 
     def _perform(self, effect: Effect, state: ShardState) -> None:
         match effect:
-            case AnswerPush(call) | AnswerPull(call):
-                future = self._calls.pop(call, None)
-                if future is not None and not future.done():
-                    future.set_result(effect)
+            case AnswerPush(call, outcome):
+                self._note(call, outcome)
+                self._settle(call, effect)
+            case AnswerPull(call):
+                self._settle(call, effect)
             case Refuse(call, refusal, reason):
+                self._pushing.pop(call, None)
                 future = self._calls.pop(call, None)
                 if future is not None and not future.done():
                     future.set_exception(_REFUSALS[refusal](reason))
@@ -398,6 +407,19 @@ class ShardService:
                 task = asyncio.get_running_loop().create_task(self._build(effect, state))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
+
+    def _settle(self, call: int, answer: AnswerPush | AnswerPull) -> None:
+        future = self._calls.pop(call, None)
+        if future is not None and not future.done():
+            future.set_result(answer)
+
+    def _note(self, call: int, outcome: Outcome) -> None:
+        """Remember for a while whose contribution was counted under a name."""
+        name, nonce = self._pushing.pop(call)
+        if outcome is Outcome.ACCEPTED:
+            self._counted[name] = nonce
+            if len(self._counted) > _REMEMBERED:
+                del self._counted[next(iter(self._counted))]
 
     async def _build(self, effect: Build, state: ShardState) -> None:
         tensors = self._tensors

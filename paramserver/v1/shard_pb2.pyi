@@ -108,7 +108,7 @@ class AsyncName(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("job", "timeline", "worker", "sync", "samples", "overflow", "base_version", "clock", "used", "groups", "chunks", "schedule", "clip_norm")
+    __slots__ = ("job", "timeline", "worker", "sync", "samples", "overflow", "base_version", "clock", "used", "groups", "chunks", "schedule", "clip_norm", "nonce")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +123,7 @@ class PushHeader(_message.Message):
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     CLIP_NORM_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     worker: int
@@ -136,15 +137,18 @@ class PushHeader(_message.Message):
     chunks: int
     schedule: Schedule
     clip_norm: float
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., sync: _Optional[_Union[SyncName, _Mapping]] = ..., samples: _Optional[int] = ..., overflow: bool = ..., base_version: _Optional[int] = ..., clock: _Optional[int] = ..., used: _Optional[bytes] = ..., groups: _Optional[_Iterable[_Union[_types_pb2.GroupHypers, _Mapping]]] = ..., chunks: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., clip_norm: _Optional[float] = ..., **kwargs) -> None: ...
+    nonce: int
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., sync: _Optional[_Union[SyncName, _Mapping]] = ..., samples: _Optional[int] = ..., overflow: bool = ..., base_version: _Optional[int] = ..., clock: _Optional[int] = ..., used: _Optional[bytes] = ..., groups: _Optional[_Iterable[_Union[_types_pb2.GroupHypers, _Mapping]]] = ..., chunks: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., clip_norm: _Optional[float] = ..., nonce: _Optional[int] = ..., **kwargs) -> None: ...
 
 class PushResponse(_message.Message):
-    __slots__ = ("outcome", "version")
+    __slots__ = ("outcome", "version", "own")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    OWN_FIELD_NUMBER: _ClassVar[int]
     outcome: Outcome
     version: int
-    def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., version: _Optional[int] = ...) -> None: ...
+    own: bool
+    def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., version: _Optional[int] = ..., own: bool = ...) -> None: ...
 
 class InitializeHeader(_message.Message):
     __slots__ = ("job", "timeline", "grant", "worker", "chunks")

@@ -131,7 +131,10 @@ class ModelBinding:
             )
         for buffer in self._buffers:
             tensor = buffer.tensor
-            if not tensor.is_floating_point() and tensor.numel() and int(tensor.abs().max()) > _EXACT_INTEGER:
+            if tensor.is_floating_point() or tensor.dtype is torch.bool or not tensor.numel():
+                continue
+            low, high = tensor.aminmax()
+            if max(-int(low), int(high)) > _EXACT_INTEGER:
                 raise errors.ModelError(
                     f"buffer {self.specs[buffer.index].name!r} holds integers beyond 2**53, which would lose digits: "
                     "keep it out of the model's buffers"

@@ -106,16 +106,20 @@ class RawClient:
             tensors = {name: self._checked(name, value) for name, value in grads.items()}
             self._engine.ensure_data()
             self._engine.promote()
-            item = self._engine.next_item(0, False)
-            assert item is not None, "without a data set there is always a next slice"
-            node = self._engine.pool.take()
-            node.samples = samples
-            for name, tensor in tensors.items():
-                index = self._index[name]
-                node.space.view(index).copy_(tensor).mul_(samples)
-                node.used.add(index)
-            self._engine.contribute(item, node, self._groups)
+            while not self._contribute(tensors, samples):
+                pass  # somebody who joined or left had this part of the step; the next one is ours
             return self._engine.version
+
+    def _contribute(self, tensors: Mapping[str, torch.Tensor], samples: int) -> bool:
+        item = self._engine.next_item(0, False)
+        assert item is not None, "without a data set there is always a next slice"
+        node = self._engine.pool.take()
+        node.samples = samples
+        for name, tensor in tensors.items():
+            index = self._index[name]
+            node.space.view(index).copy_(tensor).mul_(samples)
+            node.used.add(index)
+        return self._engine.contribute(item, node, self._groups)
 
     def pull(self, names: Sequence[str] | None = None) -> dict[str, Array]:
         """Copies of the arrays (all, or those named) at the newest version that all servers have published.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -214,15 +215,20 @@ class Engine:
                 return item
 
     def ahead(self, epoch: int) -> Iterator[Item]:
-        """The slices that are likely to come."""
-        return self._present_pace().ahead(epoch)
+        """The slices that are likely to come, beginning with the one that :meth:`next_item` has given."""
+        assert self._pace is not None, "an item comes before those ahead of it"
+        return self._pace.ahead(epoch)
 
-    def contribute(self, item: Item, node: Node, groups: Sequence[types_pb2.GroupHypers]) -> None:
-        """Hand in what a slice yielded; returns with the next version, or with more work on this one."""
+    def contribute(self, item: Item, node: Node, groups: Sequence[types_pb2.GroupHypers]) -> bool:
+        """Hand in what a slice yielded; returns with the next version, or with more work on this one.
+
+        Without a data set the name of a slice does not say what it yields: False then means that another worker's
+        contribution of this name counts instead of this one.
+        """
         self.slices += 1
         self.samples += node.samples
         assert self._pace is not None, "an item comes before its contribution"
-        self._pace.contribute(item, node, groups)
+        return self._pace.contribute(item, node, groups)
 
     def _present_pace(self) -> SyncPace | AsyncPace:
         self.ensure_data()
@@ -291,7 +297,7 @@ class Engine:
 
     def push(
         self, name: Name, node: Node, groups: Sequence[types_pb2.GroupHypers], clock: int
-    ) -> concurrent.futures.Future[None]:
+    ) -> concurrent.futures.Future[frozenset[shard_pb2.Outcome]]:
         """Begin to bring a contribution to all shards; its memory is reused afterwards."""
         space = node.space.on_cpu()
         facts = PushFacts(
@@ -304,6 +310,7 @@ class Engine:
             clock=clock,
             schedule=self.schedule,
             clip_norm=self.clip_norm if isinstance(name, SyncName) else 0.0,
+            nonce=secrets.randbits(63) | 1,
         )
         future = self.background.submit(self.links.push(facts, space.read))
         future.add_done_callback(lambda _: self.pool.give(node))
@@ -371,16 +378,32 @@ class Engine:
         """Wait for one piece of background work, watching the job."""
         return self._watch(future)
 
-    def wait_all(self, futures: Sequence[concurrent.futures.Future[None]]) -> None:
-        """Wait for several pushes; raises the first error."""
-        for future in futures:
-            try:
-                self._watch(future)
-            except errors.StaleViewError as error:
-                if type(error) is not errors.StaleViewError:
-                    raise
-                # The mode has changed before this one arrived; whatever it brought has been done by others.
-                log.info("a contribution came too late", reason=str(error))
+    def wait_all(self, pushes: Sequence[concurrent.futures.Future[frozenset[shard_pb2.Outcome]]]) -> bool:
+        """Wait for several pushes; raises the first error. False if, without a data set, one was not counted."""
+        return all([self._counted(push) for push in pushes])
+
+    def _counted(self, push: concurrent.futures.Future[frozenset[shard_pb2.Outcome]]) -> bool:
+        try:
+            outcomes = self._watch(push)
+        except errors.StaleViewError as error:
+            if type(error) is not errors.StaleViewError:
+                raise
+            # The mode has changed before this one arrived; with a data set, what it brought has been done by others.
+            log.info("a contribution came too late", reason=str(error))
+            return self.named_by_data
+        if self.named_by_data or outcomes == {shard_pb2.OUTCOME_ACCEPTED}:
+            return True
+        if outcomes == {shard_pb2.OUTCOME_DUPLICATE}:
+            return False
+        raise errors.ParamServerError(
+            "somebody joined or left at this moment, and only some of the servers have counted this push: "
+            "pull to see what is there, and push what is missing"
+        )
+
+    @property
+    def named_by_data(self) -> bool:
+        """True if equal names of slices mean equal contributions; False if slices are only numbered."""
+        return self._data is not None and self._data.slice_size > 0
 
     def _watch(self, future: concurrent.futures.Future[T], until: Callable[[], bool] | None = None) -> T:
         """The future's result; gives it up (returning None) when ``until`` holds, and raises if the job fails."""

@@ -69,6 +69,7 @@ class PushFacts:
     clock: int = 0
     schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_OTHER
     clip_norm: float = 0.0
+    nonce: int = 0
 
 
 class ShardLinks:
@@ -90,17 +91,16 @@ class ShardLinks:
         self.waiting_for = ""
         self.pushed_bytes = 0
         self.pulled_bytes = 0
-        self.duplicates = 0
         self._worker = worker
         self._wait_timeout_s = wait_timeout_s
         self._log_interval_s = log_interval_s
 
     # ---- push
 
-    async def push(self, facts: PushFacts, read: Callable[[int], memoryview]) -> None:
+    async def push(self, facts: PushFacts, read: Callable[[int], memoryview]) -> frozenset[shard_pb2.Outcome]:
         """Bring a contribution to every shard. ``read`` gives the bytes of a chunk by its index.
 
-        Returns when every shard has counted it (or had it already).
+        Returns when every shard has counted it or had it already; the outcomes that there were.
         """
         results = await asyncio.gather(
             *(self._push_one(server, facts, read) for server in range(len(self.channels))), return_exceptions=True
@@ -112,7 +112,7 @@ class ShardLinks:
                 raise error
             which = ", ".join(f"server-{s}" for s, _ in failed)
             raise type(error)(f"{facts.name} did not reach {which}; server-{server} said: {error}") from error
-        self.duplicates += sum(r == shard_pb2.OUTCOME_DUPLICATE for r in results) == len(results)
+        return frozenset(cast(list[shard_pb2.Outcome], results))
 
     async def _push_one(self, server: int, facts: PushFacts, read: Callable[[int], memoryview]) -> shard_pb2.Outcome:
         tensors = self.plan.layout.tensors
@@ -131,6 +131,7 @@ class ShardLinks:
                 clock=facts.clock,
                 schedule=facts.schedule,
                 clip_norm=facts.clip_norm,
+                nonce=facts.nonce,
                 used=pack_mask(facts.used, len(tensors)),
                 groups=facts.groups,
                 chunks=len(wanted),
@@ -142,7 +143,7 @@ class ShardLinks:
 
         reply = await self._persist(server, f"to push {facts.name}", attempt)
         self.pushed_bytes += sum(chunk.nbytes for chunk in wanted)
-        return reply.outcome
+        return shard_pb2.OUTCOME_ACCEPTED if reply.own else reply.outcome
 
     # ---- initial weights
 

@@ -24,7 +24,7 @@ from paramserver.core.slices import SyncSchedule, assign
 from paramserver.worker.flat import Node
 
 if TYPE_CHECKING:
-    from paramserver.v1 import coordinator_pb2, types_pb2
+    from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
     from paramserver.worker.engine import Engine
 
 
@@ -46,8 +46,11 @@ class Pace(Protocol):
     def ahead(self, epoch: int) -> Iterator[Item]:
         """The slices that are likely to come, beginning with the present one: for loading data ahead of time."""
 
-    def contribute(self, item: Item, node: Node, groups: Sequence[types_pb2.GroupHypers]) -> None:
-        """Hand in what the slice yielded; returns when this worker may begin the next slice."""
+    def contribute(self, item: Item, node: Node, groups: Sequence[types_pb2.GroupHypers]) -> bool:
+        """Hand in what the slice yielded; returns when this worker may begin the next slice.
+
+        False: without a data set, another worker's contribution of this name counts instead.
+        """
 
     def finish(self) -> None:
         """Wait until everything handed in has arrived, and say so to whom it concerns."""
@@ -66,7 +69,7 @@ class SyncPace:
         self._done: set[int] = set()  # slice indices of the present step that are handed in or held
         self._reducer: Reducer | None = None
         self._held: dict[TreeNode, Node] = {}
-        self._pushes: list[concurrent.futures.Future[None]] = []
+        self._pushes: list[concurrent.futures.Future[frozenset[shard_pb2.Outcome]]] = []
         self._groups: Sequence[types_pb2.GroupHypers] = ()
 
     def next(self, epoch: int, last: bool) -> Item | None:
@@ -120,7 +123,7 @@ class SyncPace:
             self._push(lo, hi, node)
         self._held.clear()
 
-    def contribute(self, item: Item, node: Node, groups: Sequence[types_pb2.GroupHypers]) -> None:
+    def contribute(self, item: Item, node: Node, groups: Sequence[types_pb2.GroupHypers]) -> bool:
         """Sum with its neighbours as far as the fixed tree allows; push what is as large as it will get."""
         assert isinstance(item.name, SyncName)
         self._groups = groups
@@ -128,10 +131,13 @@ class SyncPace:
         name = item.name
         if name.step != self._version or name.lo in self._done:
             self._engine.pool.give(node)
-            return
+            return self._engine.named_by_data
         self._done.add(name.lo)
         lo, hi = self._range
-        if not lo <= name.lo < hi:
+        counted = True
+        if not self._engine.named_by_data:
+            counted = self._engine.wait_all([self._engine.push(name, node, groups, clock=0)])
+        elif not lo <= name.lo < hi:
             self._push(name.lo, name.hi, node)
         else:
             self._merge((name.lo, name.hi), node)
@@ -139,6 +145,7 @@ class SyncPace:
             # Neighbours that were handed in before the membership changed never come to be merged with.
             self._release()
             self._wait_for_next()
+        return counted
 
     def _merge(self, where: TreeNode, node: Node) -> None:
         assert self._reducer is not None
@@ -187,6 +194,7 @@ class AsyncPace:
         self._pending: concurrent.futures.Future[coordinator_pb2.LeaseResponse] | None = None
         self._clock: int | None = None  # None: joins at the slowest clock
         self._fresh = False  # the weights are those for the present clock
+        self._finished = False
 
     @property
     def clock(self) -> int:
@@ -242,7 +250,7 @@ class AsyncPace:
         while True:
             position = max(position, self._popped)
             if position - self._popped >= len(self._queue):
-                if self._engine.mode_changed():
+                if self._finished or self._engine.mode_changed():
                     return
                 while (reply := self._fetch(epoch, False, 0.0)) is None:
                     pass
@@ -252,19 +260,20 @@ class AsyncPace:
             position += 1
             yield Item(name, name.epoch, name.index)
 
-    def contribute(self, item: Item, node: Node, groups: Sequence[types_pb2.GroupHypers]) -> None:
+    def contribute(self, item: Item, node: Node, groups: Sequence[types_pb2.GroupHypers]) -> bool:
         """Push the slice, count one clock on, and wait until the bound allows the next one."""
         assert isinstance(item.name, AsyncName)
         assert self._queue, "a slice was leased before it is handed in"
         assert self._queue[0] == item.name, "slices are handed in as they were handed out"
         if len(self._queue) <= _LEASE_LOW and self._pending is None:
             self._pending = self._lease(item.epoch, False, 0.0)
-        self._engine.wait_all([self._engine.push(item.name, node, groups, self.clock)])
+        counted = self._engine.wait_all([self._engine.push(item.name, node, groups, self.clock)])
         self._queue.popleft()
         self._popped += 1
         self._done.append(item.name)
         self._clock = self.clock + 1
         self._pull()
+        return counted
 
     def _pull(self) -> None:
         """Pull for the present clock. A newcomer takes the highest of the shards' slowest clocks, and says so."""
@@ -279,7 +288,8 @@ class AsyncPace:
             self._clock = min_clock
 
     def finish(self) -> None:
-        """Report what is done, and give the rest back by leaving."""
+        """Report what is done, and lease no more; the rest is given back by leaving, or by asking again."""
+        self._finished = True
         if self._pending is not None:
             self._engine.wait(self._pending)
             self._pending = None

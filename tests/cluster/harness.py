@@ -281,6 +281,16 @@ def train(
         return cluster.train(script, settings)
 
 
+def inside(work: Callable[[Context], object]) -> None:
+    """Call something with a context of a job of one worker, in this thread; it is closed whatever happens."""
+    with Cluster() as cluster:
+        ctx = cluster.context(0)
+        try:
+            work(ctx)
+        finally:
+            ctx.close()
+
+
 def alone(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> dict[str, Any]:
     """The same script as `python script.py` runs it: ``ps.init()`` without a cluster. Its summary."""
     for name in [name for name in os.environ if name.startswith("PARAMSERVER_")]:

@@ -75,6 +75,11 @@ def adamw(parameters: Iterable[Any], **options: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=0.01, **options)
 
 
+def plain(parameters: Iterable[Any], lr: float = 1.0) -> torch.optim.Optimizer:
+    """SGD and nothing else."""
+    return torch.optim.SGD(parameters, lr=lr)
+
+
 def cosine(optimizer: torch.optim.Optimizer, steps: int) -> LRScheduler:
     """A cosine over the whole training."""
     return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
@@ -173,3 +178,14 @@ class LedgerProgram:
                 optimizer.step()
                 optimizer.zero_grad()
                 slices += 1
+
+
+def minimise(ctx: Context, model: Any, optimizer: Any, data: Dataset[Any], epochs: int = 1) -> None:
+    """A loop over batches of 4, whose loss is the mean of the model's output."""
+    loader: Any = DataLoader(data, batch_size=4)
+    model, optimizer, loader = ctx.prepare(model, optimizer, loader)
+    for _ in ctx.epochs(epochs):
+        for x, _ in loader:
+            model(x).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()

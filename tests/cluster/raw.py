@@ -15,7 +15,7 @@ from paramserver.tensors.hypers import groups_to_proto
 from paramserver.transport.messages import chunk_ref, pack_mask, plan_of, put_name
 from paramserver.v1 import coordinator_pb2, shard_pb2
 from paramserver.worker.flat import FlatSpace
-from tests.cluster.harness import CALL_S, Cluster
+from tests.cluster.harness import CALL_S, Cluster, until
 
 T = TypeVar("T")
 
@@ -98,6 +98,10 @@ class Raw:
     def stats(self) -> shard_pb2.StatsResponse:
         """What the server counts."""
         return self.cluster.stats()[self.server]
+
+    def published(self, version: int) -> None:
+        """Wait for a version: a synchronous push is answered when it is counted, not when it is applied."""
+        until(f"version {version}", lambda: self.stats().version >= version)
 
     def one_hot(self, tensor: int, cell: int) -> dict[int, torch.Tensor]:
         """A gradient of a single one."""

@@ -85,6 +85,7 @@ def test_the_same_push_a_hundred_times_at_once(mode: str) -> None:
         if mode == "sync":  # the step lacks its second slice
             assert raw.stats().version == 0
             raw.push(raw.contribution(SyncName(0, 1, 2, 2), raw.one_hot(0, 2)))
+        raw.published(1)
         outcome = cluster.outcome()
         client.close()
     assert cells(outcome) == [0.0, 1.0, 1.0 if mode == "sync" else 0.0, 0.0]
@@ -102,9 +103,11 @@ def test_of_the_same_name_with_other_bytes_the_first_counts(mode: str) -> None:
         assert raw.push(raw.contribution(name, raw.one_hot(0, 0))).outcome == ACCEPTED
         assert raw.push(raw.contribution(name, raw.one_hot(0, 1))).outcome == DUPLICATE
         for cell in range(2, 52):
+            raw.published(cell - 1)
             later = SyncName(cell - 1, 0, 1, 1) if mode == "sync" else AsyncName(0, 1000 + cell)
             raw.push(raw.contribution(later, raw.one_hot(0, cell)))
         assert raw.push(raw.contribution(name, raw.one_hot(0, 1))).outcome == DUPLICATE
+        raw.published(51)
         outcome = cluster.outcome()
         client.close()
     assert cells(outcome) == [1.0, 0.0, *[1.0] * 50, *[0.0] * 8]
@@ -168,6 +171,7 @@ def test_a_sender_that_dies_in_the_middle_has_sent_nothing(after: int, mode: str
         service = cluster.job.nodes[0].service
         assert not service._buffers
         assert raw.push(frames).outcome == ACCEPTED
+        raw.published(1)
         outcome = cluster.outcome()
         client.close()
     assert cells(outcome) == [1.0] * 112
@@ -187,6 +191,7 @@ def test_a_push_with_one_bad_tensor_applies_none(bad: int, mode: str) -> None:
             raw.push(raw.contribution(name, values))
         assert raw.stats().applied == 0
         assert raw.push(raw.contribution(name, {0: torch.ones(16), 2: torch.ones(16)})).outcome == ACCEPTED
+        raw.published(1)
         outcome = cluster.outcome()
         client.close()
     assert [cells(outcome, key)[0] for key in "abc"] == [1.0, 0.0, 1.0]
@@ -209,6 +214,7 @@ def test_two_workers_with_the_same_slices() -> None:
         assert raw.push(part(2, 3)).outcome == DUPLICATE
         assert raw.push(part(0, 2)).outcome == ACCEPTED  # in place of slice 1, which it contains
         assert raw.push(part(0, 1)).outcome == DUPLICATE
+        raw.published(1)
         outcome = cluster.outcome()
         assert raw.stats().applied == 4
         client.close()

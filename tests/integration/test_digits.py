@@ -31,8 +31,8 @@ def by_file(place: Place) -> dict[str, Any]:
 
 def test_synchronous_accuracy(by_file: dict[str, Any]) -> None:
     assert by_file["metrics"]["test_accuracy"] >= 0.97
-    assert (by_file["mode"], by_file["epochs"]) == ("sync", 8)
-    assert by_file["contributions_applied"] == 8 * SLICES
+    assert by_file["mode"] == "sync"
+    assert by_file["contributions_applied"] == by_file["epochs"] * SLICES
 
 
 def test_file_counts_below_variables_and_variables_below_flags(by_file: dict[str, Any]) -> None:
@@ -51,8 +51,8 @@ def test_asynchronous_accuracy(place: Place) -> None:
     assert summary["metrics"]["test_accuracy"] >= 0.97
     assert "async, staleness 4" in done.out
     # Every slice of every epoch once: each is a step of its own.
-    assert summary["contributions_applied"] == summary["steps"] == 8 * SLICES
-    assert summary["samples"] == 8 * 1347
+    assert summary["contributions_applied"] == summary["steps"] == summary["epochs"] * SLICES
+    assert summary["samples"] == summary["epochs"] * 1347
     # A worker may be `staleness` ahead when it begins a slice, and counts it when it is done.
     assert 0 < summary["max_clock_spread"] <= 4 + 1
 

@@ -18,6 +18,13 @@ from tests.integration.harness import GONE_S, SCRIPTS, Place, Running, place_fix
 TRAIN = SCRIPTS / "train.py"
 PACED = ["--pace", "0.05", "--epochs", "100000"]
 FAST_STORE = ["--store", "memory"]
+# One worker leaves, the other one would wait for hours.
+LEAVES = """
+import os, sys, time
+if os.environ["PARAMSERVER_INTERNAL_INDEX"] == "1":
+    sys.exit(7)
+time.sleep(10000)
+"""
 TRAINS = r"worker-\d \| rank \d of \d trains"
 
 
@@ -51,7 +58,7 @@ def training(place: Place, servers: int, workers: int, *flags: str | Path, scrip
 
 
 def test_ctrl_c_stops_everything(place: Place) -> None:
-    running = training(place, 2, 2)
+    running = training(place, 1, 2)
     assert len(job_files(place)) == 1
     commands = " ".join(place.processes().values())
     for part in ("valkey-server", "guard.py", "roles coordinator", "roles server", "roles worker"):
@@ -143,19 +150,21 @@ def test_script_that_cannot_be_compiled(place: Place) -> None:
 
 
 def test_exit_code_of_a_script(place: Place) -> None:
-    script = ["--", "--misbehave", "0:3:exit"]
-    done = place.paramserver("run", TRAIN, *counts(1, 2), *FAST_STORE, *script).check(7)
-    assert "worker-0 failed with exit code 7" in done.out
+    script = place.work / "leaves.py"
+    script.write_text(LEAVES)
+    done = place.paramserver("run", script, *counts(1, 2), *FAST_STORE).check(7)
+    assert "worker-1 failed with exit code 7" in done.out
     assert "Traceback" not in done.said, done.text
 
 
 def test_slices_of_a_killed_worker_go_to_the_others(place: Place) -> None:
-    paths = {how: place.work / f"{how or 'well'}.json" for how in ("", "1:5:kill")}
-    for how, path in paths.items():
-        flags = ["--slices-per-step", "4", "--summary", str(path)]
-        done = place.paramserver("run", TRAIN, *counts(2, 2), *flags, "--", "--misbehave", how).check()
-        assert ("worker-1 was killed by signal 9; its slices go to the others" in done.out) == bool(how)
-    well, killed = (read_summary(path) for path in paths.values())
+    alone, path = place.work / "alone.json", place.work / "killed.json"
+    environ = {"PARAMSERVER_RUN__SUMMARY": str(alone), "PARAMSERVER_TRAINING__SLICES_PER_STEP": "4"}
+    place.python(TRAIN, environ=environ).check()
+    flags = ["--slices-per-step", "4", "--summary", str(path)]
+    done = place.paramserver("run", TRAIN, *counts(2, 2), *flags, "--", "--misbehave", "1:5:kill").check()
+    assert "worker-1 was killed by signal 9; its slices go to the others" in done.out
+    well, killed = read_summary(alone), read_summary(path)
     for key in ("weights_sha256", "buffers_sha256", "optimizer_sha256", "steps", "contributions_applied"):
         assert killed[key] == well[key], key
     assert place.leftovers() == []

@@ -1,0 +1,190 @@
+"""Models, optimizers and data of all kinds: what is refused, with one clear sentence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data import WeightedRandomSampler as Weighted
+
+from paramserver import errors
+from paramserver.worker.context import Context
+from tests.cluster.harness import Cluster, inside, until
+from tests.cluster.programs import dataset, minimise, network, plain, sgd
+
+
+class Empty(nn.Module):
+    """No parameters."""
+
+
+class MySGD(torch.optim.SGD):
+    """Might do anything."""
+
+
+def lazy() -> nn.Module:
+    return nn.LazyLinear(3)
+
+
+def unusual() -> nn.Module:
+    model = nn.Linear(1, 1)
+    model.weight = nn.Parameter(torch.zeros(1, 1, dtype=torch.complex64))
+    return model
+
+
+def large_integers() -> nn.Module:
+    model = nn.Linear(1, 1)
+    model.register_buffer("count", torch.tensor(2**60))
+    return model
+
+
+def most_negative_integers() -> nn.Module:
+    model = nn.Linear(1, 1)
+    model.register_buffer("count", torch.tensor([0, -(2**63)]))
+    return model
+
+
+def lbfgs(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.LBFGS(parameters)
+
+
+def of_nothing_here(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.zeros(1)], lr=1.0)
+
+
+def negative(parameters: Any) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(parameters, lr=1.0)
+    optimizer.param_groups[0]["lr"] = -1.0
+    return optimizer
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], torch.optim.Optimizer], str]] = {
+    "no parameters": (Empty, of_nothing_here, "the model has no parameters to train"),
+    "LBFGS": (network, lbfgs, r"torch\.optim\.lbfgs\.LBFGS is not supported; supported: SGD, Adam, AdamW, Adagrad"),
+    "a subclass": (network, MySGD, r"MySGD is not supported; supported: SGD"),
+    "no shape yet": (lazy, plain, "parameter 'weight' has no shape yet: run the model once"),
+    "complex numbers": (unusual, plain, "'weight' is of type complex64, which is not supported"),
+    "large integers": (large_integers, plain, r"buffer 'count' holds integers beyond 2\*\*53"),
+    "negative integers": (most_negative_integers, plain, r"buffer 'count' holds integers beyond 2\*\*53"),
+    "negative lr": (network, negative, "lr is -1.0 and must be at least 0"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused_models_and_optimizers(what: str) -> None:
+    build, optimizer, text = REFUSED[what]
+
+    def work(ctx: Context) -> None:
+        model = build()
+        with pytest.raises(errors.ModelError, match=text) as caught:
+            ctx.prepare(model, optimizer(model.parameters()))
+        assert "\n" not in str(caught.value)
+
+    inside(work)
+
+
+class Stream(IterableDataset[Tensor]):
+    """No numbers, no length."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter([])
+
+
+def loaders() -> dict[str, tuple[DataLoader[Any], str]]:
+    numbers: Any = list(range(10))
+    return {
+        "iterable": (DataLoader(Stream()), "an IterableDataset has no numbered samples"),
+        "sampler": (DataLoader(numbers, sampler=Weighted([1.0] * 10, 10)), "WeightedRandomSampler cannot be cut"),
+        "with replacement": (
+            DataLoader(numbers, sampler=RandomSampler(numbers, replacement=True)),
+            "RandomSampler cannot be cut into slices: use shuffle=True",
+        ),
+        "part of it": (DataLoader(numbers, sampler=RandomSampler(numbers, num_samples=3)), "num_samples cannot be cut"),
+        "batch sampler": (
+            DataLoader(numbers, batch_sampler=BatchSampler(RandomSampler(numbers), 3, False)),
+            "_size|cannot be cut into slices",
+        ),
+        "no batches": (DataLoader(numbers, batch_size=None), "the DataLoader has no batch_size"),
+        "empty": (DataLoader(TensorDataset(torch.zeros(0)), batch_size=4), "the data set is empty"),
+        "drop_last": (
+            DataLoader(numbers, batch_size=11, drop_last=True),
+            "10 samples, which makes no slice of 11: use more data, or a smaller batch size, or drop_last=False",
+        ),
+    }
+
+
+@pytest.mark.parametrize("what", loaders())
+def test_refused_data(what: str) -> None:
+    loader, text = loaders()[what]
+
+    def work(ctx: Context) -> None:
+        with pytest.raises(errors.DataError, match=text):
+            ctx.prepare(loader)
+
+    inside(work)
+
+
+def test_a_batch_sampler_of_ones_own_is_refused_and_not_ignored() -> None:
+    class Backwards(BatchSampler):
+        def __iter__(self) -> Iterator[list[int]]:
+            return iter([[2, 1, 0]])
+
+    numbers: Any = list(range(3))
+
+    def work(ctx: Context) -> None:
+        with pytest.raises(errors.DataError, match="batch_size"):
+            ctx.prepare(DataLoader(numbers, batch_sampler=Backwards(RandomSampler(numbers), 3, False)))
+
+    inside(work)
+
+
+def test_models_that_differ_between_workers_name_the_first_difference() -> None:
+    def script(ctx: Context) -> None:
+        model = nn.Sequential(nn.Linear(1, 2), nn.Linear(2, ctx.rank + 1))
+        minimise(ctx, model, plain(model.parameters()), dataset(8))
+
+    with Cluster(2) as cluster:
+        workers = [cluster.start(script) for _ in range(2)]
+        # The other one goes on waiting for its like.
+        error = until("one of them is refused", lambda: next((w.error for w in workers if w.error), None))
+    assert isinstance(error, errors.ModelError)
+    text = r"model differs: '1\.weight' is a parameter of shape \(\d, 2\).* but .* in the model registered first"
+    assert re.search(text, str(error))
+
+
+def test_data_that_differs_between_workers() -> None:
+    def script(ctx: Context) -> None:
+        data = TensorDataset(torch.ones(8 + ctx.rank, 1), torch.zeros(8 + ctx.rank))
+        model = nn.Linear(1, 1)
+        minimise(ctx, model, plain(model.parameters()), data)
+
+    with Cluster(2) as cluster:
+        workers = [cluster.start(script) for _ in range(2)]
+        with pytest.raises(errors.DataError, match=r"data set has \d samples in slices of 4, the one registered first"):
+            cluster.join(workers)
+
+
+def test_prepare_twice_and_in_parts() -> None:
+    def work(ctx: Context) -> None:
+        model = network()
+        with pytest.raises(errors.ModelError, match="together, in one call"):
+            ctx.prepare(model)
+        with pytest.raises(errors.ModelError, match="together, in one call"):
+            ctx.prepare(sgd(model.parameters()))
+        with pytest.raises(errors.UserError, match="not list"):
+            ctx.prepare([model])
+        ctx.prepare(model, sgd(model.parameters()))
+        with pytest.raises(errors.ModelError, match="one job trains one model"):
+            ctx.prepare(network(), sgd(network().parameters()))
+        ctx.prepare(DataLoader(dataset(8), batch_size=4))
+        with pytest.raises(errors.DataError, match="a training loader already"):
+            ctx.prepare(DataLoader(dataset(8), batch_size=4))
+        with pytest.raises(errors.UserError, match="at least 1, not 0"):
+            list(ctx.epochs(0))
+
+    inside(work)
