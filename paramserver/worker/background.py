@@ -30,8 +30,12 @@ class Background:
         started.wait()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Start a coroutine; its result can be waited for from any thread."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop)
+        """Start a coroutine; its result can be waited for from any thread. Raises JobFailedError after :meth:`close`."""
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self.loop)
+        except RuntimeError as error:  # the loop is closed
+            work.close()
+            raise errors.JobFailedError("this process has left the job already") from error
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Run a coroutine and wait for it. Raises DeadlineError after ``timeout_s``; Ctrl-C cancels it."""

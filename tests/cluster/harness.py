@@ -124,6 +124,10 @@ class Worker:
         """Whether its script still runs."""
         return self._thread.is_alive()
 
+    def end(self, timeout_s: float) -> None:
+        """Wait for its end for a while."""
+        self._thread.join(timeout_s)
+
     def join(self, deadline: float) -> None:
         """Wait for its end; fails with what the job waits for."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
@@ -171,10 +175,18 @@ class Cluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._end_workers()
         if kind is None:
             self.job.close()
         else:  # the test's own error counts
             self.attempt(self.job.close)
+
+    def _end_workers(self) -> None:
+        """Whoever still waits for something is told that it is over."""
+        if any(worker.alive for worker in self.workers):
+            self.attempt(lambda: self.job.background.run(self.job.coordinator.fail("the test is over"), CALL_S))
+            for worker in self.workers:
+                worker.end(5.0)
 
     def attempt(self, work: Callable[[], object]) -> None:
         """Do it; an error of ours does not matter any more."""
