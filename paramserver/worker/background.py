@@ -30,7 +30,7 @@ class Background:
         started.wait()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Start a coroutine; its result can be waited for from any thread. Raises JobFailedError after :meth:`close`."""
+        """Start a coroutine; any thread may wait for its result. Raises JobFailedError after :meth:`close`."""
         try:
             return asyncio.run_coroutine_threadsafe(work, self.loop)
         except RuntimeError as error:  # the loop is closed
