@@ -186,6 +186,8 @@ class Cluster:
         if any(worker.alive for worker in self.workers):
             self.attempt(lambda: self.job.background.run(self.job.coordinator.fail("the test is over"), CALL_S))
             for worker in self.workers:
+                worker.heal()  # so that it hears of it
+            for worker in self.workers:
                 worker.end(5.0)
 
     def attempt(self, work: Callable[[], object]) -> None:

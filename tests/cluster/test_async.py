@@ -84,17 +84,24 @@ def test_staleness_of_what_is_applied_is_bounded() -> None:
     assert 0 < max(behind) <= 2 * 3
 
 
+def clock_of(ctx: Context) -> int:
+    """The clock of a worker, which begins at the slowest one when it comes."""
+    pace = ctx.engine._pace
+    assert isinstance(pace, AsyncPace)
+    return pace.clock
+
+
 class Brake:
-    """Holds worker 0 before its slice number ``at`` until it is released; counts what the others finish."""
+    """Holds worker 0 before it hands in its slice number ``at``, until it is released."""
 
     def __init__(self, at: int) -> None:
         self.at = at
+        self.clock = 0
         self.reached, self.released = threading.Event(), threading.Event()
-        self.finished = [0, 0, 0]
 
     def __call__(self, ctx: Context, slices: int) -> None:
-        self.finished[ctx.rank] = slices
         if ctx.rank == 0 and slices == self.at:
+            self.clock = clock_of(ctx)
             self.reached.set()
             wait(self.released, "the release of worker 0", 60.0)
 
@@ -110,9 +117,9 @@ def test_a_slow_worker_holds_the_others_at_exactly_the_bound(staleness: int) -> 
         def clocks() -> list[list[int]]:
             return [sorted(clock.clock for clock in server.clocks) for server in cluster.stats()]
 
-        # The clocks of all, on both servers, stand at 4 and, for the two others, at the bound and one slice in work:
-        # a worker whose clock is 4 + s may still begin, and whoever has finished that one waits.
-        at_the_bound = [[4, 5 + staleness, 5 + staleness]] * 2
+        # A worker that is s ahead may still begin a slice, and whoever has finished that one waits.
+        waiting = brake.clock + staleness + 1
+        at_the_bound = [[brake.clock, waiting, waiting]] * 2
         until("the others are at the bound", lambda: clocks() == at_the_bound)
         versions = {server.version for server in cluster.stats()}
         for _ in range(3):  # they stay there
@@ -148,9 +155,7 @@ def test_staleness_0_is_a_barrier() -> None:
     order: list[int] = []
 
     def each(ctx: Context, slices: int) -> None:
-        pace = ctx.engine._pace
-        assert isinstance(pace, AsyncPace)
-        order.append(pace.clock)  # after its slice was begun, and before it is in
+        order.append(clock_of(ctx))  # after its slice was begun, and before it is in
 
     train(LedgerProgram(60 * 4, 4, 2, each), 3, 2, mode="async", staleness=0)
     assert len(order) == 120
@@ -164,5 +169,5 @@ def test_learning_rate_schedules_count_the_steps_of_the_job() -> None:
         train(Program(dataset(SAMPLES), BATCH, 2, schedule=cosine), 3, 1, mode="async", staleness=2)
     rates = [float(applied.contribution.groups[0]["lr"]) for applied in log]  # type: ignore[arg-type]
     assert rates[0] == 0.1
-    assert rates[-1] < 0.005
+    assert rates[-1] < 0.012  # at most 10 steps behind the last one
     assert all(late <= early + 0.02 for early, late in zip(rates, rates[6:], strict=False))

@@ -125,7 +125,7 @@ def test_a_worker_falls_silent_until_its_lease_ends(mode: str) -> None:
 
     with Cluster(3, 2, mode, 2, slices_per_step=SLICES if mode == "sync" else 0, lease_s=1.5) as cluster:
         outcome = cluster.train(program(each) if mode == "sync" else LedgerProgram(CELLS, 2, 2, each))
-        assert list(cluster.status().lost) == ["worker-1"]
+        assert "worker-1" in cluster.status().lost
     assert silent.is_set()
     if mode == "sync":
         calm(outcome)
