@@ -93,6 +93,33 @@ def test_buffers_of_all_kinds(tmp_path: Path) -> None:
     assert model.short.dtype is torch.float16
 
 
+def test_masks_with_infinities_keep_their_bits() -> None:
+    """As attention masks have them: a buffer that nobody changes may hold anything."""
+
+    class Masked(nn.Module):
+        mask: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+            self.register_buffer("mask", torch.tensor([0.0, -torch.inf, torch.nan, -0.0]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.weight
+
+    def script(ctx: Context) -> None:
+        model = Masked()
+        minimise(ctx, model, plain(model.parameters()), ONES)
+        seen.append(model.mask.numpy().tobytes())
+
+    seen: list[bytes] = []
+    outcome = train(script, 2, 2)
+    expected = Masked().mask.numpy().tobytes()
+    assert outcome.tensor("mask").numpy().tobytes() == expected
+    assert seen == [expected] * 2
+    assert outcome.tensor("weight").item() < 1.0
+
+
 def test_buffers_reach_the_model_of_every_worker() -> None:
     """At the start of a slice they are those of its version."""
     seen: list[tuple[int, int]] = []
