@@ -72,7 +72,7 @@ def main() -> None:
     model = DigitsNet(args.dropout)
     loader = ctx.prepare(DataLoader(train, batch_size=args.batch_size, shuffle=True, num_workers=args.num_workers))
     if args.optimizer == "sgd":
-        optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=args.lr or 0.03, momentum=0.9)
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=args.lr or 0.02, momentum=0.9)
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr or 0.003)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.epochs * len(loader))
