@@ -73,7 +73,7 @@ class ModelRegistry:
                 layout_digest=layout.digest,
                 consistency=consistency_to_proto(self._job.consistency),
                 workers=self._job.worker_infos(),
-                peers=[types_pb2.ServerInfo(index=m.index, address=m.address, name=m.name) for m in servers],
+                peers=self._job.server_infos(),
             )
 
         await self._job.servers.call_all(servers, "Shard.Configure", configure, self._job.options.call_timeout_s)

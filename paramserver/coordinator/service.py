@@ -315,6 +315,12 @@ class CoordinatorService:
         """The live workers, by rank."""
         return [types_pb2.WorkerInfo(member=m.ident, rank=m.index, name=m.name) for m in self.members.of(Role.WORKER)]
 
+    def server_infos(self) -> list[types_pb2.ServerInfo]:
+        """The servers, by index."""
+        return [
+            types_pb2.ServerInfo(index=m.index, address=m.address, name=m.name) for m in self.members.of(Role.SERVER)
+        ]
+
     def view(self) -> types_pb2.View:
         """What every member needs to know."""
         return types_pb2.View(
@@ -322,10 +328,7 @@ class CoordinatorService:
             timeline=self.timeline,
             state=self.state,
             workers=self.worker_infos(),
-            servers=[
-                types_pb2.ServerInfo(index=m.index, address=m.address, name=m.name)
-                for m in self.members.of(Role.SERVER)
-            ],
+            servers=self.server_infos(),
             consistency=consistency_to_proto(self.consistency),
             sync_origin=origin_to_proto(self.origin),
             slices_per_step=self.slices_per_step,

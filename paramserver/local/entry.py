@@ -14,6 +14,7 @@ from paramserver.config import Settings, load_settings
 from paramserver.coordinator.service import JobOptions
 from paramserver.local import logs
 from paramserver.local.alone import InProcessJob, consistency_of
+from paramserver.local.roles import ENV_INDEX
 from paramserver.transport.session import JoinOptions
 from paramserver.v1 import types_pb2
 from paramserver.worker.background import Background
@@ -22,9 +23,6 @@ from paramserver.worker.context import Context, seed_and_threads
 from paramserver.worker.engine import Engine
 
 log = structlog.get_logger("paramserver")
-
-# The launcher's wish for this worker's rank.
-ENV_INDEX = "PARAMSERVER_INTERNAL_INDEX"
 
 
 def init(config: str | os.PathLike[str] | None = None, **overrides: object) -> Context:

@@ -14,15 +14,20 @@ import sys
 import traceback
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from paramserver import errors
 from paramserver.config import Settings, load_settings
 from paramserver.local.children import die_with_parent
 from paramserver.local.logs import configure
 
+if TYPE_CHECKING:
+    from paramserver.server.node import ServerNode
+
 ENV_STORE = "PARAMSERVER_INTERNAL_STORE"
 ENV_STORE_NAME = "PARAMSERVER_INTERNAL_STORE_NAME"
 ENV_READY_FD = "PARAMSERVER_INTERNAL_READY_FD"
+# The launcher's wish for the index of a server, or the rank of a worker.
 ENV_INDEX = "PARAMSERVER_INTERNAL_INDEX"
 
 
@@ -103,7 +108,7 @@ async def run_server(settings: Settings) -> None:
         service, grpc.connect(settings.cluster.coordinator), server.address, index, settings.cluster.join_timeout_s
     )
     await node.join()
-    failed = asyncio.create_task(_failure(service, node))
+    failed = asyncio.create_task(_failure(node))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({failed, stopping}, return_when=asyncio.FIRST_COMPLETED)
     reason = failed.result() if failed.done() else ""
@@ -114,13 +119,11 @@ async def run_server(settings: Settings) -> None:
         raise errors.JobFailedError(reason)
 
 
-async def _failure(service: object, node: object) -> str:
+async def _failure(node: ServerNode) -> str:
     """Wait until the shard or its session has failed; returns the reason."""
-    while True:
-        failure = getattr(service, "failure", "") or getattr(getattr(node, "session", None), "failure", None)
-        if failure:
-            return str(failure)
+    while not (failure := node.service.failure or node.session.failure):
         await asyncio.sleep(0.1)
+    return str(failure)
 
 
 def _say_ready(address: str) -> None:

@@ -240,7 +240,7 @@ class ShardService:
 
     async def push(self, frames: AsyncIterator[bytes]) -> shard_pb2.PushResponse:
         """Count a contribution, once. Refused ones change nothing."""
-        state, tensors = self._ready()
+        _, tensors = self._ready()
         try:
             upload = await receive(frames, "push", lambda header: self._expect_push(header.push, tensors))
             contribution = self._contribution(upload, tensors)
@@ -260,7 +260,6 @@ class ShardService:
         self._pushing[call] = contribution.name, header.nonce
         self._happen(Arrived(call, contribution.name, buffer, header.worker, header.timeline, header.clock))
         pushed: AnswerPush = await answer
-        del state
         own = pushed.outcome is Outcome.DUPLICATE and self._counted.get(contribution.name) == header.nonce != 0
         return shard_pb2.PushResponse(outcome=_OUTCOMES[pushed.outcome], version=pushed.version, own=own)
 

@@ -60,7 +60,6 @@ class Session:
         self._editions = 0
         self._task: asyncio.Task[None] | None = None
         self._leaving = asyncio.Event()
-        self._said_goodbye = asyncio.Event()
         self.failure: errors.ParamServerError | None = None
 
     # ---- joining
@@ -147,7 +146,6 @@ class Session:
             request.member, request.leaving = self.member, leaving
             yield request
             if leaving:
-                self._said_goodbye.set()
                 return
             try:
                 async with asyncio.timeout(_REPORT_S):

@@ -12,6 +12,7 @@ import torch
 from paramserver import errors
 from paramserver.core.hypers import validate
 from paramserver.core.plan import Kind, Plan, TensorSpec
+from paramserver.tensors.dtypes import dtype_name
 from paramserver.tensors.finite import is_finite
 from paramserver.tensors.hypers import groups_to_proto
 from paramserver.tensors.optimizers import describe
@@ -69,9 +70,7 @@ class RawClient:
             if not tensors:
                 raise errors.ModelError("there is nothing to serve: give at least one array")
             self._numpy = all(isinstance(value, np.ndarray) for value in arrays.values())
-            self._specs = [
-                TensorSpec(name, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in tensors.items()
-            ]
+            self._specs = [TensorSpec(name, tuple(t.shape), dtype_name(t.dtype)) for name, t in tensors.items()]
             self._index = {name: index for index, name in enumerate(tensors)}
             name, group = _optimizer(optimizer, hypers)
             self._groups = groups_to_proto([group])
@@ -160,7 +159,7 @@ class RawClient:
         tensor = _tensor(name, value)
         if tuple(tensor.shape) != spec.shape:
             raise errors.ModelError(f"{name!r} has shape {spec.shape}, its gradient has {tuple(tensor.shape)}")
-        dtype = str(tensor.dtype).removeprefix("torch.")
+        dtype = dtype_name(tensor.dtype)
         if dtype != spec.dtype:
             raise errors.ModelError(f"{name!r} is {spec.dtype}, its gradient is {dtype}")
         if not is_finite(tensor):

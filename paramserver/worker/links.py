@@ -89,8 +89,6 @@ class ShardLinks:
         self.job = job
         self.timeline = 0
         self.waiting_for = ""
-        self.pushed_bytes = 0
-        self.pulled_bytes = 0
         self._worker = worker
         self._wait_timeout_s = wait_timeout_s
         self._log_interval_s = log_interval_s
@@ -142,7 +140,6 @@ class ShardLinks:
             return cast(shard_pb2.PushResponse, reply)
 
         reply = await self._persist(server, f"to push {facts.name}", attempt)
-        self.pushed_bytes += sum(chunk.nbytes for chunk in wanted)
         return shard_pb2.OUTCOME_ACCEPTED if reply.own else reply.outcome
 
     # ---- initial weights
@@ -258,7 +255,6 @@ class ShardLinks:
                         return header.waiting_for
                 for ref, data in parts:
                     chunks[_checked(ref, self.plan, server, chunks)] = data
-                    self.pulled_bytes += len(data)
         if header is None or header.chunks != len(chunks):
             raise errors.UnavailableError(f"the answer of server-{server} was cut short")
         return Pulled(
