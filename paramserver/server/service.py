@@ -241,9 +241,16 @@ class ShardService:
     async def push(self, frames: AsyncIterator[bytes]) -> shard_pb2.PushResponse:
         """Count a contribution, once. Refused ones change nothing."""
         _, tensors = self._ready()
+        used: frozenset[int] = frozenset()
+
+        def expect(header: shard_pb2.FrameHeader) -> tuple[Mapping[int, Chunk], int]:
+            nonlocal used
+            used = self._checked_used(header.push, tensors)
+            return tensors.chunks_used(used), header.push.chunks
+
         try:
-            upload = await receive(frames, "push", lambda header: self._expect_push(header.push, tensors))
-            contribution = self._contribution(upload, tensors)
+            upload = await receive(frames, "push", expect)
+            contribution = self._contribution(upload, tensors, used)
             bad = await self._arithmetic(lambda: first_non_finite(tensors.layout, upload.chunks))
             if bad is not None:
                 raise errors.NonFiniteError(
@@ -263,7 +270,8 @@ class ShardService:
         own = pushed.outcome is Outcome.DUPLICATE and self._counted.get(contribution.name) == header.nonce != 0
         return shard_pb2.PushResponse(outcome=_OUTCOMES[pushed.outcome], version=pushed.version, own=own)
 
-    def _expect_push(self, header: shard_pb2.PushHeader, tensors: ShardTensors) -> tuple[Mapping[int, Chunk], int]:
+    def _checked_used(self, header: shard_pb2.PushHeader, tensors: ShardTensors) -> frozenset[int]:
+        """The tensors that a push has gradients for, once its header has passed all checks."""
         self._check_job(header.job)
         used = unpack_mask(header.used, len(tensors.layout.tensors))
         if not 0 <= header.clip_norm < math.inf:
@@ -273,7 +281,7 @@ class ShardService:
         if used and not header.samples:
             raise errors.ProtocolError("a contribution of no samples must not carry gradients")
         self._check_base(header)
-        return tensors.chunks_used(used), header.chunks
+        return used
 
     def _check_base(self, header: shard_pb2.PushHeader) -> None:
         """A gradient must come from the weights of its step, or (asynchronous) from some that were published."""
@@ -285,7 +293,7 @@ class ShardService:
         elif header.timeline == self._state.timeline and base > self._state.version:
             raise errors.ProtocolError(f"{name} was computed on version {base}, which this shard has not published")
 
-    def _contribution(self, upload: Upload, tensors: ShardTensors) -> Contribution:
+    def _contribution(self, upload: Upload, tensors: ShardTensors, used: frozenset[int]) -> Contribution:
         header = upload.header.push
         groups = groups_from_proto(header.groups)
         try:
@@ -298,7 +306,7 @@ class ShardService:
             samples=header.samples,
             overflow=header.overflow,
             base_version=header.base_version,
-            used=unpack_mask(header.used, len(tensors.layout.tensors)),
+            used=used,
             groups=tuple(groups),
             chunks=upload.chunks,
             schedule=header.schedule,
