@@ -17,7 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+)
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -40,9 +49,15 @@ DEFAULT_FILE = "paramserver.toml"
 MAX_PROCESSES = 4096
 MAX_CHUNK_BYTES = 4 << 20
 CHUNK_ALIGNMENT_BYTES = 64
+MIN_TOKEN_CHARS = 16
+# Settings that may hold a secret. They go to the one process that needs them and are never shown in full.
+SECRETS = ("cluster.store", "security.token", "security.admin_token")
+# Of these, those that are nothing but a secret: flags are in sight of everybody, and a file is soon shared.
+_ENVIRONMENT_ONLY = {"security.token": "security.token_file", "security.admin_token": "security.admin_token_file"}
 
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
+_HOST = re.compile(r"[^\s/:,\[\]]+|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\]?")
 _DEVICE = re.compile(r"auto|cpu|mps|(?:cuda|xpu)(?::[0-9]+)?")
 _PASSWORD_IN_AUTHORITY = re.compile(r"(://[^:/@]*):.*@")
 _PASSWORD_IN_QUERY = re.compile(r"((?:^|[?&])password=)[^&]*")
@@ -53,6 +68,13 @@ class Must:
     """What a setting's value has to be, in words that complete the sentence "... but must be ..."."""
 
     be: str
+
+
+def shown(key: str, value: object) -> object:
+    """The value of a setting without its secrets."""
+    if isinstance(value, SecretStr):
+        return "***" if value else ""
+    return hide_password(value) if key == "cluster.store" and isinstance(value, str) else value
 
 
 def hide_password(url: str) -> str:
@@ -78,9 +100,32 @@ def _refuse_bool(value: object) -> object:
     return value
 
 
-def _address_or_empty(value: str) -> str:
-    if value and not is_address(value):
-        raise ValueError("not an address")
+def split_addresses(text: str) -> list[str]:
+    """The addresses in a list such as "a:8790, b:8790"; empty for empty text."""
+    return [part.strip() for part in text.split(",")] if text else []
+
+
+def _addresses_or_empty(value: str) -> str:
+    if not all(is_address(part) for part in split_addresses(value)):
+        raise ValueError("not addresses")
+    return value
+
+
+def _listen_or_empty(value: str) -> str:
+    if value and not (_HOST.fullmatch(value) or is_address(value)):
+        raise ValueError("nothing to listen on")
+    return value
+
+
+def _long_enough(value: SecretStr) -> SecretStr:
+    if value and len(value.get_secret_value()) < MIN_TOKEN_CHARS:
+        raise ValueError("too short")
+    return value
+
+
+def _host_or_empty(value: str) -> str:
+    if value and not _HOST.fullmatch(value):
+        raise ValueError("not a host")
     return value
 
 
@@ -131,6 +176,11 @@ _Staleness = Annotated[
 ]
 
 
+_Token = Annotated[
+    SecretStr, AfterValidator(_long_enough), Must(f"a text of {MIN_TOKEN_CHARS} characters or more, or empty")
+]
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -138,8 +188,20 @@ class _Section(BaseModel):
 class Cluster(_Section):
     """Who takes part and where they meet."""
 
-    coordinator: Annotated[str, AfterValidator(_address_or_empty), Must('"host:port", or empty')] = Field(
-        default="", description="Address of the coordinator. Empty: `run` takes a free port, a script trains alone."
+    coordinator: Annotated[
+        str, AfterValidator(_addresses_or_empty), Must('"host:port", several of them with commas between, or empty')
+    ] = Field(
+        default="",
+        description="Address of the coordinator, and of those that stand by for it. Empty: `run` takes a free port, "
+        "a script trains alone.",
+    )
+    listen: Annotated[str, AfterValidator(_listen_or_empty), Must('"host", "host:port", or empty')] = Field(
+        default="",
+        description="Where this process listens. Empty: the coordinator at its own address, a server at this machine's "
+        "address on the route to the coordinator, with a free port.",
+    )
+    advertise_host: Annotated[str, AfterValidator(_host_or_empty), Must("a host name or address, or empty")] = Field(
+        default="", description="Under which name others reach this process. Empty: the address that it listens on."
     )
     servers: _Processes = Field(default=1, description="Servers that share the model.")
     workers: _Processes = Field(
@@ -150,6 +212,9 @@ class Cluster(_Section):
         AfterValidator(_store_url),
         Must('"auto", "memory", or an address that begins with "redis://", "rediss://" or "unix://"'),
     ] = Field(default="auto", description="Where the coordinator keeps its state. auto: a private server of its own.")
+    store_password_file: Annotated[str, Must("a path")] = Field(
+        default="", description="File with the store's password, in place of one in cluster.store. Empty: none."
+    )
     job: Annotated[
         str,
         AfterValidator(_job_name_or_empty),
@@ -159,6 +224,12 @@ class Cluster(_Section):
     lease_s: _Seconds = Field(default=5.0, description="After this silence a member is taken for lost.")
     wait_timeout_s: _Seconds = Field(
         default=600.0, description="How long a worker waits for the others' slices of a step."
+    )
+    max_idle_s: _Seconds = Field(
+        default=600.0, description="How long a job waits when a server, or every worker, is gone."
+    )
+    when_done: Annotated[Literal["exit", "stay"], Must('"exit" or "stay"')] = Field(
+        default="exit", description="What coordinator and servers do when the job is done."
     )
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
@@ -231,6 +302,25 @@ class Log(_Section):
     )
 
 
+class Security(_Section):
+    """Who may take part, and how members talk to each other."""
+
+    certs: Annotated[str, Must("a path")] = Field(
+        default="", description="Directory made by `paramserver certs init`. Empty: no TLS."
+    )
+    token_file: Annotated[str, Must("a path")] = Field(
+        default="", description="File with the token of all members. Empty: join.token in security.certs, if there."
+    )
+    admin_token_file: Annotated[str, Must("a path")] = Field(
+        default="", description="File with the operators' token. Empty: admin.token in security.certs, if there."
+    )
+    token: _Token = Field(default=SecretStr(""), description="The token of all members, from the environment only.")
+    admin_token: _Token = Field(default=SecretStr(""), description="The operators' token, from the environment only.")
+    insecure: Annotated[bool, Must("true or false")] = Field(
+        default=False, description="Allow other machines without TLS: everybody on the network can read and interfere."
+    )
+
+
 class Settings(BaseSettings):
     """All settings of one job. A plain value: only `load_settings` looks at files and at the environment."""
 
@@ -247,6 +337,7 @@ class Settings(BaseSettings):
     training: Training = Training()
     run: Run = Run()
     log: Log = Log()
+    security: Security = Security()
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
 
@@ -263,7 +354,7 @@ class Settings(BaseSettings):
         return (init_settings,)
 
     def values(self) -> dict[str, Any]:
-        """Every setting by its dotted name, in the order of the sections. The store may hold a password."""
+        """Every setting by its dotted name, in the order of the sections; see SECRETS."""
         return {key: getattr(getattr(self, _section(key)), _leaf(key)) for key in FIELDS}
 
     def origins(self) -> dict[str, str]:
@@ -271,13 +362,13 @@ class Settings(BaseSettings):
         return {key: self._origins.get(key, "default") for key in FIELDS}
 
     def as_environment(self) -> dict[str, str]:
-        """Variables with which a child process loads the same settings, except the store, which only one child needs.
+        """Variables with which a child process loads the same settings, except the secrets.
 
         A child that gets them reads no configuration file.
         """
         environment = {ENV_CONFIG: ""}
         for key, value in self.values().items():
-            if key != "cluster.store":
+            if key not in SECRETS:
                 environment[env_name(key)] = json.dumps(value) if isinstance(value, tuple) else str(value)
         return environment
 
@@ -358,6 +449,12 @@ def load_settings(
         settings = Settings(**values)  # type: ignore[arg-type]  # sections as plain dicts, which pydantic validates
     except ValidationError as error:
         problems += _explain(error, origins)
+    problems += [
+        f"{key} comes from the environment only ({env_name(key)}); or write it to a file of its own and name it "
+        f"in {instead}"
+        for key, instead in _ENVIRONMENT_ONLY.items()
+        if values.get(_section(key), {}).get(_leaf(key)) and not origins[key].startswith("env")
+    ]
     if problems:
         raise ConfigError("; ".join(problems))
     settings._origins.update(origins)
@@ -453,6 +550,8 @@ def _explain(error: ValidationError, origins: Mapping[str, str]) -> list[str]:
 
 
 def _show(key: str, value: object) -> str:
+    if key in _ENVIRONMENT_ONLY:
+        return "what it is"
     if isinstance(value, bool):
         return str(value).lower()
     text = f'"{value}"' if isinstance(value, str) else repr(value)

@@ -3,11 +3,13 @@
 ParamServerError
 ├── UserError (also a ValueError)      mend your configuration, script or data; exit code 2
 │   ├── ConfigError
+│   ├── DeniedError                    a certificate or token that does not allow this
 │   ├── ModelError                     the model or the optimizer
 │   └── DataError                      the data set or its loader
 ├── RetryableError                     try the same again, with back-off
 │   ├── UnavailableError               nobody answers there; exit code 3
 │   ├── DeadlineError                  waited as long as allowed; exit code 6
+│   ├── NotLeaderError                 that coordinator stands by for another one; exit code 3
 │   └── OverloadedError                slow down
 ├── StaleViewError                     refresh the view of the cluster, then go on
 │   ├── FencedError                    an older generation or timeline
@@ -17,7 +19,8 @@ ParamServerError
 │   └── NonFiniteError                 a NaN or infinite number in it
 ├── VersionMismatchError               other versions on the two sides; exit code 4
 ├── StoreError                         the store cannot be reached or used; exit code 3
-└── JobFailedError                     the job has ended; exit code 1
+├── JobFailedError                     the job has ended badly; exit code 1
+└── EndedError                         nothing is left to do: the job is done, or this worker is drained; exit code 0
 """
 
 from __future__ import annotations
@@ -37,6 +40,10 @@ class UserError(ParamServerError, ValueError):
 
 class ConfigError(UserError):
     """A setting is unknown, malformed, or contradicts another."""
+
+
+class DeniedError(UserError):
+    """The caller's certificate or token does not allow this; why, the log of the other side tells."""
 
 
 class ModelError(UserError):
@@ -61,6 +68,10 @@ class DeadlineError(RetryableError):
     """A wait reached its deadline. The text names who was waited for."""
 
     exit_code = 6
+
+
+class NotLeaderError(UnavailableError):
+    """That coordinator stands by for another one: ask the next address."""
 
 
 class OverloadedError(RetryableError):
@@ -105,3 +116,9 @@ class StoreError(ParamServerError):
 
 class JobFailedError(ParamServerError):
     """The job has ended; the text says why."""
+
+
+class EndedError(ParamServerError):
+    """There is nothing left to do here: the job is done or stopped, or this worker was asked to leave."""
+
+    exit_code = 0

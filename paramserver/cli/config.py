@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from paramserver.cli.common import parse_assignments
-from paramserver.config import SECTIONS, Settings, hide_password, load_settings
+from paramserver.config import SECTIONS, Settings, load_settings, shown
 
 app = App(name="config", help="Show, check and describe the settings.")
 
@@ -66,9 +66,7 @@ def schema() -> int:
 
 
 def _shown(settings: Settings) -> dict[str, object]:
-    values = settings.values()
-    values["cluster.store"] = hide_password(settings.cluster.store)
-    return values
+    return {key: shown(key, value) for key, value in settings.values().items()}
 
 
 def _as_toml(settings: Settings, with_origins: bool) -> str:

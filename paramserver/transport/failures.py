@@ -35,10 +35,12 @@ CODES: Mapping[type[errors.ParamServerError], grpc.StatusCode] = {
     errors.ParamServerError: grpc.StatusCode.INTERNAL,
     errors.UserError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.DeniedError: grpc.StatusCode.PERMISSION_DENIED,
     errors.ModelError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.DataError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.RetryableError: grpc.StatusCode.ABORTED,
     errors.UnavailableError: grpc.StatusCode.UNAVAILABLE,
+    errors.NotLeaderError: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.StaleViewError: grpc.StatusCode.FAILED_PRECONDITION,
@@ -50,6 +52,7 @@ CODES: Mapping[type[errors.ParamServerError], grpc.StatusCode] = {
     errors.VersionMismatchError: grpc.StatusCode.UNIMPLEMENTED,
     errors.StoreError: grpc.StatusCode.UNAVAILABLE,
     errors.JobFailedError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.EndedError: grpc.StatusCode.FAILED_PRECONDITION,
 }
 
 # A code without the name of one of our classes. OK never comes here.
@@ -60,7 +63,7 @@ MEANINGS: Mapping[grpc.StatusCode, type[errors.ParamServerError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineError,
     grpc.StatusCode.NOT_FOUND: errors.ProtocolError,
     grpc.StatusCode.ALREADY_EXISTS: errors.ProtocolError,
-    grpc.StatusCode.PERMISSION_DENIED: errors.ConfigError,
+    grpc.StatusCode.PERMISSION_DENIED: errors.DeniedError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.OverloadedError,
     grpc.StatusCode.FAILED_PRECONDITION: errors.StaleViewError,
     grpc.StatusCode.ABORTED: errors.RetryableError,
@@ -69,7 +72,7 @@ MEANINGS: Mapping[grpc.StatusCode, type[errors.ParamServerError]] = {
     grpc.StatusCode.INTERNAL: errors.ParamServerError,
     grpc.StatusCode.UNAVAILABLE: errors.UnavailableError,
     grpc.StatusCode.DATA_LOSS: errors.ProtocolError,
-    grpc.StatusCode.UNAUTHENTICATED: errors.ConfigError,
+    grpc.StatusCode.UNAUTHENTICATED: errors.DeniedError,
 }
 
 _TOO_LARGE = re.compile(r"message larger than max \((\d+) vs\.? (\d+)\)")

@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JoinRequest(_message.Message):
-    __slots__ = ("job", "role", "protocol", "versions", "pid", "address", "index", "mode", "staleness", "slices_per_step", "seed")
+    __slots__ = ("job", "role", "protocol", "versions", "pid", "address", "index", "mode", "staleness", "slices_per_step", "seed", "incarnation", "holds", "timeline")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,9 @@ class JoinRequest(_message.Message):
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     SLICES_PER_STEP_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
     job: str
     role: _types_pb2.Role
     protocol: int
@@ -39,7 +42,10 @@ class JoinRequest(_message.Message):
     staleness: int
     slices_per_step: int
     seed: int
-    def __init__(self, job: _Optional[str] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., protocol: _Optional[int] = ..., versions: _Optional[_Mapping[str, str]] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., index: _Optional[int] = ..., mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., staleness: _Optional[int] = ..., slices_per_step: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
+    incarnation: int
+    holds: str
+    timeline: int
+    def __init__(self, job: _Optional[str] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., protocol: _Optional[int] = ..., versions: _Optional[_Mapping[str, str]] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., index: _Optional[int] = ..., mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., staleness: _Optional[int] = ..., slices_per_step: _Optional[int] = ..., seed: _Optional[int] = ..., incarnation: _Optional[int] = ..., holds: _Optional[str] = ..., timeline: _Optional[int] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
     __slots__ = ("member", "name", "rank", "job", "lease_s", "view", "expected_workers")
@@ -60,16 +66,20 @@ class JoinResponse(_message.Message):
     def __init__(self, member: _Optional[int] = ..., name: _Optional[str] = ..., rank: _Optional[int] = ..., job: _Optional[str] = ..., lease_s: _Optional[float] = ..., view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., expected_workers: _Optional[int] = ...) -> None: ...
 
 class SessionRequest(_message.Message):
-    __slots__ = ("member", "worker", "server", "leaving")
+    __slots__ = ("member", "worker", "server", "leaving", "finished", "failure")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     SERVER_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
     member: int
     worker: WorkerReport
     server: _shard_pb2.StatsResponse
     leaving: bool
-    def __init__(self, member: _Optional[int] = ..., worker: _Optional[_Union[WorkerReport, _Mapping]] = ..., server: _Optional[_Union[_shard_pb2.StatsResponse, _Mapping]] = ..., leaving: bool = ...) -> None: ...
+    finished: bool
+    failure: str
+    def __init__(self, member: _Optional[int] = ..., worker: _Optional[_Union[WorkerReport, _Mapping]] = ..., server: _Optional[_Union[_shard_pb2.StatsResponse, _Mapping]] = ..., leaving: bool = ..., finished: bool = ..., failure: _Optional[str] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
     __slots__ = ("view",)
@@ -248,7 +258,7 @@ class ProcessStatus(_message.Message):
     def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., member: _Optional[int] = ..., server: _Optional[_Union[_shard_pb2.StatsResponse, _Mapping]] = ..., epochs_planned: _Optional[int] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("job", "view", "processes", "model", "data", "steps_per_epoch", "lost", "expected_workers", "expected_servers", "store", "uptime_s", "store_operations", "training_s")
+    __slots__ = ("job", "view", "processes", "model", "data", "steps_per_epoch", "lost", "expected_workers", "expected_servers", "store", "uptime_s", "store_operations", "training_s", "term", "summary", "security")
     JOB_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
     PROCESSES_FIELD_NUMBER: _ClassVar[int]
@@ -262,6 +272,9 @@ class StatusResponse(_message.Message):
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     STORE_OPERATIONS_FIELD_NUMBER: _ClassVar[int]
     TRAINING_S_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    SECURITY_FIELD_NUMBER: _ClassVar[int]
     job: str
     view: _types_pb2.View
     processes: _containers.RepeatedCompositeFieldContainer[ProcessStatus]
@@ -275,4 +288,86 @@ class StatusResponse(_message.Message):
     uptime_s: float
     store_operations: int
     training_s: float
-    def __init__(self, job: _Optional[str] = ..., view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., steps_per_epoch: _Optional[int] = ..., lost: _Optional[_Iterable[str]] = ..., expected_workers: _Optional[int] = ..., expected_servers: _Optional[int] = ..., store: _Optional[str] = ..., uptime_s: _Optional[float] = ..., store_operations: _Optional[int] = ..., training_s: _Optional[float] = ...) -> None: ...
+    term: int
+    summary: str
+    security: str
+    def __init__(self, job: _Optional[str] = ..., view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., steps_per_epoch: _Optional[int] = ..., lost: _Optional[_Iterable[str]] = ..., expected_workers: _Optional[int] = ..., expected_servers: _Optional[int] = ..., store: _Optional[str] = ..., uptime_s: _Optional[float] = ..., store_operations: _Optional[int] = ..., training_s: _Optional[float] = ..., term: _Optional[int] = ..., summary: _Optional[str] = ..., security: _Optional[str] = ...) -> None: ...
+
+class SettingsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SettingsResponse(_message.Message):
+    __slots__ = ("job", "protocol", "versions", "settings")
+    class VersionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class SettingsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    protocol: int
+    versions: _containers.ScalarMap[str, str]
+    settings: _containers.ScalarMap[str, str]
+    def __init__(self, job: _Optional[str] = ..., protocol: _Optional[int] = ..., versions: _Optional[_Mapping[str, str]] = ..., settings: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class ProbeRequest(_message.Message):
+    __slots__ = ("address",)
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    def __init__(self, address: _Optional[str] = ...) -> None: ...
+
+class ProbeResponse(_message.Message):
+    __slots__ = ("reached", "reason", "wall_time_s", "protocol", "versions")
+    class VersionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    REACHED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    WALL_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    reached: bool
+    reason: str
+    wall_time_s: float
+    protocol: int
+    versions: _containers.ScalarMap[str, str]
+    def __init__(self, reached: bool = ..., reason: _Optional[str] = ..., wall_time_s: _Optional[float] = ..., protocol: _Optional[int] = ..., versions: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("name", "wait_s")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    wait_s: float
+    def __init__(self, name: _Optional[str] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StopRequest(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class StopResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -75,6 +75,26 @@ class CoordinatorServiceStub(object):
                 request_serializer=paramserver_dot_v1_dot_coordinator__pb2.StatusRequest.SerializeToString,
                 response_deserializer=paramserver_dot_v1_dot_coordinator__pb2.StatusResponse.FromString,
                 _registered_method=True)
+        self.Settings = channel.unary_unary(
+                '/paramserver.v1.CoordinatorService/Settings',
+                request_serializer=paramserver_dot_v1_dot_coordinator__pb2.SettingsRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_coordinator__pb2.SettingsResponse.FromString,
+                _registered_method=True)
+        self.Probe = channel.unary_unary(
+                '/paramserver.v1.CoordinatorService/Probe',
+                request_serializer=paramserver_dot_v1_dot_coordinator__pb2.ProbeRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_coordinator__pb2.ProbeResponse.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/paramserver.v1.CoordinatorService/Drain',
+                request_serializer=paramserver_dot_v1_dot_coordinator__pb2.DrainRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_coordinator__pb2.DrainResponse.FromString,
+                _registered_method=True)
+        self.Stop = channel.unary_unary(
+                '/paramserver.v1.CoordinatorService/Stop',
+                request_serializer=paramserver_dot_v1_dot_coordinator__pb2.StopRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_coordinator__pb2.StopResponse.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServiceServicer(object):
@@ -130,6 +150,34 @@ class CoordinatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Settings(self, request, context):
+        """What a newcomer needs to know before it starts: the settings that are the same on all members.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Probe(self, request, context):
+        """For `paramserver doctor`: clocks, versions, and whether the coordinator reaches an address of the caller.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Ask a worker to hand in what it has and leave.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Stop(self, request, context):
+        """End the job for everybody.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -172,6 +220,26 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=paramserver_dot_v1_dot_coordinator__pb2.StatusRequest.FromString,
                     response_serializer=paramserver_dot_v1_dot_coordinator__pb2.StatusResponse.SerializeToString,
+            ),
+            'Settings': grpc.unary_unary_rpc_method_handler(
+                    servicer.Settings,
+                    request_deserializer=paramserver_dot_v1_dot_coordinator__pb2.SettingsRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_coordinator__pb2.SettingsResponse.SerializeToString,
+            ),
+            'Probe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Probe,
+                    request_deserializer=paramserver_dot_v1_dot_coordinator__pb2.ProbeRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_coordinator__pb2.ProbeResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=paramserver_dot_v1_dot_coordinator__pb2.DrainRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_coordinator__pb2.DrainResponse.SerializeToString,
+            ),
+            'Stop': grpc.unary_unary_rpc_method_handler(
+                    servicer.Stop,
+                    request_deserializer=paramserver_dot_v1_dot_coordinator__pb2.StopRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_coordinator__pb2.StopResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -391,6 +459,114 @@ class CoordinatorService(object):
             '/paramserver.v1.CoordinatorService/Status',
             paramserver_dot_v1_dot_coordinator__pb2.StatusRequest.SerializeToString,
             paramserver_dot_v1_dot_coordinator__pb2.StatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Settings(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.CoordinatorService/Settings',
+            paramserver_dot_v1_dot_coordinator__pb2.SettingsRequest.SerializeToString,
+            paramserver_dot_v1_dot_coordinator__pb2.SettingsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Probe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.CoordinatorService/Probe',
+            paramserver_dot_v1_dot_coordinator__pb2.ProbeRequest.SerializeToString,
+            paramserver_dot_v1_dot_coordinator__pb2.ProbeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.CoordinatorService/Drain',
+            paramserver_dot_v1_dot_coordinator__pb2.DrainRequest.SerializeToString,
+            paramserver_dot_v1_dot_coordinator__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Stop(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.CoordinatorService/Stop',
+            paramserver_dot_v1_dot_coordinator__pb2.StopRequest.SerializeToString,
+            paramserver_dot_v1_dot_coordinator__pb2.StopResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -233,7 +233,7 @@ class IdleResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ConfigureRequest(_message.Message):
-    __slots__ = ("job", "generation", "timeline", "index", "servers", "model", "layout_digest", "consistency", "workers", "peers")
+    __slots__ = ("job", "generation", "timeline", "index", "servers", "model", "layout_digest", "consistency", "workers", "peers", "term")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
@@ -244,6 +244,7 @@ class ConfigureRequest(_message.Message):
     CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     timeline: int
@@ -254,7 +255,8 @@ class ConfigureRequest(_message.Message):
     consistency: _types_pb2.Consistency
     workers: _containers.RepeatedCompositeFieldContainer[_types_pb2.WorkerInfo]
     peers: _containers.RepeatedCompositeFieldContainer[_types_pb2.ServerInfo]
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., index: _Optional[int] = ..., servers: _Optional[int] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., layout_digest: _Optional[str] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerInfo, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ServerInfo, _Mapping]]] = ...) -> None: ...
+    term: int
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., index: _Optional[int] = ..., servers: _Optional[int] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., layout_digest: _Optional[str] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerInfo, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ServerInfo, _Mapping]]] = ..., term: _Optional[int] = ...) -> None: ...
 
 class ConfigureResponse(_message.Message):
     __slots__ = ("layout_digest",)
@@ -263,16 +265,18 @@ class ConfigureResponse(_message.Message):
     def __init__(self, layout_digest: _Optional[str] = ...) -> None: ...
 
 class ActivateRequest(_message.Message):
-    __slots__ = ("job", "generation", "timeline", "grant")
+    __slots__ = ("job", "generation", "timeline", "grant", "term")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     timeline: int
     grant: int
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., grant: _Optional[int] = ...) -> None: ...
+    term: int
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., grant: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
 
 class ActivateResponse(_message.Message):
     __slots__ = ("version",)
@@ -281,34 +285,38 @@ class ActivateResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class SetMembersRequest(_message.Message):
-    __slots__ = ("job", "generation", "timeline", "workers")
+    __slots__ = ("job", "generation", "timeline", "workers", "term")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     timeline: int
     workers: _containers.RepeatedCompositeFieldContainer[_types_pb2.WorkerInfo]
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerInfo, _Mapping]]] = ...) -> None: ...
+    term: int
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerInfo, _Mapping]]] = ..., term: _Optional[int] = ...) -> None: ...
 
 class SetMembersResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class SetConsistencyRequest(_message.Message):
-    __slots__ = ("job", "generation", "timeline", "consistency", "phase")
+    __slots__ = ("job", "generation", "timeline", "consistency", "phase", "term")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     timeline: int
     consistency: _types_pb2.Consistency
     phase: Phase
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ...) -> None: ...
+    term: int
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., term: _Optional[int] = ...) -> None: ...
 
 class SetConsistencyResponse(_message.Message):
     __slots__ = ("scheduled", "version")
@@ -353,7 +361,7 @@ class StatsRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ...) -> None: ...
 
 class StatsResponse(_message.Message):
-    __slots__ = ("version", "consistency", "applied", "duplicate", "skipped", "refused", "bytes_pushed", "bytes_pulled", "max_clock_spread", "waiting_for", "generation", "timeline", "clocks", "shard_bytes", "missing", "missing_of")
+    __slots__ = ("version", "consistency", "applied", "duplicate", "skipped", "refused", "bytes_pushed", "bytes_pulled", "max_clock_spread", "waiting_for", "generation", "timeline", "clocks", "shard_bytes", "missing", "missing_of", "term", "incarnation", "holds", "active", "prepared")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
@@ -370,6 +378,11 @@ class StatsResponse(_message.Message):
     SHARD_BYTES_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
     MISSING_OF_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    PREPARED_FIELD_NUMBER: _ClassVar[int]
     version: int
     consistency: _types_pb2.Consistency
     applied: int
@@ -386,7 +399,34 @@ class StatsResponse(_message.Message):
     shard_bytes: int
     missing: _containers.RepeatedCompositeFieldContainer[_types_pb2.Range]
     missing_of: int
-    def __init__(self, version: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., applied: _Optional[int] = ..., duplicate: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., bytes_pushed: _Optional[int] = ..., bytes_pulled: _Optional[int] = ..., max_clock_spread: _Optional[int] = ..., waiting_for: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., shard_bytes: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[_types_pb2.Range, _Mapping]]] = ..., missing_of: _Optional[int] = ...) -> None: ...
+    term: int
+    incarnation: int
+    holds: str
+    active: bool
+    prepared: _types_pb2.Consistency
+    def __init__(self, version: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., applied: _Optional[int] = ..., duplicate: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., bytes_pushed: _Optional[int] = ..., bytes_pulled: _Optional[int] = ..., max_clock_spread: _Optional[int] = ..., waiting_for: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., shard_bytes: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[_types_pb2.Range, _Mapping]]] = ..., missing_of: _Optional[int] = ..., term: _Optional[int] = ..., incarnation: _Optional[int] = ..., holds: _Optional[str] = ..., active: bool = ..., prepared: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ...) -> None: ...
+
+class CountedRequest(_message.Message):
+    __slots__ = ("job", "timeline")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    timeline: int
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ...) -> None: ...
+
+class EpochSlices(_message.Message):
+    __slots__ = ("epoch", "slices")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    slices: _containers.RepeatedCompositeFieldContainer[_types_pb2.Range]
+    def __init__(self, epoch: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[_types_pb2.Range, _Mapping]]] = ...) -> None: ...
+
+class CountedResponse(_message.Message):
+    __slots__ = ("epochs",)
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    epochs: _containers.RepeatedCompositeFieldContainer[EpochSlices]
+    def __init__(self, epochs: _Optional[_Iterable[_Union[EpochSlices, _Mapping]]] = ...) -> None: ...
 
 class WorkerClock(_message.Message):
     __slots__ = ("worker", "clock")

@@ -90,6 +90,11 @@ class ShardServiceStub(object):
                 request_serializer=paramserver_dot_v1_dot_shard__pb2.StatsRequest.SerializeToString,
                 response_deserializer=paramserver_dot_v1_dot_shard__pb2.StatsResponse.FromString,
                 _registered_method=True)
+        self.Counted = channel.unary_unary(
+                '/paramserver.v1.ShardService/Counted',
+                request_serializer=paramserver_dot_v1_dot_shard__pb2.CountedRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_shard__pb2.CountedResponse.FromString,
+                _registered_method=True)
 
 
 class ShardServiceServicer(object):
@@ -162,6 +167,13 @@ class ShardServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Counted(self, request, context):
+        """Asynchronous mode: the slices counted so far, for a coordinator that takes over.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ShardServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -219,6 +231,11 @@ def add_ShardServiceServicer_to_server(servicer, server):
                     servicer.Stats,
                     request_deserializer=paramserver_dot_v1_dot_shard__pb2.StatsRequest.FromString,
                     response_serializer=paramserver_dot_v1_dot_shard__pb2.StatsResponse.SerializeToString,
+            ),
+            'Counted': grpc.unary_unary_rpc_method_handler(
+                    servicer.Counted,
+                    request_deserializer=paramserver_dot_v1_dot_shard__pb2.CountedRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_shard__pb2.CountedResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -519,6 +536,33 @@ class ShardService(object):
             '/paramserver.v1.ShardService/Stats',
             paramserver_dot_v1_dot_shard__pb2.StatsRequest.SerializeToString,
             paramserver_dot_v1_dot_shard__pb2.StatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Counted(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.ShardService/Counted',
+            paramserver_dot_v1_dot_shard__pb2.CountedRequest.SerializeToString,
+            paramserver_dot_v1_dot_shard__pb2.CountedResponse.FromString,
             options,
             channel_credentials,
             insecure,

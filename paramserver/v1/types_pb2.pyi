@@ -40,6 +40,8 @@ class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     JOB_STATE_INITIALISING: _ClassVar[JobState]
     JOB_STATE_RUNNING: _ClassVar[JobState]
     JOB_STATE_FAILED: _ClassVar[JobState]
+    JOB_STATE_DONE: _ClassVar[JobState]
+    JOB_STATE_STOPPED: _ClassVar[JobState]
 MODE_UNSPECIFIED: Mode
 MODE_SYNC: Mode
 MODE_ASYNC: Mode
@@ -59,6 +61,8 @@ JOB_STATE_WAITING: JobState
 JOB_STATE_INITIALISING: JobState
 JOB_STATE_RUNNING: JobState
 JOB_STATE_FAILED: JobState
+JOB_STATE_DONE: JobState
+JOB_STATE_STOPPED: JobState
 
 class Consistency(_message.Message):
     __slots__ = ("revision", "mode", "staleness", "from_version")
@@ -185,7 +189,7 @@ class Range(_message.Message):
     def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class View(_message.Message):
-    __slots__ = ("generation", "timeline", "state", "workers", "servers", "consistency", "sync_origin", "slices_per_step", "initialiser", "grant", "reason")
+    __slots__ = ("generation", "timeline", "state", "workers", "servers", "consistency", "sync_origin", "slices_per_step", "initialiser", "grant", "reason", "term", "draining")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -197,6 +201,8 @@ class View(_message.Message):
     INITIALISER_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     generation: int
     timeline: int
     state: JobState
@@ -208,4 +214,6 @@ class View(_message.Message):
     initialiser: int
     grant: int
     reason: str
-    def __init__(self, generation: _Optional[int] = ..., timeline: _Optional[int] = ..., state: _Optional[_Union[JobState, str]] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., servers: _Optional[_Iterable[_Union[ServerInfo, _Mapping]]] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., sync_origin: _Optional[_Union[SyncOrigin, _Mapping]] = ..., slices_per_step: _Optional[int] = ..., initialiser: _Optional[int] = ..., grant: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    term: int
+    draining: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, generation: _Optional[int] = ..., timeline: _Optional[int] = ..., state: _Optional[_Union[JobState, str]] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., servers: _Optional[_Iterable[_Union[ServerInfo, _Mapping]]] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., sync_origin: _Optional[_Union[SyncOrigin, _Mapping]] = ..., slices_per_step: _Optional[int] = ..., initialiser: _Optional[int] = ..., grant: _Optional[int] = ..., reason: _Optional[str] = ..., term: _Optional[int] = ..., draining: _Optional[_Iterable[int]] = ...) -> None: ...

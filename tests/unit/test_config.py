@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paramserver.config import FIELDS, Settings, env_name, hide_password, load_settings, must_be
+from paramserver.config import ENV_CONFIG, FIELDS, Settings, env_name, hide_password, load_settings, must_be
 from paramserver.errors import ConfigError
 
 
@@ -203,7 +203,7 @@ def test_password_of_the_store_is_hidden(url: str, shown: str) -> None:
     settings = load({"cluster.store": url})
     assert settings.cluster.store == url
     assert shown in repr(settings)
-    assert "cret" not in repr(settings)
+    assert "cret" not in repr(settings).replace("SecretStr", "")
     assert "cret" not in str(settings.cluster)
 
 
@@ -254,3 +254,21 @@ def test_any_text_is_a_value_or_a_config_error(text: str, key: str) -> None:
     except ConfigError as error:
         complaint = str(error)
     assert key in complaint or origin == f"env {env_name(key)}"
+
+
+def test_tokens_come_from_the_environment_only_and_are_never_shown(tmp_path: Path) -> None:
+    token = "correct horse battery"
+    settings = load_settings(environ={"PARAMSERVER_SECURITY__TOKEN": token, ENV_CONFIG: ""})
+    assert settings.security.token.get_secret_value() == token
+    assert token not in repr(settings) + str(settings.values())
+    assert token not in str(settings.as_environment())
+    file = tmp_path / "a.toml"
+    file.write_text(f'[security]\ntoken = "{token}"\n')
+    for overrides, path in (({"security.token": token}, None), ({}, file)):
+        with pytest.raises(ConfigError) as caught:
+            load_settings(path, overrides, {ENV_CONFIG: ""})
+        assert "security.token_file" in str(caught.value)
+        assert token not in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        load_settings(environ={"PARAMSERVER_SECURITY__TOKEN": "short one", ENV_CONFIG: ""})
+    assert "short one" not in str(caught.value)
