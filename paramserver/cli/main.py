@@ -30,15 +30,22 @@ def build_app() -> App:
         help_epilogue='"paramserver COMMAND --help" explains a command. Every setting: "paramserver config show".',
     )
     app.command("paramserver.cli.run:run", name="run", help="Train a script on a cluster on this machine.")
+    app.command("paramserver.cli.start:app", name="start", help="Start a coordinator, server or worker here.")
     app.command("paramserver.cli.status:status", name="status", help="Show a running job.")
     app.command("paramserver.cli.set:set_", name="set", help="Change the consistency of a running job.")
+    app.command("paramserver.cli.operate:drain", name="drain", help="Ask a worker of a running job to leave.")
+    app.command("paramserver.cli.operate:stop", name="stop", help="End a running job.")
+    app.command("paramserver.cli.doctor:doctor", name="doctor", help="Find out what is wrong on this machine.")
+    app.command("paramserver.cli.health:health", name="health", help="Check the roles that run on this machine.")
+    app.command("paramserver.cli.certs:app", name="certs", help="Make and check the certificates of a cluster.")
+    app.command("paramserver.cli.render:render", name="render", help="Write files for systemd, compose, Kubernetes.")
     app.command("paramserver.cli.config:app", name="config", help="Show, check and describe the settings.")
     return app
 
 
 def split_script_arguments(tokens: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """Our own tokens, and what stands after the first ``--`` of ``run`` (None without a ``--``)."""
-    if tokens[:1] != ["run"] or "--" not in tokens:
+    """Our own tokens, and what stands after the first ``--`` of what runs a script (None without a ``--``)."""
+    if (tokens[:1] != ["run"] and tokens[:2] != ["start", "worker"]) or "--" not in tokens:
         return list(tokens), None
     cut = list(tokens).index("--")
     return list(tokens[:cut]), list(tokens[cut + 1 :])

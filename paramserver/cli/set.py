@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from paramserver.cli.common import merge_overrides, parse_assignments
-from paramserver.cli.status import coordinator_address, describe, describe_consistency
+from paramserver.cli.status import describe, describe_consistency
+from paramserver.cli.target import find_target
 from paramserver.config import ENV_CONFIG, FIELDS, load_settings
 from paramserver.errors import ConfigError
-from paramserver.local.jobs import call_coordinator, fetch_status
 
 if TYPE_CHECKING:
     from paramserver.v1.coordinator_pb2 import ChangeConsistencyRequest
@@ -24,6 +24,8 @@ def set_(
     staleness: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     job: str | None = None,
     coordinator: str | None = None,
+    certs: str | None = None,
+    insecure: bool | None = None,
 ) -> int:
     """Change the consistency of a running job, as in: paramserver set consistency.mode=async --staleness 4
 
@@ -37,15 +39,19 @@ def set_(
         Name of the job, where several run on this machine.
     coordinator
         Address of the coordinator, host:port, where the job runs elsewhere.
+    certs
+        Directory with certificates (see "paramserver certs init").
+    insecure
+        Talk to another machine without TLS.
     """
     changes = merge_overrides({"consistency.staleness": staleness}, parse_assignments(assignments))
     check_changes(changes)
-    address = coordinator_address(job, coordinator)
-    current = describe(fetch_status(address))
+    target = find_target(job, coordinator, certs, insecure)
+    current = describe(target.status())
     from paramserver.v1.coordinator_pb2 import ChangeConsistencyResponse
 
     request = make_request(changes, current["mode"], current["staleness"])
-    response = call_coordinator(address, "Coordinator.SetConsistency", request, WAIT_S + 10.0)
+    response = target.call("Coordinator.SetConsistency", request, WAIT_S + 10.0)
     assert isinstance(response, ChangeConsistencyResponse)
     facts = describe_consistency(response.consistency)
     bound = "" if facts["staleness"] is None else f", staleness {facts['staleness']}"

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from paramserver.config import is_address
-from paramserver.errors import ConfigError, UnavailableError
-from paramserver.local.jobs import fetch_status, find_job
+from paramserver.cli.target import Target, find_target
+from paramserver.errors import UnavailableError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -19,14 +18,18 @@ if TYPE_CHECKING:
     from paramserver.v1.coordinator_pb2 import ProcessStatus, StatusResponse
 
 WATCH_INTERVAL_S = 1.0
+UNHEALTHY_EXIT_CODE = 5
 
 
 def status(
     *,
     json_: Annotated[bool, Parameter(name="--json")] = False,
     watch: bool = False,
+    check: bool = False,
     job: str | None = None,
     coordinator: str | None = None,
+    certs: str | None = None,
+    insecure: bool | None = None,
 ) -> int:
     """Show a running job: its mode, and who is at which version or clock.
 
@@ -38,13 +41,19 @@ def status(
         Show it again every second until the job ends.
     job
         Name of the job, where several run on this machine.
+    check
+        Exit with code 5 unless the job is running or done.
     coordinator
         Address of the coordinator, host:port, where the job runs elsewhere.
+    certs
+        Directory with certificates (see "paramserver certs init").
+    insecure
+        Talk to another machine without TLS.
     """
-    address = coordinator_address(job, coordinator)
+    target = find_target(job, coordinator, certs, insecure)
     if watch:
-        return _watch(address, as_json=json_)
-    facts = describe(fetch_status(address))
+        return _watch(target, as_json=json_)
+    facts = describe(target.status())
     if json_:
         print(json.dumps(facts, indent=2))
     else:
@@ -53,18 +62,7 @@ def status(
         # Off a terminal nothing is cut: whoever reads the file has room.
         console = Console() if sys.stdout.isatty() else Console(width=160)
         console.print(render(facts))
-    return 0
-
-
-def coordinator_address(job: str | None, coordinator: str | None) -> str:
-    """Where to ask. Raises ConfigError, or UnavailableError if no such job runs on this machine."""
-    if coordinator is None:
-        return find_job(job).coordinator
-    if job is not None:
-        raise ConfigError("--job and --coordinator both name a job; give one of them")
-    if not is_address(coordinator):
-        raise ConfigError(f'--coordinator is "{coordinator}", but must be "host:port"')
-    return coordinator
+    return UNHEALTHY_EXIT_CODE if check and facts["state"] not in ("running", "done") else 0
 
 
 def describe(response: StatusResponse) -> dict[str, Any]:
@@ -76,6 +74,8 @@ def describe(response: StatusResponse) -> dict[str, Any]:
         "reason": view.reason,
         **describe_consistency(view.consistency),
         "generation": view.generation,
+        "term": response.term,
+        "security": response.security,
         "timeline": view.timeline,
         "slices_per_step": view.slices_per_step,
         "steps_per_epoch": response.steps_per_epoch,
@@ -83,6 +83,7 @@ def describe(response: StatusResponse) -> dict[str, Any]:
         "expected_workers": response.expected_workers,
         "lost": list(response.lost),
         "store": response.store,
+        "store_operations": response.store_operations,
         "uptime_s": response.uptime_s,
         "processes": [_describe_process(process) for process in response.processes],
     }
@@ -171,15 +172,15 @@ def render(facts: dict[str, Any]) -> RenderableType:
     return Group(*lines)
 
 
-def _watch(address: str, as_json: bool) -> int:
+def _watch(target: Target, as_json: bool) -> int:
     """Show the status every second. The end of the job is the normal end; not to reach it at all is an error."""
-    facts = describe(fetch_status(address))
+    facts = describe(target.status())
     if as_json:
         while True:
             print(json.dumps(facts), flush=True)
             time.sleep(WATCH_INTERVAL_S)
             try:
-                facts = describe(fetch_status(address))
+                facts = describe(target.status())
             except UnavailableError:
                 return 0
     from rich.console import Console
@@ -189,7 +190,7 @@ def _watch(address: str, as_json: bool) -> int:
         while True:
             time.sleep(WATCH_INTERVAL_S)
             try:
-                facts = describe(fetch_status(address))
+                facts = describe(target.status())
             except UnavailableError:
                 break
             live.update(render(facts), refresh=True)

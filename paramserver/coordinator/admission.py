@@ -1,49 +1,90 @@
-"""Whom the coordinator lets in: one protocol, one set of settings on all members."""
+"""Whom the coordinator lets in: one protocol, one set of settings, and servers that hold what they should."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from paramserver import errors
-from paramserver.core.consistency import Mode
+from paramserver.core.consistency import Consistency, Mode
 from paramserver.core.membership import Role
+from paramserver.transport.base import caller
 from paramserver.transport.messages import PROTOCOL, mode_to_proto
+from paramserver.transport.session import versions
 from paramserver.v1 import coordinator_pb2, types_pb2
 
 if TYPE_CHECKING:
     from paramserver.coordinator.service import CoordinatorService
 
+# Members of other versions of these would not speak the same language, or not get the same bits.
+_SAME = ("paramserver", "torch")
+
 
 def check_join(job: CoordinatorService, request: coordinator_pb2.JoinRequest, role: Role) -> None:
-    """Raise what a newcomer is refused with: a failed job, another job, other versions, other settings."""
+    """Raise what a newcomer is refused with: another role, an ended job, another job, other versions or settings."""
+    _check_role(role)
     if job.state == types_pb2.JOB_STATE_FAILED:
         raise errors.JobFailedError(job.reason)
+    if job.state in (types_pb2.JOB_STATE_DONE, types_pb2.JOB_STATE_STOPPED):
+        raise errors.EndedError(f"there is nothing left to do: job {job.options.job!r} has ended ({job.reason})")
     if request.job and request.job != job.options.job:
         raise errors.ConfigError(f"this coordinator runs job {job.options.job!r}, not {request.job[:100]!r}")
-    if request.protocol != PROTOCOL:
-        theirs = ", ".join(f"{name} {version}" for name, version in sorted(request.versions.items()))
-        raise errors.VersionMismatchError(
-            f"the coordinator speaks protocol {PROTOCOL}, this {role.value} speaks {request.protocol} ({theirs}): "
-            "install the same version of paramserver on all machines"
-        )
-    if role is Role.OBSERVER or request.mode == types_pb2.MODE_UNSPECIFIED:
+    check_versions(request.protocol, request.versions, role)
+    if role is not Role.OBSERVER:
+        _check_settings(job, request, role)
+
+
+def _check_role(role: Role) -> None:
+    """A certificate is for one role, and nobody takes part in another one."""
+    identity = caller()
+    if identity is None:
         return
-    mine = job.consistency
-    theirs_text = "async" if request.mode == types_pb2.MODE_ASYNC else "sync"
-    if request.mode != mode_to_proto(mine.mode):
-        raise errors.ConfigError(
-            f"this {role.value} was started with consistency.mode = {theirs_text}, the job runs {mine}: use one setting"
-        )
-    staleness = request.staleness if request.HasField("staleness") else None
-    if mine.mode is Mode.ASYNC and staleness != mine.staleness:
-        text = "unbounded" if staleness is None else staleness
-        raise errors.ConfigError(
-            f"this {role.value} was started with consistency.staleness = {text}, the job runs {mine}: use one setting"
-        )
+    allowed = {role.value, "worker", "admin"} if role is Role.OBSERVER else {role.value}
+    if not allowed & identity.roles:
+        raise errors.DeniedError("permission denied")
+
+
+def check_versions(protocol: int, theirs: Mapping[str, str], role: Role) -> None:
+    """Raises VersionMismatchError with a table of both sides."""
+    mine = versions()
+    same = () if role is Role.OBSERVER else _SAME
+    differing = [
+        name for name in same if name in theirs and theirs[name].partition("+")[0] != mine[name].partition("+")[0]
+    ]
+    if protocol == PROTOCOL and not differing:
+        return
+    rows = [("", "coordinator", f"this {role.value}"), ("protocol", str(PROTOCOL), str(protocol))]
+    rows += [(name, mine.get(name, "-"), theirs.get(name, "-")) for name in sorted({*mine, *theirs})]
+    table = "\n".join(
+        f"  {name[:20]:<14}{left[:20]:<20}{right[:20]:<20}{'<- differs' if left != right and name else ''}".rstrip()
+        for name, left, right in rows[:20]
+    )
+    what = ", ".join(differing) if protocol == PROTOCOL else "the protocol"
+    raise errors.VersionMismatchError(
+        f"versions differ ({what}): install the same version of paramserver and torch on all machines\n{table}"
+    )
+
+
+def _check_settings(job: CoordinatorService, request: coordinator_pb2.JoinRequest, role: Role) -> None:
+    """What a newcomer says must be what the job runs, or (mode and staleness) what it was started with."""
+    if request.mode != types_pb2.MODE_UNSPECIFIED:
+        staleness = request.staleness if request.HasField("staleness") else None
+        accepted = (job.consistency, job.options.consistency)
+        if not any(_same(request.mode, staleness, mine) for mine in accepted):
+            theirs = Consistency(Mode.ASYNC if request.mode == types_pb2.MODE_ASYNC else Mode.SYNC)
+            if theirs.mode is Mode.ASYNC and job.consistency.mode is Mode.ASYNC:
+                text = "unbounded" if staleness is None else staleness
+                raise errors.ConfigError(
+                    f"this {role.value} was started with consistency.staleness = {text}, the job runs "
+                    f"{job.consistency}: use one setting"
+                )
+            raise errors.ConfigError(
+                f"this {role.value} was started with consistency.mode = {theirs.mode.value}, the job runs "
+                f"{job.consistency}: use one setting"
+            )
     if request.HasField("slices_per_step") and request.slices_per_step not in (0, job.slices_per_step):
         raise errors.ConfigError(
-            f"this {role.value} was started with training.slices_per_step = "
-            f"{request.slices_per_step}, "
+            f"this {role.value} was started with training.slices_per_step = {request.slices_per_step}, "
             f"the job has {job.slices_per_step}: use one setting"
         )
     if request.HasField("seed") and request.seed != job.options.seed:
@@ -51,3 +92,33 @@ def check_join(job: CoordinatorService, request: coordinator_pb2.JoinRequest, ro
             f"this {role.value} was started with training.seed = {request.seed}, "
             f"the job has {job.options.seed}: use one setting"
         )
+
+
+def _same(mode: types_pb2.Mode, staleness: int | None, mine: Consistency) -> bool:
+    return mode == mode_to_proto(mine.mode) and (mine.mode is Mode.SYNC or staleness == mine.staleness)
+
+
+async def admit_server(job: CoordinatorService, request: coordinator_pb2.JoinRequest, wish: int | None) -> int | None:
+    """The index for a server, or None if any will do; raises if the job has no use for it.
+
+    One that was cut off comes back with its shard. One that begins anew in its place does not, and without that shard
+    the job cannot go on.
+    """
+    name, absent = job.options.job, job.watch.absent
+    if not request.holds:
+        if absent and job.registry.model is not None:
+            gone = ", ".join(f"server-{index}" for index in sorted(absent))
+            await job.fail(f"a server has come without a shard in place of {gone}; that shard of the model is gone")
+            raise errors.JobFailedError(job.reason)
+        if len(job.members.of(Role.SERVER)) >= job.options.servers:
+            raise errors.ConfigError(
+                f"job {name!r} already has its {job.options.servers} servers; raise cluster.servers to start with more"
+            )
+        return wish
+    for index, member in absent.items():
+        if member.incarnation == request.incarnation:
+            if (request.holds, request.timeline) != (job.registry.digest, job.timeline):
+                break
+            job.watch.server_back(index)
+            return index
+    raise errors.ConfigError(f"this server holds a shard of an earlier run of job {name!r}: restart it")

@@ -62,7 +62,10 @@ class Board:
             store=self._job.journal.store_name,
             store_operations=self._job.journal.operations,
             uptime_s=time.monotonic() - self._started_at,
-            training_s=self._training_s(),
+            training_s=self.training_s(),
+            term=self._job.term,
+            summary=self._job.summary,
+            security=self._job.options.security,
             data=data_to_proto(data) if data else None,
             steps_per_epoch=self._job.origin.steps_per_epoch if data and data.slice_size else 0,
         )
@@ -83,7 +86,18 @@ class Board:
         response.processes.extend(gone for key, gone in sorted(self._departed.items()) if key not in present)
         return response
 
-    def _training_s(self) -> float:
+    def departed(self) -> list[coordinator_pb2.ProcessStatus]:
+        """The workers that are gone."""
+        return [gone for _, gone in sorted(self._departed.items())]
+
+    def restore(self, record: coordinator_pb2.JobRecord) -> None:
+        """Go on from what an earlier coordinator has written down."""
+        self._departed = {(gone.name, gone.pid): gone for gone in record.departed}
+        if record.ready:
+            self._running_at = time.monotonic() - record.training_s
+
+    def training_s(self) -> float:
+        """Seconds from the start of the first step until now, or until the last worker left."""
         if self._running_at is None:
             return 0.0
         everybody_left = self._ended_at is not None and not self._job.members.of(Role.WORKER)

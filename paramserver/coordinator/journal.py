@@ -1,126 +1,182 @@
 """What the coordinator writes down in the store: the numbers that must never be used twice, and where the job stands.
 
-Written in the background, the newest state only; a store that is slow or away for a while does not stop the job.
+Written in the background, the newest state only; a store that is slow or away for a while does not stop the job. One
+that comes back empty, or older than it was, is written again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import random
 from typing import TYPE_CHECKING
 
 import structlog
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError
 
 from paramserver import errors
-from paramserver.store.base import Store
-from paramserver.v1 import types_pb2
+from paramserver.store.base import ConflictError, Store
+from paramserver.v1 import coordinator_pb2, types_pb2
 
 if TYPE_CHECKING:
     from paramserver.coordinator.service import CoordinatorService
 
 log = structlog.get_logger("paramserver.coordinator")
 
-_KEY = "state"
-_BACK_OFF_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+_STATE = "state"
+_MODEL = "model"
+_BACK_OFF_S = (0.2, 0.5, 1.0)
+_CLOSE_S = 2.0
 
 
 class Journal:
-    """The job's record in the store. Open it with :meth:`open`, which fails at once if the store cannot be used."""
+    """The job's record in the store. ``term`` fences the writes; 0: there is nobody to fence off."""
 
-    def __init__(self, store: Store, name: str) -> None:
+    def __init__(self, store: Store, name: str, term: int = 0) -> None:
+        # Whether closing the journal closes the store.
+        self.owns_store = True
         self.store_name = name
-        self.generation = 0
+        self.term = term
+        # What an earlier coordinator of this job left.
+        self.found: coordinator_pb2.JobRecord | None = None
+        # Set when the store knows a higher term.
+        self.fenced = asyncio.Event()
         self._store = store
-        self._revision = 0
-        self._pending: bytes | None = None
+        self._revisions: dict[str, int] = {}
+        self._wanted: dict[str, bytes] = {}
+        self._written: dict[str, bytes] = {}
         self._wake = asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
         self._closing = False
 
     @classmethod
-    async def open(cls, store: Store, name: str) -> Journal:
+    async def open(cls, store: Store, name: str, term: int = 0) -> Journal:
         """Read what an earlier run of this job left; its generation is never used again. Raises StoreError."""
-        journal = cls(store, name)
+        journal = cls(store, name, term)
         await store.ping()
-        entry = await store.load(_KEY)
+        entry = await store.load(_STATE)
         if entry is not None:
-            journal._revision = entry.revision
-            journal.generation = _generation(entry.value)
+            journal._revisions[_STATE] = entry.revision
+            journal.found = parse_record(entry.value)
         journal._writer = asyncio.create_task(journal._write())
         return journal
+
+    @property
+    def generation(self) -> int:
+        """The newest generation that an earlier coordinator has used."""
+        return self.found.view.generation if self.found is not None else 0
 
     @property
     def operations(self) -> int:
         """Store operations so far."""
         return self._store.operations
 
+    async def model(self) -> types_pb2.ModelSpec | None:
+        """The model that an earlier coordinator of this job wrote down. Raises StoreError."""
+        entry = await self._store.load(_MODEL)
+        if entry is None:
+            return None
+        self._revisions[_MODEL] = entry.revision
+        self._wanted[_MODEL] = self._written[_MODEL] = entry.value
+        try:
+            return types_pb2.ModelSpec.FromString(entry.value)
+        except DecodeError as error:
+            raise errors.StoreError(
+                "the store holds a model that paramserver did not write: use another job name"
+            ) from error
+
     def record(self, job: CoordinatorService) -> None:
         """Write the present state soon."""
-        state = {
-            "generation": job.members.generation,
-            "timeline": job.timeline,
-            "state": types_pb2.JobState.Name(job.state).removeprefix("JOB_STATE_").lower(),
-            "reason": job.reason,
-            "mode": job.consistency.mode.value,
-            "staleness": job.consistency.staleness,
-            "revision": job.consistency.revision,
-            "seed": job.options.seed,
-            "slices_per_step": job.slices_per_step,
-            "layout": job.registry.digest,
-        }
-        text = json.dumps(state, sort_keys=True).encode()
-        if text != self._pending:
-            self._pending = text
+        text = json_format.MessageToJson(job.record(), indent=None, preserving_proto_field_name=True)
+        self._want(_STATE, text.encode())
+        if job.registry.model is not None and _MODEL not in self._wanted:
+            self._want(_MODEL, job.registry.model.SerializeToString())
+
+    def _want(self, key: str, value: bytes) -> None:
+        if self._wanted.get(key) != value:
+            self._wanted[key] = value
             self._wake.set()
+
+    async def verify(self) -> None:
+        """See whether the store still has what was written, and write it again if not. Raises StoreError."""
+        if self._pending():
+            return
+        for key, revision in list(self._revisions.items()):
+            entry = await self._store.load(key)
+            found = entry.revision if entry is not None else 0
+            if found != revision and not self._pending():
+                log.warning("the store has lost what was written; it is written again", key=key)
+                self._revisions[key] = found
+                self._written.pop(key, None)
+                self._wake.set()
+
+    def _pending(self) -> list[str]:
+        return [key for key, value in self._wanted.items() if self._written.get(key) != value]
 
     async def _write(self) -> None:
         failures = 0
-        written: bytes | None = None
         while True:
             await self._wake.wait()
             self._wake.clear()
-            value = self._pending
-            if value is not None and value != written:
+            for key in self._pending():
+                value = self._wanted[key]
                 try:
-                    self._revision = await self._store.save(_KEY, value, self._revision)
-                    written, failures = value, 0
+                    self._revisions[key] = await self._store.save(key, value, self._revisions.get(key, 0), self.term)
+                    self._written[key] = value
+                    failures = 0
+                except errors.FencedError as error:
+                    log.warning("the store is another coordinator's now", error=str(error))
+                    self.fenced.set()
+                    return
                 except errors.StoreError as error:
-                    pause = _BACK_OFF_S[min(failures, len(_BACK_OFF_S) - 1)]
+                    await self._wait_and_look(key, error, failures)
                     failures += 1
-                    log.warning("the store does not take the job's state", error=str(error), retry_s=pause)
-                    if self._closing:
-                        return
-                    await self._resync()
-                    await asyncio.sleep(pause)
                     self._wake.set()
-            if self._closing and self._pending == written:
+            if self._closing and not self._pending():
                 return
 
-    async def _resync(self) -> None:
+    async def _wait_and_look(self, key: str, error: errors.StoreError, failures: int) -> None:
+        """After a write that failed: how does the entry stand?"""
+        pause = _BACK_OFF_S[min(failures, len(_BACK_OFF_S) - 1)] * random.uniform(0.7, 1.3)
+        if not isinstance(error, ConflictError):
+            if failures == 0:
+                log.warning("the store does not take the job's state", error=str(error))
+            await asyncio.sleep(pause)
         try:
-            entry = await self._store.load(_KEY)
+            entry = await self._store.load(key)
         except errors.StoreError:
             return
-        self._revision = entry.revision if entry is not None else 0
+        self._revisions[key] = entry.revision if entry is not None else 0
+
+    async def forget_model(self) -> None:
+        """The job has ended, and nobody will take it over."""
+        self._wanted.pop(_MODEL, None)
+        self._written.pop(_MODEL, None)
+        self._revisions.pop(_MODEL, None)
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self._store.delete(_MODEL, self.term)
+        except (errors.StoreError, errors.FencedError, TimeoutError) as error:
+            log.debug("the store keeps the model", error=str(error))
 
     async def close(self) -> None:
         """Write what is pending (waiting 2 s at most) and close the store."""
         self._closing = True
         self._wake.set()
         if self._writer is not None:
-            await asyncio.wait([self._writer], timeout=2.0)
+            await asyncio.wait([self._writer], timeout=_CLOSE_S)
             self._writer.cancel()
             await asyncio.gather(self._writer, return_exceptions=True)
-        await self._store.close()
+        if self.owns_store:
+            await self._store.close()
 
 
-def _generation(value: bytes) -> int:
+def parse_record(value: bytes) -> coordinator_pb2.JobRecord:
+    """A record as it lies in the store. Raises StoreError if it is none of ours."""
     try:
-        generation = json.loads(value)["generation"]
-    except (ValueError, KeyError, TypeError) as error:
+        record = json_format.Parse(value, coordinator_pb2.JobRecord(), ignore_unknown_fields=True)
+    except (json_format.ParseError, UnicodeDecodeError, RecursionError) as error:
         raise errors.StoreError(
             "the store holds a record of this job that paramserver did not write: use another job name"
         ) from error
-    if not isinstance(generation, int) or generation < 0:
-        raise errors.StoreError("the store holds a generation that is no number: use another job name")
-    return generation
+    return record

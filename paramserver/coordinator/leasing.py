@@ -61,6 +61,10 @@ class Leasing:
             # It cannot tell whether the job was synchronous meanwhile, so it has dropped what it had leased.
             self.give_back(request.member)
         self._revisions[request.member] = request.revision
+        if self.table is not None and request.revision == self._job.consistency.revision:
+            holding = (AsyncName(name.epoch, name.index) for name in request.holding)
+            if self.table.reconcile(request.member, holding):
+                await self.notify()
         response = coordinator_pb2.LeaseResponse()
         try:
             async with asyncio.timeout(min(max(request.wait_s, 0.0), _MAX_WAIT_S)), self._changed:

@@ -74,6 +74,7 @@ class ModelRegistry:
                 consistency=consistency_to_proto(self._job.consistency),
                 workers=self._job.worker_infos(),
                 peers=self._job.server_infos(),
+                term=self._job.term,
             )
 
         await self._job.servers.call_all(servers, "Shard.Configure", configure, self._job.options.call_timeout_s)
@@ -86,6 +87,14 @@ class ModelRegistry:
             if not await self._job.wait_changed(deadline):
                 raise errors.DeadlineError(f"waited for the servers: {self._job.missing()}")
         return servers
+
+    def restore(self, model: types_pb2.ModelSpec, record: coordinator_pb2.JobRecord, workers: list[int]) -> None:
+        """Go on from what an earlier coordinator has written down."""
+        self.model, self.digest, self.ready = model, record.layout, record.ready
+        self.grant = record.view.grant
+        self._registered = workers
+        if not self.ready:
+            self._give_grant()
 
     def _give_grant(self) -> None:
         alive = [ident for ident in self._registered if ident in self._job.members]
@@ -109,6 +118,7 @@ class ModelRegistry:
                 generation=self._job.members.generation,
                 timeline=self._job.timeline,
                 grant=self.grant,
+                term=self._job.term,
             )
             servers = self._job.members.of(Role.SERVER)
             await self._job.servers.call_all(

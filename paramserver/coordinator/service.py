@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import cast
 
 import structlog
 
 from paramserver import errors
-from paramserver.coordinator.admission import check_join
+from paramserver.coordinator.admission import admit_server, check_join
 from paramserver.coordinator.board import Board
 from paramserver.coordinator.cluster import Connect, Servers
 from paramserver.coordinator.journal import Journal
 from paramserver.coordinator.leasing import Leasing
 from paramserver.coordinator.model import ModelRegistry
 from paramserver.coordinator.toggle import Toggle
+from paramserver.coordinator.watch import Watch
 from paramserver.core.consistency import Consistency
 from paramserver.core.membership import (
     Admitted,
@@ -37,12 +38,16 @@ from paramserver.core.membership import (
     Role,
     Tick,
 )
+from paramserver.core.ranges import complement
 from paramserver.core.slices import SyncSchedule
 from paramserver.transport.messages import (
+    PROTOCOL,
     consistency_to_proto,
     data_from_proto,
+    data_to_proto,
     origin_to_proto,
 )
+from paramserver.transport.session import versions
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
 log = structlog.get_logger("paramserver.coordinator")
@@ -52,6 +57,7 @@ _ROLES = {
     types_pb2.ROLE_SERVER: Role.SERVER,
     types_pb2.ROLE_OBSERVER: Role.OBSERVER,
 }
+_ENDED = (types_pb2.JOB_STATE_FAILED, types_pb2.JOB_STATE_DONE, types_pb2.JOB_STATE_STOPPED)
 _TICK_S = 0.2
 _RETRY_S = 0.5
 
@@ -69,6 +75,14 @@ class JobOptions:
     lease_s: float = 5.0
     grace_s: float = 1.0
     call_timeout_s: float = 30.0
+    # How long the members of the start are waited for; 0: for ever.
+    join_timeout_s: float = 0.0
+    # How long a job waits when a server, or every worker, is gone.
+    max_idle_s: float = 600.0
+    # By dotted name, as text: the settings that members take over.
+    settings: Mapping[str, str] = field(default_factory=dict)
+    # How members talk to each other, for status pages.
+    security: str = "plain"
 
 
 class CoordinatorService:
@@ -83,14 +97,28 @@ class CoordinatorService:
         self.state: types_pb2.JobState = types_pb2.JOB_STATE_WAITING
         self.reason = ""
         self.timeline = 0
+        self.term = journal.term
+        self.summary = ""
+        # The job has ended, and nobody needs the servers any more.
+        self.released = False
+        # With which a coordinator of this job ends.
+        self.exit_code = 0
+        # Some worker has been through all epochs.
+        self.finished = False
+        # Set once: "done" (all workers have left, one of them after its last epoch), "failed", "stopped", "replaced".
+        self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.consistency = options.consistency
         self.origin = SyncSchedule(0, self.slices_per_step)
+        # The version with which asynchronous mode began, if the job is asynchronous.
+        self.async_from = 0
         self.lost: list[str] = []
         self.members = Membership(options.lease_s, options.grace_s, journal.generation)
         self.registry = ModelRegistry(self)
         self.leasing = Leasing(self)
         self.toggle = Toggle(self)
         self.board = Board(self)
+        self.watch = Watch(self)
+        self.draining: set[int] = set()
         self._changed = asyncio.Condition()
         self._edition = 0
         self._ticker: asyncio.Task[None] | None = None
@@ -101,6 +129,15 @@ class CoordinatorService:
     def slices_per_step(self) -> int:
         """How many slices a synchronous step has; it does not change while the job runs."""
         return self.options.slices_per_step or self.options.workers
+
+    def done_synchronously(self) -> tuple[int, list[tuple[int, int]]]:
+        """Where asynchronous mode began: (epoch, its ranges of slices that were done by then)."""
+        data = self.leasing.data
+        if data is not None and data.slice_size:
+            epoch, remaining = self.origin.position(self.async_from)
+            return epoch, complement(remaining, data.slices_per_epoch)
+        used = self.async_from * self.slices_per_step
+        return 0, [(0, used)] if used else []
 
     async def start(self) -> None:
         """Begin to watch leases."""
@@ -123,17 +160,13 @@ class CoordinatorService:
         if role is None:
             raise errors.ProtocolError(f"unknown role number {request.role}")
         check_join(self, request, role)
+        index = request.index if request.HasField("index") else None
         if role is Role.SERVER:
             await self.servers.dial_back(
                 request.address, shard_pb2.StatsRequest(job=self.options.job), self.options.call_timeout_s
             )
-            if len(self.members.of(Role.SERVER)) >= self.options.servers:
-                raise errors.ConfigError(
-                    f"job {self.options.job!r} already has its {self.options.servers} servers; "
-                    "raise cluster.servers to start with more"
-                )
-        index = request.index if request.HasField("index") else None
-        event = Joined(role, index, request.address, request.pid)
+            index = await admit_server(self, request, index)
+        event = Joined(role, index, request.address, request.pid, request.incarnation)
         effects = self.members.handle(event, time.monotonic())
         member = next(effect.member for effect in effects if isinstance(effect, Admitted))
         await self._perform(effects)
@@ -189,7 +222,14 @@ class CoordinatorService:
     async def _hear(self, request: coordinator_pb2.SessionRequest) -> None:
         await self._happen(Renewed(request.member))
         self.board.hear(request)
+        if request.server.term > self.term:
+            await self.replaced(f"a server follows a newer coordinator (term {request.server.term})")
         if request.leaving:
+            member = self.members.get(request.member)
+            if member is not None and member.role is Role.WORKER:
+                self.finished = self.finished or request.finished
+                if request.failure:
+                    log.warning("a worker's script failed", worker=member.name, reason=request.failure)
             await self._happen(Left(request.member))
 
     async def _tick(self) -> None:
@@ -197,6 +237,9 @@ class CoordinatorService:
             await asyncio.sleep(_TICK_S)
             try:
                 await self._happen(Tick())
+                await self.watch.look()
+                if self.journal.fenced.is_set():
+                    await self.replaced("the store says that another coordinator leads the job now")
             except Exception:  # the top of a task: watching goes on
                 log.exception("tick failed")
 
@@ -218,11 +261,16 @@ class CoordinatorService:
             self.lost.append(member.name)
         if member.role is Role.SERVER:
             await self.servers.forget(member.ident)
-            if self.registry.model is not None and (lost or self.members.of(Role.WORKER)):
+            if self.registry.model is not None and lost:
+                self.watch.server_lost(member, reason)
+            elif self.registry.model is not None and self.members.of(Role.WORKER):
                 await self.fail(f"{reason}; its shard of the model is gone")
         if member.role is Role.WORKER:
             self.leasing.give_back(member.ident)
             self.registry.worker_gone(member.ident)
+            self.draining.discard(member.ident)
+            if self.finished and not self.members.of(Role.WORKER):
+                self.end("done")
 
     async def _membership_changed(self) -> None:
         self.journal.record(self)
@@ -240,11 +288,15 @@ class CoordinatorService:
                 generation=self.members.generation,
                 timeline=self.timeline,
                 workers=self.worker_infos(),
+                term=self.term,
             )
             try:
                 await self.servers.call_all(
                     self.members.of(Role.SERVER), "Shard.SetMembers", lambda _: request, self.options.call_timeout_s
                 )
+            except errors.FencedError as error:
+                await self.replaced(str(error))
+                return True
             except errors.ParamServerError as error:
                 if self.members.of(Role.WORKER):  # else the job is over, and servers leave in any order
                     log.warning("a server did not hear of the new membership", error=str(error))
@@ -335,11 +387,14 @@ class CoordinatorService:
             initialiser=self.registry.initialiser,
             grant=self.registry.grant,
             reason=self.reason,
+            term=self.term,
+            draining=sorted(self.draining),
+            released=self.released,
         )
 
     async def refresh(self) -> None:
         """Work out where the job stands and tell everybody."""
-        if self.state not in (types_pb2.JOB_STATE_FAILED, types_pb2.JOB_STATE_RUNNING):
+        if self.state not in (*_ENDED, types_pb2.JOB_STATE_RUNNING):
             self.reason = self._missing()
             if self.registry.ready and not self.reason:
                 self.state = types_pb2.JOB_STATE_RUNNING
@@ -379,12 +434,63 @@ class CoordinatorService:
             return False
         return True
 
-    async def fail(self, reason: str) -> None:
+    async def fail(self, reason: str, exit_code: int = 1) -> None:
         """End the job for everybody."""
-        if self.state != types_pb2.JOB_STATE_FAILED:
-            self.state, self.reason = types_pb2.JOB_STATE_FAILED, reason
+        if self.state not in _ENDED:
+            self.exit_code = exit_code
             log.error("job failed", reason=reason)
-            await self.refresh()
+            await self.conclude(types_pb2.JOB_STATE_FAILED, reason)
+            self.end("failed")
+
+    async def conclude(self, state: types_pb2.JobState, reason: str, summary: str = "", released: bool = True) -> None:
+        """The job has ended in this ``state``: tell everybody, and write it down."""
+        self.state, self.reason, self.summary, self.released = state, reason, summary, released
+        await self.refresh()
+
+    def end(self, how: str) -> None:
+        """Let whoever runs this coordinator know; the first word counts."""
+        if not self.over.done():
+            self.over.set_result(how)
+
+    async def replaced(self, reason: str) -> None:
+        """Another coordinator leads the job: say nothing more."""
+        if not self.over.done():
+            log.warning("this coordinator steps down", reason=reason)
+            self.end("replaced")
+
+    async def begin_again(self, record: coordinator_pb2.JobRecord) -> None:
+        """Nothing of an earlier run can be used: none of its numbers is, either, and its servers are not let in."""
+        self.timeline = record.view.timeline + 1
+        self.state, self.reason, self.finished = types_pb2.JOB_STATE_WAITING, "", False
+        self.lost.clear()
+        self.members = Membership(
+            self.options.lease_s, self.options.grace_s, record.view.generation + 1, record.next_member
+        )
+        self.registry = ModelRegistry(self)
+        self.leasing = Leasing(self)
+        self.toggle = Toggle(self)
+        self.board = Board(self)
+        self.watch = Watch(self)
+        self.consistency = self.options.consistency
+        self.origin = SyncSchedule(0, self.slices_per_step)
+        self.async_from = 0
+        await self.refresh()
+
+    def workers_present(self) -> bool:
+        """Whether there is a worker."""
+        return bool(self.members.of(Role.WORKER))
+
+    def members_present(self) -> bool:
+        """Whether there is a worker or a server, or a server that may come back."""
+        return bool(self.members.of(Role.WORKER) or self.members.of(Role.SERVER) or self.watch.absent)
+
+    async def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait for a change of the membership that makes it so; False after ``timeout_s``."""
+        deadline = time.monotonic() + timeout_s
+        while not ready():
+            if not await self.wait_changed(deadline):
+                return ready()
+        return True
 
     def _member(self, ident: int) -> Member:
         member = self.members.get(ident)
@@ -395,6 +501,84 @@ class CoordinatorService:
     async def status(self, request: coordinator_pb2.StatusRequest) -> coordinator_pb2.StatusResponse:
         """Everything a status page shows."""
         return self.board.status(request)
+
+    async def settings(self, request: coordinator_pb2.SettingsRequest) -> coordinator_pb2.SettingsResponse:
+        """What a newcomer has to know before it starts."""
+        return coordinator_pb2.SettingsResponse(
+            job=self.options.job, protocol=PROTOCOL, versions=versions(), settings=self.options.settings
+        )
+
+    async def probe(self, request: coordinator_pb2.ProbeRequest) -> coordinator_pb2.ProbeResponse:
+        """Clock and versions of this machine, and whether an address of the caller's can be reached from here."""
+        response = coordinator_pb2.ProbeResponse(wall_time_s=time.time(), protocol=PROTOCOL, versions=versions())
+        if request.address:
+            try:
+                await self.servers.dial_back(
+                    request.address, shard_pb2.StatsRequest(job=self.options.job), min(5.0, self.options.call_timeout_s)
+                )
+                response.reached = True
+            except errors.ParamServerError as error:
+                response.reason = str(error)
+        return response
+
+    async def drain(self, request: coordinator_pb2.DrainRequest) -> coordinator_pb2.DrainResponse:
+        """Ask a worker to leave; answers when it has. Raises ConfigError for anybody but a worker that is there."""
+        workers = {m.name: m for m in self.members.of(Role.WORKER)}
+        member = workers.get(request.name)
+        if member is None:
+            if any(m.name == request.name for m in self.members.of(Role.SERVER)):
+                raise errors.ConfigError(
+                    f"{request.name} holds a part of the model and cannot leave while the job runs; drain a worker"
+                )
+            there = ", ".join(workers) or "none"
+            raise errors.ConfigError(f"there is no worker {request.name[:100]!r}; there are: {there}")
+        self.draining.add(member.ident)
+        await self.refresh()
+        deadline = time.monotonic() + min(request.wait_s or 60.0, 600.0)
+        while member.ident in self.members:
+            if not await self.wait_changed(deadline):
+                raise errors.DeadlineError(f"{request.name} was asked to leave, but has not done so yet")
+        return coordinator_pb2.DrainResponse()
+
+    async def stop(self, request: coordinator_pb2.StopRequest) -> coordinator_pb2.StopResponse:
+        """End the job: workers leave, what there is of the result is gathered."""
+        if self.state not in _ENDED:
+            reason = request.reason[:200] or "stopped by an operator"
+            log.info("stopping", reason=reason)
+            await self.conclude(types_pb2.JOB_STATE_STOPPED, reason, released=False)
+            self.end("stopped")
+        return coordinator_pb2.StopResponse()
+
+    def record(self) -> coordinator_pb2.JobRecord:
+        """What another coordinator has to know to take over."""
+        return coordinator_pb2.JobRecord(
+            view=self.view(),
+            settings=self.options.settings,
+            expected_servers=self.options.servers,
+            expected_workers=self.options.workers,
+            members=[
+                coordinator_pb2.MemberRecord(
+                    member=m.ident,
+                    role=types_pb2.ROLE_SERVER if m.role is Role.SERVER else types_pb2.ROLE_WORKER,
+                    index=m.index,
+                    address=m.address,
+                    pid=m.pid,
+                    incarnation=m.incarnation,
+                )
+                for m in (*self.members.of(Role.SERVER), *self.watch.absent.values(), *self.members.of(Role.WORKER))
+            ],
+            next_member=self.members.next_ident,
+            data=data_to_proto(self.leasing.data) if self.leasing.data else None,
+            layout=self.registry.digest,
+            ready=self.registry.ready,
+            departed=self.board.departed(),
+            training_s=self.board.training_s(),
+            lost=self.lost,
+            finished=self.finished,
+            summary=self.summary,
+            address=self.address,
+            async_from=self.async_from,
+        )
 
     async def server_stats(self) -> list[shard_pb2.StatsResponse]:
         """Ask all servers now."""

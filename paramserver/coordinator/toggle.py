@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -96,18 +97,18 @@ class Toggle:
 
     async def _to_async(self, wanted: Consistency) -> Consistency:
         changed = await self._agree(wanted, boundary=None)
+        await self._now_async(changed)
+        return changed
+
+    async def _now_async(self, changed: Consistency) -> None:
+        """Once every shard has reached the boundary, lease what is left of the epoch."""
         while any(stats.version < changed.from_version for stats in await self._job.server_stats()):
             await asyncio.sleep(_POLL_S)
-        data = self._job.leasing.data
-        if data is not None and data.slice_size:
-            epoch, remaining = self._job.origin.position(changed.from_version)
-            table = SliceLeases(data.slices_per_epoch, epoch, _complement(remaining, data.slices_per_epoch))
-        else:
-            used = changed.from_version * self._job.slices_per_step
-            table = SliceLeases(0, 0, [(0, used)] if used else [])
+        self._job.async_from = changed.from_version
+        epoch, done = self._job.done_synchronously()
+        per_epoch = self._job.leasing.data.slices_per_epoch if self._job.leasing.data else 0
         await self._install(changed)
-        await self._job.leasing.begin(table)
-        return changed
+        await self._job.leasing.begin(SliceLeases(per_epoch, epoch, done))
 
     async def _to_sync(self, wanted: Consistency) -> Consistency:
         leasing = self._job.leasing
@@ -116,17 +117,43 @@ class Toggle:
         versions = {stats.version for stats in await self._job.server_stats()}
         if len(versions) != 1:
             raise errors.UnavailableError(f"the shards stand at different versions {sorted(versions)}: try again")
-        version = versions.pop()
-        changed = await self._agree(wanted, boundary=version)
-        data = leasing.data
-        if leasing.table is not None and data is not None and data.slice_size:
-            epoch, remaining = leasing.table.position()
-            self._job.origin = SyncSchedule(data.slices_per_epoch, self._job.slices_per_step, version, epoch, remaining)
+        changed = await self._agree(wanted, boundary=versions.pop())
+        await self._now_sync(changed, leasing.table)
+        return changed
+
+    async def _now_sync(self, changed: Consistency, table: SliceLeases | None) -> None:
+        """Steps go on with what is left of the epoch."""
+        leasing, version = self._job.leasing, changed.from_version
+        if table is not None and leasing.data is not None and leasing.data.slice_size:
+            epoch, remaining = table.position()
+            per_epoch = leasing.data.slices_per_epoch
+            self._job.origin = SyncSchedule(per_epoch, self._job.slices_per_step, version, epoch, remaining)
         else:
             self._job.origin = SyncSchedule(0, self._job.slices_per_step, version)
         await self._install(changed)
         await leasing.begin(None)
-        return changed
+
+    async def settle(self, newest: Consistency, scheduled: Sequence[int]) -> None:
+        """After another coordinator: what all shards had prepared and one has committed, all commit; else none.
+
+        ``scheduled``: the revisions of settings that some shard has scheduled.
+        """
+        self._revision = max([newest.revision, *scheduled])
+        for revision in sorted({*scheduled} - {newest.revision}):
+            await self._tell(replace(newest, revision=revision), shard_pb2.PHASE_ABORT)
+        if newest.revision in scheduled:
+            await self._tell(newest, shard_pb2.PHASE_COMMIT)
+
+    async def complete(self, changed: Consistency, table: SliceLeases | None) -> None:
+        """After another coordinator: do what is left once all have committed. ``table``: of asynchronous mode."""
+        before = self._job.consistency
+        if before.mode is changed.mode:
+            await self._install(changed)
+            await self._job.leasing.begin(table)
+        elif changed.mode is Mode.ASYNC:
+            await self._now_async(changed)
+        else:
+            await self._now_sync(changed, table)
 
     async def _install(self, changed: Consistency) -> None:
         self._job.consistency = changed
@@ -165,6 +192,7 @@ class Toggle:
             timeline=self._job.timeline,
             consistency=consistency_to_proto(proposal),
             phase=phase,
+            term=self._job.term,
         )
         replies = await self._job.servers.call_all(
             self._job.members.of(Role.SERVER),
@@ -173,13 +201,3 @@ class Toggle:
             self._job.options.call_timeout_s,
         )
         return [cast(shard_pb2.SetConsistencyResponse, reply) for reply in replies]
-
-
-def _complement(ranges: tuple[tuple[int, int], ...], end: int) -> list[tuple[int, int]]:
-    """The parts of [0, end) outside the given ascending ranges."""
-    gaps, start = [], 0
-    for lo, hi in (*ranges, (end, end)):
-        if start < lo:
-            gaps.append((start, lo))
-        start = hi
-    return gaps

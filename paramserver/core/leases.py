@@ -7,7 +7,7 @@ to the queue. Where a slice is computed twice all the same, the shards count it 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from paramserver.core.names import AsyncName
 from paramserver.core.ranges import RangeSet
@@ -32,6 +32,26 @@ class SliceLeases:
         self._fresh: dict[int, int] = {}
         self._returned: dict[int, RangeSet] = {}
         self._holder: dict[AsyncName, int] = {}
+
+    @classmethod
+    def restored(cls, slices_per_epoch: int, epoch: int, done: Mapping[int, Iterable[tuple[int, int]]]) -> SliceLeases:
+        """The table of a coordinator that takes over: what is done from ``epoch`` on, by epoch; nobody holds anything.
+
+        Whoever holds slices says so with its next request (see :meth:`reconcile`).
+        """
+        table = cls(slices_per_epoch, epoch)
+        for number, ranges in done.items():
+            if number >= epoch:
+                table._done[number] = RangeSet.from_ranges(ranges)
+        last = max(table._done)
+        if not slices_per_epoch:
+            # Without a data set nobody else can do what was handed out: only new names are.
+            table._fresh[epoch] = max((hi for _, hi in table._done[epoch].ranges()), default=0)
+            return table
+        for number in range(epoch, last + 1):
+            table._fresh[number] = slices_per_epoch
+            table._returned[number] = RangeSet.from_ranges(table._done_of(number).missing(slices_per_epoch))
+        return table
 
     # ---- handing out
 
@@ -90,12 +110,23 @@ class SliceLeases:
             self._done_of(name.epoch).add(name.index)
             returned = self._returned.get(name.epoch)
             if returned is not None and name.index in returned:
-                self._returned[name.epoch] = RangeSet.from_ranges(
-                    part
-                    for lo, hi in returned.ranges()
-                    for part in ((lo, min(hi, name.index)), (max(lo, name.index + 1), hi))
-                    if part[0] < part[1]
-                )
+                self._returned[name.epoch] = _without(returned, name.index)
+
+    def reconcile(self, worker: int, holding: Iterable[AsyncName]) -> bool:
+        """Take the worker at its word: it holds these and no others. True if slices came back to the queue.
+
+        What was leased to it besides has got lost on the way; what another coordinator leased to it, it keeps.
+        """
+        said = set(holding)
+        lost = [name for name, holder in self._holder.items() if holder == worker and name not in said]
+        for name in lost:
+            del self._holder[name]
+            self._returned.setdefault(name.epoch, RangeSet()).add(name.index)
+        for name in said:
+            if name.index in self._returned.get(name.epoch, ()):
+                self._holder[name] = worker
+                self._returned[name.epoch] = _without(self._returned[name.epoch], name.index)
+        return bool(lost)
 
     def give_back(self, worker: int) -> list[AsyncName]:
         """The worker is gone: its unfinished slices return to the queue."""
@@ -170,3 +201,12 @@ class SliceLeases:
             return -1
         held = sum(1 for name in self._holder if name.epoch == epoch)
         return self.slices_per_epoch - len(self._done_of(epoch)) - held
+
+
+def _without(ranges: RangeSet, index: int) -> RangeSet:
+    return RangeSet.from_ranges(
+        part
+        for lo, hi in ranges.ranges()
+        for part in ((lo, min(hi, index)), (max(lo, index + 1), hi))
+        if part[0] < part[1]
+    )

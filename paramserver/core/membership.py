@@ -34,6 +34,8 @@ class Member:
     presence: Presence = Presence.CONNECTED
     address: str = ""
     pid: int = 0
+    # Chosen by the process itself: tells one that was cut off from one that began anew.
+    incarnation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Joined:
     index: int | None = None
     address: str = ""
     pid: int = 0
+    incarnation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,17 @@ class Membership:
         self._next_ident = next_ident
         self._members: dict[int, Member] = {}
 
+    @property
+    def next_ident(self) -> int:
+        """The number of the next member."""
+        return self._next_ident
+
+    def restore(self, members: Iterable[Member], now: float) -> None:
+        """Begin with the members of a coordinator before this one; each has a lease's time to say that it lives."""
+        for member in members:
+            self._members[member.ident] = replace(member, expires_at=now + self.lease_s, presence=Presence.SILENT)
+            self._next_ident = max(self._next_ident, member.ident + 1)
+
     def __contains__(self, ident: int) -> bool:
         return ident in self._members
 
@@ -162,6 +176,7 @@ class Membership:
             expires_at=now + self.lease_s,
             address=event.address,
             pid=event.pid,
+            incarnation=event.incarnation,
         )
         self._next_ident += 1
         self._members[member.ident] = member

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class RangeSet:
@@ -85,3 +85,20 @@ class RangeSet:
 
     def __repr__(self) -> str:
         return f"RangeSet({', '.join(f'{lo}-{hi - 1}' for lo, hi in self.ranges())})"
+
+
+def complement(ranges: Iterable[tuple[int, int]], end: int) -> list[tuple[int, int]]:
+    """The parts of [0, end) outside the given ascending ranges."""
+    gaps, start = [], 0
+    for lo, hi in (*ranges, (end, end)):
+        if start < lo:
+            gaps.append((start, lo))
+        start = hi
+    return gaps
+
+
+def common(sets: Sequence[RangeSet]) -> RangeSet:
+    """What all of at least one set have in common."""
+    end = min(one.ranges()[-1][1] if one else 0 for one in sets)
+    lacking = RangeSet.from_ranges(gap for one in sets for gap in one.missing(end))
+    return RangeSet.from_ranges(lacking.missing(end))

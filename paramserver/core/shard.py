@@ -109,6 +109,15 @@ class ShardState:
         return self._scheduled
 
     @property
+    def committed(self) -> bool:
+        """Whether the scheduled setting is agreed on."""
+        return self._scheduled is not None and self._committed
+
+    def counted(self) -> dict[int, tuple[tuple[int, int], ...]]:
+        """Asynchronous slices in published versions: by epoch, half-open ranges."""
+        return {epoch: done.ranges() for epoch, done in self._history.slices_done.items()}
+
+    @property
     def min_clock(self) -> int:
         """The slowest clock of the workers at work; it never moves back."""
         return self.floor

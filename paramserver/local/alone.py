@@ -52,10 +52,11 @@ class InProcessJob:
 
     def worker(self, index: int | None = None, connect: Connect | None = None, wait_timeout_s: float = 600.0) -> Engine:
         """A worker that has joined. ``connect`` replaces the way it reaches others (to inject faults)."""
+        connect = connect or self.network.connect
         engine = Engine(
             self.background,
-            connect or self.network.connect,
-            COORDINATOR,
+            connect,
+            connect(COORDINATOR),
             worker_options(self.options.consistency, self.options, index),
             wait_timeout_s,
         )

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import os
-import socket
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
 
-from paramserver.config import Settings, load_settings
+from paramserver import errors
+from paramserver.config import Settings, load_settings, split_addresses
 from paramserver.coordinator.service import JobOptions
 from paramserver.local import logs
+from paramserver.local.adopt import adopted, fetch
 from paramserver.local.alone import InProcessJob, consistency_of
+from paramserver.local.hosts import route_to
 from paramserver.local.roles import ENV_INDEX
+from paramserver.transport.base import Channel
+from paramserver.transport.security import Security
 from paramserver.transport.session import JoinOptions
 from paramserver.v1 import types_pb2
 from paramserver.worker.background import Background
@@ -36,11 +43,17 @@ def init(config: str | os.PathLike[str] | None = None, **overrides: object) -> C
     """
     settings = _settings(config, overrides)
     logs.configure(settings.log.level)
-    seed_and_threads(settings)
     if settings.cluster.coordinator:
-        engine = _connected(settings, settings.cluster.coordinator)
-        context = Context(settings, engine, _leave)
+        with _background() as background:
+            security = _security(settings)
+            coordinator = to_coordinator(settings.cluster.coordinator, security)
+            if ENV_INDEX not in os.environ:  # the launcher has given its workers everything
+                theirs = background.run(fetch(coordinator, settings))
+                settings = _settings(config, {**overrides, **adopted(settings, theirs)})
+            seed_and_threads(settings)
+            context = Context(settings, _connected(settings, background, coordinator, security), _leave)
     else:
+        seed_and_threads(settings)
         job = _alone(settings)
         context = Context(settings, job.worker(0), lambda ctx: _leave_alone(ctx, job))
         log.info(
@@ -67,7 +80,11 @@ class Client(RawClient):
             # Who was started as a worker of this job is expected as one; somebody from outside only looks at first,
             # and takes the job's settings as they are.
             own = address == settings.cluster.coordinator
-            engine = _connected(settings, address, own, types_pb2.ROLE_WORKER if own else types_pb2.ROLE_OBSERVER)
+            with _background() as background:
+                security = _security(settings)
+                coordinator_channel = to_coordinator(address, security)
+                role = types_pb2.ROLE_WORKER if own else types_pb2.ROLE_OBSERVER
+                engine = _connected(settings, background, coordinator_channel, security, own, role)
 
             def close() -> None:
                 engine.close()
@@ -83,17 +100,39 @@ class Client(RawClient):
         super().__init__(engine, close, settings.training.chunk_bytes)
 
 
+@contextmanager
+def _background() -> Iterator[Background]:
+    """A loop that ends if what is done with it fails."""
+    from paramserver.transport import fork
+
+    fork.guard()
+    background = Background()
+    try:
+        yield background
+    except BaseException:
+        background.close()
+        raise
+
+
+def _security(settings: Settings) -> Security:
+    from paramserver.local.security import load_security
+
+    return load_security(settings, "worker")
+
+
 def _settings(config: str | os.PathLike[str] | None, overrides: Mapping[str, object]) -> Settings:
     dotted = {name.replace("__", "."): value for name, value in overrides.items()}
     return load_settings(Path(config) if config is not None else None, dotted)
 
 
 def _connected(
-    settings: Settings, address: str, own: bool = True, role: types_pb2.Role = types_pb2.ROLE_WORKER
+    settings: Settings,
+    background: Background,
+    coordinator: Channel,
+    security: Security,
+    own: bool = True,
+    role: types_pb2.Role = types_pb2.ROLE_WORKER,
 ) -> Engine:
-    from paramserver.transport import fork, grpc
-
-    fork.guard()
     index = os.environ.get(ENV_INDEX)
     options = JoinOptions(
         role=role,
@@ -103,29 +142,54 @@ def _connected(
         seed=settings.training.seed if own else None,
         index=int(index) if index else None,
         pid=os.getpid(),
-        address=_own_host(address),
+        address=_own_host(coordinator.address),
         join_timeout_s=settings.cluster.join_timeout_s,
         log_interval_s=settings.log.interval_s,
     )
-    background = Background()
-    engine = Engine(background, grpc.connect, address, options, settings.cluster.wait_timeout_s)
-    try:
-        engine.join()
-    except BaseException:
-        background.close()
-        raise
+    engine = Engine(background, security.connector("server"), coordinator, options, settings.cluster.wait_timeout_s)
+    engine.join()
+    _engines.add(engine)
+    if _beats:
+        background.submit(_beat(engine))
     return engine
 
 
+def to_coordinator(addresses: str, security: Security) -> Channel:
+    """A channel to whichever coordinator leads."""
+    from paramserver.transport.rotating import coordinator_channel
+
+    return coordinator_channel(split_addresses(addresses), security.connector("coordinator"))
+
+
+# Engines of this process, and what else wants to know about them.
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_beats: list[Callable[[Engine], None]] = []
+_BEAT_S = 1.0
+
+
+def on_beat(tell: Callable[[Engine], None]) -> None:
+    """Call ``tell`` once a second from the loop in which an engine's network runs."""
+    _beats.append(tell)
+
+
+async def _beat(engine: Engine) -> None:
+    while True:
+        for tell in _beats:
+            tell(engine)
+        await asyncio.sleep(_BEAT_S)
+
+
+def abandon_all(failure: str) -> None:
+    """Leave all jobs at once; what is not handed in goes to others. ``failure``: of a script that failed."""
+    for engine in list(_engines):
+        engine.abandon(failure)
+
+
 def _own_host(coordinator: str) -> str:
-    """This machine's address on the route to the coordinator; no packet is sent. Empty if there is no route."""
-    host, _, port = coordinator.rpartition(":")
+    """This machine's address on the route to the coordinator. Empty if there is no route."""
     try:
-        family, kind, number, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, number) as probe:
-            probe.connect(target)
-            return str(probe.getsockname()[0])
-    except (OSError, ValueError):
+        return route_to(coordinator)
+    except errors.ParamServerError:
         return ""
 
 

@@ -12,16 +12,17 @@ import os
 import stat
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paramserver.config import is_address, is_job_name
+from paramserver.config import is_address, is_job_name, split_addresses
 from paramserver.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
+    from paramserver.transport.security import Security
     from paramserver.v1.coordinator_pb2 import StatusResponse
 
 ENV_RUNTIME_DIR = "PARAMSERVER_INTERNAL_RUNTIME_DIR"
@@ -33,7 +34,8 @@ class Job:
     """A job of this machine.
 
     `coordinator` is host:port, `pid` the launcher's, `started` its wall-clock time in seconds (only to be shown).
-    `birth` tells the launcher from a later process with the same pid; 0 if the system does not say.
+    `birth` tells the launcher from a later process with the same pid; 0 if the system does not say. `admin_token` is
+    the operators' token, if the job was given none; `certs` and `insecure` are the settings of [security].
     """
 
     name: str
@@ -41,6 +43,9 @@ class Job:
     pid: int
     started: float
     birth: int = 0
+    admin_token: str = field(default="", repr=False)
+    certs: str = ""
+    insecure: bool = False
 
 
 def runtime_directory(environ: Mapping[str, str] | None = None) -> Path:
@@ -138,25 +143,49 @@ def find_job(name: str | None = None) -> Job:
     return jobs[0]
 
 
-def fetch_status(address: str, timeout_s: float = STATUS_TIMEOUT_S) -> StatusResponse:
+def fetch_status(address: str, timeout_s: float = STATUS_TIMEOUT_S, security: Security | None = None) -> StatusResponse:
     """What the coordinator at `address` says about its job. Blocking; raises UnavailableError or DeadlineError."""
     from paramserver.v1.coordinator_pb2 import StatusRequest, StatusResponse
 
-    response = call_coordinator(address, "Coordinator.Status", StatusRequest(), timeout_s)
+    response = call_coordinator(address, "Coordinator.Status", StatusRequest(), timeout_s, security)
     assert isinstance(response, StatusResponse)
     return response
 
 
-def call_coordinator(address: str, method: str, request: Message, timeout_s: float) -> Message:
-    """One blocking call over a connection of its own. Must not be used where an event loop runs."""
-    from paramserver.transport.grpc import connect
+def call_coordinator(
+    address: str, method: str, request: Message, timeout_s: float, security: Security | None = None
+) -> Message:
+    """One blocking call over a connection of its own. Must not be used where an event loop runs.
 
-    async def call() -> Message:
-        channel = connect(address)
+    `address` may be a list with commas: the call goes to the coordinator that leads.
+    """
+    from paramserver.transport.security import Security
+
+    connector = (security or Security.open()).connector("coordinator")
+
+    async def ask(one: str) -> Message:
+        channel = connector(one)
         try:
             return await channel.call(method, request, timeout=timeout_s)
         finally:
             await channel.close()
+
+    async def call() -> Message:
+        standby: Message | None = None
+        failure: UnavailableError | None = None
+        for one in split_addresses(address):
+            try:
+                reply = await ask(one)
+            except UnavailableError as error:
+                failure = failure or error
+                continue
+            if getattr(reply, "term", 1):
+                return reply
+            standby = reply
+        if standby is not None:
+            return standby
+        assert failure is not None, "there is at least one address"
+        raise failure
 
     return asyncio.run(call())
 

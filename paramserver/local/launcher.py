@@ -13,22 +13,24 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from paramserver import errors
-from paramserver.config import ENV_PREFIX, Settings, hide_password
-from paramserver.local.collect import collect
-from paramserver.local.display import Display, make_display, mode_text
+from paramserver.config import ENV_PREFIX, Settings, env_name, hide_password
+from paramserver.local.display import Display, make_display
+from paramserver.local.gather import closing_lines, gather
 from paramserver.local.jobs import Job, process_birth, publish_job, withdraw_job
 from paramserver.local.process import Child, Guard, stop_all
 from paramserver.local.roles import ENV_INDEX, ENV_READY_FD, ENV_STORE, ENV_STORE_NAME
-from paramserver.local.summary import check_writable, summarise, write_summary
+from paramserver.local.summary import check_writable
 from paramserver.local.valkey import EmbeddedStore
 from paramserver.transport import grpc
-from paramserver.v1 import coordinator_pb2, shard_pb2
+from paramserver.v1 import coordinator_pb2
 
 _POLL_S = 0.25
 _START_TIMEOUT_S = 60.0
+# A worker's exit code after SIGTERM.
+_TERMINATED = 143
 # Together below the 5 s after which nothing may be left of an interrupted run.
 _WORKER_PATIENCE_S = 1.5
 _REST_PATIENCE_S = 1.5
@@ -118,8 +120,10 @@ class Launcher:
                 self._guard.tell("directory", self._store.socket_directory)
             name = "embedded"
         environment = self._environment(settings)
-        await self._start_coordinator({**environment, ENV_STORE: store, ENV_STORE_NAME: name})
-        self._published = Job(self._job, self._address, os.getpid(), time.time(), process_birth(os.getpid()))
+        token = secrets.token_urlsafe(32)
+        own = {ENV_STORE: store, ENV_STORE_NAME: name, env_name("security.admin_token"): token}
+        await self._start_coordinator({**environment, **own})
+        self._published = Job(self._job, self._address, os.getpid(), time.time(), process_birth(os.getpid()), token)
         publish_job(self._published)
         joined = settings.model_copy(
             update={"cluster": settings.cluster.model_copy(update={"coordinator": self._address})}
@@ -214,6 +218,10 @@ class Launcher:
             code = _exit_of(worker)
             if code is None or code == 0 or worker.name in self._killed:
                 continue
+            if code == _TERMINATED:
+                self._killed.add(worker.name)
+                self._display.line("", f"{worker.name} was told to leave; its slices go to the others")
+                continue
             if code > 0:
                 self._display.line("", f"{worker.name} failed with exit code {code}; the run ends")
                 return code
@@ -249,36 +257,12 @@ class Launcher:
             if not status.HasField("model"):
                 self._display.line("", "the script ended without training: it never called ctx.prepare or Client.init")
                 return
-            summary = await self._gather(status)
+            summary = await gather(status, grpc.connect, self._settings.run)
         finally:
             await channel.close()
         self._display.close()
-        metrics = ", ".join(f"{name} {value:.4f}" for name, value in sorted(summary["metrics"].items()))
-        self._display.line(
-            "",
-            f"done: {mode_text(status)}, {summary['steps']} steps in {summary['seconds']:.1f} s, "
-            f"{summary['samples_per_s']:.0f} samples/s" + (f", {metrics}" if metrics else ""),
-        )
-        self._display.line("", f"weights sha256 {summary['weights_sha256']}")
-
-    async def _gather(self, status: coordinator_pb2.StatusResponse) -> dict[str, Any]:
-        channels = [grpc.connect(s.address) for s in sorted(status.view.servers, key=lambda s: s.index)]
-        try:
-            result = await collect(channels, status.model, status.job, status.view.timeline)
-            stats_request = shard_pb2.StatsRequest(job=status.job)
-            stats = [
-                cast(shard_pb2.StatsResponse, await c.call("Shard.Stats", stats_request, timeout=30.0))
-                for c in channels
-            ]
-        finally:
-            await asyncio.gather(*(c.close() for c in channels))
-        summary = summarise(status, stats, result)
-        run = self._settings.run
-        if run.save:
-            await asyncio.to_thread(result.save, Path(run.save))
-        if run.summary:
-            write_summary(Path(run.summary), summary)
-        return summary
+        for line in closing_lines(status, summary):
+            self._display.line("", line)
 
     # ---- stopping
 

@@ -12,23 +12,23 @@ import runpy
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from paramserver import errors
 from paramserver.config import Settings, load_settings
 from paramserver.local.children import die_with_parent
 from paramserver.local.logs import configure
 
-if TYPE_CHECKING:
-    from paramserver.server.node import ServerNode
-
 ENV_STORE = "PARAMSERVER_INTERNAL_STORE"
 ENV_STORE_NAME = "PARAMSERVER_INTERNAL_STORE_NAME"
 ENV_READY_FD = "PARAMSERVER_INTERNAL_READY_FD"
 # The launcher's wish for the index of a server, or the rank of a worker.
 ENV_INDEX = "PARAMSERVER_INTERNAL_INDEX"
+_TERMINATED = 143
+# Not a real exit code: there is nothing left to do.
+_ENDED = -1
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
         run_worker(rest)
         return
     try:
-        asyncio.run(run_coordinator(settings) if role == "coordinator" else run_server(settings))
+        sys.exit(asyncio.run(run_coordinator(settings) if role == "coordinator" else run_server(settings)))
     except errors.ParamServerError as error:
         print(f"paramserver: error: {error}", file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
@@ -56,74 +56,43 @@ def _stopped() -> asyncio.Event:
     return stop
 
 
-async def run_coordinator(settings: Settings) -> None:
-    """Serve until told to stop; says its address on the descriptor of ENV_READY_FD."""
-    from paramserver.coordinator.journal import Journal
-    from paramserver.coordinator.service import CoordinatorService, JobOptions
-    from paramserver.local.alone import consistency_of
+async def run_coordinator(settings: Settings) -> int:
+    """Lead the launcher's job until told to stop; says its address on the descriptor of ENV_READY_FD."""
+    from paramserver.local.coordinating import Coordinating, Options
+    from paramserver.local.security import load_security
     from paramserver.store import open_store
     from paramserver.transport import grpc
 
-    stop = _stopped()
     job = settings.cluster.job
-    store = open_store(os.environ.pop(ENV_STORE), f"paramserver:{job}:")
-    journal = await Journal.open(store, os.environ.get(ENV_STORE_NAME, ""))
-    options = JobOptions(
-        job=job,
-        servers=settings.cluster.servers,
-        workers=settings.cluster.workers,
-        consistency=consistency_of(settings.consistency.mode, settings.consistency.staleness),
-        slices_per_step=settings.training.slices_per_step,
-        seed=settings.training.seed,
-        lease_s=settings.cluster.lease_s,
-        call_timeout_s=settings.cluster.join_timeout_s,
+    url = os.environ.pop(ENV_STORE)
+    security = load_security(settings, "coordinator")
+    options = Options(resume=False, standby=False, gather=False)
+    coordinating = Coordinating(
+        settings, options, lambda: open_store(url, f"paramserver:{job}"), os.environ.get(ENV_STORE_NAME, ""), security
     )
-    service = CoordinatorService(options, grpc.connect, journal)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, coordinating.on_signal, number)
     host, _, port = (settings.cluster.coordinator or "127.0.0.1:0").rpartition(":")
-    server = await grpc.serve([("Coordinator", service)], host.strip("[]"), int(port))
-    service.address = server.address
-    await service.start()
-    _say_ready(server.address)
-    await stop.wait()
-    await server.stop(0.2)
-    await service.close()
+    server = await grpc.serve([("Coordinator", coordinating.front)], host.strip("[]"), int(port), security)
+    coordinating.address = server.address
+    try:
+        code = await coordinating.run(lambda: _say_ready(server.address))
+    finally:
+        await server.stop(0.2)
+    return 0 if code > 128 else code
 
 
-async def run_server(settings: Settings) -> None:
+async def run_server(settings: Settings) -> int:
     """Hold a shard until told to stop, or until the shard fails (exit code 1)."""
-    import torch
-
-    from paramserver.server.node import ServerNode
-    from paramserver.server.service import ShardService
-    from paramserver.transport import grpc
+    from paramserver.local.security import load_security
+    from paramserver.local.serving import Serving
 
     stop = _stopped()
-    torch.set_num_threads(settings.training.threads_per_server)
-    # The first optimizer of a process loads a good part of torch: not during the first step.
-    torch.optim.SGD([torch.zeros(1)], lr=0.0)
-    service = ShardService(settings.cluster.job, grpc.connect, settings.cluster.wait_timeout_s)
-    server = await grpc.serve([("Shard", service)])
-    index = int(os.environ.get(ENV_INDEX, "0"))
-    node = ServerNode.create(
-        service, grpc.connect(settings.cluster.coordinator), server.address, index, settings.cluster.join_timeout_s
-    )
-    await node.join()
-    failed = asyncio.create_task(_failure(node))
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait({failed, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    reason = failed.result() if failed.done() else ""
-    failed.cancel()
-    await node.close()
-    await server.stop(0.2)
-    if reason:
-        raise errors.JobFailedError(reason)
-
-
-async def _failure(node: ServerNode) -> str:
-    """Wait until the shard or its session has failed; returns the reason."""
-    while not (failure := node.service.failure or node.session.failure):
-        await asyncio.sleep(0.1)
-    return str(failure)
+    security = load_security(settings, "server")
+    coordinator = security.connector("coordinator")(settings.cluster.coordinator)
+    serving = Serving(settings, security, coordinator, int(os.environ.get(ENV_INDEX, "0")))
+    await serving.run("127.0.0.1", 0, "127.0.0.1", stop)
+    return 0
 
 
 def _say_ready(address: str) -> None:
@@ -132,29 +101,54 @@ def _say_ready(address: str) -> None:
             pipe.write(address + "\n")
 
 
-def run_worker(argv: list[str]) -> None:
-    """Run a training script as ``python SCRIPT ARG ...`` would, with errors told as its user expects them."""
+def run_worker(argv: list[str], at_end: Callable[[], None] = lambda: None) -> None:
+    """Run a training script as ``python SCRIPT ARG ...`` would, with errors told as its user expects them.
+
+    On SIGTERM the worker gives back what it has not handed in, and leaves (exit code 143). ``at_end`` is called before
+    this process ends with an exit code other than 0.
+    """
     script, *rest = argv
     sys.argv = [script, *rest]
     sys.path[0] = str(Path(script).resolve().parent)
-    code = 0
+    code, failure = 0, ""
+    signal.signal(signal.SIGTERM, _leave_on_signal)
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as leave:
         code = _exit_code(leave)
+        failure = f"exit code {code}" if code not in (0, _TERMINATED) else ""
+    except errors.EndedError as error:
+        print(f"paramserver: {error}", file=sys.stderr, flush=True)
+        code = _ENDED
     except errors.ParamServerError as error:
         print(f"paramserver: error: {error}{_where(error.__traceback__, script)}", file=sys.stderr, flush=True)
-        code = error.exit_code
+        code, failure = error.exit_code, str(error)
     except KeyboardInterrupt:
         code = 130
     except BaseException as error:  # the top of the process: shown in full, from the script on
         traceback.print_exception(type(error), error, _from_script(error.__traceback__, script))
-        code = 1
+        code, failure = 1, f"{type(error).__name__}: {error}"
     if code:
-        # Nothing more is handed in: the launcher ends the job.
+        # Nothing more is handed in: what is left goes to the other workers.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _abandon(failure)
+        at_end()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)
+        os._exit(0 if code == _ENDED else code)
+
+
+def _leave_on_signal(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def _abandon(failure: str) -> None:
+    """Leave the job at once, if the script has joined it."""
+    if "paramserver.local.entry" in sys.modules:
+        from paramserver.local import entry
+
+        with contextlib.suppress(Exception):  # nobody may be there to hear it
+            entry.abandon_all(failure)
 
 
 def _exit_code(leave: SystemExit) -> int:

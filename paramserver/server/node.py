@@ -16,6 +16,7 @@ class ServerNode:
     def __init__(self, service: ShardService, coordinator: Channel, address: str, options: JoinOptions) -> None:
         self.service = service
         self.session = Session(coordinator, options, self._report)
+        service.incarnation = self.session.incarnation
         self._address = address
 
     @classmethod
@@ -26,6 +27,7 @@ class ServerNode:
         address: str,
         index: int | None = None,
         join_timeout_s: float = 180.0,
+        log_interval_s: float = 5.0,
     ) -> ServerNode:
         """A node with the usual options."""
         options = JoinOptions(
@@ -35,6 +37,9 @@ class ServerNode:
             pid=os.getpid(),
             address=address,
             join_timeout_s=join_timeout_s,
+            log_interval_s=log_interval_s,
+            shard=service.holding,
+            term=lambda: service.term,
         )
         return cls(service, coordinator, address, options)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -72,6 +73,12 @@ _OUTCOMES = {
     Outcome.DUPLICATE: shard_pb2.OUTCOME_DUPLICATE,
 }
 T = TypeVar("T")
+_Command = (
+    shard_pb2.ConfigureRequest
+    | shard_pb2.ActivateRequest
+    | shard_pb2.SetMembersRequest
+    | shard_pb2.SetConsistencyRequest
+)
 _MAX_WAIT_S = 3600.0
 _EXPORT_BYTES = 4 << 20
 # Names whose nonce is kept. A repetition comes within seconds, or after a reconnect; this is many steps.
@@ -86,6 +93,12 @@ class ShardService:
         self.job = job
         self._norms = NormExchange(connect, job, wait_timeout_s)
         self.failure: str = ""
+        # Set by whoever makes this process a member.
+        self.incarnation = 0
+        # The highest term of a coordinator so far; one of a lower term has been replaced.
+        self.term = 0
+        # When a worker was last heard of (monotonic seconds).
+        self.used_at = time.monotonic()
         self._state: ShardState | None = None
         self._tensors: ShardTensors | None = None
         self._config: shard_pb2.ConfigureRequest | None = None
@@ -109,7 +122,7 @@ class ShardService:
 
     async def configure(self, request: shard_pb2.ConfigureRequest) -> shard_pb2.ConfigureResponse:
         """Learn the model and this server's part of the plan. Saying it twice changes nothing."""
-        self._check_job(request.job)
+        self._check_authority(request)
         if self._config is not None and self._config.generation > request.generation:
             raise errors.FencedError(f"configuration of generation {request.generation} is older than the present one")
         if request.index >= request.servers:
@@ -162,7 +175,7 @@ class ShardService:
 
     async def activate(self, request: shard_pb2.ActivateRequest) -> shard_pb2.ActivateResponse:
         """Publish the staged version 0 of this grant."""
-        self._check_job(request.job)
+        self._check_authority(request)
         state, _ = self._ready(active=False)
         if state.active and state.timeline == request.timeline:
             return shard_pb2.ActivateResponse(version=state.version)
@@ -175,7 +188,7 @@ class ShardService:
 
     async def set_members(self, request: shard_pb2.SetMembersRequest) -> shard_pb2.SetMembersResponse:
         """Learn who the workers are in this generation. Older news changes nothing."""
-        self._check_job(request.job)
+        self._check_authority(request)
         self._ready(active=False)
         self._names.update((w.member, w.name) for w in request.workers)
         self._happen(MembersChanged(request.generation, frozenset(w.member for w in request.workers)))
@@ -183,7 +196,7 @@ class ShardService:
 
     async def set_consistency(self, request: shard_pb2.SetConsistencyRequest) -> shard_pb2.SetConsistencyResponse:
         """Prepare, commit or abort another mode or staleness. Saying it twice changes nothing."""
-        self._check_job(request.job)
+        self._check_authority(request)
         state, _ = self._ready()
         wanted = consistency_from_proto(request.consistency)
         match request.phase:
@@ -215,7 +228,7 @@ class ShardService:
         """What this shard tells the coordinator every now and then."""
         state, tensors = self._state, self._tensors
         if state is None or tensors is None:
-            return shard_pb2.StatsResponse(waiting_for="the model")
+            return shard_pb2.StatsResponse(waiting_for="the model", term=self.term, incarnation=self.incarnation)
         missing = state.missing() if state.active else None
         return shard_pb2.StatsResponse(
             version=state.version,
@@ -234,12 +247,35 @@ class ShardService:
             missing=[types_pb2.Range(start=lo, stop=hi) for lo, hi in missing.slices] if missing else (),
             missing_of=missing.of if missing else 0,
             shard_bytes=sum(chunk.nbytes for chunk in self._mine.values()),
+            term=self.term,
+            incarnation=self.incarnation,
+            holds=tensors.layout.digest,
+            active=state.active,
+            scheduled=consistency_to_proto(state.scheduled) if state.scheduled else None,
+            committed=state.committed,
         )
+
+    def holding(self) -> tuple[str, int]:
+        """(layout, timeline) of the shard that this process holds; the layout is empty while it holds none."""
+        if self._state is None or self._tensors is None:
+            return "", 0
+        return self._tensors.layout.digest, self._state.timeline
+
+    async def counted(self, request: shard_pb2.CountedRequest) -> shard_pb2.CountedResponse:
+        """The asynchronous slices that are in published versions."""
+        self._check_job(request.job)
+        state, _ = self._ready()
+        response = shard_pb2.CountedResponse()
+        for epoch, ranges in sorted(state.counted().items()):
+            slices = [types_pb2.Range(start=lo, stop=hi) for lo, hi in ranges]
+            response.epochs.append(shard_pb2.EpochSlices(epoch=epoch, slices=slices))
+        return response
 
     # ---- contributions
 
     async def push(self, frames: AsyncIterator[bytes]) -> shard_pb2.PushResponse:
         """Count a contribution, once. Refused ones change nothing."""
+        self.used_at = time.monotonic()
         _, tensors = self._ready()
         used: frozenset[int] = frozenset()
 
@@ -482,6 +518,15 @@ class ShardService:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     # ---- checks
+
+    def _check_authority(self, request: _Command) -> None:
+        """A command must come from the coordinator that leads the job now."""
+        self._check_job(request.job)
+        if request.term < self.term:
+            raise errors.FencedError(
+                f"this coordinator (term {request.term}) has been replaced: server follows term {self.term}"
+            )
+        self.term = request.term
 
     def _check_job(self, job: str) -> None:
         if job != self.job:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from paramserver.store.base import ConflictError, Entry, Store, open_store
+from paramserver.store.base import ConflictError, Entry, Lead, Store, StoreFacts, TransientStoreError, open_store
 
-__all__ = ["ConflictError", "Entry", "Store", "open_store"]
+__all__ = ["ConflictError", "Entry", "Lead", "Store", "StoreFacts", "TransientStoreError", "open_store"]

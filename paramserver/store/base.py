@@ -1,19 +1,25 @@
-"""The seam between the coordinator and whatever keeps its state: a few small values with compare-and-set."""
+"""The seam between the coordinator and whatever keeps its state: a few small values, and who leads the job."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from paramserver.errors import ConfigError, StoreError
+from paramserver.errors import ConfigError, FencedError, StoreError
 
 REDIS_SCHEMES = ("redis", "rediss", "unix")
 
 
 class ConflictError(StoreError):
     """The value has changed since it was read: somebody else writes it."""
+
+
+class TransientStoreError(StoreError):
+    """The store cannot do it now: away, slow, full, loading. The same may work later; ask again, with back-off.
+
+    A write that ends so may have been done all the same: load the value before writing it again.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +30,42 @@ class Entry:
     revision: int
 
 
-class Store(Protocol):
-    """Values by key. Keys are non-empty text and belong to the store's prefix; others' keys are never touched.
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """Who leads the job. ``leads``: the caller does. ``term``: the fencing number, which rises with every new leader.
 
-    Every method raises StoreError when the store cannot be reached or answers with an error.
+    ``holder``: address of the leader, empty if there is none. ``left_s``: how long its lease lasts if not extended.
+    """
+
+    leads: bool
+    term: int
+    holder: str
+    left_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFacts:
+    """What can be found out about a store; what cannot is None, empty or 0."""
+
+    # "redis", "valkey" or "memory"
+    kind: str
+    version: str = ""
+    # 0: no limit
+    maxmemory_bytes: int = 0
+    maxmemory_policy: str = ""
+    # Whether it writes every change to disk.
+    persistence: bool | None = None
+    # How far its clock is ahead of ours.
+    clock_offset_s: float | None = None
+    warnings: list[str] = field(default_factory=list)
+    # Why it must not be used; empty: it may.
+    refusal: str = ""
+
+
+class Store(Protocol):
+    """Values by key, and the lease of the job's leader. All belong to the store's prefix; others' keys are not touched.
+
+    Every method raises StoreError when the store cannot be used, TransientStoreError when it may help to try again.
     """
 
     @property
@@ -39,19 +77,38 @@ class Store(Protocol):
         """The value, or None if there is none."""
         ...
 
-    async def save(self, key: str, value: bytes, expected: int) -> int:
+    async def save(self, key: str, value: bytes, expected: int, term: int = 0) -> int:
         """Write if the key's revision is still ``expected`` (0: there is no such key); returns the new revision.
 
-        Raises ConflictError otherwise, and nothing changes.
+        ``term``: the writer's, 0 if it leads nothing. Raises ConflictError if the revision is another one, FencedError
+        if the store knows a higher term; then nothing changes.
         """
         ...
 
-    async def delete(self, key: str) -> None:
-        """Remove the key if it exists. Its next revision is 1 again."""
+    async def delete(self, key: str, term: int = 0) -> None:
+        """Remove the key if it exists. Its next revision is 1 again. Raises FencedError as :meth:`save` does."""
         ...
 
-    async def keys(self, prefix: str = "") -> Sequence[str]:
-        """All keys that begin with ``prefix``, sorted, without the store's own prefix."""
+    async def lead(self, token: str, holder: str, ttl_s: float, term: int = 0, floor: int = 0) -> Lead:
+        """Take or extend the leadership for ``ttl_s`` from now, by the store's clock. Safe to repeat.
+
+        ``token``: secret name of this candidate. ``holder``: address to show to others. ``floor``: the highest term
+        known elsewhere. ``term`` 0: become the leader under a new term, above all that are known. Otherwise: go on
+        under this one, also when the lease ran out or the store forgot it; refused if a higher term is known. Whoever
+        holds the lease keeps it: others get its term and address. The term in the answer is the one in force.
+        """
+        ...
+
+    async def resign(self, token: str) -> None:
+        """Give the leadership back, if this token has it. The term stays known."""
+        ...
+
+    async def leader(self) -> Lead | None:
+        """Who leads now, or None. ``leads`` is False: whoever asks this way shows no token."""
+        ...
+
+    async def inspect(self) -> StoreFacts:
+        """What the store is and how it is set up."""
         ...
 
     async def ping(self) -> None:
@@ -63,10 +120,11 @@ class Store(Protocol):
         ...
 
 
-def open_store(url: str, prefix: str) -> Store:
+def open_store(url: str, prefix: str, password_file: str = "") -> Store:
     """The store at ``url``: "memory", "redis://host:6379/0", "rediss://…" (TLS), or "unix:///path/to/socket?db=0".
 
-    ``prefix`` begins all its keys there. Nothing is connected yet. Raises ConfigError if the URL is none of these.
+    ``prefix`` begins all its keys there. ``password_file`` holds the password, which is then not in the URL. Nothing is
+    connected yet. Raises ConfigError if the URL is none of these, or a file it names cannot be used.
     """
     if url == "memory":
         from paramserver.store.memory import MemoryStore
@@ -78,9 +136,10 @@ def open_store(url: str, prefix: str) -> Store:
             f"cluster.store {redacted(url)!r} is no store: write memory, redis://host:6379/0, rediss://host:6379/0 "
             "or unix:///path/to/socket"
         )
+    from paramserver.store.address import parse
     from paramserver.store.redis import RedisStore
 
-    return RedisStore(url, prefix)
+    return RedisStore(parse(url, password_file), prefix)
 
 
 def redacted(url: str) -> str:
@@ -101,4 +160,11 @@ def conflict(key: str, expected: int, found: int) -> ConflictError:
     return ConflictError(
         f"{key} is at revision {found} of the store, not {expected}: another coordinator writes it; "
         "stop one of them, or give the jobs different names"
+    )
+
+
+def fenced(key: str, term: int, known: int) -> FencedError:
+    """The one sentence for it."""
+    return FencedError(
+        f"{key} is not written for term {term}: the store knows term {known}, so another coordinator leads this job"
     )

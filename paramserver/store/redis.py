@@ -1,129 +1,203 @@
-"""A store in a Redis or Valkey server. Each entry is a hash; a save is one Lua script, so that it is atomic.
+"""A store in a Redis or Valkey server, of any version from 6.2 on, through redis-py 5 to 8.
 
-The operations used are EVALSHA, EVAL, SCRIPT LOAD, HMGET, DEL, SCAN and PING.
+The commands used are those of the user in docs/store.md. A call whose connection breaks is sent once more: the scripts
+know a request that they have done already. A server that cannot be reached is not tried twice.
 """
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import secrets
-from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
-from typing import cast
+import ssl
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any
 
-from redis.asyncio import Redis
+from redis.asyncio import ConnectionPool, Redis
+from redis.asyncio.connection import AbstractConnection, Connection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import NoScriptError, RedisError
 
-from paramserver.errors import ConfigError, StoreError
-from paramserver.store.base import Entry, conflict, redacted
+from paramserver.store import scripts
+from paramserver.store.address import Address
+from paramserver.store.base import Entry, Lead, StoreFacts, conflict, fenced
+from paramserver.store.facts import judge
+from paramserver.store.failures import ForbiddenError, explain
 
-_TIMEOUT_S = 5.0
+CONNECT_S = 5.0
+CALL_S = 5.0
 
-# Compare and set.
-#   KEYS[1]  the entry: a hash of value, revision and the request that wrote it
-#   ARGV[1]  the expected revision; 0: there must be no entry
-#   ARGV[2]  the new value
-#   ARGV[3]  a name for this request: if the connection broke after it was done, it may be sent again
-#   returns  {1, new revision} if this request has written, {0, present revision} if the expectation does not hold
-_SAVE = """
-local revision = tonumber(redis.call('HGET', KEYS[1], 'revision') or '0')
-local expected = tonumber(ARGV[1])
-if revision == expected + 1 and redis.call('HGET', KEYS[1], 'request') == ARGV[3] then
-  return {1, revision}
-end
-if revision ~= expected then
-  return {0, revision}
-end
-redis.call('HSET', KEYS[1], 'value', ARGV[2], 'revision', expected + 1, 'request', ARGV[3])
-return {1, expected + 1}
-"""
+# So that redis-py does not introduce itself, which takes a permission and, in version 5, two round trips.
+_ANONYMOUS: dict[str, Any] = (
+    {"driver_info": None}
+    if "driver_info" in inspect.signature(AbstractConnection.__init__).parameters
+    else {"lib_name": None, "lib_version": None}
+)
 
 
 class RedisStore:
-    """See `base.Store`. ``prefix`` and a colon begin every key in the server."""
+    """See `base.Store`. ``prefix``, with a colon at its end, begins every key in the server."""
 
-    def __init__(self, url: str, prefix: str) -> None:
+    def __init__(self, address: Address, prefix: str) -> None:
         self.operations = 0
-        self._where = redacted(url)
-        self._prefix = f"{prefix}:"
-        # One retry: after a restart of the server, a connection of the pool turns out to be dead only when used.
-        retry = Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,))
-        try:
-            self._client = Redis.from_url(
-                url,
-                protocol=2,
-                socket_timeout=_TIMEOUT_S,
-                socket_connect_timeout=_TIMEOUT_S,
-                retry=retry,
-                retry_on_error=[RedisConnectionError],
-            )
-        except (ValueError, TypeError):
-            raise ConfigError(f"cluster.store {self._where!r} is malformed: write redis://host:6379/0") from None
-        self._script = self._client.register_script(_SAVE)
+        self._where = address.where
+        self._secrets = (address.password,)
+        self._pool = _pool(address)
+        self._client = Redis(connection_pool=self._pool)
+        prefix = prefix if prefix.endswith(":") else prefix + ":"
+        self._entries, self._leader, self._term = prefix + "entry:", prefix + "leader", prefix + "term"
 
     async def load(self, key: str) -> Entry | None:
         """See `base.Store`."""
-        with self._errors("read"):
-            value, revision = await cast(
-                Awaitable[list[bytes | None]], self._client.hmget(self._prefix + key, ["value", "revision"])
-            )
-            if value is None or revision is None:
-                return None
-            return Entry(value, int(revision))
+        value, revision = await self._call("read", "HMGET", self._entries + key, "value", "revision")
+        if value is None or revision is None:
+            return None
+        return Entry(value, int(revision))
 
-    async def save(self, key: str, value: bytes, expected: int) -> int:
+    async def save(self, key: str, value: bytes, expected: int, term: int = 0) -> int:
         """See `base.Store`."""
-        with self._errors("write"):
-            done, revision = await self._script(
-                keys=[self._prefix + key], args=[expected, bytes(value), secrets.token_hex(8)]
-            )
+        new = expected + 1
+        done, number = await self._run(
+            "write",
+            scripts.SAVE,
+            [self._entries + key, self._term],
+            [expected, new, bytes(value), secrets.token_hex(8), term, new - scripts.KEPT_REQUESTS],
+        )
+        if done == 2:
+            raise fenced(key, term, int(number))
         if not done:
-            raise conflict(key, expected, revision)
-        return int(revision)
+            raise conflict(key, expected, int(number))
+        return int(number)
 
-    async def delete(self, key: str) -> None:
+    async def delete(self, key: str, term: int = 0) -> None:
         """See `base.Store`."""
-        with self._errors("write"):
-            await self._client.delete(self._prefix + key)
+        known = await self._run("write", scripts.DELETE, [self._entries + key, self._term], [term])
+        if known:
+            raise fenced(key, term, known)
 
-    async def keys(self, prefix: str = "") -> list[str]:
+    async def lead(self, token: str, holder: str, ttl_s: float, term: int = 0, floor: int = 0) -> Lead:
         """See `base.Store`."""
-        pattern = "".join(f"\\{char}" if char in "*?[]^-\\" else char for char in self._prefix + prefix) + "*"
-        with self._errors("read"):
-            found = {name.decode() async for name in self._client.scan_iter(match=pattern, count=1000)}
-        return sorted(name.removeprefix(self._prefix) for name in found)
+        leads, new, who, left_ms = await self._run(
+            "write",
+            scripts.LEAD,
+            [self._leader, self._term],
+            [token, holder, max(1, round(ttl_s * 1000)), term, floor],
+        )
+        return Lead(bool(leads), new, _text(who), int(left_ms) / 1000)
+
+    async def resign(self, token: str) -> None:
+        """See `base.Store`."""
+        await self._run("write", scripts.RESIGN, [self._leader], [token])
+
+    async def leader(self) -> Lead | None:
+        """See `base.Store`."""
+        found = await self._run("read", scripts.LEADER, [self._leader, self._term], [])
+        return Lead(False, found[0], _text(found[1]), found[2] / 1000) if found else None
+
+    async def inspect(self) -> StoreFacts:
+        """See `base.Store`. What the user may not ask is unknown."""
+        info: Mapping[str, object] | None = None
+        offset_s: float | None = None
+        with suppress(ForbiddenError):
+            info = await self._call("ask for INFO", "INFO")
+        with suppress(ForbiddenError):
+            before = time.time()
+            seconds, microseconds = await self._call("ask for TIME", "TIME")
+            offset_s = int(seconds) + int(microseconds) / 1e6 - (before + time.time()) / 2
+        return judge(info, offset_s, self._where)
 
     async def ping(self) -> None:
         """See `base.Store`."""
-        with self._errors("ping"):
-            await self._client.ping()
+        await self._call("ping", "PING")
 
     async def close(self) -> None:
         """See `base.Store`."""
-        close = getattr(self._client, "aclose", None) or self._client.close  # redis-py 5.0.0 has no aclose
-        await close()
+        await self._pool.disconnect()
 
-    @contextmanager
-    def _errors(self, what: str) -> Iterator[None]:
+    async def _run(self, what: str, script: scripts.Script, keys: list[str], arguments: list[str | bytes | int]) -> Any:
+        return await self._call(what, "EVALSHA", script.sha, len(keys), *keys, *arguments, text=script.text)
+
+    async def _call(self, what: str, *command: str | bytes | int, text: str = "") -> Any:
+        """Send a command, ``text`` being that of its script. Raises the StoreError that explains what went wrong."""
         self.operations += 1
+        before = sys.exception()
         try:
-            yield
+            async with asyncio.timeout(CONNECT_S + CALL_S):
+                try:
+                    return await self._send(command, text)
+                except _UnreachableError:
+                    raise
+                except RedisConnectionError:
+                    return await self._send(command, text)
         except (RedisError, OSError, ValueError) as error:
-            raise StoreError(self._reason(error, what)) from error
+            failure = explain(error, what, self._where, self._secrets, before)
+        raise failure  # out here it has no history, in which a secret might stand
 
-    def _reason(self, error: BaseException, what: str) -> str:
-        # redis-py may hide a refused password in the history of a connection error.
-        history: BaseException | None = error
-        while history is not None:
-            if isinstance(history, AuthenticationError | NoPermissionError):
-                return (
-                    f"the store at {self._where} does not let us {what}: "
-                    "correct user and password in cluster.store, or the user's permissions"
-                )
-            history = history.__cause__ or history.__context__
-        if isinstance(error, RedisConnectionError | RedisTimeoutError | OSError):
-            return f"no store answers at {self._where}: start Redis or Valkey there, or correct cluster.store"
-        return f"the store at {self._where} could not {what}: {error}"
+    async def _send(self, command: tuple[str | bytes | int, ...], text: str) -> Any:
+        execute: Callable[..., Awaitable[Any]] = self._client.execute_command
+        try:
+            return await execute(*command)
+        except NoScriptError:
+            return await execute("EVAL", text, *command[2:])
+
+
+class _UnreachableError(RedisConnectionError):
+    """No connection came about. Its cause says why."""
+
+
+class _OnceConnection(AbstractConnection):
+    async def connect(self) -> None:
+        try:
+            await super().connect()  # type: ignore[no-untyped-call]
+        # IndexError: redis-py 5 stumbles over an OSError without a text
+        except (RedisError, OSError, IndexError) as error:
+            raise _UnreachableError(str(error)) from error
+
+
+class _TcpConnection(_OnceConnection, Connection):
+    """``context``: for TLS, None without."""
+
+    def __init__(self, *, context: ssl.SSLContext | None, **options: Any) -> None:
+        self._context = context
+        super().__init__(**options)
+
+    def _connection_arguments(self) -> Mapping[str, Any]:
+        return {**super()._connection_arguments(), "ssl": self._context}
+
+
+class _UnixConnection(_OnceConnection, UnixDomainSocketConnection):
+    pass
+
+
+def _pool(address: Address) -> ConnectionPool:
+    place: dict[str, Any]
+    if address.path:
+        place = {"connection_class": _UnixConnection, "path": address.path}
+    else:
+        place = {
+            "connection_class": _TcpConnection,
+            "host": address.host,
+            "port": address.port,
+            "context": address.tls,
+            "socket_keepalive": True,
+        }
+    return ConnectionPool(
+        **place,
+        **_ANONYMOUS,
+        db=address.database,
+        username=address.user or None,
+        password=address.password or None,
+        protocol=2,
+        socket_timeout=CALL_S,
+        socket_connect_timeout=CONNECT_S,
+        retry=Retry(NoBackoff(), 0),
+    )
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import ipaddress
 import os
 import socket
 
@@ -30,6 +31,38 @@ def target(address: str) -> str:
             socket.inet_pton(family, bare)
             return f"{scheme}:{address}"
     return f"dns:///{address}"
+
+
+def host_of(address: str) -> str:
+    """The host of "host:port" or "[IPv6]:port", without brackets."""
+    return address.rpartition(":")[0].strip("[]")
+
+
+def loopback(host: str) -> bool | None:
+    """Whether an address or name is of this machine only; None for a name that has to be resolved first."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        found = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None if host else False
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_loopback
+
+
+async def resolves_to_loopback(host: str) -> bool:
+    """Like `loopback`, names included: all their addresses must be of this machine only.
+
+    Raises OSError if the name is not known.
+    """
+    known = loopback(host)
+    if known is not None:
+        return known
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except UnicodeError as error:
+        raise OSError(errno.EINVAL, "it is no host name") from error
+    return bool(found) and all(loopback(str(where[0])) for *_, where in found)
 
 
 async def probe(host: str, port: int) -> None:

@@ -14,6 +14,8 @@ A service's methods bear the RPC's name in snake case:
 They raise `paramserver.errors`; the caller sees the same class with the same text. Anything else that they raise
 becomes a ParamServerError without details at the caller, and is logged with its traceback where it happened. They are
 cancelled when the caller has gone: the frames of an upload then never just end.
+
+Who calls is checked before the service hears of the call; `caller` tells it who that is.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,6 +36,27 @@ from paramserver.v1 import coordinator_pb2, shard_pb2
 
 # No message of any kind is larger. Frames have a lower limit of their own.
 MAX_MESSAGE_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who makes a call: the roles it may be taken for (see `policy`), and whether it has shown the admin token."""
+
+    roles: frozenset[str]
+    admin: bool
+
+
+_caller: ContextVar[Caller | None] = ContextVar("paramserver_caller", default=None)
+
+
+def caller() -> Caller | None:
+    """Who made the call that this task answers; None outside of a service's methods."""
+    return _caller.get()
+
+
+def set_caller(caller: Caller) -> None:
+    """For transports, at the start of the task that answers a call."""
+    _caller.set(caller)
 
 
 class Channel(Protocol):

@@ -80,10 +80,45 @@ _TOO_LARGE = re.compile(r"message larger than max \((\d+) vs\.? (\d+)\)")
 _CUT = re.compile(r"RST_STREAM|Stream removed|Socket closed|Connection reset|GOAWAY", re.IGNORECASE)
 
 
-def unavailable(where: str, reason: str = "") -> errors.UnavailableError:
-    """Nobody answers; ``where`` names method and address."""
+# What a connection that TLS did not let come about ends with, and what that may mean. Under TLS 1.3 a client that is
+# refused sees no more than a connection that closes.
+_TLS_TROUBLE: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile("Hostname Verification"), "who answers there has the certificate of another role"),
+    (re.compile("WRONG_VERSION_NUMBER"), "who answers there speaks no TLS: it has no security.certs, or is no member"),
+    (
+        re.compile("CERTIFICATE_VERIFY_FAILED: certificate has expired"),
+        "its certificate has expired: run `paramserver certs renew`, and copy the new one there",
+    ),
+    (re.compile("CERTIFICATE_VERIFY_FAILED"), "its certificate was not made with the ca.crt that is here"),
+    (
+        re.compile("Socket closed|reset|EOF|Broken pipe|SSL_ERROR", re.IGNORECASE),
+        "or it refuses this certificate: its log says why",
+    ),
+)
+_EXPECTS_TLS = "or it expects TLS: name the directory with certificates in security.certs"
+
+
+def unavailable(where: str, reason: str = "", hint: str = "") -> errors.UnavailableError:
+    """Nobody answers; ``where`` names method and address, ``hint`` another cause than that nobody is there."""
     because = f" ({reason})" if reason else ""
-    return errors.UnavailableError(f"{where}: nobody answers{because}; check that it runs and can be reached from here")
+    also = f", {hint}" if hint else ""
+    return errors.UnavailableError(
+        f"{where}: nobody answers{because}{also}; check that it runs and can be reached from here"
+    )
+
+
+def connection_hint(details: str, tls: bool, ever: bool) -> str:
+    """What else may be behind a connection that failed with these details. ``ever``: it has worked before."""
+    if tls:
+        return next((meaning for sign, meaning in _TLS_TROUBLE if sign.search(details)), "")
+    return _EXPECTS_TLS if not ever and "Socket closed" in details else ""
+
+
+def denied(where: str) -> errors.DeniedError:
+    """The peer refused the call, and tells its own log why."""
+    return errors.DeniedError(
+        f"{where}: permission denied; the log of the process there says why, mend the token or certificate used here"
+    )
 
 
 def late(where: str, timeout: float) -> errors.DeadlineError:
@@ -132,8 +167,10 @@ def arrived(name: str, text: str) -> errors.ParamServerError:
     return CLASSES.get(name, errors.ParamServerError)(text)
 
 
-def from_code(code: grpc.StatusCode, details: str, where: str, timeout: float) -> errors.ParamServerError:
-    """The error for a failed call that carries no class name."""
+def from_code(
+    code: grpc.StatusCode, details: str, where: str, timeout: float, hint: str = ""
+) -> errors.ParamServerError:
+    """The error for a failed call that carries no class name; ``hint`` as in `unavailable`."""
     oversized = _TOO_LARGE.search(details)
     if oversized:
         return too_large(where, int(oversized[1]), int(oversized[2]) or MAX_MESSAGE_BYTES)
@@ -142,7 +179,9 @@ def from_code(code: grpc.StatusCode, details: str, where: str, timeout: float) -
     meaning = MEANINGS[code]
     if meaning is errors.UnavailableError:
         reason = "it stopped or closed the connection" if code is grpc.StatusCode.CANCELLED else _last_part(details)
-        return unavailable(where, reason)
+        return unavailable(where, reason, hint)
+    if meaning is errors.DeniedError:
+        return denied(where)
     if meaning is errors.DeadlineError:
         return late(where, timeout)
     if meaning is errors.OverloadedError:
@@ -154,4 +193,4 @@ def from_code(code: grpc.StatusCode, details: str, where: str, timeout: float) -
 
 def _last_part(details: str) -> str:
     """gRPC tells the whole story, from the outside inwards; the end of it is the cause."""
-    return details.strip().rsplit(": ", 1)[-1][:200] or "no details"
+    return details.strip().removesuffix(": OK").rsplit(": ", 1)[-1][:200] or "no details"

@@ -1,14 +1,21 @@
-"""A worker's tie to the coordinator: joins, reports, and keeps the view of the cluster up to date."""
+"""A member's tie to the coordinator: joins, reports, and keeps the view of the cluster up to date.
+
+The coordinator may go away and another one take its place: the session is opened again, with the same member number,
+to whichever of the addresses answers. A coordinator of a lower term than one that was heard of is left.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import structlog
+from google.protobuf.message import Message
 
 from paramserver import errors
 from paramserver.core.consistency import Consistency, Mode
@@ -19,12 +26,16 @@ from paramserver.v1 import coordinator_pb2, types_pb2
 log = structlog.get_logger("paramserver.session")
 
 _REPORT_S = 0.5
+_CALL_S = 30.0
 _RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 
 @dataclass(frozen=True, slots=True)
 class JoinOptions:
-    """What a worker says of itself. ``consistency`` None: it takes whatever the job runs."""
+    """What a member says of itself. ``consistency`` None: it takes whatever the job runs.
+
+    ``shard``, of a server: (layout, timeline) of the shard it holds; ``term``: the highest term it has heard of elsewhere.
+    """
 
     role: types_pb2.Role = types_pb2.ROLE_WORKER
     job: str = ""
@@ -36,6 +47,8 @@ class JoinOptions:
     address: str = ""
     join_timeout_s: float = 180.0
     log_interval_s: float = 5.0
+    shard: Callable[[], tuple[str, int]] = lambda: ("", 0)
+    term: Callable[[], int] = lambda: 0
 
 
 class Session:
@@ -60,29 +73,23 @@ class Session:
         self._editions = 0
         self._task: asyncio.Task[None] | None = None
         self._leaving = asyncio.Event()
+        self._farewell = coordinator_pb2.SessionRequest()
+        self.incarnation = secrets.randbits(63) | 1
+        # Since when there is no coordinator to talk to (monotonic seconds), None while there is one.
+        self.lost_at: float | None = None
         self.failure: errors.ParamServerError | None = None
 
     # ---- joining
 
     async def join(self) -> None:
         """Become a member; retries until ``join_timeout_s`` while nobody answers, saying so."""
-        deadline = time.monotonic() + self.options.join_timeout_s
-        said = time.monotonic()
-        for attempt in range(1_000_000):
-            try:
-                reply = await self.channel.call("Coordinator.Join", self._join_request(), timeout=30.0)
-                break
-            except errors.RetryableError as error:
-                now = time.monotonic()
-                if now >= deadline:
-                    raise errors.UnavailableError(
-                        f"no coordinator answered at {self.channel.address} within {self.options.join_timeout_s:g} s: "
-                        "start one there, or correct cluster.coordinator"
-                    ) from error
-                if now - said >= self.options.log_interval_s:
-                    said = now
-                    log.info("waiting for the coordinator", address=self.channel.address)
-                await asyncio.sleep(_RETRY_S[min(attempt, len(_RETRY_S) - 1)])
+        options = self.options
+        reply = await persist(
+            lambda: self.channel.call("Coordinator.Join", self._join_request(), timeout=_CALL_S),
+            self.channel,
+            options.join_timeout_s,
+            options.log_interval_s,
+        )
         joined = cast(coordinator_pb2.JoinResponse, reply)
         self.member, self.name, self.rank, self.job = joined.member, joined.name, joined.rank, joined.job
         self.expected_workers = joined.expected_workers
@@ -90,19 +97,36 @@ class Session:
         if self._task is None:
             self._task = asyncio.create_task(self._keep())
 
+    async def ask(self, method: str, request: Callable[[], Message], timeout_s: float) -> Message:
+        """Call the coordinator, over again while none answers. ``request`` is made anew each time.
+
+        Raises UnavailableError after ``join_timeout_s`` without one, DeadlineError if one is there but too slow, what
+        it refuses with, and whatever has ended this session meanwhile.
+        """
+
+        async def attempt() -> Message:
+            self.check()
+            return await self.channel.call(method, request(), timeout=timeout_s)
+
+        return await persist(attempt, self.channel, self.options.join_timeout_s, self.options.log_interval_s)
+
     def _join_request(self) -> coordinator_pb2.JoinRequest:
         options = self.options
         request = coordinator_pb2.JoinRequest(
             job=self.job,
             role=options.role,
             protocol=PROTOCOL,
-            versions=_versions(),
+            versions=versions(),
             pid=options.pid,
             address=options.address,
             index=options.index,
             slices_per_step=options.slices_per_step,
             seed=options.seed,
+            incarnation=self.incarnation,
         )
+        if self.member:
+            request.index = self.rank
+        request.holds, request.timeline = options.shard()
         if options.consistency is not None and self.member == 0:
             request.mode = mode_to_proto(options.consistency.mode)
             if options.consistency.mode is Mode.ASYNC and options.consistency.staleness is not None:
@@ -116,12 +140,16 @@ class Session:
         while True:
             try:
                 async for reply in self.channel.session("Coordinator.Session", self._requests()):
-                    failures = 0
+                    if failures:
+                        log.info("the coordinator is back", address=self.channel.address)
+                    failures, self.lost_at = 0, None
                     await self._see(cast(coordinator_pb2.SessionResponse, reply).view)
-                if self._leaving.is_set():
+                if self._leaving.is_set() and self._said_goodbye:
                     return
                 raise errors.UnavailableError("the coordinator closed the session")
             except errors.FencedError:
+                if self._leaving.is_set() and not self._farewell.finished:
+                    return
                 log.warning("this process was given up for lost; it joins again", name=self.name)
                 try:
                     await self.join()
@@ -129,10 +157,9 @@ class Session:
                     await self._fail(error)
                     return
             except errors.RetryableError as error:
-                if self._leaving.is_set():
-                    return
-                if failures == 0:
+                if failures == 0 and not self._leaving.is_set():
                     log.warning("lost the coordinator; training goes on", error=str(error))
+                self.lost_at = self.lost_at or time.monotonic()
                 await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
                 failures += 1
             except errors.ParamServerError as error:
@@ -141,11 +168,15 @@ class Session:
 
     async def _requests(self) -> AsyncIterator[coordinator_pb2.SessionRequest]:
         while True:
+            self._check_term(self.view.term)
             leaving = self._leaving.is_set()
             request = self._report()
+            if leaving:
+                request.MergeFrom(self._farewell)
             request.member, request.leaving = self.member, leaving
             yield request
             if leaving:
+                self._said_goodbye = True
                 return
             try:
                 async with asyncio.timeout(_REPORT_S):
@@ -153,23 +184,40 @@ class Session:
             except TimeoutError:
                 pass
 
-    async def leave(self, timeout_s: float = 2.0) -> None:
-        """Say goodbye and end the stream."""
+    async def leave(self, timeout_s: float = 2.0, *, finished: bool = False, failure: str = "") -> None:
+        """Say goodbye, and why, and end the stream. Tries for ``timeout_s`` to find a coordinator that hears it."""
+        self._farewell = coordinator_pb2.SessionRequest(finished=finished, failure=failure[:1000])
         self._leaving.set()
         if self._task is not None:
-            await asyncio.wait([self._task], timeout=timeout_s)
+            done, _ = await asyncio.wait([self._task], timeout=min(timeout_s, self.options.log_interval_s))
+            if not done and timeout_s > self.options.log_interval_s:
+                log.info("waiting for the coordinator, to tell it that this process is done")
+                await asyncio.wait([self._task], timeout=timeout_s - self.options.log_interval_s)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     # ---- the view
 
+    def _check_term(self, term: int) -> None:
+        newest = max(self.view.term, self.options.term())
+        if term < newest:
+            rotate = getattr(self.channel, "rotate", None)
+            if rotate is not None:
+                rotate()
+            raise errors.UnavailableError(f"that coordinator (term {term}) was replaced (term {newest})")
+
     async def _see(self, view: types_pb2.View) -> None:
-        if view.generation < self.view.generation:
+        self._check_term(view.term)
+        if view.term == self.view.term and view.generation < self.view.generation:
             return
+        if self.member in view.draining:
+            await self._fail(errors.EndedError(f"{self.name} was asked to leave, and leaves"))
         async with self._changed:
             self.view = view
             self._editions += 1
             self._changed.notify_all()
+
+    _said_goodbye = False
 
     async def _fail(self, error: errors.ParamServerError) -> None:
         self.failure = error
@@ -194,6 +242,8 @@ class Session:
             raise self.failure
         if self.view.state == types_pb2.JOB_STATE_FAILED:
             raise errors.JobFailedError(self.view.reason or "the job has failed")
+        if self.view.state in (types_pb2.JOB_STATE_DONE, types_pb2.JOB_STATE_STOPPED):
+            raise errors.EndedError(self.view.reason or "the job has ended")
         return self.view
 
     def consistency(self) -> Consistency:
@@ -217,12 +267,35 @@ class Session:
         return view
 
 
-def _versions() -> dict[str, str]:
+async def persist(
+    attempt: Callable[[], Coroutine[Any, Any, Message]], channel: Channel, timeout_s: float, log_interval_s: float
+) -> Message:
+    """Try until a coordinator answers, saying now and then that none does; UnavailableError after ``timeout_s``."""
+    started = said = time.monotonic()
+    for number in itertools.count():
+        try:
+            return await attempt()
+        except (errors.UnavailableError, errors.OverloadedError) as error:
+            now = time.monotonic()
+            if now - started >= timeout_s:
+                raise errors.UnavailableError(
+                    f"no coordinator answered at {channel.address} within {timeout_s:g} s: "
+                    f"start one there, or correct cluster.coordinator ({error})"
+                ) from error
+            if now - said >= log_interval_s:
+                said = now
+                log.info("waiting for the coordinator", address=channel.address, for_s=round(now - started))
+            await asyncio.sleep(_RETRY_S[min(number, len(_RETRY_S) - 1)])
+    raise AssertionError("unreachable")
+
+
+def versions() -> dict[str, str]:
+    """What this process runs, by name of the package; compared when a member joins."""
     import platform
     from importlib.metadata import PackageNotFoundError, version
 
     found = {"python": platform.python_version()}
-    for package in ("paramserver", "torch", "grpcio", "protobuf"):
+    for package in ("paramserver", "torch", "numpy", "grpcio", "protobuf"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

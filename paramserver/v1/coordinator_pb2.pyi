@@ -161,7 +161,7 @@ class InitializeDoneResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class LeaseRequest(_message.Message):
-    __slots__ = ("member", "max_epoch", "want", "done", "last_epoch", "wait_s", "revision")
+    __slots__ = ("member", "max_epoch", "want", "done", "last_epoch", "wait_s", "revision", "holding")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     MAX_EPOCH_FIELD_NUMBER: _ClassVar[int]
     WANT_FIELD_NUMBER: _ClassVar[int]
@@ -169,6 +169,7 @@ class LeaseRequest(_message.Message):
     LAST_EPOCH_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    HOLDING_FIELD_NUMBER: _ClassVar[int]
     member: int
     max_epoch: int
     want: int
@@ -176,7 +177,8 @@ class LeaseRequest(_message.Message):
     last_epoch: bool
     wait_s: float
     revision: int
-    def __init__(self, member: _Optional[int] = ..., max_epoch: _Optional[int] = ..., want: _Optional[int] = ..., done: _Optional[_Iterable[_Union[_shard_pb2.AsyncName, _Mapping]]] = ..., last_epoch: bool = ..., wait_s: _Optional[float] = ..., revision: _Optional[int] = ...) -> None: ...
+    holding: _containers.RepeatedCompositeFieldContainer[_shard_pb2.AsyncName]
+    def __init__(self, member: _Optional[int] = ..., max_epoch: _Optional[int] = ..., want: _Optional[int] = ..., done: _Optional[_Iterable[_Union[_shard_pb2.AsyncName, _Mapping]]] = ..., last_epoch: bool = ..., wait_s: _Optional[float] = ..., revision: _Optional[int] = ..., holding: _Optional[_Iterable[_Union[_shard_pb2.AsyncName, _Mapping]]] = ...) -> None: ...
 
 class LeaseResponse(_message.Message):
     __slots__ = ("slices", "finished", "paused", "waiting_for", "open_epoch")
@@ -371,3 +373,62 @@ class StopRequest(_message.Message):
 class StopResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class JobRecord(_message.Message):
+    __slots__ = ("view", "settings", "expected_servers", "expected_workers", "members", "next_member", "data", "layout", "ready", "departed", "training_s", "lost", "finished", "summary", "address", "async_from")
+    class SettingsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    VIEW_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_SERVERS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_MEMBER_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    DEPARTED_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_S_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ASYNC_FROM_FIELD_NUMBER: _ClassVar[int]
+    view: _types_pb2.View
+    settings: _containers.ScalarMap[str, str]
+    expected_servers: int
+    expected_workers: int
+    members: _containers.RepeatedCompositeFieldContainer[MemberRecord]
+    next_member: int
+    data: _types_pb2.DataSpec
+    layout: str
+    ready: bool
+    departed: _containers.RepeatedCompositeFieldContainer[ProcessStatus]
+    training_s: float
+    lost: _containers.RepeatedScalarFieldContainer[str]
+    finished: bool
+    summary: str
+    address: str
+    async_from: int
+    def __init__(self, view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., settings: _Optional[_Mapping[str, str]] = ..., expected_servers: _Optional[int] = ..., expected_workers: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberRecord, _Mapping]]] = ..., next_member: _Optional[int] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., layout: _Optional[str] = ..., ready: bool = ..., departed: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., training_s: _Optional[float] = ..., lost: _Optional[_Iterable[str]] = ..., finished: bool = ..., summary: _Optional[str] = ..., address: _Optional[str] = ..., async_from: _Optional[int] = ...) -> None: ...
+
+class MemberRecord(_message.Message):
+    __slots__ = ("member", "role", "index", "address", "pid", "incarnation")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    member: int
+    role: _types_pb2.Role
+    index: int
+    address: str
+    pid: int
+    incarnation: int
+    def __init__(self, member: _Optional[int] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., index: _Optional[int] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...

@@ -167,6 +167,7 @@ class Context:
             self._epoch = self.engine.epoch = epoch
             self._last = epoch == count - 1
             yield epoch
+        self.engine.through = True
 
     def next_item(self) -> Item | None:
         """For the loader: the slice to compute now, None at the end of the epoch."""

@@ -38,12 +38,16 @@ Connect = Callable[[str], Channel]
 
 # How long a pull that others have seen answered may take here before a new membership interrupts it.
 _NEARLY_S = 0.1
+# How long a worker that leaves waits for the push that is under way.
+_LAST_PUSH_S = 5.0
+_LEAVE_S = 2.0
 
 
 class Engine:
     """One worker of a job.
 
-    ``connect`` opens a channel to an address; ``background`` is the loop in which the network runs.
+    ``connect`` opens a channel to a server's address, ``coordinator`` is the one to the coordinator; ``background`` is
+    the loop in which the network runs.
     Use: :meth:`join`, :meth:`register`, then :meth:`next_item` and :meth:`contribute` in turn, :meth:`close`.
     """
 
@@ -51,7 +55,7 @@ class Engine:
         self,
         background: Background,
         connect: Connect,
-        coordinator: str,
+        coordinator: Channel,
         options: JoinOptions,
         wait_timeout_s: float = 600.0,
     ) -> None:
@@ -63,6 +67,8 @@ class Engine:
         self.slices = 0
         self.epoch = 0
         self.epochs_planned = 0
+        # The script has been through all its epochs.
+        self.through = False
         self.metrics: dict[str, float] = {}
         self.skipped = 0
         # How this script advances its schedule, as far as it has shown; and what the shards have heard of others.
@@ -133,8 +139,7 @@ class Engine:
         """Become a member of the job; raises what the coordinator refuses with."""
 
         async def go() -> None:
-            channel = self._connect(self._coordinator)
-            self._session = Session(channel, self.options, self._report)
+            self._session = Session(self._coordinator, self.options, self._report)
             await self._session.join()
 
         self.background.run(go())
@@ -196,8 +201,11 @@ class Engine:
 
     def register_data(self, data: DataSpec) -> None:
         """Say how the data is cut; raises DataError if another worker's data differs."""
-        request = coordinator_pb2.RegisterDataRequest(member=self.session.member, data=data_to_proto(data))
-        self.background.run(self.session.channel.call("Coordinator.RegisterData", request, timeout=60.0))
+
+        def request() -> coordinator_pb2.RegisterDataRequest:
+            return coordinator_pb2.RegisterDataRequest(member=self.session.member, data=data_to_proto(data))
+
+        self.background.run(self.session.ask("Coordinator.RegisterData", request, 60.0))
         self._data = data
 
     def ensure_data(self) -> None:
@@ -317,9 +325,17 @@ class Engine:
         return future
 
     def lease(
-        self, epoch: int, last: bool, want: int, done: Sequence[AsyncName], wait_s: float
+        self,
+        epoch: int,
+        last: bool,
+        want: int,
+        done: Sequence[AsyncName],
+        wait_s: float,
+        holding: Sequence[AsyncName] | None = None,
     ) -> concurrent.futures.Future[coordinator_pb2.LeaseResponse]:
-        """Report finished slices and ask for more."""
+        """Report finished slices and those ``holding`` (None: what the pace holds), and ask for more."""
+        if holding is None:
+            holding = self._pace.holding if isinstance(self._pace, AsyncPace) else ()
 
         async def go() -> coordinator_pb2.LeaseResponse:
             deadline = time.monotonic() + self._wait_timeout_s
@@ -329,6 +345,7 @@ class Engine:
                     max_epoch=epoch,
                     want=want,
                     done=[shard_pb2.AsyncName(epoch=name.epoch, index=name.index) for name in done],
+                    holding=[shard_pb2.AsyncName(epoch=name.epoch, index=name.index) for name in holding],
                     last_epoch=last,
                     wait_s=wait_s,
                     revision=self._paced.revision if self._paced else 0,
@@ -384,7 +401,7 @@ class Engine:
 
     def _counted(self, push: concurrent.futures.Future[frozenset[shard_pb2.Outcome]]) -> bool:
         try:
-            outcomes = self._watch(push)
+            outcomes = self._watch(push, last_s=_LAST_PUSH_S)
         except errors.StaleViewError as error:
             if type(error) is not errors.StaleViewError:
                 raise
@@ -405,8 +422,13 @@ class Engine:
         """True if equal names of slices mean equal contributions; False if slices are only numbered."""
         return self._data is not None and self._data.slice_size > 0
 
-    def _watch(self, future: concurrent.futures.Future[T], until: Callable[[], bool] | None = None) -> T:
-        """The future's result; gives it up (returning None) when ``until`` holds, and raises if the job fails."""
+    def _watch(
+        self, future: concurrent.futures.Future[T], until: Callable[[], bool] | None = None, last_s: float = 0.0
+    ) -> T:
+        """The future's result; gives it up (returning None) when ``until`` holds, and raises if the job fails.
+
+        A worker that is asked to leave still waits ``last_s`` for it.
+        """
 
         async def watch() -> bool:
             inner: asyncio.Future[Any] = asyncio.wrap_future(future)
@@ -414,7 +436,11 @@ class Engine:
             try:
                 while True:
                     seen = self.session.editions
-                    self.session.check()
+                    try:
+                        self.session.check()
+                    except errors.EndedError:
+                        await asyncio.wait([inner], timeout=last_s)
+                        raise
                     if until is not None and until():
                         # Often somebody left because the version is out already: then there is nothing to take over.
                         await asyncio.wait([inner], timeout=_NEARLY_S)
@@ -466,19 +492,29 @@ class Engine:
         return coordinator_pb2.SessionRequest(worker=report)
 
     def close(self) -> None:
-        """Hand in what is left and leave. Does not stop the background loop."""
+        """Hand in what is left and leave. Does not stop the background loop.
+
+        The coordinator must hear that the script has done all its epochs: waits for one for ``join_timeout_s``.
+        """
         if self._session is None:
             return
+        finished = self.through and self._session.failure is None
         try:
             if self._pace is not None and self._session.failure is None:
                 self._pace.finish()
         finally:
             self.state = "done"
-            self.background.run(self._leave())
+            timeout_s = self.options.join_timeout_s if finished else _LEAVE_S
+            self.background.run(self._leave(timeout_s, finished=finished))
 
-    async def _leave(self) -> None:
+    def abandon(self, reason: str) -> None:
+        """Leave at once; what is not handed in goes to others. ``reason``: of a script that failed, else empty."""
+        if self._session is not None:
+            self.background.run(self._leave(_LEAVE_S, failure=reason), _LEAVE_S + 1.0)
+
+    async def _leave(self, timeout_s: float, *, finished: bool = False, failure: str = "") -> None:
         assert self._session is not None
-        await self._session.leave()
+        await self._session.leave(timeout_s, finished=finished, failure=failure)
         if self._links is not None:
             await self._links.close()
         await self._session.channel.close()

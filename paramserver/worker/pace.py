@@ -201,6 +201,11 @@ class AsyncPace:
         """How many slices this worker has finished, counted from where it joined."""
         return self._clock or 0
 
+    @property
+    def holding(self) -> list[AsyncName]:
+        """What is leased and not handed in."""
+        return list(self._queue)
+
     def next(self, epoch: int, last: bool) -> Item | None:
         """The oldest leased slice; leases more when there is none, waiting if others hold what is left."""
         wait_s = 0.0
@@ -295,7 +300,7 @@ class AsyncPace:
             self._pending = None
         if self._done:
             done, self._done = self._done, []
-            self._engine.wait(self._engine.lease(0, False, 0, done, 0.0))
+            self._engine.wait(self._engine.lease(0, False, 0, done, 0.0, ()))
 
 
 def make_pace(engine: Engine, consistency: Consistency, schedule: SyncSchedule) -> SyncPace | AsyncPace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import structlog
@@ -28,9 +29,12 @@ async def register_model(session: Session, model: types_pb2.ModelSpec) -> Plan:
     """
     timeout_s = session.options.join_timeout_s
     await session.wait_until(lambda view: len(view.servers) > 0, lambda view: view.reason or "servers", timeout_s)
-    request = coordinator_pb2.RegisterModelRequest(member=session.member, model=model)
     # The coordinator waits for the servers as long, and says so; its answer should come first.
-    reply = await session.channel.call("Coordinator.RegisterModel", request, timeout=timeout_s + 10.0)
+    reply = await session.ask(
+        "Coordinator.RegisterModel",
+        lambda: coordinator_pb2.RegisterModelRequest(member=session.member, model=model),
+        timeout_s + 10.0,
+    )
     registered = cast(coordinator_pb2.RegisterModelResponse, reply)
     plan = plan_of(registered.model, registered.servers)
     if plan.layout.digest != registered.layout_digest:
@@ -42,8 +46,7 @@ async def register_model(session: Session, model: types_pb2.ModelSpec) -> Plan:
 
 async def present_model(session: Session) -> tuple[types_pb2.ModelSpec, int]:
     """The model that the job trains, and the number of servers. Raises UserError if the job has none yet."""
-    request = coordinator_pb2.StatusRequest(model=True)
-    reply = await session.channel.call("Coordinator.Status", request, timeout=_CALL_S)
+    reply = await session.ask("Coordinator.Status", lambda: coordinator_pb2.StatusRequest(model=True), _CALL_S)
     status = cast(coordinator_pb2.StatusResponse, reply)
     if not status.HasField("model"):
         raise errors.UserError("the job has no model yet: call init first, or wait until its script has prepared one")
@@ -90,7 +93,10 @@ async def first_version(
         uploaded = view.grant
         try:
             await links.initialize(uploaded, initial)
-            done = coordinator_pb2.InitializeDoneRequest(member=session.member, grant=uploaded)
-            await session.channel.call("Coordinator.InitializeDone", done, timeout=_CALL_S)
+            await session.ask(
+                "Coordinator.InitializeDone",
+                partial(coordinator_pb2.InitializeDoneRequest, member=session.member, grant=uploaded),
+                _CALL_S,
+            )
         except errors.FencedError as error:
             log.info("somebody else uploads version 0", reason=str(error))

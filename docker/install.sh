@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# What the stages of the Dockerfile run: install.sh torch | dependencies | project, in this order.
+set -euo pipefail
+
+ENVIRONMENT=/opt/paramserver
+PYTHON=$ENVIRONMENT/bin/python
+VARIANT=${VARIANT:-cpu}
+EXTRAS=(demo)
+export PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+
+# pip ARGUMENTS: with docker/wheels alone if that is enough, else with the index as well.
+pip_install() {
+    local pip=(python3 -m pip --python "$PYTHON" install --quiet --only-binary :all: --find-links docker/wheels)
+    if compgen -G 'docker/wheels/*.whl' >/dev/null; then
+        PIP_INDEX_URL='' PIP_EXTRA_INDEX_URL='' PIP_NO_INDEX=1 "${pip[@]}" "$@" && return
+        echo 'install.sh: docker/wheels is not enough, asking the index for the rest' >&2
+        pip+=(--retries 1)
+    fi
+    "${pip[@]}" "$@"
+}
+
+constraints() {
+    # torch is what the base image brings, whatever its version.
+    if [[ $VARIANT == gpu ]]; then grep -v '^torch==' constraints.txt; else cat constraints.txt; fi
+}
+
+# Tests, C++ headers and test programs of other packages: a third of their size, and nobody runs them here.
+strip_packages() {
+    local packages
+    packages=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    rm -rf "$packages"/torch/{include,test,share/cmake}
+    find "$packages"/torch/bin -mindepth 1 ! -name torch_shm_manager -delete 2>/dev/null || true
+    find "$packages" -type d -name tests -prune -exec rm -rf {} +
+}
+
+case ${1:-} in
+    torch)
+        case $VARIANT in
+            cpu | gpu) ;;
+            *) echo "install.sh: VARIANT is \"$VARIANT\", but must be cpu or gpu" >&2 && exit 2 ;;
+        esac
+        # No pip inside: that of the base image does the work. What the base image has installed can be seen.
+        python3 -m venv --without-pip --system-site-packages "$ENVIRONMENT"
+        constraints >/build/limits.txt
+        # Alone and first: if it is the wrong torch, then before its gigabytes of CUDA libraries are fetched.
+        [[ $VARIANT == gpu ]] || pip_install --no-deps -c limits.txt torch
+        "$PYTHON" docker/check_torch.py "$VARIANT"
+        ;;
+    dependencies)
+        python3 docker/requirements.py "${EXTRAS[@]}" >requirements.txt
+        pip_install -c limits.txt -r requirements.txt
+        "$PYTHON" docker/check_torch.py "$VARIANT"
+        strip_packages
+        ;;
+    project)
+        # Building the wheel takes hatchling, which pip puts into an environment of its own.
+        if compgen -G 'docker/wheels/hatchling-*.whl' >/dev/null; then
+            export PIP_NO_INDEX=1 PIP_FIND_LINKS=/build/docker/wheels
+        fi
+        PIP_CONSTRAINT=/build/limits.txt \
+            python3 -m pip --python "$PYTHON" install --quiet --no-deps --ignore-installed --prefix /project .
+        ;;
+    *)
+        echo 'install.sh: say torch, dependencies or project' >&2 && exit 2
+        ;;
+esac

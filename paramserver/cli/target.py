@@ -1,0 +1,69 @@
+"""Which coordinator a command talks to, and with what it shows that it may."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paramserver.config import load_settings, split_addresses
+from paramserver.errors import ConfigError, UnavailableError
+from paramserver.local.jobs import call_coordinator, fetch_status, find_job
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+    from paramserver.transport.security import Security
+    from paramserver.v1.coordinator_pb2 import StatusResponse
+
+# Whose certificate is used, if there are several.
+_ROLES = ("admin", "coordinator", "server", "worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A coordinator, or several with commas between, of which one leads."""
+
+    addresses: str
+    security: Security
+
+    def status(self) -> StatusResponse:
+        """Where the job stands. Raises UnavailableError or DeadlineError."""
+        return fetch_status(self.addresses, security=self.security)
+
+    def call(self, method: str, request: Message, timeout_s: float) -> Message:
+        """One call. Raises what the coordinator refuses with."""
+        return call_coordinator(self.addresses, method, request, timeout_s, self.security)
+
+
+def find_target(
+    job: str | None, coordinator: str | None, certs: str | None = None, insecure: bool | None = None
+) -> Target:
+    """The coordinator that the flags name, else the one of a job on this machine, else the configured one.
+
+    Raises ConfigError for flags that contradict each other, UnavailableError if no such job is known here.
+    """
+    if job is not None and coordinator is not None:
+        raise ConfigError("--job and --coordinator both name a job; give one of them")
+    settings = load_settings(
+        overrides={"cluster.coordinator": coordinator, "security.certs": certs, "security.insecure": insecure}
+    )
+    from paramserver.local.security import load_security
+
+    addresses, token = settings.cluster.coordinator, ""
+    if coordinator is None:
+        try:
+            found = find_job(job)
+        except UnavailableError:
+            if job is not None or not addresses:
+                raise
+        else:
+            addresses, token = found.coordinator, found.admin_token
+            given = {"security.certs": certs or found.certs or None, "security.insecure": insecure or found.insecure}
+            settings = load_settings(overrides=given)
+    assert split_addresses(addresses)
+    directory = Path(settings.security.certs) if settings.security.certs else None
+    role = "admin"
+    if directory is not None:
+        role = next((role for role in _ROLES if (directory / f"{role}.key").is_file()), "admin")
+    return Target(addresses, load_security(settings, role, token))

@@ -1,0 +1,74 @@
+"""Which coordinator leads the job: a lease in the store, with a number (*term*) that fences off those of before.
+
+A leader that cannot reach the store goes on: nobody else can become leader there either. It stops when it learns of a
+higher term, from the store or from a server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from paramserver import errors
+from paramserver.store.base import Lead, Store
+
+log = structlog.get_logger("paramserver.coordinator")
+
+
+class Leadership:
+    """One coordinator's claim. ``holder`` is its address, for others to see; ``ttl_s`` how long a lease lasts."""
+
+    def __init__(self, store: Store, holder: str, ttl_s: float) -> None:
+        self.term = 0
+        self._store = store
+        self._holder = holder
+        self._ttl_s = ttl_s
+        self._token = secrets.token_hex(8)
+        self._keeper: asyncio.Task[None] | None = None
+
+    async def claim(self) -> Lead:
+        """Become leader if nobody is. Raises StoreError."""
+        lead = await self._store.lead(self._token, self._holder, self._ttl_s)
+        if lead.leads:
+            self.term = lead.term
+        return lead
+
+    def keep(self, renewed: Callable[[], Awaitable[None]], replaced: Callable[[str], Awaitable[None]]) -> None:
+        """Renew the lease from now on. ``renewed`` is awaited after each success, ``replaced`` once, with a reason."""
+        self._keeper = asyncio.create_task(self._keep(renewed, replaced))
+
+    async def _keep(self, renewed: Callable[[], Awaitable[None]], replaced: Callable[[str], Awaitable[None]]) -> None:
+        away_since: float | None = None
+        while True:
+            await asyncio.sleep(self._ttl_s / 3)
+            try:
+                lead = await self._store.lead(self._token, self._holder, self._ttl_s, self.term)
+                if not lead.leads:
+                    await replaced(f"another coordinator leads the job now (term {lead.term}, at {lead.holder or '?'})")
+                    return
+                await renewed()
+            except errors.StoreError as error:
+                if away_since is None:
+                    away_since = time.monotonic()
+                    log.warning("the store is away; the job goes on", error=str(error))
+                continue
+            if away_since is not None:
+                log.info("the store is back", after_s=round(time.monotonic() - away_since, 1))
+                away_since = None
+
+    async def resign(self) -> None:
+        """Let another one lead at once, if the store can be reached."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+            self._keeper = None
+        if self.term:
+            try:
+                async with asyncio.timeout(2.0):
+                    await self._store.resign(self._token)
+            except (errors.StoreError, TimeoutError):
+                pass  # the lease ends by itself

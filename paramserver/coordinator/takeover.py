@@ -1,0 +1,181 @@
+"""Taking over a job from a coordinator that is gone: from its record, and from what the servers say.
+
+The servers are right where the two differ. Their shards hold the weights and know what has been counted; the record
+only says who they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, cast
+
+import structlog
+
+from paramserver import errors
+from paramserver.core.consistency import Consistency, Mode
+from paramserver.core.leases import SliceLeases
+from paramserver.core.membership import Member, Presence, Role
+from paramserver.core.ranges import RangeSet, common
+from paramserver.transport.messages import consistency_from_proto, data_from_proto, schedule_from_proto
+from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+
+if TYPE_CHECKING:
+    from paramserver.coordinator.service import CoordinatorService
+
+log = structlog.get_logger("paramserver.coordinator")
+
+_ENDED = (
+    types_pb2.JOB_STATE_UNSPECIFIED,
+    types_pb2.JOB_STATE_FAILED,
+    types_pb2.JOB_STATE_DONE,
+    types_pb2.JOB_STATE_STOPPED,
+)
+_CALL_S = 5.0
+_RETRY_S = 0.5
+_SAY_S = 5.0
+
+
+def unfinished(record: coordinator_pb2.JobRecord | None) -> bool:
+    """Whether the record is of a job that has not ended."""
+    return record is not None and record.view.state not in _ENDED
+
+
+async def take_over(
+    job: CoordinatorService,
+    record: coordinator_pb2.JobRecord,
+    patience_s: float,
+    newcomers: Callable[[], int] = lambda: 0,
+) -> None:
+    """Make ``job``, new and without members, go on where ``record`` and the servers stand.
+
+    Waits up to ``patience_s`` for all servers; ``newcomers`` tells how many servers without a shard want to join.
+    Raises JobFailedError if a shard is gone, DeadlineError naming the servers that did not answer.
+    """
+    now = time.monotonic()
+    job.timeline = record.view.timeline
+    job.finished = record.finished
+    job.lost.extend(record.lost)
+    job.board.restore(record)
+    members = [_member(entry) for entry in record.members]
+    job.members.restore(members, now)
+    if record.HasField("data"):
+        job.leasing.data = data_from_proto(record.data)
+    model = await job.journal.model() if record.layout else None
+    if record.layout and model is None:
+        raise errors.JobFailedError("the store has lost the description of the model: the job cannot be taken over")
+    if model is not None:
+        stats = await _ask_servers(job, record, patience_s, newcomers)
+        job.members.generation = max([job.members.generation, *(reply.generation for reply in stats.values())])
+        job.registry.restore(model, record, [m.ident for m in members if m.role is Role.WORKER])
+        if record.ready:
+            job.state = types_pb2.JOB_STATE_RUNNING
+            await _restore_consistency(job, record, stats)
+        elif all(reply.active for reply in stats.values()):
+            # The coordinator was lost between publishing version 0 and writing that down.
+            job.registry.ready = True
+    job.members.generation += 1
+    if model is not None:
+        await job.tell_members()
+    await job.refresh()
+    log.info("took over", term=job.term, generation=job.members.generation, members=len(members))
+
+
+def _member(entry: coordinator_pb2.MemberRecord) -> Member:
+    role = Role.SERVER if entry.role == types_pb2.ROLE_SERVER else Role.WORKER
+    return Member(
+        ident=entry.member,
+        role=role,
+        index=entry.index,
+        name=f"{role.value}-{entry.index}",
+        expires_at=0.0,
+        presence=Presence.SILENT,
+        address=entry.address,
+        pid=entry.pid,
+        incarnation=entry.incarnation,
+    )
+
+
+async def _ask_servers(
+    job: CoordinatorService, record: coordinator_pb2.JobRecord, patience_s: float, newcomers: Callable[[], int]
+) -> Mapping[int, shard_pb2.StatsResponse]:
+    """What every server says, by its index."""
+    request = shard_pb2.StatsRequest(job=job.options.job)
+    found: dict[int, shard_pb2.StatsResponse] = {}
+    deadline = said = time.monotonic()
+    deadline += patience_s
+    while True:
+        silent = [server for server in job.members.of(Role.SERVER) if server.index not in found]
+        replies = await asyncio.gather(
+            *(job.servers.call(server, "Shard.Stats", request, _CALL_S) for server in silent), return_exceptions=True
+        )
+        for server, reply in zip(silent, replies, strict=True):
+            if isinstance(reply, shard_pb2.StatsResponse):
+                _check_shard(server, reply, record)
+                found[server.index] = reply
+            elif not isinstance(reply, errors.RetryableError):
+                raise cast(BaseException, reply)
+        silent = [server for server in silent if server.index not in found]
+        if not silent and len(found) == record.expected_servers:
+            return found
+        names = ", ".join(f"{server.name} at {server.address}" for server in silent) or "servers that never joined"
+        if newcomers() >= record.expected_servers:
+            raise errors.JobFailedError("all servers have begun anew: the model is gone")
+        if time.monotonic() >= deadline:
+            raise errors.DeadlineError(f"the job cannot be taken over: no answer within {patience_s:g} s from {names}")
+        if time.monotonic() - said >= _SAY_S:
+            said = time.monotonic()
+            log.info("taking over; waiting", for_=names)
+        await asyncio.sleep(_RETRY_S)
+
+
+def _check_shard(server: Member, reply: shard_pb2.StatsResponse, record: coordinator_pb2.JobRecord) -> None:
+    same = reply.incarnation == server.incarnation and reply.holds == record.layout
+    if not same or (record.ready and (not reply.active or reply.timeline != record.view.timeline)):
+        raise errors.JobFailedError(
+            f"{server.name} at {server.address} has begun anew: its shard of the model is gone, and the job cannot be "
+            "taken over"
+        )
+
+
+async def _restore_consistency(
+    job: CoordinatorService, record: coordinator_pb2.JobRecord, stats: Mapping[int, shard_pb2.StatsResponse]
+) -> None:
+    """Mode and staleness as the shards have them; a change that was under way is completed, or taken back."""
+    job.consistency = consistency_from_proto(record.view.consistency)
+    job.async_from = record.async_from
+    data = job.leasing.data
+    job.origin = schedule_from_proto(record.view, data.slices_per_epoch if data else 0)
+    agreed = {c.revision: c for c in (_agreed(reply) for reply in stats.values())}
+    newest = agreed[max(agreed)]
+    await job.toggle.settle(newest, [r.scheduled.revision for r in stats.values() if r.HasField("scheduled")])
+    was_async = job.consistency.mode is Mode.ASYNC
+    table = await _counted(job) if was_async else None
+    if newest.revision > job.consistency.revision:
+        await job.toggle.complete(newest, table)
+    elif was_async:
+        await job.leasing.begin(table)
+
+
+def _agreed(reply: shard_pb2.StatsResponse) -> Consistency:
+    return consistency_from_proto(reply.scheduled if reply.committed else reply.consistency)
+
+
+async def _counted(job: CoordinatorService) -> SliceLeases:
+    """The lease table as the shards know it: a slice is done when every shard has counted it."""
+    request = shard_pb2.CountedRequest(job=job.options.job, timeline=job.timeline)
+    replies = await job.servers.call_all(
+        job.members.of(Role.SERVER), "Shard.Counted", lambda _: request, job.options.call_timeout_s
+    )
+    counted: list[dict[int, RangeSet]] = []
+    for reply in replies:
+        assert isinstance(reply, shard_pb2.CountedResponse)
+        counted.append(
+            {e.epoch: RangeSet.from_ranges((part.start, part.stop) for part in e.slices) for e in reply.epochs}
+        )
+    done = {e: common([shard.get(e, RangeSet()) for shard in counted]).ranges() for shard in counted for e in shard}
+    epoch, before = job.done_synchronously()
+    done[epoch] = (*done.get(epoch, ()), *before)
+    per_epoch = job.leasing.data.slices_per_epoch if job.leasing.data else 0
+    return SliceLeases.restored(per_epoch, epoch, done)

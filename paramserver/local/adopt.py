@@ -1,0 +1,64 @@
+"""Settings that are the same on all members: the coordinator's, which newcomers take over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from paramserver import errors
+from paramserver.config import Settings
+from paramserver.transport.base import Channel
+from paramserver.transport.session import persist
+from paramserver.v1 import coordinator_pb2
+
+SHARED = (
+    "cluster.job",
+    "cluster.lease_s",
+    "cluster.max_idle_s",
+    "cluster.when_done",
+    "consistency.mode",
+    "consistency.staleness",
+    "training.seed",
+    "training.slices_per_step",
+    "training.chunk_bytes",
+    "training.nonfinite",
+    "training.threads_per_worker",
+    "training.threads_per_server",
+)
+# Compared when a member joins, since they may have changed while the job runs.
+_CHANGING = ("consistency.mode", "consistency.staleness")
+_CALL_S = 10.0
+
+
+def shared(settings: Settings) -> dict[str, str]:
+    """What the coordinator tells newcomers."""
+    values = settings.values()
+    return {key: str(values[key]) for key in SHARED}
+
+
+async def fetch(channel: Channel, settings: Settings) -> Mapping[str, str]:
+    """What the coordinator says; waits for one up to ``cluster.join_timeout_s``. Raises UnavailableError."""
+    reply = await persist(
+        lambda: channel.call("Coordinator.Settings", coordinator_pb2.SettingsRequest(), timeout=_CALL_S),
+        channel,
+        settings.cluster.join_timeout_s,
+        settings.log.interval_s,
+    )
+    return cast(coordinator_pb2.SettingsResponse, reply).settings
+
+
+def adopted(settings: Settings, theirs: Mapping[str, str]) -> dict[str, str]:
+    """The settings to take over: those that nobody has set here. Raises ConfigError where the two sides differ."""
+    values, origins = settings.values(), settings.origins()
+    taken: dict[str, str] = {}
+    differing = []
+    for key in SHARED:
+        if key not in theirs:
+            continue
+        if origins[key] == "default":
+            taken[key] = theirs[key]
+        elif key not in _CHANGING and str(values[key]) != theirs[key]:
+            differing.append(f"{key} is {values[key]} here ({origins[key]}), the job has {theirs[key]}")
+    if differing:
+        raise errors.ConfigError("; ".join(differing) + ": use one setting, or leave it to the coordinator")
+    return taken

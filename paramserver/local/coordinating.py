@@ -1,0 +1,273 @@
+"""A coordinator process: stands by until it leads, leads until the job ends or another one leads."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from paramserver import errors
+from paramserver.config import Settings
+from paramserver.coordinator.front import Front
+from paramserver.coordinator.journal import Journal
+from paramserver.coordinator.leader import Leadership
+from paramserver.coordinator.service import CoordinatorService, JobOptions
+from paramserver.coordinator.takeover import take_over, unfinished
+from paramserver.local.adopt import shared
+from paramserver.local.alone import consistency_of
+from paramserver.local.gather import closing_lines, gather
+from paramserver.store.base import Lead, Store
+from paramserver.transport.security import Security
+from paramserver.v1 import coordinator_pb2, types_pb2
+
+log = structlog.get_logger("paramserver.coordinator")
+
+_SAY_S = 5.0
+_RETRY_S = 0.5
+# How long members have to leave when the job has ended.
+_LEAVE_S = 15.0
+# How long the news that the job has failed has to reach its members.
+_TELL_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to do about an earlier coordinator of this job.
+
+    ``resume``: take its job over if that has not ended. ``fresh``: forget it. Neither: refuse to start. ``standby``: if
+    another one leads, wait to take its place. ``gather``: at the end, gather the result; else somebody else does.
+    """
+
+    resume: bool = False
+    fresh: bool = False
+    standby: bool = True
+    gather: bool = True
+
+
+class Coordinating:
+    """One coordinator process. ``say`` prints a line for people."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        options: Options,
+        open_store: Callable[[], Store],
+        store_name: str,
+        security: Security,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.front = Front(settings.cluster.job)
+        # Where others reach it; set before `run`.
+        self.address = ""
+        self._settings = settings
+        self._options = options
+        self._open_store = open_store
+        self._store_name = store_name
+        self._security = security
+        self._say = say
+        self._stop = asyncio.Event()
+        self._signal = 0
+
+    @property
+    def leads(self) -> bool:
+        """Whether this coordinator is the one that members talk to."""
+        return self.front.service is not None
+
+    def on_signal(self, number: signal.Signals) -> None:
+        """Leave the job to another coordinator."""
+        self._signal = number
+        self._stop.set()
+
+    async def run(self, leading: Callable[[], None]) -> int:
+        """Until the job has ended, or a signal; returns the exit code. ``leading`` is called whenever this one leads.
+
+        Raises StoreError, ConfigError if the job cannot be led.
+        """
+        running = asyncio.create_task(self._run(leading))
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not running.done():
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            return 128 + self._signal
+        return running.result()
+
+    async def _run(self, leading: Callable[[], None]) -> int:
+        stood_by = False
+        while True:
+            store = self._open_store()
+            leadership = Leadership(store, self.address, self._settings.cluster.lease_s)
+            try:
+                stood_by = await self._wait_to_lead(store, leadership) or stood_by
+                code = await self._lead(store, leadership, stood_by, leading)
+            finally:
+                self.front.service = None
+                await leadership.resign()
+                await store.close()
+            if code is not None:
+                return code
+            stood_by = True
+            self.front.standing = "was replaced by another one"
+
+    async def _wait_to_lead(self, store: Store, leadership: Leadership) -> bool:
+        """Returns when this coordinator leads: True if it has waited for another one's end."""
+        started = said = time.monotonic()
+        limit = self._settings.cluster.join_timeout_s
+        stood_by = False
+        while True:
+            try:
+                facts = await store.inspect()
+                if facts.refusal:
+                    raise errors.ConfigError(f"the store at {self._store_name} cannot be used: {facts.refusal}")
+                claimed = await leadership.claim()
+            except errors.StoreError as error:
+                self.front.standing = "waits for the store"
+                if time.monotonic() - started >= limit:
+                    raise
+                lead: Lead | None = None
+                waiting = str(error)
+            else:
+                lead = claimed
+                if claimed.leads:
+                    for warning in facts.warnings:
+                        log.warning("store", warning=warning)
+                    return stood_by
+                if not self._options.standby:
+                    raise errors.ConfigError(
+                        f"job {self._settings.cluster.job!r} is led by a coordinator at {claimed.holder} already: "
+                        "choose another name with --job"
+                    )
+                stood_by = True
+                waiting = f"the coordinator at {claimed.holder} (term {claimed.term}), for which this one stands by"
+                self.front.standing = f"stands by for the one at {claimed.holder}"
+                started = time.monotonic()
+            if time.monotonic() - said >= _SAY_S:
+                said = time.monotonic()
+                log.info("waiting", for_=waiting)
+            await asyncio.sleep(min(_RETRY_S, lead.left_s + 0.01) if lead is not None else _RETRY_S)
+
+    # ---- leading
+
+    async def _lead(
+        self, store: Store, leadership: Leadership, stood_by: bool, leading: Callable[[], None]
+    ) -> int | None:
+        """Lead until the job ends; the exit code, or None if another coordinator leads now."""
+        journal = await Journal.open(store, self._store_name, leadership.term)
+        journal.owns_store = False
+        record = journal.found
+        resume = unfinished(record) and not self._options.fresh
+        if resume and not (stood_by or self._options.resume):
+            assert record is not None
+            raise errors.ConfigError(
+                f"job {self._settings.cluster.job!r} has not ended, but the coordinator that led it (at "
+                f"{record.address or '?'}) is gone: go on with it with --resume, forget it with --fresh, or choose "
+                "another name with --job"
+            )
+        service = CoordinatorService(self._job_options(), self._security.connector("server"), journal)
+        service.address = self.address
+        try:
+            await service.start()
+            leadership.keep(journal.verify, service.replaced)
+            if resume:
+                assert record is not None
+                await self._take_over(service, record)
+            else:
+                service.journal.record(service)
+            self.front.service = service
+            leading()
+            how = await asyncio.shield(service.over)
+            return await self._conclude(service, how)
+        finally:
+            self.front.service = None
+            if not service.over.done() and not (self._options.gather and service.members_present()):
+                # Nobody has come, or the launcher ends everybody: there is nothing to be taken over.
+                await service.conclude(types_pb2.JOB_STATE_STOPPED, "ended by a signal")
+            elif not self._options.gather and service.over.result() == "done":
+                await service.conclude(types_pb2.JOB_STATE_DONE, "done")
+            await service.close()
+
+    async def _take_over(self, service: CoordinatorService, record: coordinator_pb2.JobRecord) -> None:
+        differing = [
+            f"{key} is {value} here, the job has {record.settings[key]}"
+            for key, value in service.options.settings.items()
+            if key in record.settings and record.settings[key] != value and key.startswith(("training.", "cluster.job"))
+        ]
+        if differing:
+            raise errors.ConfigError("; ".join(differing) + ": start this coordinator with the settings of the job")
+        try:
+            self.front.standing = "takes the job over"
+            patience_s = max(self._settings.cluster.lease_s, self._settings.cluster.join_timeout_s)
+            await take_over(service, record, patience_s, self.front.newcomers)
+        except errors.JobFailedError as error:
+            log.warning("what an earlier coordinator has left is lost; the job begins again", reason=str(error))
+            await service.begin_again(record)
+
+    def _job_options(self) -> JobOptions:
+        cluster, training = self._settings.cluster, self._settings.training
+        return JobOptions(
+            job=cluster.job,
+            servers=cluster.servers,
+            workers=cluster.workers,
+            consistency=consistency_of(self._settings.consistency.mode, self._settings.consistency.staleness),
+            slices_per_step=training.slices_per_step,
+            seed=training.seed,
+            lease_s=cluster.lease_s,
+            call_timeout_s=cluster.join_timeout_s,
+            join_timeout_s=cluster.join_timeout_s if self._options.gather else 0.0,
+            max_idle_s=cluster.max_idle_s,
+            settings=shared(self._settings),
+            security="tls" if self._security.tls else "insecure" if self._security.insecure else "plain",
+        )
+
+    # ---- the end
+
+    async def _conclude(self, service: CoordinatorService, how: str) -> int | None:
+        if how == "replaced":
+            return None
+        if not self._options.gather:
+            await self._stop.wait()
+        if how == "failed":
+            await service.wait_until(lambda: not service.members_present(), _TELL_S)
+            self._say(f"paramserver: error: {service.reason}")
+            return service.exit_code
+        if how == "stopped":
+            await service.wait_until(lambda: not service.workers_present(), _LEAVE_S)
+        code = await self._gather(service, how)
+        if self._settings.cluster.when_done == "stay" and code == 0:
+            await self._stop.wait()
+        await service.wait_until(lambda: not service.members_present(), _LEAVE_S)
+        return code
+
+    async def _gather(self, service: CoordinatorService, how: str) -> int:
+        """Gather the result and let the servers go."""
+        await service.wait_until(
+            lambda: not service.watch.absent or service.exit_code != 0, self._settings.cluster.max_idle_s
+        )
+        if service.exit_code:
+            return service.exit_code
+        status = await service.status(coordinator_pb2.StatusRequest(model=True))
+        if not (status.HasField("model") and service.registry.ready):
+            self._say("the job has ended without training")
+            await service.conclude(types_pb2.JOB_STATE_STOPPED, "ended without training")
+            return 0
+        try:
+            summary = await gather(status, self._security.connector("server"), self._settings.run)
+        except errors.ParamServerError as error:
+            await service.fail(f"the result could not be gathered: {error}")
+            self._say(f"paramserver: error: {service.reason}")
+            return error.exit_code
+        lines = closing_lines(status, summary)
+        for line in lines:
+            self._say(line)
+        state, reason = types_pb2.JOB_STATE_DONE, lines[0]
+        if how == "stopped":
+            state, reason = types_pb2.JOB_STATE_STOPPED, service.reason
+        await service.conclude(state, reason, json.dumps(summary))
+        await service.journal.forget_model()
+        return 0

@@ -1,0 +1,146 @@
+"""What a check of `paramserver doctor` says, and how checks are run: with a deadline, and never as a traceback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import inspect
+import os
+import threading
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from paramserver.errors import ParamServerError
+
+T = TypeVar("T")
+
+DEADLINE_S = 15.0
+_MAX_CHARS = 500
+
+
+class Level(enum.StrEnum):
+    """How well it is. Warnings and failures make the exit code 1, notes do not."""
+
+    OK = "ok"
+    NOTE = "note"
+    WARN = "warn"
+    FAIL = "fail"
+
+    @property
+    def well(self) -> bool:
+        """Whether nothing has to be done."""
+        return self in (Level.OK, Level.NOTE)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report. `value` may have further lines, a small table; `remedy` is empty if all is well."""
+
+    check: str
+    level: Level
+    value: str
+    remedy: str = ""
+
+
+Findings = Finding | Sequence[Finding]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A thing to look at. ``look`` is called in a thread of its own, unless it is a coroutine function."""
+
+    name: str
+    look: Callable[[], Findings | Awaitable[Findings]]
+    deadline_s: float = DEADLINE_S
+
+
+def run_checks(checks: Sequence[Check]) -> list[Finding]:
+    """What all checks find, in their order; they run at the same time. Blocking."""
+
+    async def run() -> list[list[Finding]]:
+        return list(await asyncio.gather(*(_run(check) for check in checks)))
+
+    return [finding for findings in asyncio.run(run()) for finding in findings]
+
+
+async def _run(check: Check) -> list[Finding]:
+    try:
+        async with asyncio.timeout(check.deadline_s):
+            look: Any = check.look
+            findings = await (look() if inspect.iscoroutinefunction(look) else in_thread(look, f"doctor {check.name}"))
+    except TimeoutError:
+        value = f"no result within {check.deadline_s:g} s"
+        return [Finding(check.name, Level.FAIL, value, "find out what hangs: a file system, a name server, a device")]
+    except Exception as error:
+        return [Finding(check.name, Level.FAIL, f"the check broke off: {reason(error)}", "mend that, then ask again")]
+    return [findings] if isinstance(findings, Finding) else list(findings)
+
+
+def in_thread(call: Callable[[], T], name: str = "doctor") -> asyncio.Future[T]:
+    """What a blocking call returns. Its thread is a daemon: if it hangs, it does not hold up the end of the process."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(settled: Callable[[], None]) -> None:
+        if not future.done():
+            settled()
+
+    def work() -> None:
+        try:
+            result = call()
+        except Exception as error:
+            settled = partial(future.set_exception, error)
+        else:
+            settled = partial(future.set_result, result)
+        with contextlib.suppress(RuntimeError):  # too late: the loop is closed
+            loop.call_soon_threadsafe(settle, settled)
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    return future
+
+
+def reason(error: BaseException) -> str:
+    """Why something failed, in one line. Texts of strangers are not shown: they may quote a password."""
+    if isinstance(error, ParamServerError):
+        return clean(str(error))
+    if isinstance(error, OSError) and error.strerror:
+        return clean(f"{error.strerror}: {error.filename}" if error.filename else error.strerror)
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}{where}"
+
+
+def sentence(check: str, level: Level, text: str, otherwise: str = "") -> Finding:
+    """Of an error: its texts say first what is the case and then, after a semicolon or colon, what to do."""
+    cut = text.rfind("; ") if "; " in text else text.rfind(": ")
+    if cut < 0:
+        return Finding(check, level, clean(text), otherwise)
+    return Finding(check, level, clean(text[:cut]), clean(text[cut + 2 :]))
+
+
+def clean(text: str) -> str:
+    """Text from elsewhere, fit for a terminal: one line, printable, not endless."""
+    line = "".join(char if char.isprintable() else " " for char in text)
+    return line if len(line) <= _MAX_CHARS else line[: _MAX_CHARS - 2] + " …"
+
+
+def listing(names: Sequence[str], most: int = 12) -> str:
+    """Names with commas, the rest as a number."""
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return clean(", ".join(names[:most])) + rest
+
+
+def is_writable_directory(path: Path) -> str:
+    """Why no file can be made in the directory; empty if one can. The trial file is removed."""
+    trial = path / f".paramserver-doctor-{os.getpid()}"
+    try:
+        os.close(os.open(trial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        trial.unlink()
+    except OSError as error:
+        return reason(error)
+    return ""

@@ -1,0 +1,50 @@
+"""The result of a job, gathered from its servers: weights file, summary, and the lines that are shown."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+from paramserver.config import Run
+from paramserver.local.collect import collect
+from paramserver.local.display import mode_text
+from paramserver.local.summary import summarise, write_summary
+from paramserver.transport.base import Channel
+from paramserver.v1 import coordinator_pb2, shard_pb2
+
+_CALL_S = 30.0
+
+
+async def gather(status: coordinator_pb2.StatusResponse, connect: Callable[[str], Channel], run: Run) -> dict[str, Any]:
+    """The summary; also writes the files that ``run`` asks for. ``status`` holds the model and all servers.
+
+    Raises UnavailableError if a server is gone, UserError if a file cannot be written.
+    """
+    channels = [connect(server.address) for server in sorted(status.view.servers, key=lambda server: server.index)]
+    try:
+        result = await collect(channels, status.model, status.job, status.view.timeline)
+        request = shard_pb2.StatsRequest(job=status.job)
+        stats = [
+            cast(shard_pb2.StatsResponse, await channel.call("Shard.Stats", request, timeout=_CALL_S))
+            for channel in channels
+        ]
+    finally:
+        await asyncio.gather(*(channel.close() for channel in channels))
+    summary = summarise(status, stats, result)
+    if run.save:
+        await asyncio.to_thread(result.save, Path(run.save))
+    if run.summary:
+        write_summary(Path(run.summary), summary)
+    return summary
+
+
+def closing_lines(status: coordinator_pb2.StatusResponse, summary: dict[str, Any]) -> list[str]:
+    """What is said at the end."""
+    metrics = ", ".join(f"{name} {value:.4f}" for name, value in sorted(summary["metrics"].items()))
+    return [
+        f"done: {mode_text(status)}, {summary['steps']} steps in {summary['seconds']:.1f} s, "
+        f"{summary['samples_per_s']:.0f} samples/s" + (f", {metrics}" if metrics else ""),
+        f"weights sha256 {summary['weights_sha256']}",
+    ]

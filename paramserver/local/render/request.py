@@ -1,0 +1,211 @@
+"""What is to be rendered, and what every target makes of the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from paramserver.config import SECRETS, Settings, hide_password, split_addresses
+from paramserver.errors import ConfigError
+
+# A file's name to its text.
+Files = dict[str, str]
+# Dotted name of a setting to its value.
+Values = dict[str, object]
+
+DEFAULT_IMAGE = "paramserver:latest"
+DEFAULT_PREFIX = "/opt/paramserver"
+COORDINATOR_PORT = 8790
+STORE_PORT = 6379
+# In containers: nobody's user id on the host.
+UID = 10001
+STORE_IMAGE = "valkey/valkey:9-alpine"
+# How long a process may take to leave, seconds: a worker hands in the slice that it is at and gives back the others.
+STOP_S = 60
+# Exit codes after which starting again does not help: wrong configuration, wrong version.
+HOPELESS = (2, 4)
+# What supervisors run to see whether a process is well; "--ready" also asks whether it takes part.
+HEALTH = ("paramserver", "health")
+
+# Where things lie, on a machine as in a container.
+ETC = "/etc/paramserver"
+CERTS = f"{ETC}/certs"
+STORE_PASSWORD = f"{ETC}/store.password"
+# What the image's keys.py makes for docker-compose: which files, and which user of the store.
+COMPOSE_CERTS = "/certs"
+COMPOSE_STORE = "redis://paramserver@redis:6379/0"
+COMPOSE_STORE_PASSWORD = "/certs/redis.password"
+# In containers: what lies here may be readable by others.
+STORE_SECRET = "/run/secrets/paramserver/password"
+STATE = "/var/lib/paramserver"
+# The only place where the image may write, besides what is temporary.
+RESULTS = "/data"
+
+# What a server or a worker needs to know; everything else it is told by the coordinator. In particular it must not
+# insist on a mode that may have been changed meanwhile, and it has no business with the store.
+_MEMBER_KEYS = (
+    "cluster.coordinator",
+    "cluster.join_timeout_s",
+    "cluster.wait_timeout_s",
+    "training.threads_per_worker",
+    "training.threads_per_server",
+    "training.device",
+    "log.level",
+    "log.interval_s",
+    "security.certs",
+    "security.insecure",
+)
+# What the coordinator does not need: the workers' script, and what every target says in its own way.
+_NOT_COORDINATOR = {"run.script", "run.args", "training.device", "security.token_file", "security.admin_token_file"}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asked for. ``standby``: a second coordinator; ``gpu``: one for each worker."""
+
+    settings: Settings
+    image: str = DEFAULT_IMAGE
+    prefix: str = DEFAULT_PREFIX
+    gpu: bool = False
+    standby: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.image or self.image.split() != [self.image]:
+            raise ConfigError(f'{self.image!r} is not an image; give its name, as in "{DEFAULT_IMAGE}"')
+        if not self.prefix.startswith("/") or self.prefix.split() != [self.prefix]:
+            raise ConfigError(f'{self.prefix!r} is not an absolute path without spaces, such as "{DEFAULT_PREFIX}"')
+
+    @property
+    def insecure(self) -> bool:
+        """Whether members talk without TLS. Only a setting that says so makes it so."""
+        return self.settings.security.insecure
+
+    @property
+    def job(self) -> str:
+        """Name of the job, which is also the first part of the names of objects."""
+        return self.settings.cluster.job or "paramserver"
+
+    @property
+    def port(self) -> int:
+        """The port of the coordinator."""
+        addresses = split_addresses(self.settings.cluster.coordinator)
+        return int(addresses[0].rpartition(":")[2]) if addresses else COORDINATOR_PORT
+
+    @property
+    def worker_words(self) -> list[str]:
+        """How a worker is started, after "paramserver". Raises ConfigError if no script is given."""
+        run = self.settings.run
+        if not run.script:
+            raise ConfigError("run.script is empty, but says what the workers run; give it in the file or with --set")
+        return ["start", "worker", "--", run.script, *run.args]
+
+    def coordinator_values(self, changes: Values) -> Values:
+        """The coordinator's settings with changes that the target makes, as far as they are not the defaults."""
+        self._refuse_secrets()
+        values = {key: value for key, value in self.settings.values().items() if key not in _NOT_COORDINATOR}
+        return _not_default({**values, **changes})
+
+    def member_values(self, changes: Values) -> Values:
+        """The same for a server or a worker."""
+        values = self.settings.values()
+        return _not_default({**{key: values[key] for key in _MEMBER_KEYS}, **changes})
+
+    def security_values(self, certs: str) -> Values:
+        """TLS with the certificates in that directory, or not."""
+        return {"security.certs": "" if self.insecure else certs, "security.insecure": self.insecure}
+
+    def _refuse_secrets(self) -> None:
+        store = self.settings.cluster.store
+        if hide_password(store) != store:
+            raise ConfigError(
+                "cluster.store holds a password, which would end up in the files; write the password to a file of its "
+                "own and name that in cluster.store_password_file"
+            )
+
+
+def _not_default(values: Mapping[str, object]) -> Values:
+    defaults = Settings().values()
+    return {key: value for key, value in values.items() if value != defaults[key] and key not in _NEVER}
+
+
+# These come from the environment only, and never from ours.
+_NEVER: Collection[str] = [key for key in SECRETS if key.startswith("security.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Containers:
+    """What targets that run containers share: addresses by service name, and the store.
+
+    ``coordinator`` is its host name; ``store``, ``store_password`` are URL and password file of the store that is
+    started along with the job; ``certs`` is the directory with certificates.
+    """
+
+    request: Request
+    coordinator: str
+    store: str
+    when_done: str
+    certs: str = CERTS
+    store_password: str = STORE_SECRET
+
+    @property
+    def own_store(self) -> bool:
+        """Whether the store is started along with the job."""
+        return self.request.settings.cluster.store == "auto"
+
+    @property
+    def store_url(self) -> str:
+        """The store's address. Raises ConfigError for one that no container can reach."""
+        url = self.request.settings.cluster.store
+        if self.own_store:
+            return self.store
+        if url.startswith("unix:") or (urlsplit(url).hostname or "").lower() in ("localhost", "127.0.0.1", "::1"):
+            raise ConfigError(
+                f'cluster.store is "{hide_password(url)}", which no container can reach; name a host, or "auto" to '
+                "start a store along with the job"
+            )
+        if url == "memory" and self.request.standby:
+            raise ConfigError('a coordinator on standby needs a store that outlives the other: not "memory"')
+        return url
+
+    @property
+    def results(self) -> bool:
+        """Whether the coordinator writes files that are to stay."""
+        return bool(self.request.settings.run.summary or self.request.settings.run.save)
+
+    @property
+    def password_file(self) -> str:
+        """Where the coordinator finds the store's password; empty if there is none."""
+        if self.own_store:
+            return self.store_password
+        return STORE_SECRET if self.request.settings.cluster.store_password_file else ""
+
+    def coordinator_values(self) -> Values:
+        """See `Request.coordinator_values`."""
+        for key in ("run.summary", "run.save"):
+            _check_inside(key, str(self.request.settings.values()[key]))
+        port = self.request.port
+        return self.request.coordinator_values(
+            {
+                "cluster.coordinator": f"{self.coordinator}:{port}",
+                "cluster.listen": f"0.0.0.0:{port}",
+                "cluster.advertise_host": self.coordinator,
+                "cluster.job": self.request.job,
+                "cluster.store": self.store_url,
+                "cluster.store_password_file": self.password_file,
+                "cluster.when_done": self.when_done,
+                **self.request.security_values(self.certs),
+            }
+        )
+
+    def member_values(self) -> Values:
+        """See `Request.member_values`."""
+        address = f"{self.coordinator}:{self.request.port}"
+        return self.request.member_values({"cluster.coordinator": address, **self.request.security_values(self.certs)})
+
+
+def _check_inside(key: str, path: str) -> None:
+    """Only the directory for results can be written in a container."""
+    inside = not path.startswith("/") or path.startswith(f"{RESULTS}/")
+    if not inside or ".." in path.split("/"):
+        raise ConfigError(f'{key} is "{path}", but a container writes below {RESULTS} only; give a path relative to it')

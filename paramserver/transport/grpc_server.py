@@ -1,0 +1,219 @@
+"""The called side of the transport between processes; see `grpc`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from typing import Any, NoReturn, TypeVar
+
+from google.protobuf.message import Message
+
+from paramserver import errors
+from paramserver.transport import fork
+from paramserver.transport.addresses import join, probe
+from paramserver.transport.base import Method, MethodKind, frame, handlers, set_caller
+from paramserver.transport.failures import CODES, ERROR_KEY, answered
+from paramserver.transport.grpcio import grpc
+from paramserver.transport.limits import LIMITS, Limits
+from paramserver.transport.security import DENIED, OPEN, REFUSALS, Refusal, Security
+
+T = TypeVar("T")
+
+# What an upload ends with.
+END = b""
+# How long `stop` waits for services that were cancelled.
+STOP_S = 10.0
+
+
+class GrpcServer:
+    """Services behind one listening port. Made by `serve`."""
+
+    def __init__(self, server: grpc.aio.Server, host: str, port: int, running: set[asyncio.Task[Any]]) -> None:
+        self.port = port
+        self.address = join(host, port)
+        self._server = server
+        self._loop = asyncio.get_running_loop()  # must live in forked children, too
+        self._running = running
+        fork.keep(self)
+
+    async def stop(self, grace: float = 0.0) -> None:
+        """Take no more calls, give those in flight ``grace`` seconds, then cancel them and wait for their end."""
+        fork.check()
+        await self._server.stop(grace)
+        running = set(self._running)
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running, timeout=STOP_S)
+
+
+async def serve(
+    services: Sequence[tuple[str, object]],
+    host: str = "127.0.0.1",
+    port: int = 0,
+    security: Security = OPEN,
+    limits: Limits = LIMITS,
+) -> GrpcServer:
+    """Answer calls on ``host`` (an address or name of this machine, "0.0.0.0" or "::" for all) and ``port`` (0: any).
+
+    ``services`` are pairs of "Shard" or "Coordinator" and an object; see `base`. Raises ConfigError if the port is in
+    use or cannot be listened on, or if that is not safe with this ``security``.
+    """
+    fork.check()
+    await probe(host, port)
+    await security.check_listen(host)
+    server = grpc.aio.server(
+        options=limits.server(),
+        maximum_concurrent_rpcs=limits.calls,
+        compression=grpc.Compression.NoCompression,
+    )
+    running: set[asyncio.Task[Any]] = set()
+    server.add_generic_rpc_handlers((_Door(services, security, running),))
+    address = join(host, port)
+    try:
+        if security.certificates is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, security.certificates.server_credentials())
+    except RuntimeError as error:
+        raise errors.ConfigError(f"cannot listen on port {port} of {host}: choose another port or host") from error
+    await server.start()
+    return GrpcServer(server, host, bound, running)
+
+
+class _Door(grpc.GenericRpcHandler):
+    """Finds what answers a call, once the tokens in its head have been checked."""
+
+    def __init__(
+        self, services: Sequence[tuple[str, object]], security: Security, running: set[asyncio.Task[Any]]
+    ) -> None:
+        self._security = security
+        self._methods = {
+            method.path: (method, _HANDLERS[method.kind](_Answering(method, security, running), handler))
+            for method, handler in handlers(services)
+        }
+
+    def service(self, details: Any) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        """gRPC's question, before the body of the call is read. None: no such method."""
+        found = self._methods.get(details.method)
+        if found is None:
+            return None
+        method, answer = found
+        refusal = self._security.admit(method.name, details.invocation_metadata)
+        return answer if refusal is None else _refusing(method, refusal)
+
+
+def _refusing(method: Method, refusal: Refusal) -> grpc.RpcMethodHandler[bytes, bytes]:
+    """Whatever the kind of the method, nothing of the body is taken."""
+
+    async def answer(_: AsyncIterator[bytes], context: Context) -> None:
+        await _refuse(method, refusal, context)
+
+    return grpc.stream_stream_rpc_method_handler(answer)
+
+
+async def _refuse(method: Method, refusal: Refusal, context: Context) -> NoReturn:
+    REFUSALS.say(method.name, context.peer(), refusal.reason)
+    code = grpc.StatusCode.UNAUTHENTICATED if refusal.unknown else grpc.StatusCode.PERMISSION_DENIED
+    await context.abort(code, DENIED)
+
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class _Answering:
+    """What all calls of one method have in common."""
+
+    def __init__(self, method: Method, security: Security, running: set[asyncio.Task[Any]]) -> None:
+        self.method = method
+        self._security = security
+        self._running = running
+
+    async def run(self, context: Context, work: Callable[[], Awaitable[T]]) -> T:
+        """Do the work for one call if its caller may ask for it, and send the error that ends it."""
+        caller = self._security.identify(self.method.name, context.auth_context)
+        if isinstance(caller, Refusal):
+            await _refuse(self.method, caller, context)
+        set_caller(caller)
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        try:
+            return await answered(self.method.name, work)
+        except errors.ParamServerError as error:
+            kind = type(error)
+            await context.abort(CODES[kind], str(error), trailing_metadata=((ERROR_KEY, kind.__name__),))
+        finally:
+            self._running.discard(task)
+
+
+def _unary(answering: _Answering, handler: Any) -> grpc.RpcMethodHandler[bytes, bytes]:
+    method = answering.method
+
+    async def answer(raw: bytes, context: Context) -> bytes:
+        async def work() -> bytes:
+            return method.encode_response(await handler(method.decode_request(raw)))
+
+        return await answering.run(context, work)
+
+    return grpc.unary_unary_rpc_method_handler(answer)
+
+
+def _upload(answering: _Answering, handler: Any) -> grpc.RpcMethodHandler[bytes, bytes]:
+    method = answering.method
+
+    async def answer(requests: AsyncIterator[bytes], context: Context) -> bytes:
+        async def frames() -> AsyncIterator[bytes]:
+            async for raw in requests:
+                if raw == END:
+                    return
+                yield raw
+            raise errors.UnavailableError(f"{method.name}: the sender went away in the middle of the stream")
+
+        async def work() -> bytes:
+            return method.encode_response(await handler(frames()))
+
+        return await answering.run(context, work)
+
+    return grpc.stream_unary_rpc_method_handler(answer)
+
+
+def _download(answering: _Answering, handler: Any) -> grpc.RpcMethodHandler[bytes, bytes]:
+    method = answering.method
+
+    async def answer(raw: bytes, context: Context) -> None:
+        async def work() -> None:
+            async with aclosing(handler(method.decode_request(raw))) as answers:
+                async for item in answers:
+                    await context.write(frame(method, item))
+
+        await answering.run(context, work)
+
+    return grpc.unary_stream_rpc_method_handler(answer)
+
+
+def _session(answering: _Answering, handler: Any) -> grpc.RpcMethodHandler[bytes, bytes]:
+    method = answering.method
+
+    async def answer(requests: AsyncIterator[bytes], context: Context) -> None:
+        async def parsed() -> AsyncIterator[Message]:
+            async for raw in requests:
+                yield method.decode_request(raw)
+
+        async def work() -> None:
+            async with aclosing(handler(parsed())) as answers:
+                async for item in answers:
+                    await context.write(method.encode_response(item))
+
+        await answering.run(context, work)
+
+    return grpc.stream_stream_rpc_method_handler(answer)
+
+
+_HANDLERS: dict[MethodKind, Callable[[_Answering, Any], grpc.RpcMethodHandler[bytes, bytes]]] = {
+    MethodKind.UNARY: _unary,
+    MethodKind.UPLOAD: _upload,
+    MethodKind.DOWNLOAD: _download,
+    MethodKind.SESSION: _session,
+}

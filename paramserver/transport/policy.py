@@ -1,0 +1,47 @@
+"""Which role may call which method: the one table that the server's check and its tests read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+COORDINATOR = "coordinator"
+SERVER = "server"
+WORKER = "worker"
+ADMIN = "admin"
+
+ROLES = frozenset({COORDINATOR, SERVER, WORKER, ADMIN})
+# Whom a caller without a certificate is taken for; an admin shows the admin token.
+ANYBODY = ROLES - {ADMIN}
+
+_MEMBERS = frozenset({SERVER, WORKER})
+
+# Method to the roles that may call it; methods as in transport.base.METHODS.
+CALLERS: Mapping[str, frozenset[str]] = {
+    "Coordinator.Join": _MEMBERS | {ADMIN},  # an admin joins as an observer
+    "Coordinator.Session": _MEMBERS | {ADMIN},
+    "Coordinator.RegisterModel": frozenset({WORKER}),
+    "Coordinator.RegisterData": frozenset({WORKER}),
+    "Coordinator.InitializeDone": frozenset({WORKER}),
+    "Coordinator.Lease": frozenset({WORKER}),
+    "Coordinator.SetConsistency": frozenset({ADMIN}),
+    "Coordinator.Status": ROLES,
+    "Coordinator.Settings": ROLES,
+    "Coordinator.Probe": ROLES,
+    "Coordinator.Drain": frozenset({ADMIN}),
+    "Coordinator.Stop": frozenset({ADMIN}),
+    "Shard.Configure": frozenset({COORDINATOR}),
+    "Shard.Initialize": frozenset({WORKER}),
+    "Shard.Activate": frozenset({COORDINATOR}),
+    "Shard.SetMembers": frozenset({COORDINATOR}),
+    "Shard.SetConsistency": frozenset({COORDINATOR}),
+    "Shard.Push": frozenset({WORKER}),
+    "Shard.Pull": frozenset({WORKER, COORDINATOR, ADMIN}),
+    "Shard.Idle": frozenset({WORKER}),
+    "Shard.Export": frozenset({COORDINATOR, ADMIN}),
+    "Shard.ShareNorms": frozenset({SERVER}),
+    "Shard.Stats": frozenset({COORDINATOR, SERVER, ADMIN}),  # a server's health check bears the server's certificate
+    "Shard.Counted": frozenset({COORDINATOR}),
+}
+
+# Methods that take the admin token in addition.
+ADMIN_METHODS = frozenset(method for method, callers in CALLERS.items() if callers == {ADMIN})
