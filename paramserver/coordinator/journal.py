@@ -89,7 +89,7 @@ class Journal:
         """Write the present state soon."""
         text = json_format.MessageToJson(job.record(), indent=None, preserving_proto_field_name=True)
         self._want(_STATE, text.encode())
-        if job.registry.model is not None and _MODEL not in self._wanted:
+        if job.registry.model is not None and _MODEL not in self._wanted and not job.released:
             self._want(_MODEL, job.registry.model.SerializeToString())
 
     def _want(self, key: str, value: bytes) -> None:

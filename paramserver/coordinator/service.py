@@ -185,7 +185,9 @@ class CoordinatorService:
         self, requests: AsyncIterator[coordinator_pb2.SessionRequest]
     ) -> AsyncIterator[coordinator_pb2.SessionResponse]:
         """Reports up, the view down whenever it changes. The end of the stream is the end of the lease's grace."""
-        first = await anext(aiter(requests))
+        first = await anext(aiter(requests), None)
+        if first is None:
+            return
         ident = first.member
         if ident not in self.members:
             raise errors.FencedError("this process is not a member (its lease ended): join again")

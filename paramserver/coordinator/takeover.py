@@ -34,6 +34,8 @@ _ENDED = (
 )
 _CALL_S = 5.0
 _RETRY_S = 0.5
+# Members look for another coordinator about once a second.
+_FIND_S = 3.0
 _SAY_S = 5.0
 
 
@@ -53,13 +55,12 @@ async def take_over(
     Waits up to ``patience_s`` for all servers; ``newcomers`` tells how many servers without a shard want to join.
     Raises JobFailedError if a shard is gone, DeadlineError naming the servers that did not answer.
     """
-    now = time.monotonic()
     job.timeline = record.view.timeline
     job.finished = record.finished
     job.lost.extend(record.lost)
     job.board.restore(record)
     members = [_member(entry) for entry in record.members]
-    job.members.restore(members, now)
+    job.members.restore(members, time.monotonic() + job.options.lease_s + _FIND_S)
     if record.HasField("data"):
         job.leasing.data = data_from_proto(record.data)
     model = await job.journal.model() if record.layout else None

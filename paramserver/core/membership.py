@@ -121,10 +121,10 @@ class Membership:
         """The number of the next member."""
         return self._next_ident
 
-    def restore(self, members: Iterable[Member], now: float) -> None:
-        """Begin with the members of a coordinator before this one; each has a lease's time to say that it lives."""
+    def restore(self, members: Iterable[Member], expires_at: float) -> None:
+        """Begin with the members of a coordinator before this one, who have until then to say that they live."""
         for member in members:
-            self._members[member.ident] = replace(member, expires_at=now + self.lease_s, presence=Presence.SILENT)
+            self._members[member.ident] = replace(member, expires_at=expires_at, presence=Presence.SILENT)
             self._next_ident = max(self._next_ident, member.ident + 1)
 
     def __contains__(self, ident: int) -> bool:

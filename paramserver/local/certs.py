@@ -50,13 +50,13 @@ class Shown:
         return self.valid_from <= datetime.now(UTC) and self.days_left > WARN_DAYS
 
 
-def init(directory: Path, days: int = DAYS, job: str = "") -> None:
+def init(directory: Path, days: int = DAYS, job: str = "", now: datetime | None = None) -> None:
     """Make an authority, certificates that are valid for ``days``, and tokens. ``job`` goes into the names.
 
     Raises ConfigError if the directory holds anything, or cannot be written to.
     """
     _check_days(days)
-    now = datetime.now(UTC)
+    now = now or datetime.now(UTC)
     with _writing(directory):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(directory.iterdir()):
@@ -75,7 +75,7 @@ def init(directory: Path, days: int = DAYS, job: str = "") -> None:
             _write(directory / file, f"{secrets.token_urlsafe(32)}\n".encode(), 0o600)
 
 
-def renew(directory: Path, days: int = DAYS) -> None:
+def renew(directory: Path, days: int = DAYS, now: datetime | None = None) -> None:
     """New keys and certificates for all roles, from the authority that is there. Tokens stay.
 
     Raises ConfigError if ``ca.key`` is not there or does not fit, or if nothing can be written.
@@ -85,7 +85,7 @@ def renew(directory: Path, days: int = DAYS) -> None:
     from cryptography.x509.oid import NameOID
 
     _check_days(days)
-    now = datetime.now(UTC)
+    now = now or datetime.now(UTC)
     if not (directory / "ca.key").is_file():
         raise ConfigError(
             f'"{directory}" has no ca.key, which certificates are made with: run this where `paramserver certs init` '

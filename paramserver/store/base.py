@@ -95,7 +95,8 @@ class Store(Protocol):
         ``token``: secret name of this candidate. ``holder``: address to show to others. ``floor``: the highest term
         known elsewhere. ``term`` 0: become the leader under a new term, above all that are known. Otherwise: go on
         under this one, also when the lease ran out or the store forgot it; refused if a higher term is known. Whoever
-        holds the lease keeps it: others get its term and address. The term in the answer is the one in force.
+        holds the lease keeps it: others get its term and address, unless theirs is higher, which happens when the store
+        came back with an older state. The term in the answer is the one in force.
         """
         ...
 

@@ -24,7 +24,7 @@ class ForbiddenError(StoreError):
 # {where}: the server, {what}: what was asked, {text}: what it said.
 _ROWS: tuple[tuple[str, type[StoreError], str], ...] = (
     (
-        r"NoPermissionError|\bNOPERM\b|user executing the script can't|unknown command",
+        r"NoPermissionError|\bNOPERM\b|ACL failure|user executing the script can't|unknown command",
         ForbiddenError,
         "the store at {where} does not let us {what}: correct user and password in cluster.store, or the user's "
         "permissions (docs/store.md has the line)",

@@ -54,7 +54,9 @@ class MemoryStore:
         now = self._clock()
         lease = self._lease if self._lease is not None and self._lease.until > now else None
         if lease is not None and lease.token != token:
-            return Lead(False, self._term, lease.holder, lease.until - now)
+            if term <= self._term:
+                return Lead(False, self._term, lease.holder, lease.until - now)
+            lease = None
         known = max(self._term, floor)
         if term == 0:
             term = self._term if lease is not None and self._term == known > 0 else known + 1

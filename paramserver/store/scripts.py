@@ -73,10 +73,13 @@ local leader = redis.call('HMGET', KEYS[1], 'token', 'holder')
 local left = redis.call('PTTL', KEYS[1])
 local stored = tonumber(redis.call('GET', KEYS[2]) or '0')
 local held = leader[1] and left > 0
-if held and leader[1] ~= ARGV[1] then
-  return {0, stored, leader[2], left}
-end
 local term = tonumber(ARGV[4])
+if held and leader[1] ~= ARGV[1] then
+  if term <= stored then
+    return {0, stored, leader[2], left}
+  end
+  held = false -- a leader of a later term: this lease is of a state before
+end
 local known = math.max(stored, tonumber(ARGV[5]))
 if term == 0 then
   if held and stored > 0 and stored == known then

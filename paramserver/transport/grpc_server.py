@@ -16,7 +16,7 @@ from paramserver.transport.base import Method, MethodKind, frame, handlers, set_
 from paramserver.transport.failures import CODES, ERROR_KEY, answered
 from paramserver.transport.grpcio import grpc
 from paramserver.transport.limits import LIMITS, Limits
-from paramserver.transport.security import DENIED, OPEN, REFUSALS, Refusal, Security
+from paramserver.transport.security import DENIED, OPEN, Refusal, RefusalLog, Security
 
 T = TypeVar("T")
 
@@ -89,8 +89,9 @@ class _Door(grpc.GenericRpcHandler):
         self, services: Sequence[tuple[str, object]], security: Security, running: set[asyncio.Task[Any]]
     ) -> None:
         self._security = security
+        self._refusals = refusals = RefusalLog()
         self._methods = {
-            method.path: (method, _HANDLERS[method.kind](_Answering(method, security, running), handler))
+            method.path: (method, _HANDLERS[method.kind](_Answering(method, security, running, refusals), handler))
             for method, handler in handlers(services)
         }
 
@@ -101,20 +102,20 @@ class _Door(grpc.GenericRpcHandler):
             return None
         method, answer = found
         refusal = self._security.admit(method.name, details.invocation_metadata)
-        return answer if refusal is None else _refusing(method, refusal)
+        return answer if refusal is None else _refusing(method, refusal, self._refusals)
 
 
-def _refusing(method: Method, refusal: Refusal) -> grpc.RpcMethodHandler[bytes, bytes]:
+def _refusing(method: Method, refusal: Refusal, refusals: RefusalLog) -> grpc.RpcMethodHandler[bytes, bytes]:
     """Whatever the kind of the method, nothing of the body is taken."""
 
     async def answer(_: AsyncIterator[bytes], context: Context) -> None:
-        await _refuse(method, refusal, context)
+        await _refuse(method, refusal, refusals, context)
 
     return grpc.stream_stream_rpc_method_handler(answer)
 
 
-async def _refuse(method: Method, refusal: Refusal, context: Context) -> NoReturn:
-    REFUSALS.say(method.name, context.peer(), refusal.reason)
+async def _refuse(method: Method, refusal: Refusal, refusals: RefusalLog, context: Context) -> NoReturn:
+    refusals.say(method.name, context.peer(), refusal.reason)
     code = grpc.StatusCode.UNAUTHENTICATED if refusal.unknown else grpc.StatusCode.PERMISSION_DENIED
     await context.abort(code, DENIED)
 
@@ -125,16 +126,19 @@ Context = grpc.aio.ServicerContext[bytes, bytes]
 class _Answering:
     """What all calls of one method have in common."""
 
-    def __init__(self, method: Method, security: Security, running: set[asyncio.Task[Any]]) -> None:
+    def __init__(
+        self, method: Method, security: Security, running: set[asyncio.Task[Any]], refusals: RefusalLog
+    ) -> None:
         self.method = method
         self._security = security
         self._running = running
+        self._refusals = refusals
 
     async def run(self, context: Context, work: Callable[[], Awaitable[T]]) -> T:
         """Do the work for one call if its caller may ask for it, and send the error that ends it."""
         caller = self._security.identify(self.method.name, context.auth_context)
         if isinstance(caller, Refusal):
-            await _refuse(self.method, caller, context)
+            await _refuse(self.method, caller, self._refusals, context)
         set_caller(caller)
         task = asyncio.current_task()
         assert task is not None

@@ -19,7 +19,7 @@ class Limits:
     metadata_bytes: int = 64 * 1024
     # Calls in progress in a server; the excess is answered RESOURCE_EXHAUSTED.
     calls: int = 8192
-    # Calls in progress on one connection; the caller holds the excess back.
+    # Calls in progress on one connection; the excess waits at the caller, or is refused as unavailable.
     streams: int = 512
     # Connections to a server; the excess is closed.
     connections: int = 4096

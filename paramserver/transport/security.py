@@ -219,10 +219,10 @@ class RefusalLog:
         log.warning("refused a call", call=call, peer=peer, reason=reason, **others)
 
 
-REFUSALS = RefusalLog()
+_OF_SERVICES = RefusalLog()
 
 
 def deny(call: str, reason: str) -> DeniedError:
     """For services that refuse a caller themselves: the error to raise. ``reason`` goes to the log only."""
-    REFUSALS.say(call, "", reason)
+    _OF_SERVICES.say(call, "", reason)
     return DeniedError(DENIED)

@@ -27,7 +27,7 @@ log = structlog.get_logger("paramserver.session")
 
 _REPORT_S = 0.5
 _CALL_S = 30.0
-_RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+_RETRY_S = (0.1, 0.2, 0.5, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +167,10 @@ class Session:
                 return
 
     async def _requests(self) -> AsyncIterator[coordinator_pb2.SessionRequest]:
+        self._stream_term = None
         while True:
-            self._check_term(self.view.term)
+            if self._stream_term is not None:
+                self._check_term(self._stream_term)
             leaving = self._leaving.is_set()
             request = self._report()
             if leaving:
@@ -207,6 +209,7 @@ class Session:
             raise errors.UnavailableError(f"that coordinator (term {term}) was replaced (term {newest})")
 
     async def _see(self, view: types_pb2.View) -> None:
+        self._stream_term = view.term
         self._check_term(view.term)
         if view.term == self.view.term and view.generation < self.view.generation:
             return
@@ -218,6 +221,8 @@ class Session:
             self._changed.notify_all()
 
     _said_goodbye = False
+    # The term of the coordinator at the other end of the stream, once it has said so.
+    _stream_term: int | None = None
 
     async def _fail(self, error: errors.ParamServerError) -> None:
         self.failure = error

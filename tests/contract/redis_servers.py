@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime
 import ipaddress
@@ -11,7 +12,7 @@ import ssl
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -23,8 +24,13 @@ from cryptography.x509.oid import NameOID
 
 from paramserver.local.children import dying_with_me
 from paramserver.local.valkey import find_program
+from paramserver.store import Store, open_store
 
 START_S = 20.0
+DEADLINE_S = 30.0
+PREFIX = "paramserver:job:"
+TTL_S = 60.0
+SETTINGS = ("maxmemory", "maxmemory-policy", "appendonly")
 USER = "paramserver"
 PASSWORD = "canary-pass/word@#%"
 ADMIN_PASSWORD = "canary-admin"
@@ -148,6 +154,27 @@ class RedisServer:
         finally:
             client.close()
 
+    def command(self, *words: str) -> object:
+        """Give a command as the administrator."""
+        with self.admin() as admin:
+            execute: Callable[..., object] = admin.execute_command
+            return execute(*words)
+
+    def permit(self, *rules: str) -> None:
+        """Change what the user of docs/store.md may do."""
+        self.command("ACL", "SETUSER", USER, *rules)
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Afterwards its settings are as they were, and it is empty."""
+        with self.admin() as admin:
+            before = {name: str(admin.config_get(name)[name]) for name in SETTINGS}
+        yield
+        with self.admin() as admin:
+            for name, value in before.items():
+                admin.config_set(name, value)
+            admin.flushall()
+
     def all_keys(self) -> list[str]:
         """All keys there are."""
         with self.admin() as admin:
@@ -164,6 +191,50 @@ def serving(program: Path, directory: Path, *settings: str) -> Iterator[RedisSer
         yield server
     finally:
         server.close()
+
+
+def run(url: str, test: Callable[[Store], Awaitable[None]], prefix: str = PREFIX) -> None:
+    """Run ``test`` with a store."""
+
+    async def main() -> None:
+        store = open_store(url, prefix)
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                await test(store)
+        finally:
+            await store.close()
+
+    asyncio.run(main())
+
+
+def operations(store: Store) -> list[Callable[[], Awaitable[object]]]:
+    """One call of each method that asks the server something."""
+    return [
+        store.ping,
+        store.inspect,
+        store.leader,
+        lambda: store.load("k"),
+        lambda: store.save("k", b"", 0),
+        lambda: store.delete("k"),
+        lambda: store.lead("t", "h", TTL_S),
+        lambda: store.resign("t"),
+    ]
+
+
+def assert_no_secret(error: BaseException) -> None:
+    """Neither in the error nor in those that led to it."""
+    history: BaseException | None = error
+    while history is not None:
+        assert "canary" not in f"{history} {history!r}"
+        history = history.__cause__ or history.__context__
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Wait until it holds."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
 
 
 class Authority:

@@ -16,6 +16,7 @@ import pytest
 from paramserver import errors
 from paramserver.transport.grpc import connect, serve
 from paramserver.transport.grpcio import grpc
+from paramserver.transport.security import Security
 from paramserver.v1 import coordinator_pb2, shard_pb2
 
 from .channels import DEADLINE_S, GrpcWires, Parked, Stub, echo, run, spawn
@@ -50,7 +51,7 @@ def test_every_kind_of_host_can_be_served_and_reached(host: str, monkeypatch: py
     monkeypatch.delenv("no_proxy", raising=False)
 
     async def test(w: GrpcWires) -> None:
-        server = await serve([("Coordinator", Stub(status=echo))], host)
+        server = await serve([("Coordinator", Stub(status=echo))], host, security=Security.open(insecure=True))
         w.opened.append(server)
         assert server.port > 0
         reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host)
@@ -63,10 +64,11 @@ def test_every_kind_of_host_can_be_served_and_reached(host: str, monkeypatch: py
 @pytest.mark.parametrize("host", HOSTS)
 def test_a_port_in_use_is_named(host: str) -> None:
     async def main() -> None:
-        server = await serve([("Coordinator", Stub())], host)
+        anywhere = Security.open(insecure=True)
+        server = await serve([("Coordinator", Stub())], host, security=anywhere)
         try:
             with pytest.raises(errors.ConfigError, match=f"port {server.port} on {host} is in use"):
-                await serve([("Coordinator", Stub())], host, server.port)
+                await serve([("Coordinator", Stub())], host, server.port, anywhere)
         finally:
             await server.stop()
 

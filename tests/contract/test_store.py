@@ -180,7 +180,7 @@ def test_one_leads_and_the_others_learn_who(url: str) -> None:
     async def test(store: Store) -> None:
         assert await store.leader() is None
         assert await store.lead("a", "host-a:1", TTL_S) == Lead(True, 1, "host-a:1", TTL_S)
-        for other in (await store.lead("b", "host-b:1", TTL_S), await store.lead("b", "host-b:1", TTL_S, term=9)):
+        for other in (await store.lead("b", "host-b:1", TTL_S), await store.lead("b", "host-b:1", TTL_S, term=1)):
             assert other.leads is False
             assert (other.term, other.holder) == (1, "host-a:1")
             assert TTL_S - 10 < other.left_s <= TTL_S
@@ -270,6 +270,18 @@ def test_a_store_that_forgot_learns_the_term_from_the_leader(url: str) -> None:
         assert (await store.lead("b", "b", TTL_S)).term == 7
 
     run(url, "learns", test)
+
+
+def test_a_store_that_was_set_back_follows_the_leader_of_the_later_term(url: str) -> None:
+    async def test(store: Store) -> None:
+        await store.lead("a", "a", TTL_S, term=3)  # as the old state has it
+        assert await store.lead("b", "b", TTL_S, term=4, floor=5) == Lead(False, 5, "", 0.0)
+        assert (await store.leader() or Lead(False, 0, "", 0.0)).holder == "a"
+        assert await store.lead("b", "b", TTL_S, term=4) == Lead(True, 4, "b", TTL_S)
+        late = await store.lead("a", "a", TTL_S, term=3)
+        assert (late.leads, late.term, late.holder) == (False, 4, "b")
+
+    run(url, "set-back", test)
 
 
 def test_of_many_candidates_one_leads_each_round(url: str) -> None:

@@ -74,7 +74,7 @@ def test_packages_that_are_missing_or_too_old() -> None:
 
 
 def test_a_checkout_that_is_not_installed() -> None:
-    found = check_packages(None, {}.get)
+    found = check_packages(None, lambda _: None)
     assert (found.level, "pip install" in found.remedy) == (Level.NOTE, True)
 
 

@@ -56,6 +56,8 @@ def test_an_update_changes_what_it_names_and_the_beat() -> None:
     (after,) = list_signs()
     assert (after.name, after.ready, after.state) == ("worker-3", True, "waiting")
     assert after.beat > before.beat
+    presence.update(address="127.0.0.1:4711")
+    assert [sign.address for sign in list_signs()] == ["127.0.0.1:4711"]
     assert after.silence(after.beat + 20.0) == 20.0
     assert after.title == f"worker-3 (process {os.getpid()})"
 

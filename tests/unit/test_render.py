@@ -142,7 +142,6 @@ def test_members_know_the_address_and_what_concerns_their_machine(target: str, t
         "cluster__store_password_file": "/secret/file",
         "consistency__mode": "async",
         "training__device": "cuda:0",
-        "training__threads_per_worker": 4,
         "cluster__job": "digits",
         "log__level": "warning",
     }
@@ -151,7 +150,7 @@ def test_members_know_the_address_and_what_concerns_their_machine(target: str, t
     for role in ("server", "worker"):
         loaded = member_settings(target, files, role)
         assert loaded.cluster.coordinator == coordinator.cluster.coordinator
-        assert (loaded.training.device, loaded.training.threads_per_worker) == ("cuda:0", 4)
+        assert loaded.training.device == "cuda:0"
         assert loaded.log.level == "warning"
         assert loaded.security == coordinator.security
         # The mode may have been changed since, and the store is the coordinator's alone.
@@ -161,8 +160,9 @@ def test_members_know_the_address_and_what_concerns_their_machine(target: str, t
 
 @pytest.mark.parametrize("target", ["systemd", "k8s", "jobset"])
 def test_tls_unless_it_is_expressly_not_wanted(target: str, tmp_path: Path) -> None:
-    for changes, certs in (({}, "/etc/paramserver/certs"), ({"security__certs": ""}, "/etc/paramserver/certs")):
-        files = rendered(target, **changes)
+    certs = "/etc/paramserver/certs"
+    for given in ("", "./certs", certs):
+        files = rendered(target, security__certs=given)
         for loaded in (coordinator_settings(target, files, tmp_path), member_settings(target, files, "worker")):
             assert (loaded.security.certs, loaded.security.insecure) == (certs, False)
     files = rendered(target, security__certs="", security__insecure=True)
@@ -199,7 +199,7 @@ def test_addresses_in_containers(tmp_path: Path) -> None:
         files = rendered(target, cluster__job="digits", cluster__coordinator="example:9000")
         cluster = coordinator_settings(target, files, tmp_path).cluster
         assert (cluster.coordinator, cluster.listen, cluster.advertise_host) == (f"{host}:9000", "0.0.0.0:9000", host)
-        assert containers(files)["coordinator"]["ports"] == [{"name": "grpc", "containerPort": 9000}]
+        assert containers(files)["coordinator"]["ports"] == [{"name": "grpc", "containerPort": 9000, "protocol": "TCP"}]
     service = named(rendered("k8s", cluster__coordinator=""), "Service", "paramserver-coordinator")
     assert service["spec"]["ports"][0]["port"] == 8790
 
@@ -245,7 +245,7 @@ def test_systemd_needs_the_coordinators_address() -> None:
 def test_units_say_what_is_needed_for_the_job_at_hand() -> None:
     files = rendered("systemd", run__script="/srv/train 1.py", run__args=["--name", "100 %", "$HOME", 'a"b\\c'])
     worker = files["paramserver-worker@.service"]
-    words = r'-- "/srv/train 1.py" --name "100 %%" $$HOME "a\"b\\c"'
+    words = r'-- "/srv/train 1.py" --name "100 %%" "$$HOME" "a\"b\\c"'
     assert f"ExecStart=/opt/paramserver/bin/paramserver start worker {words}\n" in worker
     assert "CUDA_VISIBLE_DEVICES" not in worker
     assert "CUDA_VISIBLE_DEVICES=%i" in rendered("systemd", gpu=True)["paramserver-worker@.service"]

@@ -16,6 +16,7 @@ from paramserver.errors import ParamServerError
 from paramserver.local.doctor import certificates, configuration, machine, network, software, storage
 from paramserver.local.doctor.configuration import Request
 from paramserver.local.doctor.finding import Check, Finding, Level, clean, run_checks
+from paramserver.local.jobs import list_jobs
 
 if TYPE_CHECKING:
     from paramserver.transport.security import Security
@@ -29,6 +30,7 @@ _OWN_ROLES = ("server", "worker", "admin", "coordinator")
 def diagnose(request: Request) -> list[Finding]:
     """All findings, in the order of the groups. Blocking, for a few seconds; nothing raises."""
     settings, about_settings = configuration.read_settings(request)
+    settings = with_running_job(settings)
     environ = request.environ
 
     def look_at_imports() -> Sequence[Finding]:
@@ -66,6 +68,20 @@ def diagnose(request: Request) -> list[Finding]:
     )
 
 
+def with_running_job(settings: Settings) -> Settings:
+    """The settings, with the coordinator of the only job that runs on this machine if none is configured."""
+    try:
+        jobs = list_jobs()
+    except ParamServerError:
+        return settings  # the check of that directory says more
+    if settings.cluster.coordinator or len(jobs) != 1:
+        return settings
+    job, security = jobs[0], settings.security
+    cluster = settings.cluster.model_copy(update={"coordinator": job.coordinator})
+    own = security.model_copy(update={"certs": security.certs or job.certs})
+    return settings.model_copy(update={"cluster": cluster, "security": own})
+
+
 async def look_at_coordinator(settings: Settings) -> list[Finding]:
     """The way there, what is there, and the way back."""
     from paramserver.local.security import load_security
@@ -75,7 +91,14 @@ async def look_at_coordinator(settings: Settings) -> list[Finding]:
     addresses = split_addresses(settings.cluster.coordinator)
     if not addresses:
         listen = await network.check_listen(settings, [])
-        return [listen, Finding("coordinator", Level.NOTE, "none configured; name one with --coordinator HOST:PORT")]
+        return [
+            listen,
+            Finding(
+                "coordinator",
+                Level.NOTE,
+                "none configured, and no job runs here; name one with --coordinator HOST:PORT",
+            ),
+        ]
     role = own_role(settings)
     try:
         security = load_security(settings, role)

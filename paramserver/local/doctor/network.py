@@ -59,9 +59,11 @@ async def check_listen(settings: Settings, answers: Sequence[Answer]) -> Finding
     try:
         await probe(host, port)
     except errors.ConfigError as error:
-        taken = port in {split(answer.address)[1] for answer in answers if answer.error is None} or is_ours(port)
-        if port and taken:
+        named = {split(answer.address)[1]: answer for answer in answers}.get(port)
+        if port and (is_ours(port) or (named and (named.error is None or isinstance(named.error, errors.DeniedError)))):
             return Finding("listen", Level.OK, f"{where}: in use by paramserver")
+        if named:
+            return Finding("listen", Level.NOTE, f"{where}: in use, but not by a coordinator that answers us")
         if not settings.cluster.listen and not settings.cluster.coordinator:
             remedy = f"start the coordinator at another port: --listen HOST:{port + 1}"
             return Finding("listen", Level.NOTE, f"the usual port of a coordinator, {port}, is taken", remedy)

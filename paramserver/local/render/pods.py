@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -127,7 +128,7 @@ def coordinator_pod(name: str, containers: Containers, restart: str) -> Object:
     # Also for commands that are given in the container.
     container["env"] = [{"name": ENV_CONFIG, "value": f"{_CONFIG}/cluster.toml"}]
     container["workingDir"] = RESULTS
-    container["ports"] = [{"name": "grpc", "containerPort": request.port}]
+    container["ports"] = [{"name": "grpc", "containerPort": request.port, "protocol": "TCP"}]
     container["volumeMounts"] += [
         {"name": "config", "mountPath": _CONFIG, "readOnly": True},
         {"name": "results", "mountPath": RESULTS},
@@ -190,7 +191,7 @@ def store_objects(name: str) -> list[Object]:
         "name": role,
         "image": STORE_IMAGE,
         "command": ["sh", "-c", double_dollars(_STORE_SCRIPT)],
-        "ports": [{"name": "valkey", "containerPort": STORE_PORT}],
+        "ports": [{"name": "valkey", "containerPort": STORE_PORT, "protocol": "TCP"}],
         "readinessProbe": {"tcpSocket": {"port": "valkey"}, "periodSeconds": 5},
         "livenessProbe": {"tcpSocket": {"port": "valkey"}, "periodSeconds": 20},
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
@@ -279,7 +280,8 @@ def _container(request: Request, role: str, words: Sequence[str], values: Values
         "args": double_dollars(list(words)),
         "env": [{"name": key, "value": double_dollars(value)} for key, value in environment(values).items()],
         # No native gRPC probe: it cannot show a certificate.
-        "startupProbe": _probe([*HEALTH], 5, 24),
+        # A server shows itself when it has found the coordinator.
+        "startupProbe": _probe([*HEALTH], 5, math.ceil(request.settings.cluster.join_timeout_s / 5) + 12),
         "livenessProbe": _probe([*HEALTH], 20, 3),
         "readinessProbe": _probe([*HEALTH, "--ready"], 10, 2),
         "resources": {"requests": {"cpu": threads, "memory": _MEMORY[role]}},

@@ -48,8 +48,6 @@ _MEMBER_KEYS = (
     "cluster.coordinator",
     "cluster.join_timeout_s",
     "cluster.wait_timeout_s",
-    "training.threads_per_worker",
-    "training.threads_per_server",
     "training.device",
     "log.level",
     "log.interval_s",

@@ -57,6 +57,8 @@ def render(request: Request) -> Files:
         )
     binary = f"{request.prefix}/bin/paramserver"
     security = request.security_values(CERTS)
+    # Not where the machine's own name leads: on Debian that is the loopback interface.
+    listen = {"cluster.listen": settings.cluster.listen or "0.0.0.0"}
     password = {"cluster.store_password_file": STORE_PASSWORD} if settings.cluster.store_password_file else {}
     numbers = "The numbers only tell instances apart; names and ranks are given by the coordinator."
     gpu_numbers = "The numbers are those of the GPUs to compute on; names and ranks are given by the coordinator."
@@ -64,7 +66,7 @@ def render(request: Request) -> Files:
     return {
         "cluster.toml": toml_text(
             f"{_CONFIG} on the coordinator's machine. Others get from the coordinator what they need to know.",
-            request.coordinator_values({**security, **password}),
+            request.coordinator_values({**listen, **security, **password}),
         ),
         "member.env": environment_file(
             f"{_MEMBER} on the machines of servers and workers.\n"
@@ -77,7 +79,7 @@ def render(request: Request) -> Files:
             [binary, "start", "coordinator", "--config", _CONFIG, "--resume"],
             [("ReadWritePaths", " ".join(_result_directories(request)))] if _result_directories(request) else [],
             _MORE_HARDENING,
-            "It exits with 0 when the job is done. After a crash it takes its job up again (--resume).",
+            _about_coordinator(settings.cluster.store),
         ),
         "paramserver-server@.service": _unit(
             "server",
@@ -96,6 +98,15 @@ def render(request: Request) -> Files:
             f"Two workers: systemctl enable --now paramserver-worker@{two}\n{gpu_numbers if request.gpu else numbers}",
         ),
     }
+
+
+def _about_coordinator(store: str) -> str:
+    if store in ("auto", "memory"):
+        return (
+            "It exits with 0 when the job is done. Its store ends with it: to go on after a crash, name one in\n"
+            "cluster.store that does not."
+        )
+    return "It exits with 0 when the job is done. After a crash it goes on with its job (--resume)."
 
 
 def _worker_words(request: Request) -> list[str]:
