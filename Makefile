@@ -2,6 +2,10 @@
 # make test   run the tests
 # make check  lint, format, types, generated code (for contributors)
 # make proto  generate paramserver/v1 again after a change in protos/ (for contributors)
+# make docker-image  build the image for docker-compose, with the wheels in docker/wheels if there are any
+# make docker-wheels  fetch these wheels, so that the image builds without a network
+# make test-compose  build the image and test real clusters of containers (needs Docker and docker-compose)
+# make test-low  unit and contract tests with the lowest versions of grpcio, protobuf and redis (for contributors)
 # make test-gpu  what only a machine with a GPU can test (for contributors; uses the python on PATH)
 # make clean  remove caches and build outputs; make clean-all also the environments
 
@@ -13,11 +17,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 TEST_PROCESSES ?= 2
 PROTOS := $(wildcard protos/paramserver/v1/*.proto)
+# The lowest versions that pyproject.toml allows of what we depend on most.
+LOWEST := grpcio==1.76.0 protobuf==6.31.1 redis==5.0.0
 # Old enough that the code it makes imports under protobuf 6 and 7; in an environment of its own, since it needs < 7.
 PROTO_TOOLS := grpcio-tools==1.76.0 grpcio==1.76.0 protobuf==6.33.6 setuptools==80.9.0
 PROTOC = .proto-venv/bin/python -m grpc_tools.protoc -I protos
 
-.PHONY: help demo test test-gpu check format proto proto-check clean clean-all
+.PHONY: help demo test test-low test-gpu check format proto proto-check clean clean-all \
+	docker-image docker-wheels docker-base test-compose
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -32,6 +39,13 @@ help:
 	.proto-venv/bin/python -m pip install --quiet --disable-pip-version-check $(PROTO_TOOLS)
 	touch $@
 
+.low-venv/.stamp: pyproject.toml constraints.txt Makefile
+	$(PYTHON) -m venv .low-venv
+	grep -vE '^(grpcio|protobuf|redis)==' constraints.txt > .low-venv/constraints.txt
+	.low-venv/bin/python -m pip install --quiet --disable-pip-version-check -c .low-venv/constraints.txt \
+		-e '.[local,demo,dev]' $(LOWEST)
+	touch $@
+
 demo: .venv/.stamp
 	$(BIN)/paramserver run workers/digits.py --servers 2 --workers 2
 
@@ -39,8 +53,33 @@ test: .venv/.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile tests/unit tests/contract tests/cluster
 	$(BIN)/python -m pytest -q tests/integration
 
+test-low: .low-venv/.stamp
+	OMP_NUM_THREADS=1 .low-venv/bin/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile tests/unit tests/contract
+
 test-gpu:
 	$(PYTHON) -m pytest -q -s -p no:cacheprovider tests/gpu
+
+docker-image:
+	docker build -f docker/Dockerfile -t paramserver:latest .
+
+docker-wheels: docker/wheels/.stamp
+
+# async-timeout: redis-py asks for it where Python is older than 3.11.3, and pip does not see that from a newer one.
+docker/wheels/.stamp: pyproject.toml constraints.txt docker/requirements.py
+	rm -f docker/wheels/*.whl
+	$(PYTHON) docker/requirements.py --build demo > docker/wheels/.requirements
+	$(PYTHON) -m pip download --quiet --disable-pip-version-check --only-binary :all: --python-version 3.11 \
+		--dest docker/wheels -c constraints.txt -r docker/wheels/.requirements async-timeout
+	@! compgen -G 'docker/wheels/nvidia*.whl' || { rm docker/wheels/*.whl; \
+		echo 'this is the torch for GPUs; set up pip for the CPU index of PyTorch (PIP_EXTRA_INDEX_URL)'; exit 1; }
+	touch $@
+
+# Stand-ins where the real images can neither be found nor pulled; only for tests.
+docker-base:
+	docker/base-images.sh
+
+test-compose: .venv/.stamp docker-base docker/wheels/.stamp
+	$(BIN)/python -m pytest -q -s tests/compose
 
 check: .venv/.stamp proto-check
 	$(BIN)/ruff check
@@ -65,4 +104,4 @@ clean:
 	find paramserver tests workers -name __pycache__ -prune -exec rm -rf {} +
 
 clean-all: clean
-	rm -rf .venv .proto-venv
+	rm -rf .venv .proto-venv .low-venv

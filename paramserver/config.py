@@ -112,7 +112,7 @@ def _addresses_or_empty(value: str) -> str:
 
 
 def _listen_or_empty(value: str) -> str:
-    if value and not (_HOST.fullmatch(value) or is_address(value)):
+    if value and not (_HOST.fullmatch(value) or is_address(value) or is_address(re.sub(":0$", ":1", value))):
         raise ValueError("nothing to listen on")
     return value
 
@@ -195,10 +195,12 @@ class Cluster(_Section):
         description="Address of the coordinator, and of those that stand by for it. Empty: `run` takes a free port, "
         "a script trains alone.",
     )
-    listen: Annotated[str, AfterValidator(_listen_or_empty), Must('"host", "host:port", or empty')] = Field(
-        default="",
-        description="Where this process listens. Empty: the coordinator at its own address, a server at this machine's "
-        "address on the route to the coordinator, with a free port.",
+    listen: Annotated[str, AfterValidator(_listen_or_empty), Must('"host", "host:port" (port 0: any), or empty')] = (
+        Field(
+            default="",
+            description="Where this process listens. Empty: the coordinator at its own address, a server at this machine's "
+            "address on the route to the coordinator, with a free port.",
+        )
     )
     advertise_host: Annotated[str, AfterValidator(_host_or_empty), Must("a host name or address, or empty")] = Field(
         default="", description="Under which name others reach this process. Empty: the address that it listens on."

@@ -13,6 +13,7 @@ ParamServerError
 │   └── OverloadedError                slow down
 ├── StaleViewError                     refresh the view of the cluster, then go on
 │   ├── FencedError                    an older generation or timeline
+│   │   └── NotMemberError             this process is no member any more, or not of this coordinator: join again
 │   ├── OutOfOrderError                a contribution to a step that is not open yet
 │   └── GoneError                      a version that is no longer kept
 ├── ProtocolError                      a message that is refused; nothing changed
@@ -84,6 +85,10 @@ class StaleViewError(ParamServerError):
 
 class FencedError(StaleViewError):
     """The message belongs to an older generation or timeline."""
+
+
+class NotMemberError(FencedError):
+    """The coordinator does not know this process: join again."""
 
 
 class OutOfOrderError(StaleViewError):

@@ -10,6 +10,7 @@ from paramserver.core.consistency import Consistency, Mode
 from paramserver.core.membership import Role
 from paramserver.transport.base import caller
 from paramserver.transport.messages import PROTOCOL, mode_to_proto
+from paramserver.transport.security import deny
 from paramserver.transport.session import versions
 from paramserver.v1 import coordinator_pb2, types_pb2
 
@@ -41,7 +42,7 @@ def _check_role(role: Role) -> None:
         return
     allowed = {role.value, "worker", "admin"} if role is Role.OBSERVER else {role.value}
     if not allowed & identity.roles:
-        raise errors.DeniedError("permission denied")
+        raise deny("Coordinator.Join", f"a {'/'.join(sorted(identity.roles))} may not join as a {role.value}")
 
 
 def check_versions(protocol: int, theirs: Mapping[str, str], role: Role) -> None:
@@ -121,4 +122,4 @@ async def admit_server(job: CoordinatorService, request: coordinator_pb2.JoinReq
                 break
             job.watch.server_back(index)
             return index
-    raise errors.ConfigError(f"this server holds a shard of an earlier run of job {name!r}: restart it")
+    raise errors.JobFailedError(f"this server holds a shard of an earlier run of job {name!r}: restart it")

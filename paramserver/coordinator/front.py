@@ -62,7 +62,9 @@ class Front:
         async def answer(request: Message) -> Message:
             if isinstance(request, coordinator_pb2.JoinRequest) and self.service is None:
                 self._knock(request)
-            reply: Message = await getattr(self._leader(), handler)(request)
+            service = self._leader()
+            await service.confirm()
+            reply: Message = await getattr(service, handler)(request)
             return reply
 
         return answer

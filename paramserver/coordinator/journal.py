@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from typing import TYPE_CHECKING
 
 import structlog
@@ -27,6 +28,7 @@ _STATE = "state"
 _MODEL = "model"
 _BACK_OFF_S = (0.2, 0.5, 1.0)
 _CLOSE_S = 2.0
+_LOOK_S = 0.01
 
 
 class Journal:
@@ -118,7 +120,7 @@ class Journal:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            for key in self._pending():
+            for key in sorted(self._pending()):  # the model before the state that speaks of it
                 value = self._wanted[key]
                 try:
                     self._revisions[key] = await self._store.save(key, value, self._revisions.get(key, 0), self.term)
@@ -147,6 +149,12 @@ class Journal:
         except errors.StoreError:
             return
         self._revisions[key] = entry.revision if entry is not None else 0
+
+    async def settled(self) -> None:
+        """Wait until the store has what was recorded last; 2 s at most, since it may be away."""
+        deadline = time.monotonic() + _CLOSE_S
+        while self._pending() and not self.fenced.is_set() and time.monotonic() < deadline:
+            await asyncio.sleep(_LOOK_S)
 
     async def forget_model(self) -> None:
         """The job has ended, and nobody will take it over."""

@@ -1,7 +1,8 @@
 """Which coordinator leads the job: a lease in the store, with a number (*term*) that fences off those of before.
 
 A leader that cannot reach the store goes on: nobody else can become leader there either. It stops when it learns of a
-higher term, from the store or from a server.
+higher term, from the store or from a server. One that was paused finds its lease run out; before it decides anything
+(:meth:`confirm`), it asks the store.
 """
 
 from __future__ import annotations
@@ -29,26 +30,52 @@ class Leadership:
         self._ttl_s = ttl_s
         self._token = secrets.token_hex(8)
         self._keeper: asyncio.Task[None] | None = None
+        # Until when nobody else can lead (monotonic seconds), by what the store said last.
+        self._sure_until = 0.0
+        self._replaced: Callable[[str], Awaitable[None]] | None = None
 
     async def claim(self) -> Lead:
         """Become leader if nobody is. Raises StoreError."""
+        asked_at = time.monotonic()
         lead = await self._store.lead(self._token, self._holder, self._ttl_s)
         if lead.leads:
             self.term = lead.term
+            self._sure_until = asked_at + self._ttl_s
         return lead
+
+    async def _renew(self) -> bool:
+        """False if another coordinator leads now. Raises StoreError."""
+        asked_at = time.monotonic()
+        lead = await self._store.lead(self._token, self._holder, self._ttl_s, self.term)
+        if lead.leads:
+            self._sure_until = asked_at + self._ttl_s
+        elif self._replaced is not None:
+            await self._replaced(f"another coordinator leads the job now (term {lead.term}, at {lead.holder or '?'})")
+        return lead.leads
+
+    async def confirm(self) -> None:
+        """Make sure that nobody else leads, as far as the store can be asked. Raises NotLeaderError."""
+        if time.monotonic() < self._sure_until:
+            return
+        try:
+            leads = await self._renew()
+        except errors.StoreError:
+            self._sure_until = time.monotonic() + self._ttl_s / 3  # asked again then
+            return
+        if not leads:
+            raise errors.NotLeaderError("this coordinator was replaced by another one")
 
     def keep(self, renewed: Callable[[], Awaitable[None]], replaced: Callable[[str], Awaitable[None]]) -> None:
         """Renew the lease from now on. ``renewed`` is awaited after each success, ``replaced`` once, with a reason."""
-        self._keeper = asyncio.create_task(self._keep(renewed, replaced))
+        self._replaced = replaced
+        self._keeper = asyncio.create_task(self._keep(renewed))
 
-    async def _keep(self, renewed: Callable[[], Awaitable[None]], replaced: Callable[[str], Awaitable[None]]) -> None:
+    async def _keep(self, renewed: Callable[[], Awaitable[None]]) -> None:
         away_since: float | None = None
         while True:
             await asyncio.sleep(self._ttl_s / 3)
             try:
-                lead = await self._store.lead(self._token, self._holder, self._ttl_s, self.term)
-                if not lead.leads:
-                    await replaced(f"another coordinator leads the job now (term {lead.term}, at {lead.holder or '?'})")
+                if not await self._renew():
                     return
                 await renewed()
             except errors.StoreError as error:

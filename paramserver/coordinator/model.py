@@ -48,6 +48,8 @@ class ModelRegistry:
             if not self.initialiser and not self.ready:
                 self._give_grant()
         await self._job.refresh()
+        # Whoever has heard this does not register again: another coordinator must know of it.
+        await self._job.journal.settled()
         return coordinator_pb2.RegisterModelResponse(
             model=self.model, servers=self._job.options.servers, layout_digest=self.digest
         )

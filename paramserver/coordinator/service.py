@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -60,6 +60,11 @@ _ROLES = {
 _ENDED = (types_pb2.JOB_STATE_FAILED, types_pb2.JOB_STATE_DONE, types_pb2.JOB_STATE_STOPPED)
 _TICK_S = 0.2
 _RETRY_S = 0.5
+_IDENT_BITS = 16
+
+
+async def _nothing() -> None:
+    """There is nobody else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +112,14 @@ class CoordinatorService:
         self.finished = False
         # Set once: "done" (all workers have left, one of them after its last epoch), "failed", "stopped", "replaced".
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        # Raises NotLeaderError if another coordinator leads by now; asked before what cannot be taken back.
+        self.confirm: Callable[[], Awaitable[None]] = _nothing
         self.consistency = options.consistency
         self.origin = SyncSchedule(0, self.slices_per_step)
         # The version with which asynchronous mode began, if the job is asynchronous.
         self.async_from = 0
         self.lost: list[str] = []
-        self.members = Membership(options.lease_s, options.grace_s, journal.generation)
+        self.members = Membership(options.lease_s, options.grace_s, journal.generation, self._first_ident())
         self.registry = ModelRegistry(self)
         self.leasing = Leasing(self)
         self.toggle = Toggle(self)
@@ -124,6 +131,10 @@ class CoordinatorService:
         self._ticker: asyncio.Task[None] | None = None
         self._spreading = asyncio.Lock()
         self._spreading_again: set[asyncio.Task[None]] = set()
+
+    def _first_ident(self) -> int:
+        """Member numbers of one term are none of another's: the store may not have heard of the last ones."""
+        return (max(self.term, 1) - 1 << _IDENT_BITS) + 1
 
     @property
     def slices_per_step(self) -> int:
@@ -190,7 +201,7 @@ class CoordinatorService:
             return
         ident = first.member
         if ident not in self.members:
-            raise errors.FencedError("this process is not a member (its lease ended): join again")
+            raise errors.NotMemberError("this process is not a member (its lease ended): join again")
         await self._hear(first)
         reader = asyncio.create_task(self._read(requests, ident))
         try:
@@ -227,6 +238,7 @@ class CoordinatorService:
         if request.server.term > self.term:
             await self.replaced(f"a server follows a newer coordinator (term {request.server.term})")
         if request.leaving:
+            await self.confirm()
             member = self.members.get(request.member)
             if member is not None and member.role is Role.WORKER:
                 self.finished = self.finished or request.finished
@@ -338,8 +350,11 @@ class CoordinatorService:
                 f"first has {known.samples} in slices of {known.slice_size} (or another drop_last or shuffle): "
                 "all workers must read the same data"
             )
-        await self.leasing.register(data)
-        self.origin = SyncSchedule(data.slices_per_epoch, self.slices_per_step)
+        if self.leasing.data is None:
+            await self.leasing.register(data)
+            self.origin = SyncSchedule(data.slices_per_epoch, self.slices_per_step)
+            self.journal.record(self)
+        await self.journal.settled()
         return coordinator_pb2.RegisterDataResponse()
 
     async def initialize_done(
@@ -466,7 +481,10 @@ class CoordinatorService:
         self.state, self.reason, self.finished = types_pb2.JOB_STATE_WAITING, "", False
         self.lost.clear()
         self.members = Membership(
-            self.options.lease_s, self.options.grace_s, record.view.generation + 1, record.next_member
+            self.options.lease_s,
+            self.options.grace_s,
+            record.view.generation + 1,
+            max(record.next_member, self._first_ident()),
         )
         self.registry = ModelRegistry(self)
         self.leasing = Leasing(self)
@@ -497,7 +515,7 @@ class CoordinatorService:
     def _member(self, ident: int) -> Member:
         member = self.members.get(ident)
         if member is None:
-            raise errors.FencedError("this process is not a member (its lease ended): join again")
+            raise errors.NotMemberError("this process is not a member (its lease ended): join again")
         return member
 
     async def status(self, request: coordinator_pb2.StatusRequest) -> coordinator_pb2.StatusResponse:

@@ -127,7 +127,7 @@ async def _ask_servers(
             raise errors.DeadlineError(f"the job cannot be taken over: no answer within {patience_s:g} s from {names}")
         if time.monotonic() - said >= _SAY_S:
             said = time.monotonic()
-            log.info("taking over; waiting", for_=names)
+            log.info(f"taking over; waiting for {names}")
         await asyncio.sleep(_RETRY_S)
 
 

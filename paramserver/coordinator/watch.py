@@ -83,4 +83,4 @@ class Watch:
             self._said_at = now
         elif now - self._said_at >= _SAY_S:
             self._said_at, self._said = now, waiting
-            log.info("waiting", for_=waiting)
+            log.info(f"waiting for {waiting}")

@@ -70,6 +70,7 @@ class Coordinating:
         self._store_name = store_name
         self._security = security
         self._say = say
+        self._warned: set[str] = set()
         self._stop = asyncio.Event()
         self._signal = 0
 
@@ -118,30 +119,36 @@ class Coordinating:
     async def _wait_to_lead(self, store: Store, leadership: Leadership) -> bool:
         """Returns when this coordinator leads: True if it has waited for another one's end."""
         started = said = time.monotonic()
-        limit = self._settings.cluster.join_timeout_s
+        limit = self._settings.cluster.join_timeout_s if self._options.standby else 0.0
         stood_by = False
         while True:
             try:
                 facts = await store.inspect()
                 if facts.refusal:
                     raise errors.ConfigError(f"the store at {self._store_name} cannot be used: {facts.refusal}")
+                for warning in facts.warnings:
+                    if warning not in self._warned:
+                        self._warned.add(warning)
+                        log.warning(warning)
                 claimed = await leadership.claim()
             except errors.StoreError as error:
                 self.front.standing = "waits for the store"
                 if time.monotonic() - started >= limit:
                     raise
                 lead: Lead | None = None
-                waiting = str(error)
+                waiting = f"the store: {error}"
             else:
                 lead = claimed
                 if claimed.leads:
-                    for warning in facts.warnings:
-                        log.warning("store", warning=warning)
                     return stood_by
                 if not self._options.standby:
                     raise errors.ConfigError(
                         f"job {self._settings.cluster.job!r} is led by a coordinator at {claimed.holder} already: "
                         "choose another name with --job"
+                    )
+                if not stood_by:
+                    self._say(
+                        f"standing by at {self.address} for the coordinator of job {self.front.job} at {claimed.holder}"
                     )
                 stood_by = True
                 waiting = f"the coordinator at {claimed.holder} (term {claimed.term}), for which this one stands by"
@@ -149,7 +156,7 @@ class Coordinating:
                 started = time.monotonic()
             if time.monotonic() - said >= _SAY_S:
                 said = time.monotonic()
-                log.info("waiting", for_=waiting)
+                log.info(f"waiting for {waiting}")
             await asyncio.sleep(min(_RETRY_S, lead.left_s + 0.01) if lead is not None else _RETRY_S)
 
     # ---- leading
@@ -162,6 +169,10 @@ class Coordinating:
         journal.owns_store = False
         record = journal.found
         resume = unfinished(record) and not self._options.fresh
+        if stood_by and record is not None and not unfinished(record):
+            self._say(f"job {self.front.job} has ended: {record.view.reason}")
+            await journal.close()
+            return 0
         if resume and not (stood_by or self._options.resume):
             assert record is not None
             raise errors.ConfigError(
@@ -171,6 +182,7 @@ class Coordinating:
             )
         service = CoordinatorService(self._job_options(), self._security.connector("server"), journal)
         service.address = self.address
+        service.confirm = leadership.confirm
         try:
             await service.start()
             leadership.keep(journal.verify, service.replaced)

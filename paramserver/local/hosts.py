@@ -6,7 +6,7 @@ import ipaddress
 import socket
 
 from paramserver import errors
-from paramserver.config import Settings, is_address, split_addresses
+from paramserver.config import Settings, split_addresses
 from paramserver.transport.addresses import join
 
 DEFAULT_PORT = 8790
@@ -99,7 +99,7 @@ def _listen(text: str, port: int) -> tuple[str, int]:
     try:
         ipaddress.ip_address(text.strip("[]"))
     except ValueError:
-        if is_address(text):
+        if ":" in text:
             return split(text)
     return text.strip("[]"), port
 

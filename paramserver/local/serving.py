@@ -40,7 +40,7 @@ class Serving:
         port: int,
         advertised: str,
         stop: asyncio.Event,
-        listening: Callable[[int], None] = lambda port: None,
+        listening: Callable[[int, ServerNode], None] = lambda port, node: None,
     ) -> None:
         """Listen, join, serve until ``stop`` or the end of the job. ``listening`` is told the port.
 
@@ -62,7 +62,6 @@ class Serving:
             settings.cluster.job, self._security.connector("server"), settings.cluster.wait_timeout_s
         )
         server = await grpc.serve([("Shard", service)], host, port, self._security)
-        listening(server.port)
         self.node = ServerNode.create(
             service,
             self._coordinator,
@@ -71,6 +70,7 @@ class Serving:
             settings.cluster.join_timeout_s,
             settings.log.interval_s,
         )
+        listening(server.port, self.node)
         try:
             await self.node.join()
             await self._until_over(self.node, stop)
@@ -93,7 +93,7 @@ class Serving:
             self._check_alone(node)
             if view.state == types_pb2.JOB_STATE_WAITING and time.monotonic() - said >= self._settings.log.interval_s:
                 said = time.monotonic()
-                log.info("waiting", for_=view.reason)
+                log.info(f"waiting for {view.reason}")
             try:
                 async with asyncio.timeout(_LOOK_S):
                     await stop.wait()

@@ -24,6 +24,7 @@ from paramserver.local.presence import Presence
 
 if TYPE_CHECKING:
     from paramserver.local.coordinating import Options
+    from paramserver.server.node import ServerNode
     from paramserver.transport.security import Security
     from paramserver.worker.engine import Engine
 
@@ -137,7 +138,7 @@ def _join_lines(settings: Settings, address: str, security: Security, store_name
         flags += " --insecure"
     return [
         f"coordinator of job {settings.cluster.job} at {address} ({how}), store {store_name}",
-        f"waits for {settings.cluster.servers} servers and {settings.cluster.workers} workers; on their machines run",
+        f"on the machines of servers ({settings.cluster.servers}) and workers ({settings.cluster.workers} or more) run",
         f"  paramserver start server{flags}",
         f"  paramserver start worker{flags} -- SCRIPT ARGUMENTS",
     ]
@@ -170,35 +171,33 @@ async def _serve(settings: Settings, config: Path | None, overrides: dict[str, o
         asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
     security = load_security(settings, "server")
     coordinator = to_coordinator(settings.cluster.coordinator, security)
-    fetching = asyncio.create_task(fetch(coordinator, settings))
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait({fetching, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    if not fetching.done():
-        fetching.cancel()
-        return 128 + got[0]
-    settings = load_settings(config, {**overrides, **adopted(settings, fetching.result())})
-    host, port, advertised = server_place(settings)
-    serving = Serving(settings, security, coordinator, None)
+    node: ServerNode | None = None
 
     def beat() -> None:
-        node = serving.node
-        if node is not None:
-            presence.update(name=node.session.name or "server", ready=bool(node.session.member), state="serving")
-        else:
+        if node is None:
             presence.update(state="joining")
+        else:
+            presence.update(name=node.session.name or "server", ready=bool(node.session.member), state="serving")
 
     with _present("server", settings, "") as presence:
         beating = asyncio.create_task(_beat(beat))
         try:
-            await serving.run(
-                host,
-                port,
-                advertised,
-                stop,
-                listening=lambda number: presence.update(
-                    address=join("127.0.0.1" if host in ("0.0.0.0", "::") else host, number)
-                ),
-            )
+            fetching = asyncio.create_task(fetch(coordinator, settings))
+            stopping = asyncio.create_task(stop.wait())
+            await asyncio.wait({fetching, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not fetching.done():
+                fetching.cancel()
+                return 128 + got[0]
+            settings = load_settings(config, {**overrides, **adopted(settings, fetching.result())})
+            host, port, advertised = server_place(settings)
+            near = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+
+            def listening(number: int, made: ServerNode) -> None:
+                nonlocal node
+                node = made
+                presence.update(address=join(near, number))
+
+            await Serving(settings, security, coordinator, None).run(host, port, advertised, stop, listening)
         finally:
             beating.cancel()
     return 128 + got[0] if got else 0

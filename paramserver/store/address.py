@@ -60,7 +60,7 @@ def parse(url: str, password_file: str = "") -> Address:
         password = read_password(password_file)
     if parts.scheme == "unix":
         path = unquote(parts.path)
-        if not path.startswith("/") or path == "/":
+        if parts.hostname or not path.startswith("/") or path == "/":
             raise _malformed(where, "write unix:///path/to/socket?db=0")
         return Address(where, path=path, database=_database(where, query.get("db", "")), user=user, password=password)
     if not parts.hostname:

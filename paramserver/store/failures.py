@@ -136,4 +136,6 @@ def _history(error: BaseException | None, end: BaseException | None) -> Iterator
 
 
 def _reason(error: ssl.SSLError) -> str:
-    return str(getattr(error, "verify_message", "") or error.reason or "no reason given").lower()
+    # errors that do not come from OpenSSL have neither
+    given = getattr(error, "verify_message", None) or getattr(error, "reason", None) or "no reason given"
+    return str(given).lower().rstrip(".")

@@ -29,6 +29,7 @@ from paramserver.store.base import Entry, Lead, StoreFacts, conflict, fenced
 from paramserver.store.facts import judge
 from paramserver.store.failures import ForbiddenError, explain
 
+# To connect; then for each answer. A whole call, with its login and a second attempt, takes the sum at most.
 CONNECT_S = 5.0
 CALL_S = 5.0
 
@@ -151,11 +152,19 @@ class _UnreachableError(RedisConnectionError):
 
 
 class _OnceConnection(AbstractConnection):
+    """Limits the time of an answer itself: redis-py does so by `asyncio.wait_for`, which may lose a cancellation."""
+
+    async def read_response(self, *arguments: Any, **options: Any) -> Any:
+        async with asyncio.timeout(CALL_S):
+            return await super().read_response(*arguments, **options)
+
     async def connect(self) -> None:
         try:
             await super().connect()  # type: ignore[no-untyped-call]
         # IndexError: redis-py 5 stumbles over an OSError without a text
         except (RedisError, OSError, IndexError) as error:
+            # else redis-py 5 would take a Unix socket that is open for one on which the login has succeeded
+            await self.disconnect(nowait=True)
             raise _UnreachableError(str(error)) from error
 
 
@@ -193,7 +202,7 @@ def _pool(address: Address) -> ConnectionPool:
         username=address.user or None,
         password=address.password or None,
         protocol=2,
-        socket_timeout=CALL_S,
+        socket_timeout=None,
         socket_connect_timeout=CONNECT_S,
         retry=Retry(NoBackoff(), 0),
     )

@@ -132,15 +132,13 @@ class FaultPlan:
         try:
             await asyncio.wait([work, alarm], return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                work.cancel()
-                await asyncio.wait([work])
+                await _given_up(work)
                 await self.gate(where, deadline)
                 raise broken(where, "cut off")
         finally:
             alarm.cancel()
             if not work.done():  # the caller has been cancelled; what it waited for must not run on beside it
-                work.cancel()
-                await asyncio.wait([work])
+                await _given_up(work)
 
     async def delay(self, rule: Rule | None, where: str) -> None:
         """Wait, if the rule says so."""
@@ -263,6 +261,14 @@ async def _next(answers: AsyncGenerator[T, None]) -> tuple[T, ...]:
     async for answer in answers:
         return (answer,)
     return ()
+
+
+async def _given_up(work: asyncio.Future[Any]) -> None:
+    """Cancel it and wait for its end, however it ends."""
+    work.cancel()
+    await asyncio.wait([work])
+    if not work.cancelled():
+        work.exception()
 
 
 async def _within(where: str, deadline: float | None, wait: Awaitable[object]) -> None:

@@ -45,6 +45,7 @@ CODES: Mapping[type[errors.ParamServerError], grpc.StatusCode] = {
     errors.OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.StaleViewError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.FencedError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.NotMemberError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.OutOfOrderError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.GoneError: grpc.StatusCode.OUT_OF_RANGE,
     errors.ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,

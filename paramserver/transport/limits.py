@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from dataclasses import dataclass
 
 from paramserver.transport.base import MAX_MESSAGE_BYTES
@@ -21,7 +22,7 @@ class Limits:
     calls: int = 8192
     # Calls in progress on one connection; the excess waits at the caller, or is refused as unavailable.
     streams: int = 512
-    # Connections to a server; the excess is closed.
+    # Connections to a server; the excess is closed. They never take all files that the process may open.
     connections: int = 4096
     # Within this time a new connection has finished its handshake, or is closed.
     handshake_s: float = 20.0
@@ -50,7 +51,7 @@ class Limits:
             *self._both(),
             ("grpc.so_reuseport", 0),
             ("grpc.max_concurrent_streams", self.streams),
-            ("grpc.max_allowed_incoming_connections", self.connections),
+            ("grpc.max_allowed_incoming_connections", min(self.connections, _most_files() * 3 // 4)),
             ("grpc.server_handshake_timeout_ms", _ms(self.handshake_s)),
             # Pings are how a peer shows that it lives: none of them is one too many.
             ("grpc.http2.min_ping_interval_without_data_ms", _ms(self.keepalive_s) // 2),
@@ -74,6 +75,11 @@ class Limits:
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.enable_channelz", 0),
         )
+
+
+def _most_files() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 2**20 if soft == resource.RLIM_INFINITY else soft
 
 
 def _ms(seconds: float) -> int:

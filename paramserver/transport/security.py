@@ -198,16 +198,19 @@ def _shown(metadata: Sequence[tuple[Any, Any]]) -> dict[str, str]:
 class RefusalLog:
     """Says who was refused, and why: a few lines at once, then now and then one that counts the others."""
 
-    def __init__(self, burst: int = LOG_BURST, every_s: float = LOG_EVERY_S) -> None:
+    def __init__(
+        self, burst: int = LOG_BURST, every_s: float = LOG_EVERY_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._burst = burst
         self._every_s = every_s
         self._left = float(burst)
-        self._at = time.monotonic()
+        self._clock = clock
+        self._at = clock()
         self._silent = 0
 
     def say(self, call: str, peer: str, reason: str) -> None:
         """One refused call."""
-        now = time.monotonic()
+        now = self._clock()
         self._left = min(float(self._burst), self._left + (now - self._at) / self._every_s)
         self._at = now
         if self._left < 1.0:

@@ -106,7 +106,10 @@ class Session:
 
         async def attempt() -> Message:
             self.check()
-            return await self.channel.call(method, request(), timeout=timeout_s)
+            try:
+                return await self.channel.call(method, request(), timeout=timeout_s)
+            except errors.NotMemberError as error:  # the session joins again meanwhile, under another number
+                raise errors.UnavailableError(str(error)) from error
 
         return await persist(attempt, self.channel, self.options.join_timeout_s, self.options.log_interval_s)
 
@@ -268,7 +271,7 @@ class Session:
                 async with asyncio.timeout(min(left, self.options.log_interval_s)):
                     await self.changed(self._editions)
             except TimeoutError:
-                log.info("waiting", for_=what(self.view))
+                log.info(f"waiting for {what(self.view)}")
         return view
 
 
@@ -289,7 +292,7 @@ async def persist(
                 ) from error
             if now - said >= log_interval_s:
                 said = now
-                log.info("waiting for the coordinator", address=channel.address, for_s=round(now - started))
+                log.info(f"waiting for the coordinator at {channel.address} ({now - started:.0f} s)")
             await asyncio.sleep(_RETRY_S[min(number, len(_RETRY_S) - 1)])
     raise AssertionError("unreachable")
 

@@ -228,7 +228,7 @@ class ShardLinks:
                     raise errors.DeadlineError(f"waited {self._wait_timeout_s:g} s for {self.waiting_for}")
                 if now - said >= self._log_interval_s:
                     said = now
-                    log.info("waiting", for_=self.waiting_for)
+                    log.info(f"waiting for {self.waiting_for}")
         finally:
             self.waiting_for = ""
 

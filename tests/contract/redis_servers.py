@@ -8,6 +8,7 @@ import datetime
 import ipaddress
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 import tempfile
@@ -95,10 +96,18 @@ class RedisServer:
             assert time.monotonic() < deadline, "the server does not start"
             assert self._process is not None
             assert self._process.poll() is None, "the server ended"
-            with contextlib.suppress(redis.ConnectionError), self.admin() as admin:
-                admin.ping()
+            if self._answers():
                 return
             time.sleep(0.01)
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(1.0)
+            connection.connect(str(self.socket))
+            connection.sendall(f"AUTH {ADMIN_PASSWORD}\r\nPING\r\n".encode())
+            with connection.makefile("rb") as replies:
+                return [replies.readline(), replies.readline()] == [b"+OK\r\n", b"+PONG\r\n"]
+        return False
 
     def launch(self, *settings: str) -> None:
         """Start it, with more settings perhaps, and do not wait."""

@@ -121,6 +121,12 @@ def test_the_limits_leave_room_for_a_large_cluster() -> None:
     assert LIMITS.streams >= 64
 
 
+def test_connections_leave_files_for_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    for files, most in ((256, 192), (1024, 768), (1 << 20, LIMITS.connections), (-1, LIMITS.connections)):
+        monkeypatch.setattr("resource.getrlimit", lambda _, files=files: (files, files))
+        assert dict(LIMITS.server())["grpc.max_allowed_incoming_connections"] == most
+
+
 # ---- sizes
 
 
@@ -250,6 +256,8 @@ def test_a_silent_client_with_pings_is_never_told_off() -> None:
         await parked.until(lambda: parked.arrived == 1)
         with pytest.raises(errors.UnavailableError, match=r"(?i)too many pings"):
             await strict.call(STATUS, ASK, timeout=60)
+        # Ours forgives no more pings than the other before it would hang up, if it counted them.
+        await asyncio.wait([waiting], timeout=4.0)
         assert not waiting.done()
         assert parked.left == 0
         waiting.cancel()

@@ -14,7 +14,8 @@ import pytest
 from paramserver.errors import FencedError
 from paramserver.store import ConflictError, Entry, Lead, Store, open_store
 from paramserver.store.memory import MemoryStore
-from tests.contract.redis_servers import RedisServer, programs, serving
+
+from .redis_servers import RedisServer, programs, serving
 
 DEADLINE_S = 20.0
 SERVERS = sorted(programs())

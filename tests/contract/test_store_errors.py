@@ -17,7 +17,8 @@ import redis
 import paramserver.store.redis as implementation
 from paramserver.errors import ConfigError, StoreError
 from paramserver.store import Entry, Lead, Store, TransientStoreError, open_store
-from tests.contract.redis_servers import (
+
+from .redis_servers import (
     DEADLINE_S,
     PREFIX,
     TTL_S,

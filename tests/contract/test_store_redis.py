@@ -16,7 +16,8 @@ import paramserver.store.redis as implementation
 from paramserver.errors import StoreError
 from paramserver.store import Entry, Store, TransientStoreError, open_store
 from paramserver.testing.proxy import Proxy
-from tests.contract.redis_servers import (
+
+from .redis_servers import (
     PASSWORD,
     PREFIX,
     TTL_S,
@@ -175,8 +176,9 @@ def test_a_database_of_its_own(server: RedisServer) -> None:
         assert await store.load("k") is None
 
     async def missing(store: Store) -> None:
-        with pytest.raises(StoreError, match="does not have the database of"):
-            await store.ping()
+        for operation in operations(store):  # none of them in database 0
+            with pytest.raises(StoreError, match="does not have the database of"):
+                await operation()
 
     run(server.url.replace("db=0", "db=3"), write)
     run(server.url, read)

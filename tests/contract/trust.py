@@ -65,7 +65,8 @@ def stock(address: str, root: Path, identity: tuple[Path, str] | None, peer: str
 async def knock(channel: Any, method: Method | str, headers: Headers = (), timeout: float = 10.0) -> tuple[str, str]:
     """Call a method, of whatever kind, with one empty message; returns the status code's name and the details."""
     found = METHODS[method] if isinstance(method, str) else method
-    call = channel.stream_stream(found.path)(iter([b""]), metadata=headers, timeout=timeout)
+    # The message goes out together with the head: a separate write may fail and hide the status.
+    call = channel.unary_stream(found.path)(b"", metadata=headers, timeout=timeout)
     try:
         async for _ in call:
             pass

@@ -9,6 +9,7 @@ import re
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -127,6 +128,20 @@ class Running:
             until(f"{count} × {pattern!r} in the output", found, deadline_s)
         except AssertionError as error:
             raise AssertionError(f"{error}\n--- stdout\n{self.out}\n--- stderr\n{self.err}") from None
+
+    def wait_for_err(self, text: str, deadline_s: float = RUN_S) -> None:
+        """Until standard error holds `text`; fails if the command ends without."""
+        try:
+            until("it says so, or ends", lambda: text in self.err or self.ended, deadline_s)
+            until("it says so", lambda: text in self.err, 5.0)  # its last words may still be on their way
+        except AssertionError:
+            code = self._process.poll()
+            raise AssertionError(f"never said {text!r}; exit code {code}\n{self.out}\n{self.err}") from None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the command has ended."""
+        return self._process.poll() is not None
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the command itself, to none of its children."""
@@ -248,6 +263,13 @@ class Place:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.02)
         shutil.rmtree(self.root, ignore_errors=True)
+
+
+def free_address() -> str:
+    """An address of this machine at which nobody listens now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def place_fixture() -> Iterator[Place]:

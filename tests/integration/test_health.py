@@ -15,11 +15,15 @@ from pathlib import Path
 import pytest
 
 from paramserver.cli.health import health
-from paramserver.errors import NotLeaderError, UnavailableError
+from paramserver.config import load_settings
+from paramserver.errors import FencedError, NotLeaderError, UnavailableError
+from paramserver.local import certs
 from paramserver.local.health import callable_address
 from paramserver.local.jobs import ENV_RUNTIME_DIR
 from paramserver.local.presence import STALE_S, Presence
+from paramserver.local.security import load_security
 from paramserver.transport import grpc as grpc_transport
+from paramserver.transport.security import OPEN, Security
 from paramserver.v1 import coordinator_pb2, shard_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,11 +82,11 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runtime"
 
 
-def with_service(service: str, stub: Stub, use: Callable[[str], Awaitable[None]]) -> None:
+def with_service(service: str, stub: Stub, use: Callable[[str], Awaitable[None]], security: Security = OPEN) -> None:
     """Run `use` while the stub listens; it gets the address."""
 
     async def body() -> None:
-        server = await grpc_transport.serve([(service, stub)])
+        server = await grpc_transport.serve([(service, stub)], security=security)
         try:
             async with asyncio.timeout(DEADLINE_S):
                 await use(server.address)
@@ -185,6 +189,82 @@ def test_silence_is_unhealthy(capsys: pytest.CaptureFixture[str], runtime: Path)
     assert health() == 5
     line = capsys.readouterr().out
     assert line.startswith(f"unhealthy: worker-2 (process {os.getpid()}) hangs: nothing heard of it for 2")
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    certs.init(tmp_path / "certs")
+    return tmp_path / "certs"
+
+
+def secure(directory: Path, role: str) -> Security:
+    return load_security(load_settings(overrides={"security.certs": str(directory)}), role)
+
+
+@pytest.mark.parametrize(
+    ("role", "service", "stub"),
+    [
+        ("coordinator", "Coordinator", Stub("status", coordinator_pb2.StatusResponse(term=1))),
+        ("server", "Shard", Stub("stats", shard_pb2.StatsResponse())),
+    ],
+    ids=["coordinator", "server"],
+)
+def test_with_tls_it_shows_the_certificate_and_the_token_of_the_process(
+    role: str, service: str, stub: Stub, directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def use(address: str) -> None:
+        open_one = Presence.publish(role, "digits", address)
+        assert (await said(capsys))[0] == 5  # whoever comes without is not let in
+        open_one.close()
+        Presence.publish(role, "digits", address, certs=str(directory)).update(ready=True)
+        assert (await said(capsys, ready=True))[0] == 0
+
+    with_service(service, stub, use, secure(directory, role))
+
+
+def test_a_token_comes_from_its_file_or_the_environment_and_is_not_shown(
+    directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, runtime: Path
+) -> None:
+    token = (directory / "join.token").rename(tmp_path / "elsewhere").read_text().strip()
+    security = load_security(
+        load_settings(overrides={"security.certs": str(directory), "security.token_file": str(tmp_path / "elsewhere")}),
+        "server",
+    )
+
+    async def use(address: str) -> None:
+        presence = Presence.publish("server", "digits", address, certs=str(directory))
+        code, line = await said(capsys)
+        assert (code, "permission denied" in line) == (5, True)
+        monkeypatch.setenv("PARAMSERVER_SECURITY__TOKEN", token)
+        assert (await said(capsys))[0] == 0
+        monkeypatch.delenv("PARAMSERVER_SECURITY__TOKEN")
+        presence.close()
+        Presence.publish("server", "digits", address, certs=str(directory), token_file="elsewhere")
+        code, line = await said(capsys)
+        assert code == 0
+        assert token not in line
+        assert all(token not in path.read_text() for path in runtime.iterdir())
+
+    with_service("Shard", Stub("stats", shard_pb2.StatsResponse()), use, security)
+
+
+def test_certificates_that_cannot_be_used_are_unhealthy(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def use(address: str) -> None:
+        Presence.publish("server", "digits", address, certs=str(directory))
+        assert (await said(capsys))[0] == 0
+        (directory / "server.key").chmod(0o644)
+        code, line = await said(capsys)
+        assert (code, "can be read by others" in line) == (5, True)
+
+    with_service("Shard", Stub("stats", shard_pb2.StatsResponse()), use, secure(directory, "server"))
+
+
+def test_a_server_that_knows_the_job_by_another_name_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    async def use(address: str) -> None:
+        Presence.publish("server", "", address)
+        assert (await said(capsys))[0] == 0
+
+    with_service("Shard", Stub("stats", FencedError("this server belongs to job 'digits'")), use)
 
 
 @contextmanager

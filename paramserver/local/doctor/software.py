@@ -231,7 +231,8 @@ def count_gpus(timeout_s: float = NVIDIA_SMI_TIMEOUT_S) -> int:
         )
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    return done.stdout.decode(errors="replace").count("GPU ") if done.returncode == 0 else 0
+    lines = re.findall(r"^GPU \d+:", done.stdout.decode(errors="replace"), re.MULTILINE)
+    return len(lines) if done.returncode == 0 else 0
 
 
 def check_gpu(device: str, torch: Imported, driver_gpus: int) -> Finding:

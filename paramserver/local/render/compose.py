@@ -24,7 +24,7 @@ from paramserver.local.render.text import double_dollars, environment, yaml_text
 _Service = dict[str, Any]
 
 _STORE_KEYS = "redis"
-_GRACE = "60s"
+_GRACE = "30s"
 # What a process may use.
 _NODE: Mapping[str, Any] = {
     "init": True,
@@ -34,7 +34,7 @@ _NODE: Mapping[str, Any] = {
     "cap_drop": ["ALL"],
     "security_opt": ["no-new-privileges:true"],
     "pids_limit": 1024,
-    "ulimits": {"nofile": 65536},
+    "ulimits": {"nofile": 16384},
     "stop_grace_period": _GRACE,
     "logging": {"driver": "json-file", "options": {"max-size": "10m", "max-file": "3"}},
 }

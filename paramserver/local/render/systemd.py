@@ -153,7 +153,8 @@ def _unit(role: str, request: Request, command: Sequence[str], more: _Lines, har
         ("ExecStart", unit_words(command)),
         ("Restart", "on-failure"),
         ("RestartSec", 5),
-        ("RestartPreventExitStatus", " ".join(str(code) for code in HOPELESS)),
+        # A server whose job has begun anew ends with 2, to be started again.
+        ("RestartPreventExitStatus", " ".join(str(code) for code in HOPELESS if (role, code) != ("server", 2))),
         ("SuccessExitStatus", "130 143"),
         ("KillSignal", "SIGTERM"),
         ("KillMode", "mixed"),

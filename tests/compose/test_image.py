@@ -1,0 +1,123 @@
+"""The image: what is in it, how it runs, and that it is not built with the wrong torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from tests.compose.harness import ROOT, run
+
+pytestmark = pytest.mark.timeout(600)
+
+CHECK_TORCH = ROOT / "docker" / "check_torch.py"
+LOCKED_UP = ("--rm", "--read-only", "--tmpfs", "/tmp:mode=1777", "--cap-drop", "ALL", "--network", "none")
+LOCKED_UP += ("--security-opt", "no-new-privileges", "--pids-limit", "512", "--memory", "2g")
+
+
+def in_image(image: str, code: str) -> str:
+    """What some Python code prints inside."""
+    return run("docker", "run", *LOCKED_UP, "--entrypoint", "python", image, "-c", code).out.strip()
+
+
+def fake_torch(directory: Path, cuda: str | None) -> None:
+    package = directory / "torch"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('must not be imported')\n")
+    (package / "version.py").write_text(f"__version__ = '2.13.0+test'\ncuda = {cuda!r}\nhip = None\n")
+
+
+def test_it_says_its_version(image: str) -> None:
+    assert run("docker", "run", *LOCKED_UP, image, "--version").out.startswith("paramserver ")
+
+
+def test_no_cuda(image: str) -> None:
+    assert in_image(image, "import torch; print(torch.version.cuda, torch.version.hip)") == "None None"
+    listing = "import importlib.metadata as m; print(*sorted(d.name.lower() for d in m.distributions()))"
+    packages = in_image(image, listing).split()
+    assert "torch" in packages
+    assert not [name for name in packages if name.startswith("nvidia") or name == "triton"]
+
+
+def test_only_what_runs_is_in_it(image: str) -> None:
+    packages = in_image(image, "import importlib.metadata as m; print(*(d.name.lower() for d in m.distributions()))")
+    assert not {"pytest", "mypy", "ruff", "hypothesis", "hatchling"} & set(packages.split())
+    left = "find / -xdev ( -name '*.whl' -o -path '*/torch/include' -o -path '*/torch/test' ) -print"
+    found = run("docker", "run", *LOCKED_UP, "--entrypoint", "find", image, *left.replace("'", "").split()[1:]).out
+    # Python's own ensurepip may bring wheels.
+    assert not [line for line in found.splitlines() if "ensurepip" not in line and "python-wheels" not in line]
+
+
+def test_its_size(image: str) -> None:
+    facts = json.loads(run("docker", "image", "inspect", image).out)[0]
+    layers = [
+        line.split("\t")
+        for line in run("docker", "history", "--no-trunc", "--format", "{{.Size}}\t{{.CreatedBy}}", image).out.split("\n")
+        if line and not line.startswith("0B")
+    ]
+    print(f"\nimage: {facts['Size'] / 1e6:.0f} MB")
+    for size, made_by in layers:
+        print(f"  {size:>8}  {made_by[:80]}")
+    assert facts["Size"] < 1.3e9
+
+
+def test_its_facts(image: str) -> None:
+    config = json.loads(run("docker", "image", "inspect", image).out)[0]["Config"]
+    assert config["User"] == "10001:10001"
+    assert config["StopSignal"] == "SIGTERM"
+    assert config["Healthcheck"]["Test"] == ["CMD", "paramserver", "health"]
+    assert config["Entrypoint"] == ["paramserver"]
+    assert "PYTHONUNBUFFERED=1" in config["Env"]
+
+
+def test_the_digits_train_offline_and_read_only(image: str) -> None:
+    done = run("docker", "run", *LOCKED_UP, "--entrypoint", "python", image, "workers/digits.py", "--epochs", "3")
+    accuracy = float(done.out.strip().splitlines()[-1].split()[-1])
+    assert accuracy > 0.9
+
+
+def test_nobody_is_well_where_nothing_runs(image: str) -> None:
+    done = run("docker", "run", *LOCKED_UP, image, "health", check=False)
+    assert done.code == 5
+
+
+@pytest.mark.parametrize(
+    ("variant", "cuda", "complaint"),
+    [("cpu", None, ""), ("cpu", "13.0", "docker/wheels"), ("gpu", None, "built without GPU support"), ("gpu", "13.0", "")],
+)
+def test_the_check_of_torch(tmp_path: Path, variant: str, cuda: str | None, complaint: str) -> None:
+    fake_torch(tmp_path, cuda)
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, str(CHECK_TORCH), variant]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == (1 if complaint else 0), done.stderr
+    assert complaint in done.stderr
+
+
+def test_a_torch_with_cuda_stops_the_build(image: str, tmp_path: Path) -> None:
+    """The whole way: a wheel of such a torch lies in docker/wheels."""
+    context = tmp_path / "context"
+    for name in ("docker", "paramserver", "workers"):
+        ignored = shutil.ignore_patterns("*.whl", "__pycache__")
+        shutil.copytree(ROOT / name, context / name, ignore=ignored)
+    for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, context / name)
+    fake_torch(tmp_path / "fake", "13.0")
+    with zipfile.ZipFile(context / "docker/wheels/torch-2.13.0-py3-none-any.whl", "w") as wheel:
+        for file in (tmp_path / "fake" / "torch").iterdir():
+            wheel.write(file, f"torch/{file.name}")
+        info = "torch-2.13.0.dist-info"
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    done = run(
+        "docker", "build", "-f", str(context / "docker/Dockerfile"), str(context), check=False, deadline_s=300.0
+    )
+    assert done.code != 0
+    assert "is built for GPUs (CUDA 13.0)" in done.said
+    assert "PIP_EXTRA_INDEX_URL" in done.said

@@ -1,0 +1,160 @@
+"""Roles started one by one: any order, results as on the local cluster, leaving, draining, stopping, refusals."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.harness import complaint, free_address, read_summary, until
+from tests.integration.roles import Cluster, cluster_fixture, reference, same_result
+
+PACED = ("--epochs", "100000", "--pace", "0.05")
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    yield from cluster_fixture()
+
+
+def running(status: dict[str, Any], workers: int) -> bool:
+    """The job runs, with so many workers at work."""
+    training = [p for p in status["processes"] if p["role"] == "worker" and p["state"] == "training"]
+    return status["state"] == "running" and len(training) == workers
+
+
+def test_the_same_result_as_on_the_local_cluster(cluster: Cluster) -> None:
+    script = ("--optimizer", "adamw", "--epochs", "4")
+    wanted = reference(cluster.place, *script)
+    summary, weights = cluster.place.work / "out.json", cluster.place.work / "out.safetensors"
+    first = cluster.coordinator(
+        *("--servers", "2", "--workers", "3", "--set", "training.slices_per_step=4"),
+        *("--summary", summary, "--save", weights),
+    )
+    for _ in range(3):
+        cluster.worker(*script)
+    for _ in range(2):
+        cluster.server()
+    cluster.ended()
+    same_result(read_summary(summary), wanted)
+    assert weights.stat().st_size > 0
+    assert "paramserver start server --join" in first.out
+    assert f"weights sha256 {wanted['weights_sha256']}" in first.out
+    assert cluster.place.leftovers() == []
+
+
+def test_members_may_come_before_the_coordinator(cluster: Cluster) -> None:
+    cluster.environ["PARAMSERVER_LOG__INTERVAL_S"] = "0.5"
+    # A port that is free now; whoever waits there finds the coordinator once it has it.
+    address = free_address()
+    cluster.addresses.append(address)
+    worker, server = cluster.worker("--epochs", "2"), cluster.server()
+    for one in (worker, server):
+        one.wait_for_err(f"waiting for the coordinator at {address}")
+    cluster.addresses.clear()
+    coordinator = cluster.place.launch(
+        *("start", "coordinator", "--listen", address, "--job", cluster.job, "--store", cluster.url),
+        *("--workers", "1"),
+        environ=cluster.environ,
+    )
+    for one in (worker, server, coordinator):
+        one.wait().check()
+
+
+def test_who_waits_in_vain_says_for_whom(cluster: Cluster) -> None:
+    cluster.environ["PARAMSERVER_CLUSTER__JOIN_TIMEOUT_S"] = "3"
+    cluster.addresses.append(free_address())
+    worker, server = cluster.worker(), cluster.server()
+    for one in (worker, server):
+        assert "no coordinator answered at" in complaint(one.wait(), 3)
+    cluster.addresses.clear()
+    cluster.environ["PARAMSERVER_CLUSTER__JOIN_TIMEOUT_S"] = "4"
+    coordinator = cluster.coordinator("--servers", "2", "--workers", "3")
+    cluster.server()
+    text = complaint(coordinator.wait(), 6)
+    assert "1/2 servers; missing: server-1; 0/3 workers; missing: worker-0, worker-1, worker-2" in text
+
+
+def test_a_worker_that_is_told_to_end_gives_its_share_back(cluster: Cluster) -> None:
+    wanted = reference(cluster.place, "--epochs", "12", "--pace", "0.0")
+    summary = cluster.place.work / "out.json"
+    cluster.coordinator("--workers", "2", "--set", "training.slices_per_step=4", "--summary", summary)
+    cluster.server()
+    leaving = cluster.worker("--epochs", "12", "--pace", "0.1")
+    staying = cluster.worker("--epochs", "12", "--pace", "0.1")
+    cluster.until_status("both train", lambda status: running(status, 2))
+    leaving.send(signal.SIGTERM)
+    assert leaving.wait(5.0).code == 143
+    status = cluster.until_status("one trains", lambda status: running(status, 1), 5.0)
+    assert status["lost"] == []
+    staying.wait().check()
+    cluster.coordinators[0].wait().check()
+    same_result(read_summary(summary), wanted)
+
+
+def test_drain_and_stop(cluster: Cluster) -> None:
+    summary = cluster.place.work / "out.json"
+    coordinator = cluster.coordinator("--workers", "2", "--summary", summary)
+    server = cluster.server()
+    workers = [cluster.worker(*PACED) for _ in range(2)]
+    cluster.until_status("both train", lambda status: running(status, 2))
+    tell = ("--job", cluster.job)
+    assert "there is no worker 'worker-7'" in complaint(cluster.place.paramserver("drain", "worker-7", *tell), 2)
+    assert "cannot leave" in complaint(cluster.place.paramserver("drain", "server-0", *tell), 2)
+    assert "worker-1 has left" in cluster.place.paramserver("drain", "worker-1", *tell).check().out
+    status = cluster.status()
+    assert [p["name"] for p in status["processes"] if p["role"] == "worker" and p["state"] != "done"] == ["worker-0"]
+    (drained,) = until("a worker has ended", lambda: [worker for worker in workers if worker.ended], 10.0)
+    assert "was asked to leave" in drained.wait().check().err
+    cluster.place.paramserver("stop", *tell).check()
+    for one in (*workers, server, coordinator):
+        one.wait(20.0).check()
+    assert read_summary(summary)["steps"] > 0
+    assert "weights sha256" in coordinator.out
+
+
+def test_settings_come_from_the_coordinator_and_others_are_refused(cluster: Cluster) -> None:
+    coordinator = cluster.coordinator(
+        "--workers", "1", "--mode", "async", "--staleness", "2", "--set", "training.seed=5"
+    )
+    refused = cluster.worker("--epochs", "1", flags=("--set", "training.seed=6"))
+    assert "training.seed is 6 here" in complaint(refused.wait(), 2)
+    refused = cluster.worker("--epochs", "1", flags=("--set", "consistency.mode=sync"))
+    assert "consistency.mode = sync" in complaint(refused.wait(), 2)
+    refused = cluster.worker("--epochs", "1", flags=("--set", "cluster.job=another"))
+    assert "cluster.job is another here" in complaint(refused.wait(), 2)
+    cluster.workers.clear()
+    cluster.server()
+    cluster.worker("--epochs", "1")
+    cluster.ended()
+    assert "async, staleness 2" in coordinator.out
+
+
+def test_a_failing_script_leaves_the_job_to_others(cluster: Cluster) -> None:
+    cluster.coordinator("--workers", "2", "--set", "training.slices_per_step=4")
+    cluster.server()
+    script = ("--epochs", "3", "--pace", "0.02", "--misbehave", "1:3:raise")
+    workers = [cluster.worker(*script), cluster.worker(*script)]
+    done = [worker.wait() for worker in workers]
+    assert sorted(one.code for one in done) == [0, 1]
+    failed = next(one for one in done if one.code)
+    assert "the cat sat on the keyboard" in failed.err
+    coordinator = cluster.coordinators[0].wait().check()
+    assert "worker-1" in coordinator.err
+    assert "the cat sat on the keyboard" in coordinator.err
+
+
+def test_bad_flags(cluster: Cluster, tmp_path: Path) -> None:
+    def refused(*tokens: str) -> str:
+        return complaint(cluster.place.paramserver("start", *tokens), 2)
+
+    assert "say --join HOST:PORT" in refused("server")
+    assert "say --join HOST:PORT" in refused("worker", "--", "x.py")
+    assert "does not exist" in refused("worker", "--join", "127.0.0.1:1", "--", "x.py")
+    assert "contradict each other" in refused("coordinator", "--resume", "--fresh")
+    assert "cluster.coordinator" in refused("server", "--join", "nowhere")
+    assert "no address of this machine" in refused("coordinator", "--set", "cluster.coordinator=192.0.2.1:8790")
+    assert "certs init" in refused("coordinator", "--listen", "0.0.0.0:0")
