@@ -198,8 +198,8 @@ class Cluster(_Section):
     listen: Annotated[str, AfterValidator(_listen_or_empty), Must('"host", "host:port" (port 0: any), or empty')] = (
         Field(
             default="",
-            description="Where this process listens. Empty: the coordinator at its own address, a server at this machine's "
-            "address on the route to the coordinator, with a free port.",
+            description="Where this process listens. Empty: the coordinator at its own address, a server at this "
+            "machine's address on the route to the coordinator, with a free port.",
         )
     )
     advertise_host: Annotated[str, AfterValidator(_host_or_empty), Must("a host name or address, or empty")] = Field(

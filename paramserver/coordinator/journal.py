@@ -47,6 +47,8 @@ class Journal:
         self._revisions: dict[str, int] = {}
         self._wanted: dict[str, bytes] = {}
         self._written: dict[str, bytes] = {}
+        # What is written as the model.
+        self._model: types_pb2.ModelSpec | None = None
         self._wake = asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
         self._closing = False
@@ -81,7 +83,8 @@ class Journal:
         self._revisions[_MODEL] = entry.revision
         self._wanted[_MODEL] = self._written[_MODEL] = entry.value
         try:
-            return types_pb2.ModelSpec.FromString(entry.value)
+            self._model = types_pb2.ModelSpec.FromString(entry.value)
+            return self._model
         except DecodeError as error:
             raise errors.StoreError(
                 "the store holds a model that paramserver did not write: use another job name"
@@ -91,8 +94,10 @@ class Journal:
         """Write the present state soon."""
         text = json_format.MessageToJson(job.record(), indent=None, preserving_proto_field_name=True)
         self._want(_STATE, text.encode())
-        if job.registry.model is not None and _MODEL not in self._wanted and not job.released:
-            self._want(_MODEL, job.registry.model.SerializeToString())
+        model = job.registry.model
+        if model is not None and model is not self._model and not job.released:
+            self._model = model
+            self._want(_MODEL, model.SerializeToString())
 
     def _want(self, key: str, value: bytes) -> None:
         if self._wanted.get(key) != value:
@@ -158,6 +163,7 @@ class Journal:
 
     async def forget_model(self) -> None:
         """The job has ended, and nobody will take it over."""
+        await self.settled()  # that it has ended, first
         self._wanted.pop(_MODEL, None)
         self._written.pop(_MODEL, None)
         self._revisions.pop(_MODEL, None)

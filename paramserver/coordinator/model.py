@@ -90,9 +90,11 @@ class ModelRegistry:
                 raise errors.DeadlineError(f"waited for the servers: {self._job.missing()}")
         return servers
 
-    def restore(self, model: types_pb2.ModelSpec, record: coordinator_pb2.JobRecord, workers: list[int]) -> None:
-        """Go on from what an earlier coordinator has written down."""
-        self.model, self.digest, self.ready = model, record.layout, record.ready
+    def restore(
+        self, model: types_pb2.ModelSpec, record: coordinator_pb2.JobRecord, workers: list[int], ready: bool
+    ) -> None:
+        """Go on from what an earlier coordinator has written down. ``ready``: some server has published version 0."""
+        self.model, self.digest, self.ready = model, record.layout, ready
         self.grant = record.view.grant
         self._registered = workers
         if not self.ready:
@@ -115,17 +117,25 @@ class ModelRegistry:
                 return
             if request.grant != self.grant or request.member != self.initialiser:
                 raise errors.FencedError("another worker uploads version 0 now")
-            activate = shard_pb2.ActivateRequest(
-                job=self._job.options.job,
-                generation=self._job.members.generation,
-                timeline=self._job.timeline,
-                grant=self.grant,
-                term=self._job.term,
-            )
-            servers = self._job.members.of(Role.SERVER)
-            await self._job.servers.call_all(
-                servers, "Shard.Activate", lambda _: activate, self._job.options.call_timeout_s
-            )
+            # Another coordinator that finds version 0 on some servers only publishes what has this grant.
+            await self._job.journal.settled()
+            await self.publish()
             self.ready = True
         # Members may have come or gone while the servers were being told.
         await self._job.tell_members()
+
+    async def publish(self) -> None:
+        """Publish version 0, as it was uploaded under the present grant, on all servers."""
+        servers = self._job.members.of(Role.SERVER)
+        if len(servers) < self._job.options.servers:
+            raise errors.UnavailableError(f"version 0 cannot be published now: {self._job.missing()}")
+        activate = shard_pb2.ActivateRequest(
+            job=self._job.options.job,
+            generation=self._job.members.generation,
+            timeline=self._job.timeline,
+            grant=self.grant,
+            term=self._job.term,
+        )
+        await self._job.servers.call_all(
+            servers, "Shard.Activate", lambda _: activate, self._job.options.call_timeout_s
+        )

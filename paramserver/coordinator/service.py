@@ -160,6 +160,7 @@ class CoordinatorService:
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
+        await self.toggle.close()
         await self.servers.close()
         await self.journal.close()
 
@@ -181,6 +182,8 @@ class CoordinatorService:
         effects = self.members.handle(event, time.monotonic())
         member = next(effect.member for effect in effects if isinstance(effect, Admitted))
         await self._perform(effects)
+        if role is Role.SERVER:
+            self.toggle.server_back(member)
         log.debug("joined", name=member.name, pid=request.pid, address=request.address)
         return coordinator_pb2.JoinResponse(
             member=member.ident,
@@ -288,11 +291,15 @@ class CoordinatorService:
 
     async def _membership_changed(self) -> None:
         self.journal.record(self)
+        await self.spread()
+        await self.refresh()
+
+    async def spread(self) -> None:
+        """Tell all servers who the workers are, those that do not hear of it later."""
         if self.registry.model is not None and not await self.tell_members():
             task = asyncio.create_task(self._tell_members_again())
             self._spreading_again.add(task)
             task.add_done_callback(self._spreading_again.discard)
-        await self.refresh()
 
     async def tell_members(self) -> bool:
         """Tell all servers who the workers are; False if some server did not hear of it."""

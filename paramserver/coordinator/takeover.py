@@ -7,6 +7,7 @@ only says who they are.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, cast
@@ -53,33 +54,41 @@ async def take_over(
     """Make ``job``, new and without members, go on where ``record`` and the servers stand.
 
     Waits up to ``patience_s`` for all servers; ``newcomers`` tells how many servers without a shard want to join.
-    Raises JobFailedError if a shard is gone, DeadlineError naming the servers that did not answer.
+    Raises JobFailedError if a shard is gone, DeadlineError naming the servers that did not answer; other errors that
+    are retryable: call it again.
     """
     job.timeline = record.view.timeline
     job.finished = record.finished
-    job.lost.extend(record.lost)
+    job.lost[:] = record.lost
     job.board.restore(record)
     members = [_member(entry) for entry in record.members]
-    job.members.restore(members, time.monotonic() + job.options.lease_s + _FIND_S)
+    job.members.restore(members, math.inf)
     if record.HasField("data"):
         job.leasing.data = data_from_proto(record.data)
+    stats: Mapping[int, shard_pb2.StatsResponse] = {}
     model = await job.journal.model() if record.layout else None
     if record.layout and model is None:
         raise errors.JobFailedError("the store has lost the description of the model: the job cannot be taken over")
     if model is not None:
         stats = await _ask_servers(job, record, patience_s, newcomers)
         job.members.generation = max([job.members.generation, *(reply.generation for reply in stats.values())])
-        job.registry.restore(model, record, [m.ident for m in members if m.role is Role.WORKER])
-        if record.ready:
-            job.state = types_pb2.JOB_STATE_RUNNING
-            await _restore_consistency(job, record, stats)
-        elif all(reply.active for reply in stats.values()):
-            # The coordinator was lost between publishing version 0 and writing that down.
-            job.registry.ready = True
+        # The coordinator may have been lost while it published version 0, or before it wrote that down.
+        published = record.ready or any(reply.active for reply in stats.values())
+        job.registry.restore(model, record, [m.ident for m in members if m.role is Role.WORKER], published)
+        if published and not all(reply.active for reply in stats.values()):
+            await job.registry.publish()
+    if job.leasing.data is not None:
+        await job.leasing.register(job.leasing.data)
+    if record.ready:
+        job.state = types_pb2.JOB_STATE_RUNNING
+        await _restore_consistency(job, record, stats)
     job.members.generation += 1
-    if model is not None:
-        await job.tell_members()
+    # From now on their silence counts.
+    job.members.restore(members, time.monotonic() + job.options.lease_s + _FIND_S)
+    await job.spread()
     await job.refresh()
+    if job.finished and not job.members.of(Role.WORKER):
+        job.end("done")
     log.info("took over", term=job.term, generation=job.members.generation, members=len(members))
 
 
@@ -124,7 +133,9 @@ async def _ask_servers(
         if newcomers() >= record.expected_servers:
             raise errors.JobFailedError("all servers have begun anew: the model is gone")
         if time.monotonic() >= deadline:
-            raise errors.DeadlineError(f"the job cannot be taken over: no answer within {patience_s:g} s from {names}")
+            raise errors.DeadlineError(
+                f"the job cannot be taken over: no answer within {patience_s:.0f} s from {names}"
+            )
         if time.monotonic() - said >= _SAY_S:
             said = time.monotonic()
             log.info(f"taking over; waiting for {names}")

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import structlog
 
 from paramserver import errors
 from paramserver.core.consistency import Consistency, Mode
 from paramserver.core.leases import SliceLeases
-from paramserver.core.membership import Role
+from paramserver.core.membership import Member, Role
 from paramserver.core.slices import SyncSchedule
 from paramserver.transport.messages import consistency_to_proto
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
@@ -27,10 +28,13 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("paramserver.coordinator")
 
+T = TypeVar("T")
+
 # Versions between the newest one seen and the boundary; doubled when some shard was past it.
 _MARGIN = 2
 _ATTEMPTS = 12
 _POLL_S = 0.02
+_RETRY_S = 0.5
 _MAX_WAIT_S = 600.0
 
 
@@ -43,6 +47,9 @@ class Toggle:
         self._revision = job.consistency.revision
         # From the first COMMIT on a change can no longer be taken back.
         self._committed = False
+        # The last revision that was taken back.
+        self._aborted = 0
+        self._background: set[asyncio.Task[None]] = set()
 
     async def change(self, request: coordinator_pb2.ChangeConsistencyRequest) -> Consistency:
         """Bring the wanted setting into force; returns it with the version from which it counts.
@@ -102,7 +109,7 @@ class Toggle:
 
     async def _now_async(self, changed: Consistency) -> None:
         """Once every shard has reached the boundary, lease what is left of the epoch."""
-        while any(stats.version < changed.from_version for stats in await self._job.server_stats()):
+        while any(stats.version < changed.from_version for stats in await self._insist(self._all_stats)):
             await asyncio.sleep(_POLL_S)
         self._job.async_from = changed.from_version
         epoch, done = self._job.done_synchronously()
@@ -151,9 +158,50 @@ class Toggle:
             await self._install(changed)
             await self._job.leasing.begin(table)
         elif changed.mode is Mode.ASYNC:
-            await self._now_async(changed)
+            # The boundary may be ahead, and to reach it the workers need a coordinator.
+            await self._lock.acquire()
+            self._start(self._finish(changed))
         else:
             await self._now_sync(changed, table)
+
+    async def _finish(self, changed: Consistency) -> None:
+        try:
+            await self._now_async(changed)
+        finally:
+            self._lock.release()
+
+    def server_back(self, server: Member) -> None:
+        """It may not have heard that a change was taken back, and would wait for it for ever."""
+        if self._aborted:
+            aborted = replace(self._job.consistency, revision=self._aborted)
+            request = self._request(aborted, shard_pb2.PHASE_ABORT)
+
+            async def tell() -> None:
+                await self._job.servers.call(
+                    server, "Shard.SetConsistency", request, self._job.options.call_timeout_s
+                )
+
+            self._start(self._insist(tell))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def close(self) -> None:
+        """Stop what is under way."""
+        for task in list(self._background):
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+
+    async def _insist(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """What was agreed on must be done, if a server is away: when it is back."""
+        while True:
+            try:
+                return await work()
+            except errors.RetryableError as error:
+                log.info(f"the change of mode waits: {error}")
+                await asyncio.sleep(_RETRY_S)
 
     async def _install(self, changed: Consistency) -> None:
         self._job.consistency = changed
@@ -173,20 +221,38 @@ class Toggle:
             except BaseException:
                 # Those that have prepared would hold the boundary for ever.
                 with contextlib.suppress(errors.ParamServerError):
-                    await self._tell(proposal, shard_pb2.PHASE_ABORT)
+                    await self._take_back(proposal)
                 raise
             if all(reply.scheduled for reply in replies):
                 self._committed = True
-                await self._tell(proposal, shard_pb2.PHASE_COMMIT)
+                await self._insist(partial(self._tell, proposal, shard_pb2.PHASE_COMMIT))
                 if boundary == 0:
                     await self._install(proposal)
                 return proposal
-            await self._tell(proposal, shard_pb2.PHASE_ABORT)
+            await self._take_back(proposal)
             margin *= 2
         raise errors.UnavailableError("the shards did not agree on a version boundary: try again")
 
+    async def _take_back(self, proposal: Consistency) -> None:
+        """Those that are there hear of it now, the others when they are back."""
+        self._aborted = max(self._aborted, proposal.revision)
+        await self._call(self._job.members.of(Role.SERVER), proposal, shard_pb2.PHASE_ABORT)
+
+    def _all_servers(self) -> list[Member]:
+        if away := self._job.watch.absent:
+            names = ", ".join(member.name for _, member in sorted(away.items()))
+            raise errors.UnavailableError(f"{names} cannot be reached now: try again later")
+        return self._job.members.of(Role.SERVER)
+
+    async def _all_stats(self) -> list[shard_pb2.StatsResponse]:
+        self._all_servers()
+        return await self._job.server_stats()
+
     async def _tell(self, proposal: Consistency, phase: shard_pb2.Phase) -> list[shard_pb2.SetConsistencyResponse]:
-        request = shard_pb2.SetConsistencyRequest(
+        return await self._call(self._all_servers(), proposal, phase)
+
+    def _request(self, proposal: Consistency, phase: shard_pb2.Phase) -> shard_pb2.SetConsistencyRequest:
+        return shard_pb2.SetConsistencyRequest(
             job=self._job.options.job,
             generation=self._job.members.generation,
             timeline=self._job.timeline,
@@ -194,10 +260,12 @@ class Toggle:
             phase=phase,
             term=self._job.term,
         )
+
+    async def _call(
+        self, servers: Sequence[Member], proposal: Consistency, phase: shard_pb2.Phase
+    ) -> list[shard_pb2.SetConsistencyResponse]:
+        request = self._request(proposal, phase)
         replies = await self._job.servers.call_all(
-            self._job.members.of(Role.SERVER),
-            "Shard.SetConsistency",
-            lambda _: request,
-            self._job.options.call_timeout_s,
+            servers, "Shard.SetConsistency", lambda _: request, self._job.options.call_timeout_s
         )
         return [cast(shard_pb2.SetConsistencyResponse, reply) for reply in replies]

@@ -168,7 +168,7 @@ class Coordinating:
         journal = await Journal.open(store, self._store_name, leadership.term)
         journal.owns_store = False
         record = journal.found
-        resume = unfinished(record) and not self._options.fresh
+        resume = unfinished(record) and (stood_by or not self._options.fresh)
         if stood_by and record is not None and not unfinished(record):
             self._say(f"job {self.front.job} has ended: {record.view.reason}")
             await journal.close()
@@ -184,13 +184,15 @@ class Coordinating:
         service.address = self.address
         service.confirm = leadership.confirm
         try:
-            await service.start()
             leadership.keep(journal.verify, service.replaced)
             if resume:
                 assert record is not None
                 await self._take_over(service, record)
+            elif record is not None and unfinished(record):
+                await service.begin_again(record)
             else:
                 service.journal.record(service)
+            await service.start()
             self.front.service = service
             leading()
             how = await asyncio.shield(service.over)
@@ -215,7 +217,18 @@ class Coordinating:
         try:
             self.front.standing = "takes the job over"
             patience_s = max(self._settings.cluster.lease_s, self._settings.cluster.join_timeout_s)
-            await take_over(service, record, patience_s, self.front.newcomers)
+            deadline = time.monotonic() + patience_s
+            while True:
+                try:
+                    await take_over(service, record, deadline - time.monotonic(), self.front.newcomers)
+                    return
+                except errors.RetryableError as error:
+                    if time.monotonic() >= deadline:
+                        raise
+                    log.warning(f"taking over did not work at once; trying again: {error}")
+                    await asyncio.sleep(_RETRY_S)
+        except errors.FencedError as error:
+            await service.replaced(str(error))
         except errors.JobFailedError as error:
             log.warning("what an earlier coordinator has left is lost; the job begins again", reason=str(error))
             await service.begin_again(record)

@@ -34,7 +34,7 @@ _RETRY_S = (0.1, 0.2, 0.5, 1.0)
 class JoinOptions:
     """What a member says of itself. ``consistency`` None: it takes whatever the job runs.
 
-    ``shard``, of a server: (layout, timeline) of the shard it holds; ``term``: the highest term it has heard of elsewhere.
+    ``shard``, of a server: (layout, timeline) of the shard it holds. ``term``: the highest that it knows from elsewhere.
     """
 
     role: types_pb2.Role = types_pb2.ROLE_WORKER
@@ -84,12 +84,13 @@ class Session:
     async def join(self) -> None:
         """Become a member; retries until ``join_timeout_s`` while nobody answers, saying so."""
         options = self.options
-        reply = await persist(
-            lambda: self.channel.call("Coordinator.Join", self._join_request(), timeout=_CALL_S),
-            self.channel,
-            options.join_timeout_s,
-            options.log_interval_s,
-        )
+
+        async def attempt() -> Message:
+            reply = await self.channel.call("Coordinator.Join", self._join_request(), timeout=_CALL_S)
+            self._check_term(cast(coordinator_pb2.JoinResponse, reply).view.term)
+            return reply
+
+        reply = await persist(attempt, self.channel, options.join_timeout_s, options.log_interval_s)
         joined = cast(coordinator_pb2.JoinResponse, reply)
         self.member, self.name, self.rank, self.job = joined.member, joined.name, joined.rank, joined.job
         self.expected_workers = joined.expected_workers
@@ -141,6 +142,7 @@ class Session:
     async def _keep(self) -> None:
         failures = 0
         while True:
+            self._stream_term = None
             try:
                 async for reply in self.channel.session("Coordinator.Session", self._requests()):
                     if failures:
@@ -170,7 +172,6 @@ class Session:
                 return
 
     async def _requests(self) -> AsyncIterator[coordinator_pb2.SessionRequest]:
-        self._stream_term = None
         while True:
             if self._stream_term is not None:
                 self._check_term(self._stream_term)
@@ -292,7 +293,7 @@ async def persist(
                 ) from error
             if now - said >= log_interval_s:
                 said = now
-                log.info(f"waiting for the coordinator at {channel.address} ({now - started:.0f} s)")
+                log.info(f"waiting for the coordinator at {channel.address} ({now - started:.0f} s): {error}")
             await asyncio.sleep(_RETRY_S[min(number, len(_RETRY_S) - 1)])
     raise AssertionError("unreachable")
 

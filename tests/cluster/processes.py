@@ -137,6 +137,7 @@ class Network(MemoryNetwork):
     def serve_in(self, process: Process, address: str, services: Sequence[tuple[str, object]]) -> None:
         """Answer calls to ``address`` in this process."""
         assert address not in self._servers, f"{address} is in use"
+        self.line(address).heal()
         self._servers[address] = server = _ProcessServer(address, services, self._forget)
         server.process = process
 
@@ -145,7 +146,6 @@ class Network(MemoryNetwork):
         process.kill()
         self.kill(address)
         self.line(address).cut()
-        self.line(address).heal()
 
     def connect_from(self, out: FaultPlan) -> Callable[[str], Channel]:
         """How somebody whose outgoing line is ``out`` reaches addresses."""

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 ROOT = Path(__file__).resolve().parents[2]
+NO_VARIABLES = Path(__file__).resolve().parent / "none.env"
 IMAGE = "paramserver:test-compose"
 # Nothing here should take this long, on whatever machine; what does counts as hanging.
 PATIENCE_S = 240.0
@@ -154,8 +155,7 @@ class Cluster:
 
     def compose(self, *arguments: str, check: bool = True, deadline_s: float = PATIENCE_S) -> Done:
         """docker-compose with this project."""
-        # No .env file of whoever runs the tests.
-        command = (*compose_command(), "--project-name", self.project, "--env-file", os.devnull, *arguments)
+        command = (*compose_command(), "--project-name", self.project, "--env-file", str(NO_VARIABLES), *arguments)
         return run(*command, check=check, deadline_s=deadline_s, environ=clean_environment(**self.variables))
 
     def up(self, *arguments: str) -> None:

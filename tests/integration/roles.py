@@ -15,6 +15,8 @@ from tests.integration.harness import SCRIPTS, Done, Place, Running, read_summar
 TRAIN = SCRIPTS / "train.py"
 # Short, so that tests of what comes after it are.
 LEASE_S = 2.0
+# How long a job may still take when nothing stands in its way any more.
+END_S = 60.0
 _WHERE = r"(?:coordinator of job \S+|standing by) at ([0-9.]+:[0-9]+)"
 
 
@@ -95,7 +97,18 @@ class Cluster:
 
     def ended(self) -> list[Done]:
         """All processes that are not known to be dead have ended well."""
-        return [running.wait().check() for running in (*self.workers, *self.servers, *self.coordinators)]
+        everybody = (*self.workers, *self.servers, *self.coordinators)
+        try:
+            return [running.wait(END_S).check() for running in everybody]
+        except AssertionError as error:
+            said = "\n".join(f"=== {running.pid}\n{running.out}\n{running.err}" for running in everybody)
+            raise AssertionError(f"{error}\n{said}") from None
+
+    def store_text(self) -> str:
+        """All files of the store, as text."""
+        files = [path for path in self.store_directory.rglob("*") if path.is_file()]
+        assert files
+        return "".join(path.read_bytes().decode("latin-1") for path in files)
 
     def close(self) -> None:
         """The processes are the place's to end; the store is ours."""

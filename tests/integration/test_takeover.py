@@ -16,7 +16,7 @@ import pytest
 from paramserver.coordinator.journal import parse_record
 from paramserver.store import open_store
 from paramserver.v1 import coordinator_pb2, types_pb2
-from tests.integration.harness import Place, complaint, read_summary
+from tests.integration.harness import Place, complaint, read_summary, until
 from tests.integration.roles import LEASE_S, TRAIN, Cluster, cluster_fixture, kill, reference, same_result
 
 EPOCHS = 12
@@ -163,6 +163,7 @@ def test_the_store_goes_away_and_comes_back(cluster: Cluster, wanted: dict[str, 
     assert cluster.store.start(cluster.store_directory) == cluster.url
     coordinator.wait_for_err("the store is back", 10.0)
     coordinator.wait_for_err("it is written again", 10.0)
+    until("everything is written again", lambda: all(entries(cluster.url, cluster.job, "state", "model")), 10.0)
     after = cluster.status()
     assert after["term"] == before["term"]
     # What was written again is enough for another coordinator.
@@ -197,15 +198,21 @@ def test_two_jobs_on_one_store(cluster: Cluster) -> None:
 
 def record_of(url: str, job: str) -> coordinator_pb2.JobRecord:
     """What a coordinator has written down."""
+    (state,) = entries(url, job, "state")
+    assert state is not None
+    return parse_record(state)
 
-    async def load() -> coordinator_pb2.JobRecord:
+
+def entries(url: str, job: str, *keys: str) -> list[bytes | None]:
+    """What lies in the store under these names."""
+
+    async def load() -> list[bytes | None]:
         store = open_store(url, f"paramserver:{job}")
         try:
-            entry = await store.load("state")
+            found = [await store.load(key) for key in keys]
         finally:
             await store.close()
-        assert entry is not None
-        return parse_record(entry.value)
+        return [entry.value if entry is not None else None for entry in found]
 
     return asyncio.run(load())
 
