@@ -46,9 +46,9 @@ class Board:
         self._reports.pop(member.ident, None)
         self._server_reports.pop(member.ident, None)
 
-    def started(self) -> None:
-        """The first step may begin."""
-        self._running_at = time.monotonic()
+    def started(self, before_s: float = 0.0) -> None:
+        """The first step may begin, or began so many seconds ago."""
+        self._running_at = time.monotonic() - before_s
 
     def status(self, request: coordinator_pb2.StatusRequest) -> coordinator_pb2.StatusResponse:
         """Everything a status page shows."""
@@ -93,8 +93,6 @@ class Board:
     def restore(self, record: coordinator_pb2.JobRecord) -> None:
         """Go on from what an earlier coordinator has written down."""
         self._departed = {(gone.name, gone.pid): gone for gone in record.departed}
-        if record.ready:
-            self._running_at = time.monotonic() - record.training_s
 
     def training_s(self) -> float:
         """Seconds from the start of the first step until now, or until the last worker left."""

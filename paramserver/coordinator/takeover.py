@@ -65,27 +65,33 @@ async def take_over(
     job.members.restore(members, math.inf)
     if record.HasField("data"):
         job.leasing.data = data_from_proto(record.data)
-    stats: Mapping[int, shard_pb2.StatsResponse] = {}
     model = await job.journal.model() if record.layout else None
     if record.layout and model is None:
         raise errors.JobFailedError("the store has lost the description of the model: the job cannot be taken over")
     if model is not None:
         stats = await _ask_servers(job, record, patience_s, newcomers)
-        job.members.generation = max([job.members.generation, *(reply.generation for reply in stats.values())])
+        job.members.generation = max([job.members.generation, *(reply.generation for reply in stats.values())]) + 1
         # The coordinator may have been lost while it published version 0, or before it wrote that down.
         published = record.ready or any(reply.active for reply in stats.values())
         job.registry.restore(model, record, [m.ident for m in members if m.role is Role.WORKER], published)
-        if published and not all(reply.active for reply in stats.values()):
+        # From here on the servers obey no coordinator of before; what they say now will stand.
+        if not await job.tell_members():
+            raise errors.UnavailableError("a server did not hear of the new coordinator")
+        if published:
             await job.registry.publish()
-    if job.leasing.data is not None:
-        await job.leasing.register(job.leasing.data)
-    if record.ready:
-        job.state = types_pb2.JOB_STATE_RUNNING
+        stats = await _ask_servers(job, record, patience_s, newcomers)
+    else:
+        job.members.generation += 1
+        published = False
+    if published:
+        if record.ready or any(reply.version for reply in stats.values()):
+            job.state = types_pb2.JOB_STATE_RUNNING
+            job.board.started(record.training_s)
         await _restore_consistency(job, record, stats)
-    job.members.generation += 1
+    elif job.leasing.data is not None:
+        await job.leasing.register(job.leasing.data)
     # From now on their silence counts.
     job.members.restore(members, time.monotonic() + job.options.lease_s + _FIND_S)
-    await job.spread()
     await job.refresh()
     if job.finished and not job.members.of(Role.WORKER):
         job.end("done")
