@@ -128,6 +128,7 @@ class CoordinatorService:
         self.draining: set[int] = set()
         self._changed = asyncio.Condition()
         self._edition = 0
+        self._closed = False
         self._ticker: asyncio.Task[None] | None = None
         self._spreading = asyncio.Lock()
         self._spreading_again: set[asyncio.Task[None]] = set()
@@ -155,7 +156,9 @@ class CoordinatorService:
         self._ticker = asyncio.create_task(self._tick())
 
     async def close(self) -> None:
-        """Stop watching, close channels, write the last state."""
+        """End all sessions, stop watching, close channels, write the last state."""
+        self._closed = True
+        await self._notify()
         background = [task for task in (self._ticker, *self._spreading_again) if task is not None]
         for task in background:
             task.cancel()
@@ -224,6 +227,8 @@ class CoordinatorService:
         """Wait until the view is another than the one of edition ``seen``; the end of a session counts, too."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._edition != seen)
+            if self._closed:  # who stays tied to this one would never hear of another
+                raise errors.NotLeaderError("this coordinator leads the job no more")
             return self._edition
 
     async def _read(self, requests: AsyncIterator[coordinator_pb2.SessionRequest], ident: int) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import structlog
@@ -57,6 +58,7 @@ async def take_over(
     Raises JobFailedError if a shard is gone, DeadlineError naming the servers that did not answer; other errors that
     are retryable: call it again.
     """
+    job.options = replace(job.options, servers=record.expected_servers, workers=record.expected_workers)
     job.timeline = record.view.timeline
     job.finished = record.finished
     job.lost[:] = record.lost

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("paramserver.coordinator")
 
 _SAY_S = 5.0
+_GOING_ON = (types_pb2.JOB_STATE_INITIALISING, types_pb2.JOB_STATE_RUNNING)
 _TIMED_OUT = DeadlineError.exit_code
 
 
@@ -67,7 +68,7 @@ class Watch:
                 reason = f"waited {options.join_timeout_s:g} s (cluster.join_timeout_s): {waiting}"
                 await self._job.fail(reason, _TIMED_OUT)
                 return
-        elif state == types_pb2.JOB_STATE_RUNNING and not self._job.members.of(Role.WORKER) and not self._job.finished:
+        elif state in _GOING_ON and not self._job.members.of(Role.WORKER) and not self._job.finished:
             self._idle_since = self._idle_since or now
             waiting = waiting or "workers: all are gone; the servers keep the model"
             if now - self._idle_since > options.max_idle_s:

@@ -65,11 +65,10 @@ async def serve(
     await security.check_listen(host)
     server = grpc.aio.server(
         options=limits.server(),
-        maximum_concurrent_rpcs=limits.calls,
         compression=grpc.Compression.NoCompression,
     )
     running: set[asyncio.Task[Any]] = set()
-    server.add_generic_rpc_handlers((_Door(services, security, running),))
+    server.add_generic_rpc_handlers((_Door(services, security, running, limits.calls),))
     address = join(host, port)
     try:
         if security.certificates is None:
@@ -83,12 +82,14 @@ async def serve(
 
 
 class _Door(grpc.GenericRpcHandler):
-    """Finds what answers a call, once the tokens in its head have been checked."""
+    """Finds what answers a call, once the tokens in its head have been checked and there is room for it."""
 
     def __init__(
-        self, services: Sequence[tuple[str, object]], security: Security, running: set[asyncio.Task[Any]]
+        self, services: Sequence[tuple[str, object]], security: Security, running: set[asyncio.Task[Any]], limit: int
     ) -> None:
         self._security = security
+        # gRPC has a limit of its own, which some versions do not keep.
+        self._running, self._limit = running, limit
         self._refusals = refusals = RefusalLog()
         self._methods = {
             method.path: (method, _HANDLERS[method.kind](_Answering(method, security, running, refusals), handler))
@@ -102,7 +103,16 @@ class _Door(grpc.GenericRpcHandler):
             return None
         method, answer = found
         refusal = self._security.admit(method.name, details.invocation_metadata)
-        return answer if refusal is None else _refusing(method, refusal, self._refusals)
+        if refusal is not None:
+            return _refusing(method, refusal, self._refusals)
+        return answer if len(self._running) < self._limit else _busy(self._limit)
+
+
+def _busy(limit: int) -> grpc.RpcMethodHandler[bytes, bytes]:
+    async def answer(_: AsyncIterator[bytes], context: Context) -> None:
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{limit} calls are being answered already")
+
+    return grpc.stream_stream_rpc_method_handler(answer)
 
 
 def _refusing(method: Method, refusal: Refusal, refusals: RefusalLog) -> grpc.RpcMethodHandler[bytes, bytes]:
