@@ -34,10 +34,10 @@ class Leadership:
         self._sure_until = 0.0
         self._replaced: Callable[[str], Awaitable[None]] | None = None
 
-    async def claim(self) -> Lead:
-        """Become leader if nobody is. Raises StoreError."""
+    async def claim(self, floor: int = 0) -> Lead:
+        """Become leader if nobody is, under a term above ``floor``. Raises StoreError."""
         asked_at = time.monotonic()
-        lead = await self._store.lead(self._token, self._holder, self._ttl_s)
+        lead = await self._store.lead(self._token, self._holder, self._ttl_s, floor=floor)
         if lead.leads:
             self.term = lead.term
             self._sure_until = asked_at + self._ttl_s

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import structlog
 
@@ -103,6 +103,8 @@ class CoordinatorService:
         self.reason = ""
         self.timeline = 0
         self.term = journal.term
+        # The highest term that servers have heard of before this one.
+        self.known_term = 0
         self.summary = ""
         # The job has ended, and nobody needs the servers any more.
         self.released = False
@@ -131,7 +133,8 @@ class CoordinatorService:
         self._closed = False
         self._ticker: asyncio.Task[None] | None = None
         self._spreading = asyncio.Lock()
-        self._spreading_again: set[asyncio.Task[None]] = set()
+        # What goes on although the call that began it has ended.
+        self._loose: set[asyncio.Task[None]] = set()
 
     def _first_ident(self) -> int:
         """Member numbers of one term are none of another's: the store may not have heard of the last ones."""
@@ -159,7 +162,7 @@ class CoordinatorService:
         """End all sessions, stop watching, close channels, write the last state."""
         self._closed = True
         await self._notify()
-        background = [task for task in (self._ticker, *self._spreading_again) if task is not None]
+        background = [task for task in (self._ticker, *self._loose) if task is not None]
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
@@ -184,7 +187,7 @@ class CoordinatorService:
         event = Joined(role, index, request.address, request.pid, request.incarnation)
         effects = self.members.handle(event, time.monotonic())
         member = next(effect.member for effect in effects if isinstance(effect, Admitted))
-        await self._perform(effects)
+        await self._carry_out(effects)
         if role is Role.SERVER:
             self.toggle.server_back(member)
         log.debug("joined", name=member.name, pid=request.pid, address=request.address)
@@ -226,8 +229,8 @@ class CoordinatorService:
     async def _wait_edition(self, seen: int) -> int:
         """Wait until the view is another than the one of edition ``seen``; the end of a session counts, too."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._edition != seen)
-            if self._closed:  # who stays tied to this one would never hear of another
+            await self._changed.wait_for(lambda: self._edition != seen or self._closed)
+            if self._edition == seen:  # who stays tied to this one would never hear of another
                 raise errors.NotLeaderError("this coordinator leads the job no more")
             return self._edition
 
@@ -266,7 +269,18 @@ class CoordinatorService:
                 log.exception("tick failed")
 
     async def _happen(self, event: Event) -> None:
-        await self._perform(self.members.handle(event, time.monotonic()))
+        await self._carry_out(self.members.handle(event, time.monotonic()))
+
+    async def _carry_out(self, effects: list[Effect]) -> None:
+        """Perform them to the end, even if the caller is cancelled: the others must hear of every change."""
+        if effects:
+            await asyncio.shield(self._loosely(self._perform(effects)))
+
+    def _loosely(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._loose.add(task)
+        task.add_done_callback(self._loose.discard)
+        return task
 
     async def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -302,9 +316,7 @@ class CoordinatorService:
     async def spread(self) -> None:
         """Tell all servers who the workers are, those that do not hear of it later."""
         if self.registry.model is not None and not await self.tell_members():
-            task = asyncio.create_task(self._tell_members_again())
-            self._spreading_again.add(task)
-            task.add_done_callback(self._spreading_again.discard)
+            self._loosely(self._tell_members_again())
 
     async def tell_members(self) -> bool:
         """Tell all servers who the workers are; False if some server did not hear of it."""

@@ -72,6 +72,10 @@ async def take_over(
         raise errors.JobFailedError("the store has lost the description of the model: the job cannot be taken over")
     if model is not None:
         stats = await _ask_servers(job, record, patience_s, newcomers)
+        if not job.known_term:
+            job.known_term = max(reply.term for reply in stats.values())
+            if job.known_term >= job.term:
+                raise errors.FencedError(f"the store has forgotten term {job.known_term}, which a server has heard of")
         job.members.generation = max([job.members.generation, *(reply.generation for reply in stats.values())]) + 1
         # The coordinator may have been lost while it published version 0, or before it wrote that down.
         published = record.ready or any(reply.active for reply in stats.values())

@@ -71,6 +71,8 @@ class Coordinating:
         self._security = security
         self._say = say
         self._warned: set[str] = set()
+        # The highest term that a server has heard of; the store may have forgotten it.
+        self._floor = 0
         self._stop = asyncio.Event()
         self._signal = 0
 
@@ -120,18 +122,26 @@ class Coordinating:
         """Returns when this coordinator leads: True if it has waited for another one's end."""
         started = said = time.monotonic()
         limit = self._settings.cluster.join_timeout_s if self._options.standby else 0.0
-        stood_by = False
+        stood_by = away = False
+        hold_until = 0.0
         while True:
             try:
                 facts = await store.inspect()
+                if away:
+                    # The store was away for the leader, too, perhaps: it may renew its lease first.
+                    away, hold_until = False, time.monotonic() + self._settings.cluster.lease_s
+                if stood_by and time.monotonic() < hold_until:
+                    await asyncio.sleep(_RETRY_S)
+                    continue
                 if facts.refusal:
                     raise errors.ConfigError(f"the store at {self._store_name} cannot be used: {facts.refusal}")
                 for warning in facts.warnings:
                     if warning not in self._warned:
                         self._warned.add(warning)
                         log.warning(warning)
-                claimed = await leadership.claim()
+                claimed = await leadership.claim(self._floor)
             except errors.StoreError as error:
+                away = True
                 self.front.standing = "waits for the store"
                 if time.monotonic() - started >= limit:
                     raise
@@ -183,6 +193,7 @@ class Coordinating:
         service = CoordinatorService(self._job_options(), self._security.connector("server"), journal)
         service.address = self.address
         service.confirm = leadership.confirm
+        led = False
         try:
             leadership.keep(journal.verify, service.replaced)
             if resume:
@@ -193,13 +204,16 @@ class Coordinating:
             else:
                 service.journal.record(service)
             await service.start()
+            led = True
             self.front.service = service
             leading()
             how = await asyncio.shield(service.over)
             return await self._conclude(service, how)
         finally:
             self.front.service = None
-            if not service.over.done() and not (self._options.gather and service.members_present()):
+            if not led:
+                pass  # the job stays as it was found
+            elif not service.over.done() and not (self._options.gather and service.members_present()):
                 # Nobody has come, or the launcher ends everybody: there is nothing to be taken over.
                 await service.conclude(types_pb2.JOB_STATE_STOPPED, "ended by a signal")
             elif not self._options.gather and service.over.result() == "done":
@@ -232,6 +246,8 @@ class Coordinating:
         except errors.JobFailedError as error:
             log.warning("what an earlier coordinator has left is lost; the job begins again", reason=str(error))
             await service.begin_again(record)
+        finally:
+            self._floor = max(self._floor, service.known_term)
 
     def _job_options(self) -> JobOptions:
         cluster, training = self._settings.cluster, self._settings.training

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from paramserver import errors
-from paramserver.config import load_settings
+from paramserver.config import Settings, load_settings
 from paramserver.coordinator.journal import parse_record
 from paramserver.coordinator.service import CoordinatorService
 from paramserver.local import logs
@@ -60,7 +60,7 @@ class _Net(Security):
 class Chief:
     """One coordinator process at the address ``place``."""
 
-    def __init__(self, fleet: Fleet, place: str, options: Options) -> None:
+    def __init__(self, fleet: Fleet, place: str, options: Options, settings: Settings) -> None:
         self.place = place
         self.process = Process(place)
         self.store = StoreLink(fleet.store, self._before, self._after)
@@ -68,7 +68,7 @@ class Chief:
         self._fleet = fleet
         self._trap = None if fleet.chiefs else fleet.trap
         self.coordinating = Coordinating(
-            fleet.settings, options, lambda: self.store, "memory", _Net(self._connect), self.said.append
+            settings, options, lambda: self.store, "memory", _Net(self._connect), self.said.append
         )
         self.coordinating.address = place
         fleet.network.serve_in(
@@ -151,9 +151,10 @@ class Keeper:
 class Hand:
     """One worker thread that runs a script."""
 
-    def __init__(self, fleet: Fleet, number: int, script: Script) -> None:
+    def __init__(self, fleet: Fleet, number: int, script: Script, plan: FaultPlan | None) -> None:
         self.number = number
-        self.out = FaultPlan()
+        # What its calls suffer.
+        self.out = plan or FaultPlan()
         self.context: Context | None = None
         self.error: BaseException | None = None
         self._fleet, self._script = fleet, script
@@ -218,6 +219,7 @@ class Fleet:
             "training.device": "cpu",
             **{key.replace("__", "."): value for key, value in settings.items()},
         }
+        self._values = values
         self.settings = load_settings(None, values, environ={})
         self.places = list(places)
         self.trap = trap
@@ -272,21 +274,22 @@ class Fleet:
 
     # ---- starting
 
-    def coordinate(self, place: str = "leader", **options: bool) -> Chief:
-        """Start a coordinator; see `paramserver.local.coordinating.Options`."""
-        chief = self.call(lambda: Chief(self, place, Options(**options)))
+    def coordinate(self, place: str = "leader", settings: Mapping[str, object] | None = None, **options: bool) -> Chief:
+        """Start a coordinator, with these ``settings`` changed; see `paramserver.local.coordinating.Options`."""
+        changed = load_settings(None, {**self._values, **(settings or {})}, environ={})
+        chief = self.call(lambda: Chief(self, place, Options(**options), changed))
         self.chiefs.append(chief)
         return chief
 
     def serve(self, index: int, address: str = "") -> Keeper:
-        """Start a server."""
+        """Start a server, at ``address`` or at its usual one."""
         keeper = self.call(lambda: Keeper(self, index, address or f"server-{index}"))
         self.keepers.append(keeper)
         return keeper
 
-    def work(self, script: Script) -> Hand:
+    def work(self, script: Script, plan: FaultPlan | None = None) -> Hand:
         """Start a worker."""
-        hand = Hand(self, len(self.hands), script)
+        hand = Hand(self, len(self.hands), script, plan)
         self.hands.append(hand)
         return hand
 
@@ -331,6 +334,11 @@ class Fleet:
         """Put the store's clock forward: the lease of whoever does not renew it is over."""
         self._ahead_s += self.settings.cluster.lease_s + 0.1
 
+    def cut_store(self, cut: bool) -> None:
+        """The store is away for all coordinators, or back."""
+        for chief in self.chiefs:
+            chief.store.cut = cut
+
     def kill(self, chief: Chief) -> None:
         """Kill a coordinator from another thread."""
         self.call(chief.die)
@@ -368,7 +376,10 @@ class Fleet:
     @property
     def leader(self) -> Chief:
         """Who leads; fails after a while if nobody does."""
-        return until("somebody leads", lambda: next((c for c in self.chiefs if c.service and not c.process.killed), None))
+        living = [chief for chief in self.chiefs if not chief.process.killed]
+        found = until("somebody leads", lambda: next((chief for chief in living if chief.service), None))
+        assert found is not None
+        return found
 
     def took_over(self, place: str = "standby") -> CoordinatorService:
         """Wait until the coordinator at ``place`` leads."""
@@ -404,13 +415,11 @@ class Fleet:
     def finish(self, hands: Sequence[Hand] | None = None) -> Mapping[str, Any]:
         """Wait for the workers, the leader and the servers; the summary of the job."""
         self.join(hands)
-        ended = [c for c in self.chiefs if not c.process.killed]
-
-        def done() -> Chief | None:
-            return next((c for c in ended if c.task.done()), None)
-
-        chief = until(f"a coordinator ends\n{self.where_it_stands()}", done, JOB_S)
-        assert chief.task.result() == 0, chief.said
+        chiefs = [c for c in self.chiefs if not c.process.killed]
+        deadline = time.monotonic() + JOB_S
+        while not any(c.task.done() and c.task.result() == 0 for c in chiefs):
+            assert time.monotonic() < deadline, f"the job does not end\n{self.where_it_stands()}"
+            time.sleep(0.005)
         until("the servers end", lambda: all(k.task.done() for k in self.keepers if not k.process.killed))
         for keeper in self.keepers:
             if not keeper.process.killed:
@@ -433,8 +442,7 @@ class Fleet:
         for chief in self.chiefs:
             lines.append(f"{chief.place}: {chief.coordinating.front.standing} {chief.task}")
             if chief.service is not None:
-                status = self.call(lambda: chief.service and chief.service.board.status(coordinator_pb2.StatusRequest()))
-                lines.append(str(status)[:3000])
+                lines.append(str(chief.service.board.status(coordinator_pb2.StatusRequest()))[:3000])
         for keeper in self.keepers:
             lines.append(f"{keeper.address}: {str(keeper.service.report())[:1500]} {keeper.node.session.failure}")
         for hand in self.hands:

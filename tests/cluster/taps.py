@@ -57,7 +57,7 @@ class Trap:
     async def _spring(self, kill: Callable[[], None]) -> None:
         self.fired.set()
         kill()
-        await asyncio.Event().wait()  # cancelled with everything else of the process
+        await asyncio.Event().wait()
 
 
 class Commands:
@@ -155,12 +155,18 @@ class StoreLink:
         # While it is away every operation fails.
         self.cut = False
         self.operations = 0
+        # Every operation takes so long.
+        self.delay_s = 0.0
+        self.delayed = 0
         # Operations that failed.
         self.refused = 0
 
     async def _do(self, what: str, work: Callable[[], Awaitable[Any]]) -> Any:
         self.operations += 1
         self._check()
+        if self.delay_s:
+            self.delayed += 1
+            await asyncio.sleep(self.delay_s)
         number = await self._before(f"store {what}")
         self._check()
         result = await work()

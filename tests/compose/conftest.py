@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from tests.compose.harness import BUILD_S, IMAGE, Cluster, compose_command, run, run_here
 
 

@@ -117,7 +117,7 @@ class Container:
 
     @property
     def health(self) -> str:
-        """"starting", "healthy" or "unhealthy"."""
+        """ "starting", "healthy" or "unhealthy"."""
         return str(self.facts()["State"]["Health"]["Status"])
 
     def logs(self) -> str:
@@ -202,15 +202,15 @@ class Cluster:
 
         until(f"version {version}", reached)
 
-    def result(self) -> dict[str, Any]:
-        """Wait until the job is done, and give its summary."""
+    def result(self, state: str = "done") -> dict[str, Any]:
+        """Wait until the job is done, or in another final state, and give its summary."""
 
-        def ended() -> dict[str, Any]:
+        def ended() -> bool:
             status = self.status()
             assert status.get("state") != "failed", status
-            return status if status.get("state") == "done" else {}
+            return status.get("state") == state
 
-        until("the job is done", ended)
+        until(f"the job is {state}", ended)
         summary: dict[str, Any] = json.loads(self.one("coordinator").exec("cat", "/data/summary.json").out)
         return summary
 

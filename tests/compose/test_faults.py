@@ -7,17 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from tests.compose.harness import Cluster, digests, run, until
 
 pytestmark = pytest.mark.timeout(1200)
 
 # Long enough that all of this happens while it trains.
-SCRIPT = "workers/digits.py --epochs 150"
+LONG = "workers/digits.py --epochs 150"
+SHORTER = "workers/digits.py --epochs 60"
 Local = Callable[[str], dict[str, Any]]
 
 
 def test_workers_come_and_go(image: str, local: Local) -> None:
-    with Cluster(SCRIPT=SCRIPT) as cluster:
+    with Cluster(SCRIPT=LONG) as cluster:
         cluster.up()
         cluster.wait_for_version(20)
         old = {container.id for container in cluster.containers("worker")}
@@ -31,7 +33,9 @@ def test_workers_come_and_go(image: str, local: Local) -> None:
         cluster.up("--scale", "worker=4")
         new = [one for one in cluster.containers("worker") if one.id not in old]
         assert len(new) == 2
-        until("four workers train", lambda: len(cluster.workers()) == 4 and all(w["samples"] for w in cluster.workers()))
+        until(
+            "four workers train", lambda: len(cluster.workers()) == 4 and all(w["samples"] for w in cluster.workers())
+        )
 
         # One dies, and nobody starts it again.
         killed = new[0]
@@ -55,16 +59,16 @@ def test_workers_come_and_go(image: str, local: Local) -> None:
         until("two workers train again", lambda: len(cluster.workers()) == 2)
         status = cluster.status()
         assert status["state"] == "running", "the job was over too early for this test: it needs more epochs"
-        print(f"\nlost {status['lost']}, version {min(p['version'] for p in status['processes'] if p['role'] == 'server')}"
-              f", docker stop took {seconds:.1f} s")
+        version = min(one["version"] for one in status["processes"] if one["role"] == "server")
+        print(f"\nlost {status['lost']}, version {version}, docker stop took {seconds:.1f} s")
 
         summary = cluster.result()
-    assert digests(summary) == digests(local(SCRIPT))
+    assert digests(summary) == digests(local(LONG))
 
 
 @pytest.mark.parametrize("how", ["restart", "crash"])
 def test_the_coordinator_is_restarted(image: str, local: Local, how: str) -> None:
-    with Cluster(SCRIPT=SCRIPT) as cluster:
+    with Cluster(SCRIPT=SHORTER) as cluster:
         cluster.up()
         cluster.wait_for_version(20)
         coordinator, term = cluster.one("coordinator"), cluster.status()["term"]
@@ -79,4 +83,4 @@ def test_the_coordinator_is_restarted(image: str, local: Local, how: str) -> Non
         assert len(cluster.workers()) == 2
         summary = cluster.result()
         assert all(one.restarts == 0 for service in ("server", "worker") for one in cluster.containers(service))
-    assert digests(summary) == digests(local(SCRIPT))
+    assert digests(summary) == digests(local(SHORTER))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from tests.compose.harness import ROOT, Cluster
 
 FILE = ROOT / "docker-compose.yml"
@@ -19,7 +20,7 @@ FILE = ROOT / "docker-compose.yml"
 @pytest.fixture(scope="module")
 def resolved() -> dict[str, Any]:
     """The file as the docker-compose that is here understands it, with all profiles."""
-    text = Cluster().compose("--profile", "gpu", "config").out
+    text = Cluster().compose("--profile", "gpu", "--profile", "monitoring", "config").out
     found: dict[str, Any] = yaml.safe_load(text)
     return found
 
@@ -67,15 +68,19 @@ def test_who_is_started_again(resolved: dict[str, Any]) -> None:
         "server": "unless-stopped",
         "worker": "on-failure",
         "worker-gpu": "on-failure",
+        "monitor": "unless-stopped",
     }
 
 
 def test_the_gpu_is_asked_for(resolved: dict[str, Any]) -> None:
     devices = resolved["services"]["worker-gpu"]["deploy"]["resources"]["reservations"]["devices"]
     assert devices == [{"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}]
-    default = yaml.safe_load(Cluster().compose("config").out)["services"]
-    started = [name for name, service in default.items() if not service.get("profiles")]
-    assert "worker-gpu" not in started
+
+
+def test_profiles() -> None:
+    services = yaml.safe_load(FILE.read_text())["services"]
+    profiles = {name: service["profiles"] for name, service in services.items() if "profiles" in service}
+    assert profiles == {"worker-gpu": ["gpu"], "monitor": ["monitoring"]}
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

@@ -11,13 +11,16 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from tests.compose.harness import ROOT, run
 
-pytestmark = pytest.mark.timeout(600)
+from tests.compose.harness import BUILD_S, ROOT, run
+
+pytestmark = pytest.mark.timeout(1800)
 
 CHECK_TORCH = ROOT / "docker" / "check_torch.py"
-LOCKED_UP = ("--rm", "--read-only", "--tmpfs", "/tmp:mode=1777", "--cap-drop", "ALL", "--network", "none")
-LOCKED_UP += ("--security-opt", "no-new-privileges", "--pids-limit", "512", "--memory", "2g")
+LOCKED_UP = (
+    *("--rm", "--read-only", "--tmpfs", "/tmp:mode=1777", "--cap-drop", "ALL", "--network", "none"),
+    *("--security-opt", "no-new-privileges", "--pids-limit", "512", "--memory", "2g"),
+)
 
 
 def in_image(image: str, code: str) -> str:
@@ -57,7 +60,9 @@ def test_its_size(image: str) -> None:
     facts = json.loads(run("docker", "image", "inspect", image).out)[0]
     layers = [
         line.split("\t")
-        for line in run("docker", "history", "--no-trunc", "--format", "{{.Size}}\t{{.CreatedBy}}", image).out.split("\n")
+        for line in run("docker", "history", "--no-trunc", "--format", "{{.Size}}\t{{.CreatedBy}}", image).out.split(
+            "\n"
+        )
         if line and not line.startswith("0B")
     ]
     print(f"\nimage: {facts['Size'] / 1e6:.0f} MB")
@@ -88,7 +93,12 @@ def test_nobody_is_well_where_nothing_runs(image: str) -> None:
 
 @pytest.mark.parametrize(
     ("variant", "cuda", "complaint"),
-    [("cpu", None, ""), ("cpu", "13.0", "docker/wheels"), ("gpu", None, "built without GPU support"), ("gpu", "13.0", "")],
+    [
+        ("cpu", None, ""),
+        ("cpu", "13.0", "docker/wheels"),
+        ("gpu", None, "built without GPU support"),
+        ("gpu", "13.0", ""),
+    ],
 )
 def test_the_check_of_torch(tmp_path: Path, variant: str, cuda: str | None, complaint: str) -> None:
     fake_torch(tmp_path, cuda)
@@ -99,25 +109,53 @@ def test_the_check_of_torch(tmp_path: Path, variant: str, cuda: str | None, comp
     assert complaint in done.stderr
 
 
-def test_a_torch_with_cuda_stops_the_build(image: str, tmp_path: Path) -> None:
-    """The whole way: a wheel of such a torch lies in docker/wheels."""
-    context = tmp_path / "context"
-    for name in ("docker", "paramserver", "workers"):
-        ignored = shutil.ignore_patterns("*.whl", "__pycache__")
-        shutil.copytree(ROOT / name, context / name, ignore=ignored)
-    for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, context / name)
-    fake_torch(tmp_path / "fake", "13.0")
-    with zipfile.ZipFile(context / "docker/wheels/torch-2.13.0-py3-none-any.whl", "w") as wheel:
-        for file in (tmp_path / "fake" / "torch").iterdir():
+def fake_wheel(directory: Path, cuda: str) -> Path:
+    """A wheel of a torch that says that it is built for this CUDA."""
+    fake_torch(directory, cuda)
+    path = directory / "torch-2.13.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        for file in (directory / "torch").iterdir():
             wheel.write(file, f"torch/{file.name}")
         info = "torch-2.13.0.dist-info"
         wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0\n")
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
-    done = run(
-        "docker", "build", "-f", str(context / "docker/Dockerfile"), str(context), check=False, deadline_s=300.0
-    )
+    return path
+
+
+def test_a_torch_with_cuda_stops_the_build(tmp_path: Path) -> None:
+    """The whole way: a wheel of such a torch lies in docker/wheels."""
+    context = tmp_path / "context"
+    for name in ("docker", "paramserver", "workers"):
+        shutil.copytree(ROOT / name, context / name, ignore=shutil.ignore_patterns("*.whl", "__pycache__"))
+    for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, context / name)
+    shutil.copy(fake_wheel(tmp_path / "fake", "13.0"), context / "docker/wheels")
+    file = str(context / "docker/Dockerfile")
+    done = run("docker", "build", "-f", file, str(context), check=False, deadline_s=BUILD_S)
     assert done.code != 0
     assert "is built for GPUs (CUDA 13.0)" in done.said
     assert "PIP_EXTRA_INDEX_URL" in done.said
+
+
+def test_the_variant_for_gpus_takes_the_torch_of_its_base_image(image: str, tmp_path: Path) -> None:
+    """With a base image that is as pytorch/pytorch is in this: pip has installed a torch with CUDA there."""
+    fake_wheel(tmp_path / "fake", "13.0")
+    (tmp_path / "fake" / "Dockerfile").write_text(
+        "FROM python:3.11-slim\n"
+        "COPY torch-2.13.0-py3-none-any.whl /tmp/\n"
+        "ENV PIP_BREAK_SYSTEM_PACKAGES=1\n"
+        "RUN python3 -m pip install --no-index --no-deps /tmp/torch-2.13.0-py3-none-any.whl\n"
+    )
+    base, tag = "paramserver:test-base-gpu", "paramserver:test-gpu"
+    try:
+        run("docker", "build", "-t", base, str(tmp_path / "fake"))
+        options = ("--build-arg", "VARIANT=gpu", "--build-arg", f"BASE_IMAGE={base}")
+        run("docker", "build", "-f", "docker/Dockerfile", *options, "-t", tag, ".", deadline_s=BUILD_S)
+        where = "from importlib.util import find_spec as f; print(f('torch').origin, f('paramserver').origin)"
+        torch, package = in_image(tag, where).split()
+        assert not torch.startswith("/opt/paramserver/")
+        assert package.startswith("/opt/paramserver/")
+        assert run("docker", "run", *LOCKED_UP, tag, "--version").out.startswith("paramserver ")
+    finally:
+        run("docker", "rmi", "-f", tag, base)

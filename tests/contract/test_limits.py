@@ -273,6 +273,7 @@ class Wall:
     def __init__(self, port: int) -> None:
         self._port = port
         self._closed = False
+        self._writers: list[asyncio.StreamWriter] = []
         self._tasks: list[asyncio.Task[None]] = []
         self.swallowed = 0
 
@@ -288,12 +289,15 @@ class Wall:
     async def stop(self) -> None:
         """Hang up."""
         self._server.close()
+        for writer in self._writers:
+            writer.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         other_reader, other_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        self._writers += (writer, other_writer)
         for one, another in ((reader, other_writer), (other_reader, writer)):
             self._tasks.append(asyncio.get_running_loop().create_task(self._pass_on(one, another)))
 
@@ -306,7 +310,8 @@ class Wall:
                     writer.write(data)
                     await writer.drain()
         finally:
-            writer.close()
+            if not self._closed:  # no word of an end gets through, either
+                writer.close()
 
 
 @pytest.mark.parametrize("eager", ["client", "server"])
