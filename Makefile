@@ -5,6 +5,8 @@
 # make docker-image  build the image for docker-compose, with the wheels in docker/wheels if there are any
 # make docker-wheels  fetch these wheels, so that the image builds without a network
 # make test-compose  build the image and test real clusters of containers (needs Docker and docker-compose)
+# make test-machines  train on six emulated machines, with faults and strangers (needs root and iproute2)
+# make test-scale  a run with 32 workers
 # make test-low  unit and contract tests with the lowest versions of grpcio, protobuf and redis (for contributors)
 # make test-gpu  what only a machine with a GPU can test (for contributors; uses the python on PATH)
 # make clean  remove caches and build outputs; make clean-all also the environments
@@ -23,8 +25,8 @@ LOWEST := grpcio==1.76.0 protobuf==6.31.1 redis==5.0.0
 PROTO_TOOLS := grpcio-tools==1.76.0 grpcio==1.76.0 protobuf==6.33.6 setuptools==80.9.0
 PROTOC = .proto-venv/bin/python -m grpc_tools.protoc -I protos
 
-.PHONY: help demo test test-low test-gpu check format proto proto-check clean clean-all \
-	docker-image docker-wheels docker-base test-compose
+.PHONY: help demo test test-scale test-low test-gpu check format proto proto-check clean clean-all \
+	docker-image docker-wheels docker-base test-compose test-machines
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -53,6 +55,9 @@ test: .venv/.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile tests/unit tests/contract tests/cluster
 	$(BIN)/python -m pytest -q tests/integration
 
+test-scale: .venv/.stamp
+	MANY_WORKERS=32 $(BIN)/python -m pytest -q -s tests/integration/test_many_workers.py
+
 test-low: .low-venv/.stamp
 	OMP_NUM_THREADS=1 .low-venv/bin/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile tests/unit tests/contract
 
@@ -66,12 +71,16 @@ docker-wheels: docker/wheels/.stamp
 
 # async-timeout: redis-py asks for it where Python is older than 3.11.3, and pip does not see that from a newer one.
 docker/wheels/.stamp: pyproject.toml constraints.txt docker/requirements.py
-	rm -f docker/wheels/*.whl
-	$(PYTHON) docker/requirements.py --build demo > docker/wheels/.requirements
+	rm -rf docker/wheels/.new
+	mkdir docker/wheels/.new
+	$(PYTHON) docker/requirements.py --build demo > docker/wheels/.new/requirements.txt
 	$(PYTHON) -m pip download --quiet --disable-pip-version-check --only-binary :all: --python-version 3.11 \
-		--dest docker/wheels -c constraints.txt -r docker/wheels/.requirements async-timeout
-	@! compgen -G 'docker/wheels/nvidia*.whl' || { rm docker/wheels/*.whl; \
-		echo 'this is the torch for GPUs; set up pip for the CPU index of PyTorch (PIP_EXTRA_INDEX_URL)'; exit 1; }
+		--dest docker/wheels/.new -c constraints.txt -r docker/wheels/.new/requirements.txt async-timeout
+	@! compgen -G 'docker/wheels/.new/nvidia*.whl' || { rm -r docker/wheels/.new; \
+		echo 'This torch is for GPUs. Set pip up for the CPU index of PyTorch: PIP_EXTRA_INDEX_URL'; exit 1; }
+	rm -f docker/wheels/*.whl
+	mv docker/wheels/.new/*.whl docker/wheels
+	rm -r docker/wheels/.new
 	touch $@
 
 # Stand-ins where the real images can neither be found nor pulled; only for tests.
@@ -80,6 +89,11 @@ docker-base:
 
 test-compose: .venv/.stamp docker-base docker/wheels/.stamp
 	$(BIN)/python -m pytest -q -s tests/compose
+
+test-machines: .venv/.stamp
+	@for tool in ip tc bridge; do command -v $$tool > /dev/null || { echo "there is no $$tool: install iproute2"; exit 1; }; done
+	@test "$$(id -u)" = 0 || { echo 'it makes network namespaces: run it as root'; exit 1; }
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s tests/machines
 
 check: .venv/.stamp proto-check
 	$(BIN)/ruff check

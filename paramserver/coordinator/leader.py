@@ -8,6 +8,7 @@ higher term, from the store or from a server. One that was paused finds its leas
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -30,6 +31,8 @@ class Leadership:
         self._ttl_s = ttl_s
         self._token = secrets.token_hex(8)
         self._keeper: asyncio.Task[None] | None = None
+        # What follows a renewal runs beside the next ones, which a slow store must not hold up.
+        self._after: asyncio.Task[None] | None = None
         # Until when nobody else can lead (monotonic seconds), by what the store said last.
         self._sure_until = 0.0
         self._replaced: Callable[[str], Awaitable[None]] | None = None
@@ -77,22 +80,28 @@ class Leadership:
             try:
                 if not await self._renew():
                     return
-                await renewed()
             except errors.StoreError as error:
                 if away_since is None:
                     away_since = time.monotonic()
                     log.warning("the store is away; the job goes on", error=str(error))
                 continue
+            if self._after is None or self._after.done():
+                self._after = asyncio.create_task(self._then(renewed))
             if away_since is not None:
                 log.info("the store is back", after_s=round(time.monotonic() - away_since, 1))
                 away_since = None
 
+    async def _then(self, renewed: Callable[[], Awaitable[None]]) -> None:
+        with contextlib.suppress(errors.StoreError):
+            await renewed()
+
     async def resign(self) -> None:
         """Let another one lead at once, if the store can be reached."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
-            self._keeper = None
+        tasks = [task for task in (self._keeper, self._after) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._keeper = self._after = None
         if self.term:
             try:
                 async with asyncio.timeout(2.0):

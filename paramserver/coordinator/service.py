@@ -178,6 +178,22 @@ class CoordinatorService:
         if role is None:
             raise errors.ProtocolError(f"unknown role number {request.role}")
         check_join(self, request, role)
+        member = self._known(role, request.incarnation) or await self._admit(request, role)
+        return coordinator_pb2.JoinResponse(
+            member=member.ident,
+            name=member.name,
+            rank=member.index,
+            job=self.options.job,
+            lease_s=self.options.lease_s,
+            view=self.view(),
+            expected_workers=self.options.workers,
+        )
+
+    def _known(self, role: Role, incarnation: int) -> Member | None:
+        """The member that this process is already: it asks again, since the answer got lost."""
+        return next((m for m in self.members.of(role) if m.incarnation == incarnation != 0), None)
+
+    async def _admit(self, request: coordinator_pb2.JoinRequest, role: Role) -> Member:
         index = request.index if request.HasField("index") else None
         if role is Role.SERVER:
             await self.servers.dial_back(
@@ -191,15 +207,7 @@ class CoordinatorService:
         if role is Role.SERVER:
             self.toggle.server_back(member)
         log.debug("joined", name=member.name, pid=request.pid, address=request.address)
-        return coordinator_pb2.JoinResponse(
-            member=member.ident,
-            name=member.name,
-            rank=member.index,
-            job=self.options.job,
-            lease_s=self.options.lease_s,
-            view=self.view(),
-            expected_workers=self.options.workers,
-        )
+        return member
 
     async def session(
         self, requests: AsyncIterator[coordinator_pb2.SessionRequest]

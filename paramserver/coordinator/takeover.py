@@ -43,7 +43,12 @@ _SAY_S = 5.0
 
 def unfinished(record: coordinator_pb2.JobRecord | None) -> bool:
     """Whether the record is of a job that has not ended."""
-    return record is not None and record.view.state not in _ENDED
+    return record is not None and (record.view.state not in _ENDED or _stopping(record))
+
+
+def _stopping(record: coordinator_pb2.JobRecord) -> bool:
+    """It was told to stop, but the result has not been gathered."""
+    return record.view.state == types_pb2.JOB_STATE_STOPPED and not record.view.released
 
 
 async def take_over(
@@ -98,6 +103,9 @@ async def take_over(
         await job.leasing.register(job.leasing.data)
     # From now on their silence counts.
     job.members.restore(members, time.monotonic() + job.options.lease_s + _FIND_S)
+    if _stopping(record):
+        job.state, job.reason = record.view.state, record.view.reason
+        job.end("stopped")
     await job.refresh()
     if job.finished and not job.members.of(Role.WORKER):
         job.end("done")

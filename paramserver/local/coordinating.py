@@ -199,6 +199,8 @@ class Coordinating:
             if resume:
                 assert record is not None
                 await self._take_over(service, record)
+                if service.over.done() and service.over.result() == "replaced":
+                    return None
             elif record is not None and unfinished(record):
                 await service.begin_again(record)
             else:

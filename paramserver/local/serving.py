@@ -93,7 +93,7 @@ class Serving:
             self._check_alone(node)
             if view.state == types_pb2.JOB_STATE_WAITING and time.monotonic() - said >= self._settings.log.interval_s:
                 said = time.monotonic()
-                log.info(f"waiting for {view.reason}")
+                log.info(f"waiting for {view.reason or 'the model'}")
             try:
                 async with asyncio.timeout(_LOOK_S):
                     await stop.wait()

@@ -84,7 +84,10 @@ _CUT = re.compile(r"RST_STREAM|Stream removed|Socket closed|Connection reset|GOA
 # What a connection that TLS did not let come about ends with, and what that may mean. Under TLS 1.3 a client that is
 # refused sees no more than a connection that closes.
 _TLS_TROUBLE: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile("Hostname Verification|is not in peer certificate"), "who answers there has the certificate of another role"),
+    (
+        re.compile("Hostname Verification|is not in peer certificate"),
+        "who answers there has the certificate of another role",
+    ),
     (re.compile("WRONG_VERSION_NUMBER"), "who answers there speaks no TLS: it has no security.certs, or is no member"),
     (
         re.compile("CERTIFICATE_VERIFY_FAILED: certificate has expired"),

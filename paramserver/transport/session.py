@@ -34,7 +34,7 @@ _RETRY_S = (0.1, 0.2, 0.5, 1.0)
 class JoinOptions:
     """What a member says of itself. ``consistency`` None: it takes whatever the job runs.
 
-    ``shard``, of a server: (layout, timeline) of the shard it holds. ``term``: the highest that it knows from elsewhere.
+    ``shard``, of a server: (layout, timeline) of the shard it holds. ``term``: the highest that it knows of elsewhere.
     """
 
     role: types_pb2.Role = types_pb2.ROLE_WORKER
@@ -172,9 +172,12 @@ class Session:
                 return
 
     async def _requests(self) -> AsyncIterator[coordinator_pb2.SessionRequest]:
+        told = False
         while True:
-            if self._stream_term is not None:
+            if told and self._stream_term is not None:
                 self._check_term(self._stream_term)
+            # A coordinator that was replaced hears of the new term from a server's report, and is left with the next.
+            told = self._stream_term is not None and self._stream_term < self._newest_term()
             leaving = self._leaving.is_set()
             request = self._report()
             if leaving:
@@ -204,8 +207,11 @@ class Session:
 
     # ---- the view
 
+    def _newest_term(self) -> int:
+        return max(self.view.term, self.options.term())
+
     def _check_term(self, term: int) -> None:
-        newest = max(self.view.term, self.options.term())
+        newest = self._newest_term()
         if term < newest:
             rotate = getattr(self.channel, "rotate", None)
             if rotate is not None:

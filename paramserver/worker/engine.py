@@ -455,6 +455,8 @@ class Engine:
                 if not inner.done():
                     inner.cancel()
 
+        if future.cancelled():
+            self.session.check()  # says why
         if future.done():
             return future.result()
         if self.background.run(watch()):

@@ -205,6 +205,8 @@ class Fleet:
         **settings: object,
     ) -> None:
         torch.set_num_threads(1)
+        # The first optimizer of a process loads a good part of torch, and holds everybody up for seconds.
+        torch.optim.SGD([torch.zeros(1)], lr=0.0)
         logs.configure("error")
         values: dict[str, object] = {
             "cluster.job": JOB,
@@ -415,7 +417,7 @@ class Fleet:
     def finish(self, hands: Sequence[Hand] | None = None) -> Mapping[str, Any]:
         """Wait for the workers, the leader and the servers; the summary of the job."""
         self.join(hands)
-        chiefs = [c for c in self.chiefs if not c.process.killed]
+        chiefs = [c for c in self.chiefs if not (c.process.killed or (c.task.done() and c.task.exception()))]
         deadline = time.monotonic() + JOB_S
         while not any(c.task.done() and c.task.result() == 0 for c in chiefs):
             assert time.monotonic() < deadline, f"the job does not end\n{self.where_it_stands()}"

@@ -244,7 +244,9 @@ def test_an_unknown_mode_and_the_present_one() -> None:
 
 
 def join(cluster: Cluster, options: JoinOptions) -> Engine:
-    engine = Engine(cluster.job.background, cluster.job.network.connect, cluster.job.network.connect(COORDINATOR), options)
+    engine = Engine(
+        cluster.job.background, cluster.job.network.connect, cluster.job.network.connect(COORDINATOR), options
+    )
     engine.join()
     return engine
 

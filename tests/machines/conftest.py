@@ -31,9 +31,10 @@ def site(network: Network) -> Iterator[Site]:
 
 
 @pytest.fixture(scope="session")
-def local_run() -> dict[str, Any]:
+def local_run(network: Network) -> dict[str, Any]:
     """The summary of the same job on the local cluster."""
     with Place() as place:
+        network.takes_along(place.root)
         path = place.work / "summary.json"
         counts = ["--servers", "2", "--workers", "3", "--slices-per-step", str(SLICES_PER_STEP), "--seed", str(SEED)]
         place.paramserver("run", DIGITS, *counts, "--summary", path, "--", "--epochs", str(EPOCHS)).check()

@@ -8,18 +8,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import count
+from pathlib import Path
 from types import TracebackType
-from typing import IO
 
 from paramserver.local.jobs import process_birth
+from tests.machines.guard import namespaces, pids, remove, run
+
+GUARD = Path(__file__).with_name("guard.py")
 
 # Of every namespace; then come the pid of the process that made it, its birth, and a name.
 PREFIX = "psm"
@@ -96,21 +97,21 @@ class Network:
         remove_stale()
         self._guard = _guard(self.namespaces)
         for namespace in self.namespaces:
-            _run("ip", "netns", "add", namespace)
-            _run("ip", "-n", namespace, "link", "set", "lo", "up")
+            run("ip", "netns", "add", namespace)
+            run("ip", "-n", namespace, "link", "set", "lo", "up")
         switch = self.namespace(_SWITCH)
         self._in(_SWITCH, "sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1")
-        _run("ip", "-n", switch, "link", "add", "br0", "type", "bridge", "stp_state", "0", "forward_delay", "0")
-        _run("ip", "-n", switch, "link", "set", "br0", "up")
+        run("ip", "-n", switch, "link", "add", "br0", "type", "bridge", "stp_state", "0", "forward_delay", "0")
+        run("ip", "-n", switch, "link", "set", "br0", "up")
         for name, address in self.addresses.items():
             own = self.namespace(name)
             self._in(name, "sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1")
             port = ("type", "veth", "peer", "name", name, "netns", switch)
-            _run("ip", "link", "add", "name", _CARD, "netns", own, *port)
-            _run("ip", "-n", own, "addr", "add", f"{address}/24", "dev", _CARD)
-            _run("ip", "-n", own, "link", "set", _CARD, "up")
-            _run("ip", "-n", own, "neigh", "add", BLACK_HOLE, "lladdr", "02:00:00:00:00:fb", "dev", _CARD)
-            _run("ip", "-n", switch, "link", "set", "dev", name, "master", "br0", "up")
+            run("ip", "link", "add", "name", _CARD, "netns", own, *port)
+            run("ip", "-n", own, "addr", "add", f"{address}/24", "dev", _CARD)
+            run("ip", "-n", own, "link", "set", _CARD, "up")
+            run("ip", "-n", own, "neigh", "add", BLACK_HOLE, "lladdr", "02:00:00:00:00:fb", "dev", _CARD)
+            run("ip", "-n", switch, "link", "set", "dev", name, "master", "br0", "up")
 
     def close(self) -> None:
         """Kill what runs on the machines and remove them. May be repeated."""
@@ -121,27 +122,36 @@ class Network:
             guard.wait(_GONE_S)
         assert not set(self.namespaces) & set(namespaces()), "the machines are still there"
 
+    def takes_along(self, directory: Path) -> None:
+        """This directory is removed with it."""
+        assert self._guard is not None
+        assert self._guard.stdin is not None
+        self._guard.stdin.write(f"{directory}\n".encode())
+        self._guard.stdin.flush()
+
     def pids(self, machine: str) -> list[int]:
         """The processes on a machine."""
-        return _pids(self.namespace(machine))
+        return pids(self.namespace(machine))
 
     # ---- faults
 
     def cut(self, machine: str, how: Cut) -> None:
         """Take a machine off the network; the processes on it go on."""
         if how is Cut.PULLED:
-            _run("ip", "-n", self.namespace(machine), "link", "set", _CARD, "down")
+            run("ip", "-n", self.namespace(machine), "link", "set", _CARD, "down")
         else:
             self._in(_SWITCH, "bridge", "link", "set", "dev", machine, "state", "disabled")
 
     def heal(self, machine: str) -> None:
         """Undo whatever `cut` has done."""
-        _run("ip", "-n", self.namespace(machine), "link", "set", _CARD, "up")
+        run("ip", "-n", self.namespace(machine), "link", "set", _CARD, "up")
         self._in(_SWITCH, "bridge", "link", "set", "dev", machine, "state", "forwarding")
 
     def traffic(self, machine: str) -> Traffic:
         """Packets of a machine so far."""
-        found = json.loads(_run("ip", "-n", self.namespace(_SWITCH), "-j", "-s", "link", "show", "dev", machine))[0]["stats64"]
+        found = json.loads(run("ip", "-n", self.namespace(_SWITCH), "-j", "-s", "link", "show", "dev", machine))[0][
+            "stats64"
+        ]
         return Traffic(found["rx"]["packets"], found["tx"]["packets"])
 
     def limit(self, megabits: float) -> None:
@@ -176,13 +186,13 @@ class Network:
             try:
                 assert sink.stdout is not None
                 port = sink.stdout.readline().strip()
-                _run(*self.inside(source, *here, _SOURCE, self.addresses[target], port, str(megabytes)))
+                run(*self.inside(source, *here, _SOURCE, self.addresses[target], port, str(megabytes)))
                 return float(sink.stdout.readline()) / 1e6
             finally:
                 sink.kill()
 
     def _in(self, machine: str, *argv: str) -> str:
-        return _run(*self.inside(machine, *argv))
+        return run(*self.inside(machine, *argv))
 
 
 # Port 1 is closed: whoever hears "connection refused" has reached the machine.
@@ -219,11 +229,6 @@ def check_tools() -> None:
     assert not missing, f"the emulated machines need {', '.join(missing)}: install iproute2"
 
 
-def namespaces() -> list[str]:
-    """The names of all network namespaces of this system."""
-    return [line.split()[0] for line in _run("ip", "netns", "list").splitlines()]
-
-
 def remove_stale() -> None:
     """Remove the machines of tests that are gone."""
     for name in namespaces():
@@ -232,51 +237,6 @@ def remove_stale() -> None:
             remove(name)
 
 
-def remove(namespace: str) -> None:
-    """Kill what runs in a namespace, and remove it."""
-    deadline = time.monotonic() + _GONE_S
-    while (left := _pids(namespace)) and time.monotonic() < deadline:
-        for pid in left:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        time.sleep(0.02)
-    _run("ip", "netns", "del", namespace)
-
-
-def _pids(namespace: str) -> list[int]:
-    return [int(pid) for pid in _run("ip", "netns", "pids", namespace).split()]
-
-
 def _guard(names: Sequence[str]) -> subprocess.Popen[bytes]:
     """Removes these namespaces as soon as its input ends, which it does when this process ends, however it ends."""
-    return subprocess.Popen([sys.executable, "-I", "-S", "-c", _GUARD, *names], stdin=subprocess.PIPE, process_group=0)
-
-
-_GUARD = """
-import os, signal, subprocess, sys, time
-sys.stdin.buffer.read()
-there = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout.split()
-deadline = time.monotonic() + 10.0
-for name in sys.argv[1:]:
-    if name not in there:
-        continue
-    while time.monotonic() < deadline:
-        pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()
-        if not pids:
-            break
-        for pid in pids:
-            try:
-                os.kill(int(pid), signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        time.sleep(0.02)
-    subprocess.run(["ip", "netns", "del", name])
-"""
-
-
-def _run(*argv: str, stdin: IO[bytes] | None = None) -> str:
-    done = subprocess.run(argv, stdin=stdin or subprocess.DEVNULL, capture_output=True, text=True, timeout=_COMMAND_S)
-    assert done.returncode == 0, f"{' '.join(argv)}: {done.stderr or done.stdout}"
-    return done.stdout
+    return subprocess.Popen([sys.executable, "-I", "-S", str(GUARD), *names], stdin=subprocess.PIPE, process_group=0)

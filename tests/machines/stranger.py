@@ -1,4 +1,4 @@
-"""Calls of stock gRPC from one of the machines, for what our own client would not do. Run as a program with cases as JSON."""
+"""Calls of stock gRPC from one of the machines, for what our own client would not do; also the program that does it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from paramserver.transport.base import METHODS
 from paramserver.transport.messages import PROTOCOL
@@ -50,7 +51,7 @@ async def _answer(address: str, job: str, case: Case) -> dict[str, str]:
     )
     method = METHODS["Coordinator.Join"]
     async with stock(address, Path(case["trust"]), identity) as channel:
-        call = channel.unary_unary(method.path)
+        call: Any = channel.unary_unary(method.path)
         try:
             metadata = bearer(case["token"]) if case["token"] else ()
             await call(request.SerializeToString(), metadata=metadata, timeout=CALL_S)

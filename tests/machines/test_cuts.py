@@ -24,8 +24,6 @@ from tests.machines.network import Cut
 
 pytestmark = pytest.mark.timeout(TEST_S)
 
-BOTH = pytest.mark.parametrize("how", list(Cut), ids=[how.value for how in Cut])
-
 
 def version(facts: dict[str, Any]) -> int:
     """The oldest version of a live worker."""
@@ -72,14 +70,13 @@ class Away:
         network.heal(self._machine)
 
 
-@BOTH
-def test_a_worker_is_cut_off_and_takes_part_again(site: Site, local_run: dict[str, Any], how: Cut) -> None:
+def test_a_worker_is_cut_off_and_takes_part_again(site: Site, local_run: dict[str, Any]) -> None:
     """Its slices go to the others meanwhile."""
     machine, host = WORKERS[1], site.network.addresses[WORKERS[1]]
     with Cluster(site) as cluster:
         cluster.everybody(PACED)
         before = processes(in_training(cluster), "worker")[host]
-        with Away(cluster, machine, how, before["name"]) as away:
+        with Away(cluster, machine, Cut.SILENT, before["name"]) as away:
             assert host not in alive(away.facts, "worker")
             reached = version(away.facts)
             cluster.status_when("the others go on", lambda facts: version(facts) >= reached + 3)
@@ -94,14 +91,13 @@ def test_a_worker_is_cut_off_and_takes_part_again(site: Site, local_run: dict[st
         assert cluster.summary()["contributions_applied"] == EPOCHS * SLICES
 
 
-@BOTH
-def test_a_server_is_cut_off_and_the_job_waits_for_it(site: Site, local_run: dict[str, Any], how: Cut) -> None:
+def test_a_server_is_cut_off_and_the_job_waits_for_it(site: Site, local_run: dict[str, Any]) -> None:
     machine, host = SERVERS[1], site.network.addresses[SERVERS[1]]
     with Cluster(site) as cluster:
         cluster.everybody(PACED)
         before = processes(in_training(cluster), "server")[host]
         log = cluster.processes["coordinator@head"]
-        with Away(cluster, machine, how, before["name"]) as away:
+        with Away(cluster, machine, Cut.PULLED, before["name"]) as away:
             log.wait_for_err("a server is gone; the job waits for it")
             log.wait_for_err(f"waiting for {before['name']} at {before['address']} to come back")
             # Nobody can have more than the step that was under way.
@@ -122,14 +118,14 @@ def test_async_a_worker_and_then_a_server_are_cut_off(site: Site) -> None:
         cluster.everybody(PACED)
         facts = in_training(cluster)
         name = processes(facts, "worker")[hosts[WORKERS[0]]]["name"]
-        with Away(cluster, WORKERS[0], Cut.SILENT, name) as away:
+        with Away(cluster, WORKERS[0], Cut.PULLED, name) as away:
             done = sum(p["slices"] for p in alive(away.facts, "worker").values())
             cluster.status_when(
                 "the others go on", lambda facts: sum(p["slices"] for p in alive(facts, "worker").values()) > done + 3
             )
         cluster.status_when("it is back", lambda facts: hosts[WORKERS[0]] in alive(facts, "worker"))
         name = processes(facts, "server")[hosts[SERVERS[0]]]["name"]
-        with Away(cluster, SERVERS[0], Cut.PULLED, name):
+        with Away(cluster, SERVERS[0], Cut.SILENT, name):
             cluster.processes["coordinator@head"].wait_for_err(f"waiting for {name} at")
         cluster.processes["coordinator@head"].wait_for_err("a server is back")
         cluster.hurry()

@@ -11,13 +11,13 @@ import pytest
 
 from paramserver.local import certs
 from tests.integration.harness import DIGITS, complaint
-from tests.machines.cluster import SERVERS, TEST_S, WORKERS, Cluster, Site, trust
+from tests.machines.cluster import PATIENCE_S, SERVERS, TEST_S, WORKERS, Cluster, Site, trust
 from tests.machines.network import BLACK_HOLE, NOBODY
 from tests.machines.stranger import ask
 
 pytestmark = pytest.mark.timeout(TEST_S)
 
-JOIN_S = 11  # time to say twice for whom one waits
+JOIN_S = 14  # time to say twice for whom one waits
 SOON_S = 10.0
 
 
@@ -26,7 +26,15 @@ def test_each_says_every_five_seconds_for_whom_it_waits_and_gives_up(site: Site)
         coordinator = cluster.coordinator()
         for machine, host in ((SERVERS[0], BLACK_HOLE), (WORKERS[0], NOBODY), (WORKERS[1], BLACK_HOLE)):
             script = ("--", DIGITS) if machine in WORKERS else ()
-            cluster.start(machine.partition("-")[0], machine, "--join", f"{host}:8790", "--set", f"cluster.join_timeout_s={JOIN_S}", *script)
+            cluster.start(
+                machine.partition("-")[0],
+                machine,
+                "--join",
+                f"{host}:8790",
+                "--set",
+                f"cluster.join_timeout_s={JOIN_S}",
+                *script,
+            )
         for machine, host in ((SERVERS[0], BLACK_HOLE), (WORKERS[0], NOBODY), (WORKERS[1], BLACK_HOLE)):
             done = cluster.processes[machine].wait()
             said = re.findall(rf"waiting for the coordinator at {host}:8790 \((\d+) s\)", done.err)
@@ -53,8 +61,7 @@ def test_an_address_at_which_nobody_can_be_reached_is_refused_at_once(site: Site
             text = complaint(done, 2)
             assert f"the coordinator cannot reach the server at {host}:" in text
             assert text.endswith("give another one with --advertise-host")
-            assert done.seconds < 30.0
-            print(host, done.seconds)
+            assert done.seconds < PATIENCE_S / 2
 
 
 def test_who_may_not_join_hears_permission_denied_and_the_log_hears_why(site: Site, tmp_path: Path) -> None:

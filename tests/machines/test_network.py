@@ -6,20 +6,24 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.integration.harness import ROOT, until
 from tests.machines.cluster import HEAD, SERVERS, WORKERS
-from tests.machines.network import PREFIX, Cut, Network, namespaces
+from tests.machines.guard import namespaces
+from tests.machines.network import PREFIX, Cut, Network
 
 GONE_S = 20.0
 _OTHER = """
-import subprocess, time
+import subprocess, sys, time
+from pathlib import Path
 from tests.machines.network import Network
 network = Network(["one"])
 network.start()
 subprocess.Popen(network.inside("one", "sleep", "600"), start_new_session=True)
+network.takes_along(Path(sys.argv[1]))
 print(*network.namespaces, network._guard.pid, flush=True)
 time.sleep(600)
 """
@@ -52,29 +56,33 @@ def test_the_machines_reach_nobody_else_and_have_no_way_out(network: Network) ->
     assert "10.213.77." not in own.stdout
 
 
-def _another() -> tuple[subprocess.Popen[str], list[str], int]:
+def _another(directory: Path) -> tuple[subprocess.Popen[str], list[str], int]:
     """A process with a network of its own: the process, the namespaces, the pid of the guard."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen([sys.executable, "-c", _OTHER], stdout=subprocess.PIPE, text=True, env=environ)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _OTHER, str(directory)], stdout=subprocess.PIPE, text=True, env=environ
+    )
     assert process.stdout is not None
     with process.stdout as out:
         *names, guard = out.readline().split()
-    assert len(names) == 2
+    assert len(names) == 2, names
     assert set(names) <= set(namespaces())
     assert all(name.startswith(PREFIX) for name in names)
     return process, names, int(guard)
 
 
-def test_a_test_that_is_killed_leaves_no_machines_behind(network: Network) -> None:
-    process, names, _ = _another()
+def test_a_test_that_is_killed_leaves_nothing_behind(network: Network, tmp_path: Path) -> None:
+    (tmp_path / "its").mkdir()
+    process, names, _ = _another(tmp_path / "its")
     process.kill()
     process.wait(GONE_S)
     until("its machines are gone", lambda: not set(names) & set(namespaces()), GONE_S)
+    until("its directory is gone", lambda: not (tmp_path / "its").exists(), GONE_S)
     assert set(network.namespaces) <= set(namespaces())
 
 
-def test_what_even_the_guard_could_not_remove_goes_with_the_next_start(network: Network) -> None:
-    process, names, guard = _another()
+def test_what_even_the_guard_could_not_remove_goes_with_the_next_start(network: Network, tmp_path: Path) -> None:
+    process, names, guard = _another(tmp_path)
     os.kill(guard, signal.SIGKILL)
     process.kill()
     process.wait(GONE_S)

@@ -1,0 +1,288 @@
+"""Servers that are cut off: they come back with their shard, or the job says whom it misses."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from paramserver import errors
+from paramserver.transport import session
+from paramserver.transport.messages import PROTOCOL
+from paramserver.v1 import coordinator_pb2, types_pb2
+from paramserver.worker.context import Context
+from tests.cluster.harness import Died, recorded, until, wait
+from tests.cluster.programs import LedgerProgram
+from tests.cluster.takeover import Fleet
+from tests.cluster.test_faults import program, twin
+from tests.cluster.test_leadership import Held
+from tests.cluster.test_takeover import BATCH, CELLS, calm, change_once, counted_once
+
+
+@pytest.fixture(autouse=True)
+def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases are short here, so members report more often."""
+    monkeypatch.setattr(session, "_REPORT_S", 0.1)
+
+
+def given_up(fleet: Fleet) -> bool:
+    """The leader has lost server-1."""
+    return any(chief.service is not None and 1 in chief.service.watch.absent for chief in fleet.chiefs)
+
+
+def back(fleet: Fleet) -> bool:
+    """The leader has both servers, or the job has come to its end with them."""
+    services = [chief.service for chief in fleet.chiefs if chief.service is not None and not chief.process.killed]
+    return not services or (not services[0].watch.absent and len(services[0].server_infos()) == 2)
+
+
+def cut_off(fleet: Fleet, from_everybody: bool) -> None:
+    """Cut server-1 off until the leader has given it up."""
+    keeper = fleet.keepers[1]
+    fleet.call(keeper.cut if from_everybody else keeper.process.out.cut)
+    until("server-1 is given up", lambda: given_up(fleet))
+
+
+@pytest.mark.parametrize("from_everybody", [True, False])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_f18_cut_off_for_longer_than_its_lease(mode: str, from_everybody: bool) -> None:
+    """From everybody, the workers wait for it; from the coordinator only, they go on."""
+    held = Held()
+    script = program(held) if mode == "sync" else LedgerProgram(CELLS, BATCH, 2, held)
+    with recorded() as log, Fleet(mode=mode, lease_s=1.0, places=("leader",)) as fleet:
+        fleet.begin(script)
+        wait(held.reached, "the workers in their third slice")
+        cut_off(fleet, from_everybody)
+        assert fleet.record().lost == ["server-1"]
+        held.released.set()
+        if not from_everybody:
+            fleet_versions = fleet.stats()[1].version
+            until("training goes on", lambda: fleet.stats()[1].version > fleet_versions + 1)
+        fleet.call(fleet.keepers[1].heal)
+        until("it is back", lambda: back(fleet))
+        summary = fleet.finish()
+    if mode == "sync":
+        calm(summary)
+    else:
+        counted_once(log, 2)
+
+
+def test_a_leader_that_takes_over_waits_for_it_too() -> None:
+    """It was away already when the first leader died."""
+    held = Held()
+    with Fleet(lease_s=1.0) as fleet:
+        leader = fleet.begin(program(held))
+        wait(held.reached, "the workers in their third slice")
+        cut_off(fleet, True)
+        until("that is written", lambda: list(fleet.record().lost) == ["server-1"])
+        fleet.kill(leader)
+        standby = fleet.chiefs[1].coordinating
+        until("the standby takes over", lambda: standby.front.standing == "takes the job over")
+        fleet.call(fleet.keepers[1].heal)
+        fleet.took_over()
+        until("it is a member again", lambda: back(fleet))
+        held.released.set()
+        summary = fleet.finish()
+    assert [term for term, _ in fleet.reigns] == [1, 2]
+    calm(summary)
+
+
+def test_it_begins_anew_without_its_shard() -> None:
+    held = Held()
+    with Fleet(lease_s=1.0, places=("leader",)) as fleet:
+        leader = fleet.begin(program(held))
+        wait(held.reached, "the workers in their third slice")
+        fleet.call(fleet.keepers[1].die)
+        until("server-1 is given up", lambda: given_up(fleet))
+        again = fleet.serve(1)
+        held.released.set()
+        until("the coordinator ends", leader.task.done)
+        reason = "a server has come without a shard in place of server-1; that shard of the model is gone"
+        assert leader.task.result() == 1
+        assert reason in leader.said[-1]
+        until("the server ends", again.task.done)
+        with pytest.raises(errors.JobFailedError, match=reason):
+            again.task.result()
+        with pytest.raises(errors.JobFailedError, match=reason):
+            fleet.join()
+        assert fleet.record().view.state == types_pb2.JOB_STATE_FAILED
+        assert fleet.record().view.reason == reason
+
+
+def test_it_is_gone_for_too_long() -> None:
+    held = Held()
+    with Fleet(lease_s=1.0, max_idle_s=1.0, places=("leader",)) as fleet:
+        leader = fleet.begin(program(held))
+        wait(held.reached, "the workers in their third slice")
+        fleet.call(fleet.keepers[1].die)
+        until("the coordinator ends", leader.task.done)
+        assert leader.task.result() == 1
+        reason = "server-1 at server-1 has been gone for 1 s (cluster.max_idle_s); its shard of the model is gone"
+        assert fleet.record().view.reason == reason
+        held.released.set()
+        with pytest.raises(errors.JobFailedError, match="server-1 at server-1 has been gone for 1 s"):
+            fleet.join()
+
+
+def test_a_server_of_another_run_is_sent_away() -> None:
+    """It is none of those that are missed, or its shard is not the one they had."""
+    held = Held()
+    with Fleet(lease_s=1.0, places=("leader",)) as fleet:
+        fleet.begin(program(held))
+        wait(held.reached, "the workers in their third slice")
+        cut_off(fleet, True)
+        missed = fleet.keepers[1].node.session.incarnation
+        digest, _ = fleet.keepers[1].service.holding()
+        for incarnation, holds, timeline in [(5, digest, 0), (missed, "another", 0), (missed, digest, 1)]:
+            request = coordinator_pb2.JoinRequest(
+                role=types_pb2.ROLE_SERVER,
+                protocol=PROTOCOL,
+                address="server-0",
+                incarnation=incarnation,
+                holds=holds,
+                timeline=timeline,
+            )
+            with pytest.raises(errors.JobFailedError, match="holds a shard of an earlier run of job 'test'"):
+                fleet.ask("Coordinator.Join", request)
+        fleet.call(fleet.keepers[1].heal)
+        until("the real one is back", lambda: back(fleet))
+        held.released.set()
+        calm(fleet.finish())
+
+
+# ---- changes of the mode
+
+
+def test_no_change_is_begun_while_a_server_is_away() -> None:
+    held = Held()
+    with Fleet(lease_s=1.0, places=("leader",)) as fleet:
+        fleet.begin(program(held))
+        wait(held.reached, "the workers in their third slice")
+        cut_off(fleet, from_everybody=False)
+        assert "server-1 cannot be reached now: try again later" in change_once(fleet, "async")
+        fleet.call(fleet.keepers[1].heal)
+        until("it is back", lambda: back(fleet))
+        held.released.set()
+        calm(fleet.finish())
+
+
+def test_a_change_that_a_server_did_not_hear_the_end_of() -> None:
+    """Prepared there, given up meanwhile: it is told when it comes back, and lets the boundary pass."""
+    held = Held()
+    with Fleet(lease_s=1.0, places=("leader",)) as fleet:
+        leader = fleet.begin(program(held))
+        wait(held.reached, "the workers in their third slice")
+        keeper = fleet.keepers[1]
+        real = keeper.service.set_consistency
+
+        async def deaf(request: object) -> object:
+            reply = await real(request)  # type: ignore[arg-type]
+            keeper.cut()
+            return reply
+
+        keeper.service.set_consistency = deaf  # type: ignore[assignment, method-assign]
+        network = fleet.network
+        fleet.call(lambda: network.kill(keeper.address))
+        fleet.call(lambda: network.serve_in(keeper.process, keeper.address, [("Shard", keeper.service)]))
+        assert change_once(fleet, "async")
+        until("server-1 is given up", lambda: given_up(fleet))
+        assert keeper.service.report().HasField("scheduled")
+        keeper.service.set_consistency = real  # type: ignore[method-assign]
+        fleet.call(lambda: network.kill(keeper.address))
+        fleet.call(lambda: network.serve_in(keeper.process, keeper.address, [("Shard", keeper.service)]))
+        fleet.call(keeper.heal)
+        until("it is back", lambda: back(fleet))
+        until("it has forgotten the change", lambda: not keeper.service.report().HasField("scheduled"))
+        held.released.set()
+        summary = fleet.finish()
+        assert leader.task.result() == 0
+    assert summary["mode"] == "sync"
+    calm(summary)
+
+
+def test_a_change_that_was_agreed_waits_for_a_server() -> None:
+    """It is cut off before it hears of the commitment; when it is back it does, and the job goes on in the new mode."""
+    epochs, held = 3, Held()
+    with recorded() as log, Fleet(lease_s=1.0, slices_per_step=2, places=("leader",)) as fleet:
+        fleet.begin(LedgerProgram(CELLS, BATCH, epochs, held))
+        wait(held.reached, "the workers in their third slice")
+        keeper = fleet.keepers[1]
+        cut = threading.Event()
+        before = fleet.chiefs[0]._before
+
+        async def watched(what: str) -> int:
+            if what == "call Shard.SetConsistency COMMIT" and not cut.is_set():
+                keeper.cut()
+                cut.set()
+            return await before(what)
+
+        service = fleet.chiefs[0].service
+        assert service is not None
+        for channel in service.servers._channels.values():
+            channel._before = watched  # type: ignore[attr-defined]
+        replies: list[str] = []
+        change = threading.Thread(target=lambda: replies.append(change_once(fleet, "async")), daemon=True)
+        change.start()
+        wait(cut, "the cut")
+        until("server-1 is given up", lambda: given_up(fleet))
+        held.released.set()
+        fleet.call(keeper.heal)
+        until("it is back", lambda: back(fleet))
+        change.join(20.0)
+        assert replies == [""]
+        summary = fleet.finish()
+    counted_once(log, epochs)
+    assert summary["mode"] == "async"
+
+
+# ---- workers
+
+
+def test_b06_all_workers_die_and_nobody_comes() -> None:
+    held = Held()
+    with Fleet(lease_s=1.0, max_idle_s=0.5, places=("leader",)) as fleet:
+        leader = fleet.begin(program(held))
+        wait(held.reached, "the workers in their third slice")
+        held.doomed = True
+        held.released.set()
+        until("the coordinator ends", leader.task.done)
+        assert leader.task.result() == 1
+        assert fleet.record().view.reason == "no worker has come for 0.5 s (cluster.max_idle_s)"
+
+
+def test_b06_all_workers_die_and_one_returns() -> None:
+    """The servers keep the model; the newcomer goes on where the others stood."""
+    held = Held()
+    with Fleet(lease_s=1.0, places=("leader",)) as fleet:
+        leader = fleet.begin(program(held))
+        wait(held.reached, "the workers in their third slice")
+        held.doomed = True
+        held.released.set()
+        until("all are gone", lambda: leader.service is not None and not leader.service.worker_infos())
+        until("they are dead", lambda: not any(hand.alive for hand in fleet.hands))
+        fleet.hands.clear()
+        fleet.work(program())
+        summary = fleet.finish()
+    assert (summary["weights_sha256"], summary["optimizer_sha256"], summary["buffers_sha256"]) == twin()
+
+
+def test_all_workers_die_before_version_0() -> None:
+    """The same limit holds while the job is being set up."""
+
+    def die(ctx: Context) -> None:
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def started(*_: object, **__: object) -> None:
+            raise Died
+
+        ctx.engine._start = started  # type: ignore[method-assign]
+        ctx.prepare(model, optimizer)
+
+    with Fleet(workers=1, lease_s=1.0, max_idle_s=0.5, places=("leader",)) as fleet:
+        leader = fleet.begin(die)
+        until("the coordinator ends", leader.task.done)
+        assert leader.task.result() == 1
+        assert fleet.record().view.reason == "no worker has come for 0.5 s (cluster.max_idle_s)"
+        assert fleet.record().layout, "the model was there already"
