@@ -170,6 +170,11 @@ class Session:
             except errors.ParamServerError as error:
                 await self._fail(error)
                 return
+            except Exception:  # the top of a task: without a session this process is no member
+                log.exception("the session broke; it is opened again")
+                self.lost_at = self.lost_at or time.monotonic()
+                await asyncio.sleep(_RETRY_S[-1])
+                failures += 1
 
     async def _requests(self) -> AsyncIterator[coordinator_pb2.SessionRequest]:
         told = False

@@ -28,7 +28,7 @@ from paramserver.local.serving import Serving
 from paramserver.server.node import ServerNode
 from paramserver.server.service import ShardService
 from paramserver.store.memory import MemoryStore
-from paramserver.testing.faults import FaultPlan
+from paramserver.testing.faults import FaultPlan, Rule
 from paramserver.transport.base import Channel
 from paramserver.transport.rotating import coordinator_channel
 from paramserver.transport.security import Security
@@ -112,9 +112,10 @@ class Chief:
 class Keeper:
     """One server process."""
 
-    def __init__(self, fleet: Fleet, index: int, address: str) -> None:
+    def __init__(self, fleet: Fleet, index: int, address: str, plan: Sequence[Rule]) -> None:
         self.address = address
         self.process = Process(address)
+        self.process.out.rules = tuple(plan)
         self.stop = asyncio.Event()
         self._fleet = fleet
         connect = fleet.network.connect_from(self.process.out)
@@ -283,9 +284,9 @@ class Fleet:
         self.chiefs.append(chief)
         return chief
 
-    def serve(self, index: int, address: str = "") -> Keeper:
-        """Start a server, at ``address`` or at its usual one."""
-        keeper = self.call(lambda: Keeper(self, index, address or f"server-{index}"))
+    def serve(self, index: int, address: str = "", plan: Sequence[Rule] = ()) -> Keeper:
+        """Start a server, at ``address`` or at its usual one, whose calls suffer what ``plan`` says."""
+        keeper = self.call(lambda: Keeper(self, index, address or f"server-{index}", plan))
         self.keepers.append(keeper)
         return keeper
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from paramserver import errors
+from paramserver.testing.faults import Fault, Rule
 from paramserver.transport import session
 from paramserver.transport.messages import PROTOCOL
 from paramserver.v1 import coordinator_pb2, types_pb2
@@ -147,6 +148,24 @@ def test_a_server_of_another_run_is_sent_away() -> None:
                 fleet.ask("Coordinator.Join", request)
         fleet.call(fleet.keepers[1].heal)
         until("the real one is back", lambda: back(fleet))
+        held.released.set()
+        calm(fleet.finish())
+
+
+def test_the_answer_to_its_request_to_join_is_lost() -> None:
+    """It asks again, and is not one too many."""
+    held = Held()
+    plan = [Rule("Coordinator.Join", Fault.LOSE_REPLY, times=2)]
+    with Fleet(places=("leader",)) as fleet:
+        leader = fleet.coordinate("leader")
+        fleet.serve(0)
+        late = fleet.serve(1, plan=plan)
+        for _ in range(2):
+            fleet.work(program(held))
+        wait(held.reached, "the workers in their third slice")
+        late.process.out.check()
+        assert leader.service is not None
+        assert [server.name for server in leader.service.server_infos()] == ["server-0", "server-1"]
         held.released.set()
         calm(fleet.finish())
 

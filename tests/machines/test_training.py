@@ -145,7 +145,7 @@ def test_without_tls_nobody_starts_and_with_insecure_everybody_warns(site: Site,
         assert digests(cluster.summary()) == digests(local_run)
 
 
-def test_on_slow_cables_it_takes_longer_and_gives_the_same(site: Site, local_run: dict[str, Any]) -> None:
+def test_slow_cables_change_nothing_but_the_time(site: Site, local_run: dict[str, Any]) -> None:
     network = site.network
     limited = os.environ.get("MACHINES_MEGABITS")
     network.limit(MEGABITS)

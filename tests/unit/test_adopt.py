@@ -38,7 +38,14 @@ def test_what_nobody_has_set_is_taken_over() -> None:
 
 def test_what_is_one_machines_own_is_not_told() -> None:
     """Addresses, files, secrets, devices: nobody else's business."""
-    for key in ("cluster.coordinator", "cluster.store", "training.device", "run.summary", "security.token", "log.level"):
+    for key in (
+        "cluster.coordinator",
+        "cluster.store",
+        "training.device",
+        "run.summary",
+        "security.token",
+        "log.level",
+    ):
         assert key not in SHARED
         assert key not in THEIRS
 

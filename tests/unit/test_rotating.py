@@ -31,6 +31,7 @@ class Fake:
         return coordinator_pb2.StatusResponse(job=self.address)
 
     async def call(self, method: str, request: Message, *, timeout: float) -> Message:
+        await asyncio.sleep(0)
         return self._answer()
 
     async def upload(self, method: str, frames: Iterable[bytes], *, timeout: float) -> Message:
@@ -108,17 +109,12 @@ def test_calls_that_fail_together_move_on_once(fakes: dict[str, Fake]) -> None:
     channel = RotatingChannel(["a:1", "b:1"], lambda address: fakes[address])
     fakes["a:1"].error = errors.UnavailableError("gone")
 
-    async def both() -> list[BaseException | Message]:
-        entered = [channel._using() for _ in range(2)]
-        used = [context.__enter__() for context in entered]
-        assert [one.address for one in used] == ["a:1", "a:1"]
-        for context in entered:
-            error = errors.UnavailableError("gone")
-            with pytest.raises(errors.UnavailableError):
-                context.__exit__(type(error), error, None)
-        return []
+    async def both() -> list[Message | BaseException]:
+        calls = (channel.call("Coordinator.Status", coordinator_pb2.StatusRequest(), timeout=1.0) for _ in range(2))
+        return await asyncio.gather(*calls, return_exceptions=True)
 
-    asyncio.run(both())
+    assert [type(reply) for reply in asyncio.run(both())] == [errors.UnavailableError] * 2
+    assert fakes["a:1"].asked == 2
     assert channel.address == "b:1"
 
 

@@ -1,0 +1,259 @@
+"""Who is let in: one protocol, one role per certificate, one set of settings, and servers with the right shard."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextvars import copy_context
+from typing import Any
+
+import pytest
+
+from paramserver import errors
+from paramserver.coordinator.admission import admit_server, check_join, check_versions
+from paramserver.coordinator.journal import Journal
+from paramserver.coordinator.service import CoordinatorService, JobOptions
+from paramserver.core.consistency import Consistency, Mode
+from paramserver.core.membership import Joined, Member, Role
+from paramserver.store.memory import MemoryStore
+from paramserver.transport.base import Caller, set_caller
+from paramserver.transport.memory import MemoryNetwork
+from paramserver.transport.messages import PROTOCOL
+from paramserver.transport.session import versions
+from paramserver.v1 import coordinator_pb2, types_pb2
+
+SYNC, ASYNC = Consistency(Mode.SYNC), Consistency(Mode.ASYNC, 3)
+
+
+def with_job(work: Callable[[CoordinatorService], Awaitable[Any]], **options: Any) -> Any:
+    """Do something with a job of two servers and two workers that nobody has joined yet."""
+
+    async def go() -> Any:
+        given = {"consistency": SYNC, "seed": 7, **options}
+        job = CoordinatorService(
+            JobOptions("test", 2, 2, **given), MemoryNetwork().connect, Journal(MemoryStore(), "m")
+        )
+        return await work(job)
+
+    return asyncio.run(go())
+
+
+def request(**given: Any) -> coordinator_pb2.JoinRequest:
+    return coordinator_pb2.JoinRequest(**{"protocol": PROTOCOL, "versions": versions(), **given})
+
+
+def check(asked: coordinator_pb2.JoinRequest, role: Role = Role.WORKER, **options: Any) -> None:
+    async def work(job: CoordinatorService) -> None:
+        check_join(job, asked, role)
+
+    with_job(work, **options)
+
+
+# ---- the state of the job
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "text"),
+    [
+        (types_pb2.JOB_STATE_FAILED, errors.JobFailedError, "^why it ended$"),
+        (types_pb2.JOB_STATE_DONE, errors.EndedError, r"nothing left to do: job 'test' has ended \(why it ended\)"),
+        (types_pb2.JOB_STATE_STOPPED, errors.EndedError, r"nothing left to do: job 'test' has ended \(why it ended\)"),
+    ],
+)
+def test_a_job_that_has_ended(state: types_pb2.JobState, error: type[Exception], text: str) -> None:
+    async def work(job: CoordinatorService) -> None:
+        job.state, job.reason = state, "why it ended"
+        check_join(job, request(), Role.WORKER)
+
+    with pytest.raises(error, match=text):
+        with_job(work)
+
+
+def test_another_job() -> None:
+    check(request(job="test"))
+    with pytest.raises(errors.ConfigError, match="this coordinator runs job 'test', not 'other'"):
+        check(request(job="other"))
+
+
+# ---- roles
+
+
+@pytest.mark.parametrize(
+    ("roles", "role", "allowed"),
+    [
+        ({"worker"}, Role.WORKER, True),
+        ({"server"}, Role.SERVER, True),
+        ({"server"}, Role.WORKER, False),
+        ({"worker"}, Role.SERVER, False),
+        ({"admin"}, Role.WORKER, False),
+        ({"coordinator"}, Role.SERVER, False),
+        ({"worker"}, Role.OBSERVER, True),
+        ({"admin"}, Role.OBSERVER, True),
+        ({"server"}, Role.OBSERVER, False),
+        ({"worker", "server", "coordinator", "admin"}, Role.SERVER, True),
+        (set(), Role.WORKER, False),
+    ],
+)
+def test_nobody_takes_part_in_another_role(roles: set[str], role: Role, allowed: bool) -> None:
+    def attempt() -> None:
+        set_caller(Caller(frozenset(roles), admin=True))
+        if allowed:
+            check(request(), role)
+        else:
+            with pytest.raises(errors.DeniedError, match="^permission denied$"):
+                check(request(), role)
+
+    copy_context().run(attempt)
+
+
+# ---- versions
+
+
+def test_another_protocol_is_refused_with_a_table() -> None:
+    theirs = {**versions(), "torch": "1.0.0"}
+    with pytest.raises(errors.VersionMismatchError) as caught:
+        check_versions(PROTOCOL + 1, theirs, Role.WORKER)
+    first, *table = str(caught.value).splitlines()
+    assert first.startswith("versions differ (the protocol): install the same version of paramserver and torch")
+    rows = {line.split()[0]: line for line in table}
+    assert rows["protocol"].endswith("<- differs")
+    assert rows["torch"].endswith("<- differs")
+    assert not rows["numpy"].endswith("<- differs")
+
+
+@pytest.mark.parametrize("package", ["torch", "paramserver"])
+def test_other_versions_of_what_decides_the_bits(package: str) -> None:
+    with pytest.raises(errors.VersionMismatchError, match=rf"versions differ \({package}\)"):
+        check_versions(PROTOCOL, {**versions(), package: "0.0.1"}, Role.WORKER)
+
+
+def test_builds_of_one_version_are_equal() -> None:
+    """A GPU build beside a CPU build."""
+    mine = versions()["torch"].partition("+")[0]
+    check_versions(PROTOCOL, {**versions(), "torch": f"{mine}+cu999"}, Role.WORKER)
+
+
+def test_other_packages_and_those_who_only_look_may_differ() -> None:
+    check_versions(PROTOCOL, {**versions(), "numpy": "0.1", "python": "2.7"}, Role.WORKER)
+    check_versions(PROTOCOL, {"torch": "0.1"}, Role.OBSERVER)
+    check_versions(PROTOCOL, {}, Role.WORKER)
+
+
+def test_a_hostile_table_stays_short() -> None:
+    many = {f"package-{number}" * 50: "9" * 1000 for number in range(1000)}
+    with pytest.raises(errors.VersionMismatchError) as caught:
+        check_versions(PROTOCOL + 1, many, Role.WORKER)
+    assert len(str(caught.value)) < 2000
+
+
+# ---- settings
+
+
+def test_who_has_no_opinion_is_let_in() -> None:
+    check(request(), consistency=ASYNC, slices_per_step=4)
+
+
+def test_the_modes_of_the_start_and_of_now_are_accepted() -> None:
+    """The launcher's file says how the job began; it may have been changed since."""
+
+    async def work(job: CoordinatorService) -> None:
+        job.consistency = Consistency(Mode.ASYNC, 5, revision=1)
+        for mode, staleness in [(types_pb2.MODE_SYNC, None), (types_pb2.MODE_ASYNC, 5)]:
+            check_join(job, request(mode=mode, staleness=staleness), Role.WORKER)
+        with pytest.raises(
+            errors.ConfigError, match=r"consistency\.staleness = 3, the job runs async with staleness 5"
+        ):
+            check_join(job, request(mode=types_pb2.MODE_ASYNC, staleness=3), Role.WORKER)
+
+    with_job(work)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"mode": types_pb2.MODE_ASYNC, "staleness": 3}, r"consistency\.mode = async, the job runs sync"),
+        ({"slices_per_step": 3}, r"training\.slices_per_step = 3, the job has 2"),
+        ({"seed": 8}, r"training\.seed = 8, the job has 7"),
+        ({"seed": 0}, r"training\.seed = 0, the job has 7"),
+    ],
+)
+@pytest.mark.parametrize("role", [Role.WORKER, Role.SERVER])
+def test_other_settings_are_refused(given: dict[str, Any], text: str, role: Role) -> None:
+    with pytest.raises(errors.ConfigError, match=f"this {role.value} was started with {text}: use one setting"):
+        check(request(**given), role)
+    check(request(**given), Role.OBSERVER)
+
+
+def test_slices_per_step_0_is_no_opinion() -> None:
+    check(request(slices_per_step=0), slices_per_step=5)
+
+
+# ---- servers
+
+
+def admitted(
+    asked: coordinator_pb2.JoinRequest, absent: int | None = None, present: int = 0, model: bool = True
+) -> tuple[int | None, CoordinatorService]:
+    """The index that a server gets where ``present`` servers are there and server ``absent`` is away."""
+
+    async def work(job: CoordinatorService) -> tuple[int | None, CoordinatorService]:
+        job.timeline = 2
+        if model:
+            job.registry.model, job.registry.digest = types_pb2.ModelSpec(), "digest"
+        for number in range(present):
+            job.members.handle(Joined(Role.SERVER, incarnation=100 + number), 0.0)
+        if absent is not None:
+            job.watch.server_lost(Member(9, Role.SERVER, absent, f"server-{absent}", 0.0, incarnation=55), "silence")
+        try:
+            return await admit_server(job, asked, 1), job
+        except errors.ParamServerError as error:
+            error.job = job  # type: ignore[attr-defined]
+            raise
+
+    found: tuple[int | None, CoordinatorService] = with_job(work)
+    return found
+
+
+def test_a_newcomer_gets_the_index_it_wishes() -> None:
+    assert admitted(request(), model=False)[0] == 1
+
+
+def test_one_server_too_many() -> None:
+    with pytest.raises(errors.ConfigError, match=r"job 'test' already has its 2 servers; raise cluster\.servers"):
+        admitted(request(), present=2)
+
+
+def test_one_that_was_cut_off_gets_its_own_index_back() -> None:
+    index, job = admitted(request(incarnation=55, holds="digest", timeline=2), absent=0, present=1)
+    assert index == 0
+    assert not job.watch.absent
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"incarnation": 54, "holds": "digest", "timeline": 2},
+        {"incarnation": 55, "holds": "another", "timeline": 2},
+        {"incarnation": 55, "holds": "digest", "timeline": 1},
+        {"incarnation": 100, "holds": "digest", "timeline": 2},
+    ],
+)
+def test_any_other_shard_is_of_an_earlier_run(given: dict[str, Any]) -> None:
+    with pytest.raises(errors.JobFailedError, match="holds a shard of an earlier run of job 'test'") as caught:
+        admitted(request(**given), absent=0, present=1)
+    job = caught.value.job  # type: ignore[attr-defined]
+    assert job.state != types_pb2.JOB_STATE_FAILED, "the job still waits for the right one"
+    assert list(job.watch.absent) == [0]
+
+
+def test_an_empty_one_in_the_place_of_one_that_is_missed_ends_the_job() -> None:
+    with pytest.raises(errors.JobFailedError, match="a server has come without a shard in place of server-0") as caught:
+        admitted(request(incarnation=77), absent=0, present=1)
+    assert caught.value.job.state == types_pb2.JOB_STATE_FAILED  # type: ignore[attr-defined]
+    assert caught.value.job.over.result() == "failed"  # type: ignore[attr-defined]
+
+
+def test_before_there_is_a_model_any_server_will_do() -> None:
+    index, job = admitted(request(incarnation=77), absent=0, present=1, model=False)
+    assert index == 1
+    assert job.state != types_pb2.JOB_STATE_FAILED

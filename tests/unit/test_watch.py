@@ -1,0 +1,199 @@
+"""For whom the job waits, and when it gives up. The clock is the test's."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+import structlog
+
+from paramserver.coordinator import watch as watching
+from paramserver.coordinator.service import CoordinatorService, JobOptions
+from paramserver.coordinator.watch import Watch
+from paramserver.core.consistency import Consistency, Mode
+from paramserver.core.membership import Joined, Left, Member, Membership, Role
+from paramserver.v1 import types_pb2
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@dataclass
+class Job:
+    """As much of a job as the watch looks at."""
+
+    options: JobOptions
+    state: types_pb2.JobState = types_pb2.JOB_STATE_WAITING
+    finished: bool = False
+    lacking: str = "0/1 servers; missing: server-0"
+    members: Membership = field(default_factory=lambda: Membership(1e9, 1.0))
+    failures: list[tuple[str, int]] = field(default_factory=list)
+
+    def missing(self) -> str:
+        return self.lacking
+
+    async def fail(self, reason: str, exit_code: int = 1) -> None:
+        self.failures.append((reason, exit_code))
+        self.state = types_pb2.JOB_STATE_FAILED
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(watching, "time", made)
+    return made
+
+
+def job(join_timeout_s: float = 60.0, max_idle_s: float = 100.0) -> Job:
+    return Job(JobOptions("test", 1, 1, Consistency(Mode.SYNC), join_timeout_s=join_timeout_s, max_idle_s=max_idle_s))
+
+
+def watch(of: Job) -> Watch:
+    return Watch(cast(CoordinatorService, of))
+
+
+def look(at: Watch) -> list[str]:
+    """What it says."""
+    with structlog.testing.capture_logs() as said:
+        asyncio.run(at.look())
+    return [str(line["event"]) for line in said]
+
+
+SERVER = Member(1, Role.SERVER, 0, "server-0", 0.0, address="there:1")
+
+
+def test_the_start_is_waited_for_and_given_up_in_time(clock: Clock) -> None:
+    one = job()
+    at = watch(one)
+    clock.now += 60.0
+    look(at)
+    assert not one.failures
+    clock.now += 0.1
+    look(at)
+    assert one.failures == [
+        ("waited 60 s (cluster.join_timeout_s): 0/1 servers; missing: server-0", 6),
+    ]
+
+
+def test_a_start_without_a_limit(clock: Clock) -> None:
+    one = job(join_timeout_s=0.0)
+    at = watch(one)
+    clock.now += 1e6
+    assert look(at) == ["waiting for 0/1 servers; missing: server-0"]
+    assert not one.failures
+
+
+def test_it_says_every_five_seconds_for_whom_it_waits(clock: Clock) -> None:
+    one = job()
+    at = watch(one)
+    said = []
+    for _ in range(21):
+        said += look(at)
+        clock.now += 0.5
+    assert said == ["waiting for 0/1 servers; missing: server-0"] * 2
+    one.lacking = ""
+    assert look(at) == []
+
+
+def test_a_server_has_max_idle_s_to_come_back(clock: Clock) -> None:
+    one = job()
+    one.state = types_pb2.JOB_STATE_RUNNING
+    one.members.handle(Joined(Role.WORKER), 0.0)
+    at = watch(one)
+    at.server_lost(SERVER, "silence")
+    clock.now += 100.0
+    assert look(at) == ["waiting for server-0 at there:1 to come back"]
+    assert not one.failures
+    clock.now += 0.1
+    look(at)
+    assert one.failures == [
+        (
+            "server-0 at there:1 has been gone for 100 s (cluster.max_idle_s); its shard of the model is gone",
+            1,
+        )
+    ]
+
+
+def test_a_server_that_came_back_is_counted_anew(clock: Clock) -> None:
+    one = job()
+    one.state = types_pb2.JOB_STATE_RUNNING
+    one.members.handle(Joined(Role.WORKER), 0.0)
+    at = watch(one)
+    at.server_lost(SERVER, "silence")
+    clock.now += 99.0
+    at.server_back(0)
+    assert at.absent == {}
+    clock.now += 50.0
+    at.server_lost(SERVER, "silence")
+    clock.now += 99.0
+    look(at)
+    assert not one.failures
+    assert list(at.absent) == [0]
+
+
+def test_a_server_that_was_never_missed(clock: Clock) -> None:
+    at = watch(job())
+    at.server_back(3)
+    assert at.absent == {}
+
+
+@pytest.mark.parametrize("state", [types_pb2.JOB_STATE_RUNNING, types_pb2.JOB_STATE_INITIALISING])
+def test_workers_have_max_idle_s_to_come(clock: Clock, state: types_pb2.JobState) -> None:
+    """Counted from the moment the last one was gone."""
+    one = job()
+    one.state = state
+    one.members.handle(Joined(Role.WORKER), 0.0)
+    at = watch(one)
+    clock.now += 500.0
+    look(at)
+    one.members.handle(Left(1), 0.0)
+    look(at)
+    clock.now += 100.0
+    assert look(at) == ["waiting for workers: all are gone; the servers keep the model"]
+    assert not one.failures
+    clock.now += 0.1
+    look(at)
+    assert one.failures == [("no worker has come for 100 s (cluster.max_idle_s)", 1)]
+
+
+def test_a_worker_in_between_starts_the_time_anew(clock: Clock) -> None:
+    one = job()
+    one.state = types_pb2.JOB_STATE_RUNNING
+    at = watch(one)
+    look(at)
+    clock.now += 99.0
+    one.members.handle(Joined(Role.WORKER), 0.0)
+    look(at)
+    one.members.handle(Left(1), 0.0)
+    look(at)
+    clock.now += 99.0
+    look(at)
+    assert not one.failures
+
+
+@pytest.mark.parametrize(
+    ("state", "finished"),
+    [
+        (types_pb2.JOB_STATE_RUNNING, True),
+        (types_pb2.JOB_STATE_DONE, False),
+        (types_pb2.JOB_STATE_STOPPED, False),
+        (types_pb2.JOB_STATE_FAILED, False),
+    ],
+)
+def test_a_job_that_has_come_to_its_end_waits_for_nobody(
+    clock: Clock, state: types_pb2.JobState, finished: bool
+) -> None:
+    one = job()
+    one.state, one.finished = state, finished
+    at = watch(one)
+    for _ in range(5):
+        assert look(at) == []
+        clock.now += 1000.0
+    assert not one.failures
