@@ -185,6 +185,12 @@ class Journal:
             await self._store.close()
 
 
+async def recorded_term(store: Store) -> int:
+    """The term of the coordinator that has written the job's record; 0: there is no record. Raises StoreError."""
+    entry = await store.load(_STATE)
+    return parse_record(entry.value).view.term if entry is not None else 0
+
+
 def parse_record(value: bytes) -> coordinator_pb2.JobRecord:
     """A record as it lies in the store. Raises StoreError if it is none of ours."""
     try:

@@ -14,7 +14,7 @@ import structlog
 from paramserver import errors
 from paramserver.config import Settings
 from paramserver.coordinator.front import Front
-from paramserver.coordinator.journal import Journal
+from paramserver.coordinator.journal import Journal, recorded_term
 from paramserver.coordinator.leader import Leadership
 from paramserver.coordinator.service import CoordinatorService, JobOptions
 from paramserver.coordinator.takeover import take_over, unfinished
@@ -122,7 +122,7 @@ class Coordinating:
         """Returns when this coordinator leads: True if it has waited for another one's end."""
         started = said = time.monotonic()
         limit = self._settings.cluster.join_timeout_s if self._options.standby else 0.0
-        stood_by = away = False
+        stood_by = away = held = False
         hold_until = 0.0
         while True:
             try:
@@ -139,6 +139,12 @@ class Coordinating:
                     if warning not in self._warned:
                         self._warned.add(warning)
                         log.warning(warning)
+                if stood_by and not held and await store.leader() is None:
+                    held = True
+                    if await recorded_term(store) < self._floor:
+                        log.warning("the store has forgotten who leads the job; whoever does may write it again")
+                        hold_until = time.monotonic() + self._settings.cluster.lease_s
+                        continue
                 claimed = await leadership.claim(self._floor)
             except errors.StoreError as error:
                 away = True
@@ -160,7 +166,8 @@ class Coordinating:
                     self._say(
                         f"standing by at {self.address} for the coordinator of job {self.front.job} at {claimed.holder}"
                     )
-                stood_by = True
+                stood_by, held = True, False
+                self._floor = max(self._floor, claimed.term)
                 waiting = f"the coordinator at {claimed.holder} (term {claimed.term}), for which this one stands by"
                 self.front.standing = f"stands by for the one at {claimed.holder}"
                 started = time.monotonic()

@@ -10,7 +10,8 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -27,6 +28,8 @@ log = structlog.get_logger("paramserver.session")
 
 _REPORT_S = 0.5
 _CALL_S = 30.0
+# A coordinator that takes a session sends the view at once.
+_FIRST_S = 15.0
 _RETRY_S = (0.1, 0.2, 0.5, 1.0)
 
 
@@ -73,6 +76,8 @@ class Session:
         self._editions = 0
         self._task: asyncio.Task[None] | None = None
         self._leaving = asyncio.Event()
+        # Set when a call was answered that this process is no member.
+        self._expelled = asyncio.Event()
         self._farewell = coordinator_pb2.SessionRequest()
         self.incarnation = secrets.randbits(63) | 1
         # Since when there is no coordinator to talk to (monotonic seconds), None while there is one.
@@ -110,6 +115,7 @@ class Session:
             try:
                 return await self.channel.call(method, request(), timeout=timeout_s)
             except errors.NotMemberError as error:  # the session joins again meanwhile, under another number
+                self._expelled.set()
                 raise errors.UnavailableError(str(error)) from error
 
         return await persist(attempt, self.channel, self.options.join_timeout_s, self.options.log_interval_s)
@@ -144,11 +150,13 @@ class Session:
         while True:
             self._stream_term = None
             try:
-                async for reply in self.channel.session("Coordinator.Session", self._requests()):
-                    if failures:
-                        log.info("the coordinator is back", address=self.channel.address)
-                    failures, self.lost_at = 0, None
-                    await self._see(cast(coordinator_pb2.SessionResponse, reply).view)
+                async with aclosing(self.channel.session("Coordinator.Session", self._requests())) as replies:
+                    limit_s: float | None = _FIRST_S
+                    while (reply := await self._next(replies, limit_s)) is not None:
+                        if failures:
+                            log.info("the coordinator is back", address=self.channel.address)
+                        failures, self.lost_at, limit_s = 0, None, None
+                        await self._see(cast(coordinator_pb2.SessionResponse, reply).view)
                 if self._leaving.is_set() and self._said_goodbye:
                     return
                 raise errors.UnavailableError("the coordinator closed the session")
@@ -158,6 +166,7 @@ class Session:
                 log.warning("this process was given up for lost; it joins again", name=self.name)
                 try:
                     await self.join()
+                    self._expelled.clear()
                 except errors.ParamServerError as error:
                     await self._fail(error)
                     return
@@ -175,6 +184,26 @@ class Session:
                 self.lost_at = self.lost_at or time.monotonic()
                 await asyncio.sleep(_RETRY_S[-1])
                 failures += 1
+
+    async def _next(self, replies: AsyncGenerator[Message, None], limit_s: float | None) -> Message | None:
+        """The next reply, None at the end of the stream.
+
+        Raises UnavailableError if none comes within ``limit_s``, FencedError once a call was answered that this process is
+        no member: the coordinator may have forgotten it without the stream telling.
+        """
+        reading = asyncio.ensure_future(anext(replies, None))
+        expelled = asyncio.ensure_future(self._expelled.wait())
+        try:
+            await asyncio.wait({reading, expelled}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                return reading.result()
+            if self._expelled.is_set():
+                raise errors.FencedError("this process is not a member")
+            raise errors.UnavailableError(f"the coordinator took the session, but said nothing for {limit_s} s")
+        finally:
+            for task in (reading, expelled):
+                task.cancel()
+            await asyncio.wait({reading, expelled})
 
     async def _requests(self) -> AsyncIterator[coordinator_pb2.SessionRequest]:
         told = False

@@ -115,9 +115,9 @@ class Engine:
         return min(self._versions)
 
     @property
-    def generation(self) -> int:
-        """The generation of the view at hand."""
-        return self.session.view.generation
+    def generation(self) -> tuple[int, int]:
+        """Which membership the view at hand has: the term of its coordinator, and the generation."""
+        return self.session.view.term, self.session.view.generation
 
     @property
     def consistency(self) -> Consistency:
@@ -266,7 +266,7 @@ class Engine:
 
     # ---- for the pace
 
-    def advance(self, version: int, generation: int) -> bool:
+    def advance(self, version: int, generation: tuple[int, int]) -> bool:
         """Wait until every shard has published ``version`` and take it in; returns early on a new membership.
 
         True if the mode has changed.

@@ -284,17 +284,19 @@ class ShardLinks:
     async def _persist(self, server: int, what: str, attempt: Callable[[float], Coroutine[Any, Any, T]]) -> T:
         """Try until it works, somebody says never, or the deadline passes (the error then names the shard)."""
         deadline = time.monotonic() + self._wait_timeout_s
-        tries = 0
+        tries, said = 0, 0.0
         while True:
             try:
                 return await attempt(min(_ATTEMPT_S, max(0.1, deadline - time.monotonic())))
             except errors.RetryableError as error:
-                if time.monotonic() >= deadline:
+                now = time.monotonic()
+                if now >= deadline:
                     raise errors.DeadlineError(
                         f"server-{server} at {self.channels[server].address} did not let this worker {what[3:]} "
                         f"within {self._wait_timeout_s:g} s: {error}"
                     ) from error
-                if tries == 0:
+                if tries == 0 or now - said >= self._log_interval_s:
+                    said = now
                     log.info("trying again", server=f"server-{server}", what=what, error=str(error))
                 await asyncio.sleep(_BACK_OFF_S[min(tries, len(_BACK_OFF_S) - 1)])
                 tries += 1

@@ -67,7 +67,8 @@ class Process:
 
     async def gated(self, work: Coroutine[Any, Any, T]) -> T:
         """The coroutine, each step of which waits at the gate."""
-        return await _Steps(self, work)
+        result: T = await _Steps(self, work)
+        return result
 
     async def wait_to_go(self) -> None:
         """Returns at once unless the process is paused."""

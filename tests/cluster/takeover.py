@@ -250,8 +250,11 @@ class Fleet:
             hand.join(10.0)
         self.background.close()
 
+    def _processes(self) -> list[Process]:
+        return [*(chief.process for chief in self.chiefs), *(keeper.process for keeper in self.keepers)]
+
     async def _end(self) -> None:
-        for process in (*(chief.process for chief in self.chiefs), *(keeper.process for keeper in self.keepers)):
+        for process in self._processes():
             if not process.killed:
                 process.resume()
         for chief in self.chiefs:
@@ -265,10 +268,10 @@ class Fleet:
         for chief in self.chiefs:
             chief.store.cut = True
             chief.task.cancel()
-        for one in (*self.chiefs, *self.keepers):
-            if one.process.killed:
-                one.process.bury()
-        tasks = [one.task for one in (*self.chiefs, *self.keepers)]
+        for process in self._processes():
+            if process.killed:
+                process.bury()
+        tasks: list[asyncio.Task[Any]] = [*(c.task for c in self.chiefs), *(k.task for k in self.keepers)]
         if tasks:
             await asyncio.wait(tasks, timeout=10.0)
         for task in tasks:
@@ -301,7 +304,8 @@ class Fleet:
         leader = self.coordinate(self.places[0])
         until("somebody leads", lambda: leader.service is not None or leader.task.done())
         for place in self.places[1:]:
-            self.coordinate(place)
+            standby = self.coordinate(place)
+            until(f"{place} stands by", lambda one=standby: bool(one.said) or one.task.done())  # type: ignore[misc]
         for index in range(self.settings.cluster.servers):
             self.serve(index)
         for _ in range(self.settings.cluster.workers if script is not None else 0):
@@ -393,7 +397,9 @@ class Fleet:
                 chief.task.result()
             return chief.service
 
-        return until(f"{place} leads", found)
+        service = until(f"{place} leads", found)
+        assert service is not None
+        return service
 
     def stats(self) -> list[shard_pb2.StatsResponse]:
         """What the shards count."""

@@ -55,7 +55,7 @@ def test_f18_cut_off_for_longer_than_its_lease(mode: str, from_everybody: bool) 
         fleet.begin(script)
         wait(held.reached, "the workers in their third slice")
         cut_off(fleet, from_everybody)
-        assert fleet.record().lost == ["server-1"]
+        until("that is written", lambda: list(fleet.record().lost) == ["server-1"])
         held.released.set()
         if not from_everybody:
             fleet_versions = fleet.stats()[1].version
@@ -164,6 +164,7 @@ def test_the_answer_to_its_request_to_join_is_lost() -> None:
             fleet.work(program(held))
         wait(held.reached, "the workers in their third slice")
         late.process.out.check()
+        until("it knows that it is a member", lambda: bool(late.node.session.member))
         assert leader.service is not None
         assert [server.name for server in leader.service.server_infos()] == ["server-0", "server-1"]
         held.released.set()

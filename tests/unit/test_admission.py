@@ -30,10 +30,8 @@ def with_job(work: Callable[[CoordinatorService], Awaitable[Any]], **options: An
 
     async def go() -> Any:
         given = {"consistency": SYNC, "seed": 7, **options}
-        job = CoordinatorService(
-            JobOptions("test", 2, 2, **given), MemoryNetwork().connect, Journal(MemoryStore(), "m")
-        )
-        return await work(job)
+        journal = Journal(MemoryStore(), "memory")
+        return await work(CoordinatorService(JobOptions("test", 2, 2, **given), MemoryNetwork().connect, journal))
 
     return asyncio.run(go())
 
@@ -100,7 +98,7 @@ def test_nobody_takes_part_in_another_role(roles: set[str], role: Role, allowed:
         if allowed:
             check(request(), role)
         else:
-            with pytest.raises(errors.DeniedError, match="^permission denied$"):
+            with pytest.raises(errors.DeniedError, match=r"^permission denied$"):
                 check(request(), role)
 
     copy_context().run(attempt)
