@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.worker.links import ShardLinks, merge
 
 _TIMEOUT_S = 600.0
+_SETTLE_S = 5.0
+_LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +97,18 @@ class Result:
 async def collect(channels: Sequence[Channel], model: types_pb2.ModelSpec, job: str, timeline: int) -> Result:
     """Gather everything from the servers, whose channels come in the order of their indices.
 
-    Raises UnavailableError if the shards do not stand at the same version.
+    Raises UnavailableError if the shards do not come to stand at the same version within 5 s.
     """
     plan = plan_of(model, len(channels))
     links = ShardLinks(channels, plan, job, lambda: 0, _TIMEOUT_S)
     links.timeline = timeline
-    pulled = await links.pull(Latest(), frozen=True)
-    versions = sorted({result.version for result in pulled})
+    deadline = time.monotonic() + _SETTLE_S
+    while True:
+        pulled = await links.pull(Latest(), frozen=True)
+        versions = sorted({result.version for result in pulled})
+        if len(versions) == 1 or time.monotonic() > deadline:
+            break
+        await asyncio.sleep(_LOOK_S)  # some shard may still be at work on what has been handed in
     if len(versions) > 1:
         raise errors.UnavailableError(f"the shards stand at different versions: {versions}")
     layout = plan.layout

@@ -309,8 +309,9 @@ class Coordinating:
         try:
             summary = await gather(status, self._security.connector("server"), self._settings.run)
         except errors.ParamServerError as error:
-            await service.fail(f"the result could not be gathered: {error}")
-            self._say(f"paramserver: error: {service.reason}")
+            reason = f"the result could not be gathered: {error}"
+            self._say(f"paramserver: error: {reason}")
+            await service.conclude(types_pb2.JOB_STATE_FAILED, reason)
             return error.exit_code
         lines = closing_lines(status, summary)
         for line in lines:

@@ -21,6 +21,7 @@ NO_VARIABLES = Path(__file__).resolve().parent / "none.env"
 IMAGE = "paramserver:test-compose"
 # Nothing here should take this long, on whatever machine; what does counts as hanging.
 PATIENCE_S = 240.0
+JOB_S = 900.0
 BUILD_S = 1800.0
 DIGESTS = ("weights_sha256", "buffers_sha256", "optimizer_sha256")
 
@@ -83,7 +84,7 @@ def run_here(script: str, directory: Path, **settings: str) -> dict[str, Any]:
     environ = clean_environment(PARAMSERVER_TRAINING__SLICES_PER_STEP="4", **settings)
     name, *arguments = script.split()
     command = [sys.executable, "-m", "paramserver", "run", name, "--servers", "2", "--workers", "2"]
-    run(*command, "--summary", str(summary), "--", *arguments, environ=environ)
+    run(*command, "--summary", str(summary), "--", *arguments, environ=environ, deadline_s=JOB_S)
     found: dict[str, Any] = json.loads(summary.read_text())
     return found
 
@@ -210,7 +211,7 @@ class Cluster:
             assert status.get("state") != "failed", status
             return status.get("state") == state
 
-        until(f"the job is {state}", ended)
+        until(f"the job is {state}", ended, JOB_S)
         summary: dict[str, Any] = json.loads(self.one("coordinator").exec("cat", "/data/summary.json").out)
         return summary
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.compose.harness import Cluster, Container, digests, run, until
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 SCRIPT = "workers/digits.py --epochs 5"
 CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 3).close()"

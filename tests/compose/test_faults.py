@@ -10,7 +10,7 @@ import pytest
 
 from tests.compose.harness import Cluster, digests, run, until
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.timeout(2400)
 
 # Long enough that all of this happens while it trains.
 LONG = "workers/digits.py --epochs 150"

@@ -132,7 +132,7 @@ def test_a_torch_with_cuda_stops_the_build(tmp_path: Path) -> None:
         shutil.copy(ROOT / name, context / name)
     shutil.copy(fake_wheel(tmp_path / "fake", "13.0"), context / "docker/wheels")
     file = str(context / "docker/Dockerfile")
-    done = run("docker", "build", "-f", file, str(context), check=False, deadline_s=BUILD_S)
+    done = run("docker", "build", "--force-rm", "-f", file, str(context), check=False, deadline_s=BUILD_S)
     assert done.code != 0
     assert "is built for GPUs (CUDA 13.0)" in done.said
     assert "PIP_EXTRA_INDEX_URL" in done.said

@@ -8,7 +8,7 @@ import pytest
 
 from tests.compose.harness import Cluster, until
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 
 def test_asynchronous_from_the_environment(image: str) -> None:

