@@ -36,8 +36,8 @@ _ENDED = (
 )
 _CALL_S = 5.0
 _RETRY_S = 0.5
-# Members look for another coordinator about once a second.
-_FIND_S = 3.0
+# Members look for another coordinator about once a second, but notice a silent connection only this late.
+_FIND_S = 20.0
 _SAY_S = 5.0
 
 

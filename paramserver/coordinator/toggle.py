@@ -177,9 +177,7 @@ class Toggle:
             request = self._request(aborted, shard_pb2.PHASE_ABORT)
 
             async def tell() -> None:
-                await self._job.servers.call(
-                    server, "Shard.SetConsistency", request, self._job.options.call_timeout_s
-                )
+                await self._job.servers.call(server, "Shard.SetConsistency", request, self._job.options.call_timeout_s)
 
             self._start(self._insist(tell))
 

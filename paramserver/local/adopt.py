@@ -7,6 +7,7 @@ from typing import cast
 
 from paramserver import errors
 from paramserver.config import Settings
+from paramserver.core.consistency import Consistency, Mode
 from paramserver.transport.base import Channel
 from paramserver.transport.session import persist
 from paramserver.v1 import coordinator_pb2
@@ -62,3 +63,10 @@ def adopted(settings: Settings, theirs: Mapping[str, str]) -> dict[str, str]:
     if differing:
         raise errors.ConfigError("; ".join(differing) + ": use one setting, or leave it to the coordinator")
     return taken
+
+
+def consistency_of(mode: str, staleness: int | str) -> Consistency:
+    """The setting as the core knows it; staleness only counts in asynchronous mode."""
+    if mode == "sync":
+        return Consistency(Mode.SYNC)
+    return Consistency(Mode.ASYNC, None if staleness == "unbounded" else int(staleness))

@@ -9,7 +9,7 @@ import os
 
 from paramserver.coordinator.journal import Journal
 from paramserver.coordinator.service import CoordinatorService, JobOptions
-from paramserver.core.consistency import Consistency, Mode
+from paramserver.core.consistency import Consistency
 from paramserver.server.node import ServerNode
 from paramserver.server.service import ShardService
 from paramserver.store.memory import MemoryStore
@@ -88,10 +88,3 @@ def worker_options(consistency: Consistency, options: JobOptions, index: int | N
         index=index,
         pid=os.getpid(),
     )
-
-
-def consistency_of(mode: str, staleness: int | str) -> Consistency:
-    """The setting as the core knows it; staleness only counts in asynchronous mode."""
-    if mode == "sync":
-        return Consistency(Mode.SYNC)
-    return Consistency(Mode.ASYNC, None if staleness == "unbounded" else int(staleness))

@@ -18,8 +18,7 @@ from paramserver.coordinator.journal import Journal, recorded_term
 from paramserver.coordinator.leader import Leadership
 from paramserver.coordinator.service import CoordinatorService, JobOptions
 from paramserver.coordinator.takeover import take_over, unfinished
-from paramserver.local.adopt import shared
-from paramserver.local.alone import consistency_of
+from paramserver.local.adopt import consistency_of, shared
 from paramserver.local.gather import closing_lines, gather
 from paramserver.store.base import Lead, Store
 from paramserver.transport.security import Security

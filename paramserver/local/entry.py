@@ -16,8 +16,8 @@ from paramserver import errors
 from paramserver.config import Settings, load_settings, split_addresses
 from paramserver.coordinator.service import JobOptions
 from paramserver.local import logs
-from paramserver.local.adopt import adopted, fetch
-from paramserver.local.alone import InProcessJob, consistency_of
+from paramserver.local.adopt import adopted, consistency_of, fetch
+from paramserver.local.alone import InProcessJob
 from paramserver.local.hosts import route_to
 from paramserver.local.roles import ENV_INDEX
 from paramserver.transport.base import Channel

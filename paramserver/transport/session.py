@@ -188,8 +188,8 @@ class Session:
     async def _next(self, replies: AsyncGenerator[Message, None], limit_s: float | None) -> Message | None:
         """The next reply, None at the end of the stream.
 
-        Raises UnavailableError if none comes within ``limit_s``, FencedError once a call was answered that this process is
-        no member: the coordinator may have forgotten it without the stream telling.
+        Raises UnavailableError if none comes within ``limit_s``, FencedError once a call was answered that this process
+        is no member: the coordinator may have forgotten it without the stream telling.
         """
         reading = asyncio.ensure_future(anext(replies, None))
         expelled = asyncio.ensure_future(self._expelled.wait())

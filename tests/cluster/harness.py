@@ -26,7 +26,8 @@ from paramserver import errors
 from paramserver.config import load_settings
 from paramserver.coordinator.service import JobOptions
 from paramserver.local import logs
-from paramserver.local.alone import COORDINATOR, InProcessJob, consistency_of
+from paramserver.local.adopt import consistency_of
+from paramserver.local.alone import COORDINATOR, InProcessJob
 from paramserver.local.collect import Result
 from paramserver.local.finish import gather
 from paramserver.server.shard import Contribution, ShardTensors

@@ -10,7 +10,8 @@ import torch
 
 from paramserver import errors
 from paramserver.core.names import AsyncName, SyncName
-from paramserver.local.alone import COORDINATOR, consistency_of, worker_options
+from paramserver.local.adopt import consistency_of
+from paramserver.local.alone import COORDINATOR, worker_options
 from paramserver.transport.base import Channel
 from paramserver.transport.session import JoinOptions
 from paramserver.v1 import coordinator_pb2, types_pb2

@@ -14,7 +14,11 @@ from paramserver.cli.main import main
 from paramserver.errors import ConfigError
 from paramserver.local.jobs import ENV_RUNTIME_DIR, Job, process_birth, publish_job
 from paramserver.transport import grpc as grpc_transport
+from paramserver.transport.security import Security
+from paramserver.transport.tokens import Tokens
 from paramserver.v1 import coordinator_pb2, types_pb2
+
+TOKEN = "of-the-operators-of-this-job"
 
 
 class FakeCoordinator:
@@ -63,10 +67,11 @@ def with_job(use: Callable[[FakeCoordinator], Awaitable[None]]) -> None:
 
     async def body() -> None:
         coordinator = FakeCoordinator()
-        server = await grpc_transport.serve([("Coordinator", coordinator)])
+        security = Security(admin=Tokens([TOKEN]))
+        server = await grpc_transport.serve([("Coordinator", coordinator)], security=security)
         try:
             pid = os.getpid()
-            publish_job(Job("digits", server.address, pid, started=0.0, birth=process_birth(pid)))
+            publish_job(Job("digits", server.address, pid, started=0.0, birth=process_birth(pid), admin_token=TOKEN))
             async with asyncio.timeout(60):
                 await use(coordinator)
         finally:
