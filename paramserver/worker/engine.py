@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -88,6 +89,7 @@ class Engine:
         self._consistency: Consistency | None = None
         self._data: DataSpec | None = None
         self._pace: SyncPace | AsyncPace | None = None
+        self._pushing: set[concurrent.futures.Future[frozenset[shard_pb2.Outcome]]] = set()
 
     # ---- facts
 
@@ -321,6 +323,8 @@ class Engine:
             nonce=secrets.randbits(63) | 1,
         )
         future = self.background.submit(self.links.push(facts, space.read))
+        self._pushing.add(future)
+        future.add_done_callback(self._pushing.discard)
         future.add_done_callback(lambda _: self.pool.give(node))
         return future
 
@@ -516,6 +520,11 @@ class Engine:
 
     async def _leave(self, timeout_s: float, *, finished: bool = False, failure: str = "") -> None:
         assert self._session is not None
+        if under_way := [asyncio.wrap_future(push) for push in list(self._pushing) if not push.done()]:
+            # So that no shard has a slice that another one lacks, where that can be helped.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(timeout_s, _LAST_PUSH_S)):
+                    await asyncio.gather(*under_way, return_exceptions=True)
         await self._session.leave(timeout_s, finished=finished, failure=failure)
         if self._links is not None:
             await self._links.close()

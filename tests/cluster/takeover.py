@@ -265,6 +265,10 @@ class Fleet:
         await asyncio.gather(*(asyncio.to_thread(hand.join, 3.0) for hand in self.hands))
         for keeper in self.keepers:
             keeper.stop.set()
+        # While there is still a leader to say goodbye to.
+        living = [keeper.task for keeper in self.keepers if not keeper.process.killed]
+        if living:
+            await asyncio.wait(living, timeout=3.0)
         for chief in self.chiefs:
             chief.store.cut = True
             chief.task.cancel()
@@ -304,8 +308,8 @@ class Fleet:
         leader = self.coordinate(self.places[0])
         until("somebody leads", lambda: leader.service is not None or leader.task.done())
         for place in self.places[1:]:
-            standby = self.coordinate(place)
-            until(f"{place} stands by", lambda one=standby: bool(one.said) or one.task.done())  # type: ignore[misc]
+            standby = self.coordinate(place).coordinating
+            until(f"{place} stands by", lambda one=standby: one.leads or "stands by" in one.front.standing)  # type: ignore[misc]
         for index in range(self.settings.cluster.servers):
             self.serve(index)
         for _ in range(self.settings.cluster.workers if script is not None else 0):

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import cast
 
 import pytest
-import structlog
 
 from paramserver.coordinator import watch as watching
 from paramserver.coordinator.service import CoordinatorService, JobOptions
@@ -61,9 +60,11 @@ def watch(of: Job) -> Watch:
 
 def look(at: Watch) -> list[str]:
     """What it says."""
-    with structlog.testing.capture_logs() as said:
+    said: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(watching.log, "info", said.append)
         asyncio.run(at.look())
-    return [str(line["event"]) for line in said]
+    return said
 
 
 SERVER = Member(1, Role.SERVER, 0, "server-0", 0.0, address="there:1")
