@@ -29,6 +29,12 @@ CELLS, BATCH = 48, 2
 PER_EPOCH = CELLS // BATCH
 
 
+@pytest.fixture(autouse=True)
+def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever died with the leader is given up soon."""
+    monkeypatch.setattr(taking, "_FIND_S", 1.0)
+
+
 def calm(summary: Mapping[str, Any]) -> None:
     """It came out as if nothing had happened."""
     found = summary["weights_sha256"], summary["optimizer_sha256"], summary["buffers_sha256"]
@@ -313,9 +319,8 @@ def test_steps_need_no_store() -> None:
     assert max(spent.values()) <= 2, f"operations during the steps, by epochs: {spent}"
 
 
-def test_a_server_is_away_while_the_job_is_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_is_away_while_the_job_is_taken_over() -> None:
     """For longer than anybody's lease; nobody is given up meanwhile."""
-    monkeypatch.setattr(taking, "_FIND_S", 0.5)
     cut = threading.Event()
 
     def each(ctx: Context, slices: int) -> None:

@@ -24,6 +24,16 @@ class Clock:
         return self.now
 
 
+class Log:
+    """In the place of the module's own, whatever the log of this process is set to."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def info(self, text: str) -> None:
+        self.said.append(text)
+
+
 @dataclass
 class Job:
     """As much of a job as the watch looks at."""
@@ -60,11 +70,11 @@ def watch(of: Job) -> Watch:
 
 def look(at: Watch) -> list[str]:
     """What it says."""
-    said: list[str] = []
+    log = Log()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watching.log, "info", said.append)
+        patch.setattr(watching, "log", log)
         asyncio.run(at.look())
-    return said
+    return log.said
 
 
 SERVER = Member(1, Role.SERVER, 0, "server-0", 0.0, address="there:1")
