@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "paramserver"
 
-LOWER = {"core", "errors"}
+LOWER = {"core", "errors", "failpoints"}
 EDGES = {"tensors", "transport", "store"}
 ROLES = {"coordinator", "server", "worker"}
 
@@ -21,6 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "config": {"errors"},
     "core": {"errors"},  # the tree of errors is names only
+    "failpoints": set(),
     "v1": set(),
     "tensors": LOWER | {"v1"},
     "transport": LOWER | {"tensors", "v1"},  # names of element types, limits of frames
