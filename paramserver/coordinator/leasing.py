@@ -10,6 +10,7 @@ from paramserver.core.leases import SliceLeases
 from paramserver.core.membership import Role
 from paramserver.core.names import AsyncName
 from paramserver.core.slices import DataSpec
+from paramserver.failpoints import reach
 from paramserver.v1 import coordinator_pb2, shard_pb2
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Leasing:
     async def lease(self, request: coordinator_pb2.LeaseRequest) -> coordinator_pb2.LeaseResponse:
         """Note what is done, then hand out up to ``want`` slices, waiting up to ``wait_s`` for the first."""
         if self.table is not None and request.done:
+            reach("slice.before_done")
             self.table.complete(AsyncName(name.epoch, name.index) for name in request.done)
             await self.notify()
         if request.revision > self._revisions.get(request.member, request.revision) + 1:
@@ -71,6 +73,8 @@ class Leasing:
                 await self._changed.wait_for(lambda: self._fill(request, response))
         except TimeoutError:
             response.waiting_for = self._waiting_for(request.max_epoch)
+        if response.slices:
+            reach("slice.claimed")
         return response
 
     def _fill(self, request: coordinator_pb2.LeaseRequest, response: coordinator_pb2.LeaseResponse) -> bool:

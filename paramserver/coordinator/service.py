@@ -40,6 +40,7 @@ from paramserver.core.membership import (
 )
 from paramserver.core.ranges import complement
 from paramserver.core.slices import SyncSchedule
+from paramserver.failpoints import reach
 from paramserver.transport.messages import (
     PROTOCOL,
     consistency_to_proto,
@@ -297,7 +298,9 @@ class CoordinatorService:
                     await self._removed(member, lost, reason)
                 case GenerationRose(generation, reason):
                     log.debug("generation", number=generation, reason=reason)
+                    reach("coord.before_generation")
                     await self._membership_changed()
+                    reach("coord.after_generation")
 
     async def _removed(self, member: Member, lost: bool, reason: str) -> None:
         self.board.removed(member, lost)

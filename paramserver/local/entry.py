@@ -15,6 +15,7 @@ import structlog
 from paramserver import errors
 from paramserver.config import Settings, load_settings, split_addresses
 from paramserver.coordinator.service import JobOptions
+from paramserver.failpoints import known_as
 from paramserver.local import logs
 from paramserver.local.adopt import adopted, consistency_of, fetch
 from paramserver.local.alone import InProcessJob
@@ -148,6 +149,7 @@ def _connected(
     )
     engine = Engine(background, security.connector("server"), coordinator, options, settings.cluster.wait_timeout_s)
     engine.join()
+    known_as(engine.session.name)
     _engines.add(engine)
     if _beats:
         background.submit(_beat(engine))

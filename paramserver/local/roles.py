@@ -20,6 +20,7 @@ from paramserver import errors
 from paramserver.config import Settings, load_settings
 from paramserver.local.children import die_with_parent
 from paramserver.local.logs import configure
+from paramserver.testing.arming import arm_if_told
 
 ENV_STORE = "PARAMSERVER_INTERNAL_STORE"
 ENV_STORE_NAME = "PARAMSERVER_INTERNAL_STORE_NAME"
@@ -37,6 +38,7 @@ def main() -> None:
     role, *rest = sys.argv[1:]
     settings = load_settings()
     configure(settings.log.level)
+    arm_if_told(role if role == "coordinator" else f"{role}-{os.environ.get(ENV_INDEX, '0')}")
     if role == "worker":
         run_worker(rest)
         return

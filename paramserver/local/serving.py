@@ -11,6 +11,7 @@ import structlog
 
 from paramserver import errors
 from paramserver.config import Settings
+from paramserver.failpoints import known_as
 from paramserver.transport.security import Security
 from paramserver.v1 import types_pb2
 
@@ -73,6 +74,7 @@ class Serving:
         listening(server.port, self.node)
         try:
             await self.node.join()
+            known_as(self.node.session.name)
             await self._until_over(self.node, stop)
         finally:
             await self.node.close()

@@ -21,6 +21,7 @@ from paramserver.local.hosts import coordinator_place, server_place
 from paramserver.local.jobs import Job, process_birth, publish_job, withdraw_job
 from paramserver.local.logs import configure
 from paramserver.local.presence import Presence
+from paramserver.testing.arming import arm_if_told
 
 if TYPE_CHECKING:
     from paramserver.local.coordinating import Options
@@ -40,6 +41,7 @@ _DEFAULT_JOB = "job"
 def start_coordinator(settings: Settings, options: Options) -> int:
     """Lead the job, or stand by; returns the exit code. Raises ParamServerError."""
     configure(settings.log.level)
+    arm_if_told("coordinator")
     from paramserver.local.summary import check_writable
 
     for setting, path in (("run.summary", settings.run.summary), ("run.save", settings.run.save)):
@@ -150,6 +152,7 @@ def _join_lines(settings: Settings, address: str, security: Security, store_name
 def start_server(settings: Settings, config: Path | None, overrides: dict[str, object]) -> int:
     """Hold a shard of the job; returns the exit code. Raises ParamServerError."""
     configure(settings.log.level)
+    arm_if_told("server-?")  # the number comes with the membership
     return asyncio.run(_serve(settings, config, overrides))
 
 
@@ -209,6 +212,7 @@ async def _serve(settings: Settings, config: Path | None, overrides: dict[str, o
 def start_worker(settings: Settings, script: Path, args: list[str]) -> int:
     """Run the script as a worker of the job, in this process; returns the exit code. Raises ParamServerError."""
     configure(settings.log.level)
+    arm_if_told("worker-?")  # the number comes with the membership
     from paramserver.local import entry, roles
 
     os.environ.update(_as_given(settings))

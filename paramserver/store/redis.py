@@ -23,6 +23,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError
 
+from paramserver.failpoints import reach
 from paramserver.store import scripts
 from paramserver.store.address import Address
 from paramserver.store.base import Entry, Lead, StoreFacts, conflict, fenced
@@ -121,7 +122,10 @@ class RedisStore:
         await self._pool.disconnect()
 
     async def _run(self, what: str, script: scripts.Script, keys: list[str], arguments: list[str | bytes | int]) -> Any:
-        return await self._call(what, "EVALSHA", script.sha, len(keys), *keys, *arguments, text=script.text)
+        reach("redis.before_script")
+        answer = await self._call(what, "EVALSHA", script.sha, len(keys), *keys, *arguments, text=script.text)
+        reach("redis.after_script")
+        return answer
 
     async def _call(self, what: str, *command: str | bytes | int, text: str = "") -> Any:
         """Send a command, ``text`` being that of its script. Raises the StoreError that explains what went wrong."""

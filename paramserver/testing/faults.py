@@ -29,7 +29,7 @@ Connect = Callable[[str], Channel]
 
 
 class Fault(enum.Enum):
-    """What happens to one call. All but DUPLICATE and DELAY end it with UnavailableError at the caller."""
+    """What happens to one call. All but DUPLICATE, DELAY and REORDER end it with UnavailableError at the caller."""
 
     # The peer never hears of it.
     DROP_REQUEST = "request dropped"
@@ -39,6 +39,8 @@ class Fault(enum.Enum):
     DUPLICATE = "request duplicated"
     # It starts late; others overtake it.
     DELAY = "request delayed"
+    # It starts when a later call of the same method has been answered, or in the end all the same.
+    REORDER = "request reordered"
     # An upload breaks off before its end. Other calls: as DROP_REQUEST.
     CUT_UPLOAD = "upload cut short"
 
@@ -48,7 +50,7 @@ class Rule:
     """Calls whose name matches ``method`` ("Shard.Push", "Shard.*") suffer ``fault``.
 
     ``share``: of these calls, which part (0 to 1). ``times``: at most so many (0: no limit). ``skip``: the first so
-    many pass unharmed. ``delay_s``: how late a delayed call starts, at most.
+    many pass unharmed. ``delay_s``: how late a delayed or reordered call starts, at most.
     """
 
     method: str
@@ -75,6 +77,8 @@ class FaultPlan:
         self._cut = asyncio.Event()
         self._silent = False
         self._healed.set()
+        # Calls that wait to be overtaken: (method, what to set then).
+        self._held: list[tuple[str, asyncio.Event]] = []
 
     def wrap(self, connect: Connect) -> Connect:
         """The same way to connect, through this plan."""
@@ -114,7 +118,7 @@ class FaultPlan:
             self._seen[number] += 1
             if seen < rule.skip or (rule.times and self.fired[number] >= rule.times):
                 continue
-            if _chance(self.seed, number, seen) < rule.share:
+            if chance(self.seed, number, seen) < rule.share:
                 self.fired[number] += 1
                 return rule
         return None
@@ -140,10 +144,30 @@ class FaultPlan:
             if not work.done():  # the caller has been cancelled; what it waited for must not run on beside it
                 await _given_up(work)
 
-    async def delay(self, rule: Rule | None, where: str) -> None:
+    async def delay(self, rule: Rule | None, method: str, where: str) -> None:
         """Wait, if the rule says so."""
         if rule is not None and rule.fault is Fault.DELAY:
-            await asyncio.sleep(rule.delay_s * _chance(self.seed, "delay", where, self.fired.total()))
+            await asyncio.sleep(self.delay_s(rule, where))
+        if rule is not None and rule.fault is Fault.REORDER:
+            held = method, asyncio.Event()
+            self._held.append(held)
+            try:
+                async with asyncio.timeout(rule.delay_s):
+                    await held[1].wait()
+            except TimeoutError:
+                pass
+            finally:
+                self._held.remove(held)
+
+    def delay_s(self, rule: Rule, where: str) -> float:
+        """How late a delayed call starts, in seconds."""
+        return rule.delay_s * chance(self.seed, "delay", where, self.fired.total())
+
+    def answered(self, method: str) -> None:
+        """A call has come to its end: those held back for it may go on."""
+        for name, overtaken in self._held:
+            if name == method:
+                overtaken.set()
 
 
 class FaultyChannel:
@@ -185,6 +209,7 @@ class FaultyChannel:
         both = asyncio.gather(*works)
         await self._plan.unless_cut(where, deadline, both)
         replies = both.result()
+        self._plan.answered(method)
         if fault is Fault.LOSE_REPLY:
             raise broken(where, "the reply was lost")
         return replies[-1]
@@ -199,7 +224,7 @@ class FaultyChannel:
             or (rule.fault is Fault.CUT_UPLOAD and METHODS[method].kind is not MethodKind.UPLOAD)
         ):
             raise broken(where, "the request was dropped")
-        await self._plan.delay(rule, where)
+        await self._plan.delay(rule, method, where)
         return where, rule, deadline
 
     async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[bytes, None]:
@@ -216,6 +241,7 @@ class FaultyChannel:
                 yield frame
                 if rule is not None and rule.fault is Fault.LOSE_REPLY:
                     raise broken(where, "the rest of the reply was lost")
+        self._plan.answered(method)
 
     async def session(self, method: str, requests: AsyncIterator[Message]) -> AsyncGenerator[Message, None]:
         """Messages both ways. LOSE_REPLY ends it after its first answer; DUPLICATE does nothing to it."""
@@ -279,7 +305,7 @@ async def _within(where: str, deadline: float | None, wait: Awaitable[object]) -
         raise errors.DeadlineError(f"{where}: no answer in time; cut off, as planned") from None
 
 
-def _chance(*key: object) -> float:
-    """A number in [0, 1) that depends on the arguments alone."""
+def chance(*key: object) -> float:
+    """For seeded choices. A number in [0, 1) that depends on the arguments alone."""
     text = "/".join(map(str, key))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") / 2**64

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from paramserver.errors import ConfigError, DeniedError, UnavailableError
+from paramserver.failpoints import through
 from paramserver.transport.addresses import host_of, loopback, resolves_to_loopback
 from paramserver.transport.base import Caller
 from paramserver.transport.policy import ADMIN, ADMIN_METHODS, ANYBODY, CALLERS
@@ -81,7 +82,7 @@ class Security:
         """A function from an address to a channel to a ``peer`` (a role) there."""
         from paramserver.transport.grpc import connect
 
-        return lambda address: connect(address, self, peer)
+        return lambda address: through(connect(address, self, peer))
 
     # ---- as a caller
 

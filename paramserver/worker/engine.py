@@ -22,6 +22,7 @@ from paramserver.core.events import (
 from paramserver.core.names import AsyncName, Name, SyncName
 from paramserver.core.plan import Plan
 from paramserver.core.slices import DataSpec
+from paramserver.failpoints import reach
 from paramserver.transport.base import Channel
 from paramserver.transport.messages import data_to_proto, plan_of, schedule_from_proto
 from paramserver.transport.session import JoinOptions, Session
@@ -235,6 +236,7 @@ class Engine:
         Without a data set the name of a slice does not say what it yields: False then means that another worker's
         contribution of this name counts instead of this one.
         """
+        reach("worker.after_grad", self.version)
         self.slices += 1
         self.samples += node.samples
         assert self._pace is not None, "an item comes before its contribution"
@@ -478,6 +480,7 @@ class Engine:
         if self._consistency is None or newest.revision > self._consistency.revision:
             self._consistency = newest
         self._on_weights()
+        reach("worker.after_pull", self.version)
 
     # ---- leaving
 

@@ -24,6 +24,7 @@ from paramserver.core.events import (
 )
 from paramserver.core.names import Name
 from paramserver.core.plan import Plan
+from paramserver.failpoints import planned, reach
 from paramserver.tensors.codec import chunk_frames, split_frame
 from paramserver.tensors.dtypes import wire_dtype
 from paramserver.transport.base import Channel
@@ -100,8 +101,10 @@ class ShardLinks:
 
         Returns when every shard has counted it or had it already; the outcomes that there were.
         """
+        between = asyncio.Lock() if planned("worker.between_shards") else None
         results = await asyncio.gather(
-            *(self._push_one(server, facts, read) for server in range(len(self.channels))), return_exceptions=True
+            *(self._push_in_turn(server, facts, read, between) for server in range(len(self.channels))),
+            return_exceptions=True,
         )
         failed = [(s, r) for s, r in enumerate(results) if isinstance(r, BaseException)]
         if failed:
@@ -111,6 +114,18 @@ class ShardLinks:
             which = ", ".join(f"server-{s}" for s, _ in failed)
             raise type(error)(f"{facts.name} did not reach {which}; server-{server} said: {error}") from error
         return frozenset(cast(list[shard_pb2.Outcome], results))
+
+    async def _push_in_turn(
+        self, server: int, facts: PushFacts, read: Callable[[int], memoryview], between: asyncio.Lock | None
+    ) -> shard_pb2.Outcome:
+        """All shards at once; only where a fault is planned between two shards, one after the other."""
+        if between is None:
+            return await self._push_one(server, facts, read)
+        async with between:
+            outcome = await self._push_one(server, facts, read)
+            if server + 1 < len(self.channels):
+                reach("worker.between_shards", facts.base_versions[server])
+            return outcome
 
     async def _push_one(self, server: int, facts: PushFacts, read: Callable[[int], memoryview]) -> shard_pb2.Outcome:
         tensors = self.plan.layout.tensors

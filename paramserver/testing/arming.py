@@ -1,0 +1,45 @@
+"""Arms a process with a plan of faults, if two variables of the environment say so: one alone does nothing (J22)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import structlog
+
+from paramserver import failpoints
+
+# The path of the plan.
+ENV_PLAN = "PARAMSERVER_INTERNAL_CHAOS_PLAN"
+# The second one, set by `paramserver chaos` and by tests only.
+ENV_FLAG = "PARAMSERVER_INTERNAL_CHAOS"
+FLAG = "armed"
+
+log = structlog.get_logger("paramserver.chaos")
+
+
+def environment(plan: Path) -> dict[str, str]:
+    """The variables that arm a process with the plan in this file."""
+    return {ENV_PLAN: str(plan), ENV_FLAG: FLAG}
+
+
+def arm_if_told(name: str) -> bool:
+    """Called by every process of a job when it starts; True if it is armed now. ``name``: "worker-1", "coordinator".
+
+    Raises ConfigError if the plan is none.
+    """
+    path = os.environ.get(ENV_PLAN, "")
+    if not path:
+        return False
+    if os.environ.get(ENV_FLAG) != FLAG:
+        log.warning(
+            f"{ENV_PLAN} is set, but not the flag that goes with it: no faults are injected (use paramserver chaos)"
+        )
+        return False
+    from paramserver.testing.armed import Armed
+    from paramserver.testing.fired import FiredLog
+    from paramserver.testing.plan import load
+
+    failpoints.arm(Armed(load(Path(path)), name, FiredLog.beside(Path(path))))
+    log.warning("faults are planned for this process", plan=path, process=name)
+    return True

@@ -1,0 +1,58 @@
+"""The places in the code where a planned fault may strike (`paramserver.failpoints.reach`), and who comes there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One place. ``role`` reaches it; ``steps``: it says on which step; ``error``: what an error there means.
+
+    ``when``: what has happened by then, for the documentation.
+    """
+
+    role: str
+    when: str
+    steps: bool = True
+    # "": an error makes no sense there, since nobody asks again.
+    error: str = ""
+
+
+_ASKED_AGAIN = "the caller asks again"
+_STORAGE = "the storage fails (EIO)"
+
+# In asynchronous mode a step is the version that the contribution was computed on.
+PLACES: Mapping[str, Place] = {
+    "push.recv": Place("server", "the head of a push has arrived", error=_ASKED_AGAIN),
+    "push.after_stage": Place("server", "a push has arrived whole; it is not counted yet"),
+    "step.before_decide": Place("server", "a contribution is about to be counted, which may complete its step"),
+    "step.after_decide": Place("server", "all slices of the step are there"),
+    "apply.mid": Place("server", "a chunk is about to be updated; the k-th one with nth = k"),
+    # torch updates weights and optimizer state of a chunk in one call, so there is no place between them.
+    "apply.after_weights_before_opt": Place("server", "weights and state of one chunk are new, nothing is published"),
+    "commit.before_log": Place("server", "the next version is about to be published"),
+    "commit.after_log_before_reply": Place("server", "it is published, and nobody has been told"),
+    "reply.drop": Place("server", "a contribution is counted, the answer not sent", error=_ASKED_AGAIN),
+    "ckpt.tmp_open": Place("server", "the temporary file is open", error=_STORAGE),
+    "ckpt.mid_write": Place("server", "a part of it is written", error=_STORAGE),
+    "ckpt.before_fsync": Place("server", "all of it is written", error=_STORAGE),
+    "ckpt.before_rename": Place("server", "it is on the disk under its temporary name", error=_STORAGE),
+    "ckpt.before_dirsync": Place("server", "it has its name", error=_STORAGE),
+    "ckpt.shard_done": Place("server", "one server's part is done"),
+    "ckpt.manifest": Place("coordinator", "all parts are done, the manifest is about to be written", error=_STORAGE),
+    "ckpt.pointer": Place("coordinator", "the manifest is written, the pointer not", error=_STORAGE),
+    "ckpt.gc": Place("coordinator", "old checkpoints are about to be removed", error=_STORAGE),
+    "coord.before_generation": Place("coordinator", "a new membership is about to be told", steps=False),
+    "coord.after_generation": Place("coordinator", "a new membership has been told", steps=False),
+    "coord.before_timeline": Place("coordinator", "the job is about to go back to a checkpoint", steps=False),
+    "coord.after_timeline": Place("coordinator", "the job has gone back to a checkpoint", steps=False),
+    "slice.claimed": Place("coordinator", "slices are leased, the worker has not heard", False, _ASKED_AGAIN),
+    "slice.before_done": Place("coordinator", "finished slices are about to be noted", False, _ASKED_AGAIN),
+    "redis.before_script": Place("coordinator", "a script is about to run in the store", steps=False),
+    "redis.after_script": Place("coordinator", "a script has run in the store", steps=False),
+    "worker.after_pull": Place("worker", "a new version has been taken in"),
+    "worker.after_grad": Place("worker", "a gradient is computed, nothing of it sent"),
+    "worker.between_shards": Place("worker", "one shard has a contribution, the next one has not"),
+}
