@@ -20,6 +20,7 @@ ParamServerError
 │   └── NonFiniteError                 a NaN or infinite number in it
 ├── VersionMismatchError               other versions on the two sides; exit code 4
 ├── StoreError                         the store cannot be reached or used; exit code 3
+├── CheckpointError                    a checkpoint cannot be written or read; exit code 1
 ├── JobFailedError                     the job has ended badly; exit code 1
 └── EndedError                         nothing is left to do: the job is done, or this worker is drained; exit code 0
 """
@@ -117,6 +118,10 @@ class StoreError(ParamServerError):
     """The store cannot be reached or used."""
 
     exit_code = 3
+
+
+class CheckpointError(ParamServerError):
+    """A checkpoint cannot be written, or is incomplete or damaged. The text says what and where."""
 
 
 class JobFailedError(ParamServerError):

@@ -52,6 +52,7 @@ CODES: Mapping[type[errors.ParamServerError], grpc.StatusCode] = {
     errors.NonFiniteError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.VersionMismatchError: grpc.StatusCode.UNIMPLEMENTED,
     errors.StoreError: grpc.StatusCode.UNAVAILABLE,
+    errors.CheckpointError: grpc.StatusCode.INTERNAL,
     errors.JobFailedError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.EndedError: grpc.StatusCode.FAILED_PRECONDITION,
 }

@@ -26,12 +26,13 @@ ALLOWED: dict[str, set[str]] = {
     "tensors": LOWER | {"v1"},
     "transport": LOWER | {"tensors", "v1"},  # names of element types, limits of frames
     "store": LOWER,
-    "coordinator": LOWER | EDGES | {"config", "v1"},
-    "server": LOWER | EDGES | {"config", "v1"},
-    "worker": LOWER | EDGES | {"config", "v1"},
-    "testing": LOWER | EDGES | ROLES | {"config", "v1"},
-    "local": LOWER | EDGES | ROLES | {"config", "v1", "testing"},
-    "cli": LOWER | EDGES | ROLES | {"config", "v1", "testing", "local"},
+    "checkpoint": LOWER | {"tensors", "config", "v1"},  # files only: no network, no coordinator
+    "coordinator": LOWER | EDGES | {"config", "v1", "checkpoint"},
+    "server": LOWER | EDGES | {"config", "v1", "checkpoint"},
+    "worker": LOWER | EDGES | {"config", "v1", "checkpoint"},
+    "testing": LOWER | EDGES | ROLES | {"config", "v1", "checkpoint"},
+    "local": LOWER | EDGES | ROLES | {"config", "v1", "testing", "checkpoint"},
+    "cli": LOWER | EDGES | ROLES | {"config", "v1", "testing", "local", "checkpoint"},
     "__init__": LOWER | EDGES | ROLES | {"config", "v1", "local"},
     "__main__": {"cli"},
 }
