@@ -1,0 +1,76 @@
+"""What checkpoints need of a file system, as interfaces: a local disk and fsspec differ in little else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+Bytes = bytes | memoryview
+
+
+class Writer(Protocol):
+    """A file being written under a temporary name. Ends with ``commit`` or with ``discard``. Errors are OSError."""
+
+    def write(self, data: Bytes) -> None:
+        """Append bytes."""
+
+    def sync(self) -> None:
+        """Return when all bytes are on the medium."""
+
+    def commit(self, name: str) -> None:
+        """Give the file its name, at once; a file of that name is replaced."""
+
+    def sync_folder(self) -> None:
+        """Return when the name is on the medium, too."""
+
+    def discard(self) -> None:
+        """Remove the file, if it still has its temporary name. Never raises OSError."""
+
+
+class Reader(Protocol):
+    """An open file. ``read`` may be called by several threads at once. Errors are OSError."""
+
+    size: int
+
+    def read(self, start: int, count: int) -> bytes:
+        """``count`` bytes from ``start`` on, fewer only at the end of the file."""
+
+    def close(self) -> None:
+        """Close the file."""
+
+
+class Folder(Protocol):
+    """One checkpoint: a directory of files, which need not exist yet. Who calls checks names. Errors are OSError."""
+
+    shown: str
+
+    def files(self) -> list[str]:
+        """The names of the files; none if the directory does not exist."""
+
+    def size(self, name: str) -> int | None:
+        """Bytes of a file; None if there is none of that name."""
+
+    def open(self, name: str) -> Reader:
+        """Open for reading."""
+
+    def create(self, temporary: str) -> Writer:
+        """Begin a file, and the directory if need be."""
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+
+    def remove_folder(self) -> None:
+        """Remove the directory, if it is there and empty."""
+
+
+class Root(Protocol):
+    """The directory that holds the checkpoints. Errors are OSError."""
+
+    def prepare(self) -> None:
+        """Create it and try to write; ConfigError that says what to do."""
+
+    def folders(self) -> Sequence[str]:
+        """The names of the directories in it; none if it does not exist."""
+
+    def folder(self, name: str) -> Folder:
+        """One of them, which need not exist yet."""

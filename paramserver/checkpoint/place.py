@@ -1,0 +1,135 @@
+"""Where checkpoints lie: a local directory, or a URL that fsspec knows. fsspec is loaded for URLs only."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from paramserver.checkpoint.disk import DiskRoot
+from paramserver.checkpoint.folder import Folder, Reader, Root, Writer
+from paramserver.checkpoint.names import check_checkpoint_name, check_file_name, parse_name, temporary_name
+from paramserver.config import hide_password
+from paramserver.errors import CheckpointError, ConfigError
+
+
+class Place:
+    """A directory of checkpoints; it need not exist yet.
+
+    ``url``: a path, or a URL such as ``s3://bucket/run``. Raises ConfigError for what cannot be either.
+    """
+
+    def __init__(self, url: str) -> None:
+        if not url or not url.isprintable():
+            raise ConfigError(f"{url[:80]!r} is no place for checkpoints; give a directory or a URL")
+        url = url.removeprefix("file://")
+        self.local = "://" not in url
+        self.url = url if self.local else url.rstrip("/")
+        # Without passwords; for people and logs.
+        self.shown = hide_password(self.url)
+        self._root: Root
+        if self.local:
+            self._root = DiskRoot(Path(url).expanduser())
+        else:
+            from paramserver.checkpoint.urls import UrlRoot
+
+            self._root = UrlRoot(self.url)
+
+    def __str__(self) -> str:
+        return self.shown
+
+    def prepare(self) -> None:
+        """Create the directory and see whether it can be written to. Raises ConfigError that says what to do."""
+        self._root.prepare()
+
+    def names(self) -> list[str]:
+        """The checkpoints in it, complete or not; other directories are left out. Raises CheckpointError."""
+        with explained("list", self.shown):
+            return [name for name in self._root.folders() if parse_name(name) is not None]
+
+    def inside(self, checkpoint: str) -> Inside:
+        """The files of one checkpoint, which need not exist yet. Raises CheckpointError for a hostile name."""
+        check_checkpoint_name(checkpoint)
+        return Inside(self._root.folder(checkpoint))
+
+
+class Inside:
+    """The files of one checkpoint. Names are checked, and what goes wrong is a CheckpointError with the place in it."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+
+    def where(self, name: str) -> str:
+        """A file as people know it."""
+        return f"{self._folder.shown}/{name}"
+
+    def files(self) -> list[str]:
+        """All files, temporary ones among them."""
+        with explained("list", self._folder.shown):
+            return self._folder.files()
+
+    def exists(self, name: str) -> bool:
+        """Whether there is such a file."""
+        return self.size(name) is not None
+
+    def size(self, name: str) -> int | None:
+        """Bytes of a file; None if there is none."""
+        check_file_name(name)
+        with explained("read", self.where(name)):
+            return self._folder.size(name)
+
+    def open(self, name: str) -> Reader:
+        """Open for reading in ranges. The reader's own errors are OSError."""
+        check_file_name(name)
+        with explained("read", self.where(name)):
+            return self._folder.open(name)
+
+    def read(self, name: str, limit: int) -> bytes:
+        """A whole small file; one of more than ``limit`` bytes is refused."""
+        reader = self.open(name)
+        try:
+            if reader.size > limit:
+                raise CheckpointError(f"{self.where(name)} has {reader.size} bytes, more than the {limit} allowed")
+            with explained("read", self.where(name)):
+                return reader.read(0, reader.size)
+        finally:
+            reader.close()
+
+    def create(self, name: str) -> Writer:
+        """Begin ``name`` under a temporary name. The writer's own errors are OSError."""
+        check_file_name(name)
+        with explained("write", self.where(name)):
+            return self._folder.create(temporary_name(name.lstrip(".")))
+
+    def write_atomically(self, name: str, data: bytes) -> None:
+        """Write or replace a small file: whoever reads sees the old or the new content."""
+        writer = self.create(name)
+        try:
+            with explained("write", self.where(name)):
+                writer.write(data)
+                writer.sync()
+                writer.commit(name)
+                writer.sync_folder()
+        except BaseException:
+            writer.discard()
+            raise
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        with explained("remove", self.where(name)):
+            self._folder.remove(name)
+
+    def remove_folder(self) -> None:
+        """Remove the directory, if it is empty."""
+        with explained("remove", self._folder.shown):
+            self._folder.remove_folder()
+
+
+@contextlib.contextmanager
+def explained(doing: str, where: str) -> Iterator[None]:
+    """Errors of the file system as a CheckpointError: what could not be done, where, and why."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or hide_password(str(error)) or type(error).__name__
+        raise CheckpointError(f"cannot {doing} {where}: {why}") from error
