@@ -107,21 +107,40 @@ class Crash(BaseException):
     """The end of the process, as far as a test in one process can see."""
 
 
-class CrashAt:
+class Watch:
+    """A plan that only writes down where the code has been."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def reached(self, name: str, step: int) -> None:
+        self.seen.append(name)
+
+    def plans(self, name: str) -> bool:
+        return False
+
+    def through(self, channel: Any) -> Any:
+        return channel
+
+    def named(self, name: str) -> None:
+        pass
+
+
+class CrashAt(Watch):
     """A plan that ends everything when ``name`` is reached for the ``nth`` time."""
 
     def __init__(self, name: str, nth: int = 1, error: BaseException | None = None) -> None:
+        super().__init__()
         self.name = name
         self.left = nth
         self.error = error if error is not None else Crash(name)
-        self.seen: list[str] = []
 
     @property
     def fired(self) -> bool:
         return self.left == 0
 
     def reached(self, name: str, step: int) -> None:
-        self.seen.append(name)
+        super().reached(name, step)
         if name == self.name and self.left:
             self.left -= 1
             if not self.left:

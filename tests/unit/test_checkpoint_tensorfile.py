@@ -25,7 +25,7 @@ from paramserver.checkpoint.tensorfile import Entry, FileInfo, TensorFile, write
 from paramserver.errors import CheckpointError
 from paramserver.failpoints import arm
 from paramserver.tensors.dtypes import SIZES, buffer_of, dtype_name, torch_dtype
-from tests.unit.checkpoints import WRITING, CrashAt, temporary_files
+from tests.unit.checkpoints import WRITING, CrashAt, Watch, temporary_files
 
 NAME = "step-00000050-t1"
 FILE = "weights.safetensors"
@@ -106,7 +106,7 @@ def test_the_data_may_be_cut_anywhere(tmp_path_factory: pytest.TempPathFactory, 
     data = bytes(range(44))
     edges = [0, *sorted(cuts), 44]
     parts = [data[a:b] for a, b in itertools.pairwise(edges)]
-    plan = CrashAt("none")
+    plan = Watch()
     arm(plan)
     info = write_tensors(
         place, NAME, FILE, [Entry("a", "float32", (3,)), Entry("b", "uint8", (32,))], parts, {}, step=50
@@ -121,7 +121,7 @@ def test_the_middle_of_the_bytes_is_the_middle(tmp_path: Path) -> None:
     place = Place(str(tmp_path))
     sizes: list[int] = []
 
-    class Look:
+    class Look(Watch):
         def reached(self, name: str, step: int) -> None:
             assert step == 50
             if name == "ckpt.mid_write":
