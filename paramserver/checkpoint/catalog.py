@@ -12,7 +12,7 @@ import structlog
 
 from paramserver.checkpoint.manifest import MAX_BYTES, Manifest, NewerFormatError, decode, encode
 from paramserver.checkpoint.names import INDEX, MANIFEST, is_marker, is_temporary, marker_name, parse_name
-from paramserver.checkpoint.place import Inside, Place
+from paramserver.checkpoint.place import Inside, Place, explained
 from paramserver.checkpoint.tensorfile import TensorFile
 from paramserver.errors import CheckpointError
 from paramserver.failpoints import reach
@@ -60,8 +60,11 @@ def write_manifest(place: Place, manifest: Manifest) -> None:
             f"and this is the one of term {manifest.term}"
         )
     inside.write_atomically(INDEX, _index(place, manifest))
-    reach("ckpt.manifest", manifest.version)
+    with explained("write", inside.where(MANIFEST)):
+        reach("ckpt.manifest", manifest.version)
     inside.write_atomically(MANIFEST, text)
+    with explained("write", inside.where(MANIFEST)):
+        reach("ckpt.pointer", manifest.version)  # the manifest is the pointer; nothing else has to follow
 
 
 def load_manifest(place: Place, checkpoint: str) -> Manifest:
@@ -203,7 +206,8 @@ def _remove(inside: Inside, name: str) -> bool:
         if _is_read(inside):  # somebody has come between the two looks
             inside.write_atomically(MANIFEST, text)
             return False
-    reach("ckpt.gc", _order(name)[1])
+    with explained("remove", name):
+        reach("ckpt.gc", _order(name)[1])
     for file in inside.files():
         inside.remove(file)
     inside.remove_folder()

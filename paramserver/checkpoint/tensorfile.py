@@ -65,10 +65,10 @@ def write_tensors(
             writer.commit(info.name)
             reach("ckpt.before_dirsync", step)
             writer.sync_folder()
+            reach("ckpt.shard_done", step)
     except BaseException:
         writer.discard()
         raise
-    reach("ckpt.shard_done", step)
     return info
 
 
