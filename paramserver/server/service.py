@@ -40,6 +40,7 @@ from paramserver.core.hypers import Hypers, validate, validate_change
 from paramserver.core.names import Name, SyncName
 from paramserver.core.plan import Chunk, Kind
 from paramserver.core.shard import ShardState
+from paramserver.failpoints import reach
 from paramserver.server import norms
 from paramserver.server.norms import NormExchange
 from paramserver.server.receive import Upload, first_non_finite, receive
@@ -281,6 +282,7 @@ class ShardService:
 
         def expect(header: shard_pb2.FrameHeader) -> tuple[Mapping[int, Chunk], int]:
             nonlocal used
+            reach("push.recv", header.push.base_version)
             used = self._checked_used(header.push, tensors)
             return tensors.chunks_used(used), header.push.chunks
 
@@ -299,10 +301,13 @@ class ShardService:
         header = upload.header.push
         call, buffer = next(self._numbers), next(self._numbers)
         self._buffers[buffer] = contribution
+        reach("push.after_stage", contribution.base_version)
         answer = self._expect_answer(call)
         self._pushing[call] = contribution.name, header.nonce
+        reach("step.before_decide", contribution.base_version)
         self._happen(Arrived(call, contribution.name, buffer, header.worker, header.timeline, header.clock))
         pushed: AnswerPush = await answer
+        reach("reply.drop", contribution.base_version)
         own = pushed.outcome is Outcome.DUPLICATE and self._counted.get(contribution.name) == header.nonce != 0
         return shard_pb2.PushResponse(outcome=_OUTCOMES[pushed.outcome], version=pushed.version, own=own)
 
@@ -447,6 +452,7 @@ class ShardService:
             case DropVersion(version):
                 self._versions.pop(version, None)
             case Build():
+                reach("step.after_decide", state.version)
                 task = asyncio.get_running_loop().create_task(self._build(effect, state))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -476,10 +482,12 @@ class ShardService:
             log.exception("could not apply", step=state.version)
             self.fail(f"could not apply step {state.version}: {error}")
             return
+        reach("commit.before_log", base.number)
         self._versions[version.number] = version
         for buffer in effect.buffers:
             self._buffers.pop(buffer, None)
         self._happen(Built(version.number))
+        reach("commit.after_log_before_reply", base.number)
 
     async def _clipped(
         self, base: Version, contributions: Sequence[Contribution], state: ShardState

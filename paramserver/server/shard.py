@@ -11,6 +11,7 @@ import torch
 from paramserver.core.names import AsyncName, SyncName
 from paramserver.core.plan import Chunk, Kind, Layout
 from paramserver.core.reduction import Node
+from paramserver.failpoints import reach
 from paramserver.server.apply import ChunkState, apply_buffers, combine
 from paramserver.server.version import Version
 from paramserver.v1 import shard_pb2
@@ -90,7 +91,9 @@ class ShardTensors:
                 known = clipped.get(chunk.index) if clipped is not None else None
                 gradient = known if known is not None else self._combined(chunk, weights, contributions, samples)
                 state = self._states[chunk.index]
+                reach("apply.mid", base.number)
                 tensors[chunk.index] = state.step(weights, gradient, here, leader.groups[chunk.group])
+                reach("apply.after_weights_before_opt", base.number)
         return Version(base.number + 1, self.chunks, tensors)
 
     def gradients(self, base: Version, contributions: Sequence[Contribution]) -> dict[int, torch.Tensor]:

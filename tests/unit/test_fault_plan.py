@@ -118,12 +118,12 @@ def test_a_missing_file_is_said(tmp_path: Path) -> None:
 
 
 def test_every_place_is_in_the_code_and_every_place_in_the_code_is_known() -> None:
-    """Those of servers and of the timeline aside, until they are there."""
+    """Those of checkpoints and of the timeline aside, until they are there."""
     source = "".join(path.read_text() for path in (ROOT / "paramserver").rglob("*.py"))
     reached = set(re.findall(r'\breach\("([^"]+)"', source))
     assert reached <= PLACES.keys()
     missing = PLACES.keys() - reached
-    later = [name for name in missing if PLACES[name].role == "server" or name.startswith(("ckpt.", "coord."))]
+    later = [name for name in missing if name.startswith(("ckpt.", "coord."))]
     assert sorted(missing) == sorted(later)
 
 
