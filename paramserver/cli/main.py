@@ -30,6 +30,7 @@ def build_app() -> App:
         help_epilogue='"paramserver COMMAND --help" explains a command. Every setting: "paramserver config show".',
     )
     app.command("paramserver.cli.run:run", name="run", help="Train a script on a cluster on this machine.")
+    app.command("paramserver.cli.chaos:chaos", name="chaos", help="Train under faults, and see whether it matters.")
     app.command("paramserver.cli.start:app", name="start", help="Start a coordinator, server or worker here.")
     app.command("paramserver.cli.status:status", name="status", help="Show a running job.")
     app.command("paramserver.cli.set:set_", name="set", help="Change the consistency of a running job.")
@@ -45,7 +46,7 @@ def build_app() -> App:
 
 def split_script_arguments(tokens: Sequence[str]) -> tuple[list[str], list[str] | None]:
     """Our own tokens, and what stands after the first ``--`` of what runs a script (None without a ``--``)."""
-    if (tokens[:1] != ["run"] and tokens[:2] != ["start", "worker"]) or "--" not in tokens:
+    if (tokens[:1] not in (["run"], ["chaos"]) and tokens[:2] != ["start", "worker"]) or "--" not in tokens:
         return list(tokens), None
     cut = list(tokens).index("--")
     return list(tokens[:cut]), list(tokens[cut + 1 :])

@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 from paramserver.errors import StoreError, UserError
 from paramserver.local.children import dying_with_me
+from paramserver.testing.arming import note_process
 
 START_S = 10.0
 STOP_S = 5.0
@@ -79,6 +80,7 @@ class EmbeddedStore:
         except BaseException:
             self.stop()
             raise
+        note_process("store", self._process.pid)
         return f"unix://{quote(str(path))}?db=0"
 
     def stop(self) -> None:

@@ -1,4 +1,7 @@
-"""A process that suffers what a plan says, at its places in the code and in its calls."""
+"""A process that suffers what a plan says, at its places in the code and in its calls, and that strikes others.
+
+A fault of a process ("process = ...") is carried out by whichever process of the run first comes to its step.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from paramserver import errors
 from paramserver.testing.faults import Fault, FaultPlan, FaultyChannel, Rule, chance
 from paramserver.testing.fired import FiredLog
 from paramserver.testing.plan import Plan, Planned
+from paramserver.testing.processes import ProcessBook
 
 _CALLS = {
     "drop": Fault.DROP_REQUEST,
@@ -24,26 +28,37 @@ _CALLS = {
     "reorder": Fault.REORDER,
     "cut": Fault.CUT_UPLOAD,
 }
+_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}
+# Lets a stopped process go on after so many tenths of a second, and ends when that process has ended.
+_WAKER = 'n=$1; while [ "$n" -gt 0 ] && kill -0 "$2"; do sleep 0.1; n=$((n - 1)); done; kill -CONT "$2"'
+_LOOK_S = 0.05
 
 
 class Armed:
     """See `paramserver.failpoints.Plan`. Places may be reached in any thread."""
 
-    def __init__(self, plan: Plan, name: str, fired: FiredLog) -> None:
+    def __init__(self, plan: Plan, name: str, fired: FiredLog, processes: ProcessBook) -> None:
         self.name = name
         # The latest step that a place has told of.
         self.step = -1
         self._plan = plan
         self._fired = fired
+        self._processes = processes
         self._lock = threading.Lock()
         # How often each fault's place was reached here, or its call made.
         self._seen: Counter[int] = Counter()
-        # Those that go on after SIGCONT; kept so that they are reaped.
+        # Faults of processes that nobody has carried out yet, as far as this process knows.
+        self._open = {number: fault for number, fault in enumerate(plan.faults) if fault.kind == "process"}
+        self._timed = False
+        # Kept so that they are reaped.
         self._wakers: list[subprocess.Popen[bytes]] = []
+        processes.note(name, os.getpid())
 
     def named(self, name: str) -> None:
         """See `failpoints.Plan`."""
-        self.name = name
+        if name != self.name:
+            self.name = name
+            self._processes.note(name, os.getpid())
 
     def plans(self, name: str) -> bool:
         """See `failpoints.Plan`."""
@@ -51,7 +66,9 @@ class Armed:
 
     def reached(self, name: str, step: int) -> None:
         """See `failpoints.Plan`."""
-        self.step = step if step >= 0 else self.step
+        if step >= 0:
+            self.step = step
+            self._strike_others(step)
         for number, fault in enumerate(self._plan.faults):
             meant = fault.strikes("at", name, self.name) and fault.step in (None, step)
             if meant and self._turn(number, fault) and self._claim(number, fault, name, step):
@@ -81,12 +98,14 @@ class Armed:
     def _claim(self, number: int, fault: Planned, what: str, step: int) -> bool:
         return self._fired.claim(number, fault.times, self.name, what, fault.do, step)
 
+    # ---- this process
+
     def _strike(self, fault: Planned, name: str) -> None:
         match fault.do:
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "stop":
-                self._stop(fault.seconds)
+                self._stop(os.getpid(), fault.seconds)
             case "delay":
                 time.sleep(fault.seconds)
             case "error" if name.startswith("ckpt."):
@@ -94,14 +113,52 @@ class Armed:
             case "error":
                 raise errors.UnavailableError(f"{name}: an error, as planned")
 
-    def _stop(self, seconds: float) -> None:
-        """Stop all threads. Somebody of the same process group, which ends with it, lets them go on."""
+    def _stop(self, pid: int, seconds: float) -> None:
+        """Stop all threads of a process for a while."""
         self._wakers = [waker for waker in self._wakers if waker.poll() is None]
-        wake = ["sh", "-c", 'sleep "$1"; kill -CONT "$2"', "waker", str(seconds), str(os.getpid())]
         self._wakers.append(
-            subprocess.Popen(wake, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            subprocess.Popen(
+                ["sh", "-c", _WAKER, "waker", str(max(1, round(seconds * 10))), str(pid)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # it must not end with this process
+            )
         )
-        os.kill(os.getpid(), signal.SIGSTOP)
+        os.kill(pid, signal.SIGSTOP)
+
+    # ---- other processes
+
+    def _strike_others(self, step: int) -> None:
+        for number, fault in list(self._open.items()):
+            if fault.step is not None and step >= fault.step:
+                self._strike_other(number, fault)
+        timed = [fault for fault in self._open.values() if fault.after_s is not None]
+        if timed and not self._timed:
+            self._timed = True
+            threading.Thread(target=self._keep_time, name="faults", daemon=True).start()
+
+    def _strike_other(self, number: int, fault: Planned) -> None:
+        """Strike the process that is meant; one that is not there is struck when it is back."""
+        pid = self._processes.alive(fault.who)
+        if pid is None:
+            return
+        self._open.pop(number, None)
+        if not self._fired.claim(number, fault.times, fault.who, "", fault.do, self.step, pid):
+            return
+        if fault.do == "stop":
+            self._stop(pid, fault.seconds)
+        else:
+            os.kill(pid, _SIGNALS[fault.do])
+
+    def _keep_time(self) -> None:
+        begun = time.monotonic()
+        while timed := {n: fault for n, fault in self._open.items() if fault.after_s is not None}:
+            for number, fault in timed.items():
+                assert fault.after_s is not None
+                if time.monotonic() - begun >= fault.after_s:
+                    self._strike_other(number, fault)
+            time.sleep(_LOOK_S)
 
 
 class PlannedCalls(FaultPlan):

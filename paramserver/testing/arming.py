@@ -23,6 +23,15 @@ def environment(plan: Path) -> dict[str, str]:
     return {ENV_PLAN: str(plan), ENV_FLAG: FLAG}
 
 
+def note_process(name: str, pid: int) -> None:
+    """Told by whoever starts a process that cannot arm itself, such as the store: faults can strike it then."""
+    path = os.environ.get(ENV_PLAN, "")
+    if path and os.environ.get(ENV_FLAG) == FLAG:
+        from paramserver.testing.processes import ProcessBook
+
+        ProcessBook.beside(Path(path)).note(name, pid)
+
+
 def arm_if_told(name: str) -> bool:
     """Called by every process of a job when it starts; True if it is armed now. ``name``: "worker-1", "coordinator".
 
@@ -39,7 +48,9 @@ def arm_if_told(name: str) -> bool:
     from paramserver.testing.armed import Armed
     from paramserver.testing.fired import FiredLog
     from paramserver.testing.plan import load
+    from paramserver.testing.processes import ProcessBook
 
-    failpoints.arm(Armed(load(Path(path)), name, FiredLog.beside(Path(path))))
+    plan = Path(path)
+    failpoints.arm(Armed(load(plan), name, FiredLog.beside(plan), ProcessBook.beside(plan)))
     log.warning("faults are planned for this process", plan=path, process=name)
     return True

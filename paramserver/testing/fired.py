@@ -40,9 +40,12 @@ class FiredLog:
         """The one that belongs to the plan in this file."""
         return cls(plan.with_name(plan.name + ".fired"))
 
-    def claim(self, fault: int, times: int, who: str, what: str, do: str, step: int) -> bool:
-        """Write down that a fault strikes now; False if it has struck ``times`` times already (0: no limit)."""
-        entry = Fired(fault, who, what, do, step, os.getpid(), time.time())
+    def claim(self, fault: int, times: int, who: str, what: str, do: str, step: int, pid: int = 0) -> bool:
+        """Write down that a fault strikes now; False if it has struck ``times`` times already (0: no limit).
+
+        ``pid``: the process that is struck, if it is not this one.
+        """
+        entry = Fired(fault, who, what, do, step, pid or os.getpid(), time.time())
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # the lock ends with the descriptor

@@ -13,7 +13,8 @@ import pytest
 from paramserver import errors, failpoints
 from paramserver.testing.armed import Armed
 from paramserver.testing.fired import FiredLog
-from paramserver.testing.plan import parse
+from paramserver.testing.plan import Plan, parse
+from paramserver.testing.processes import ProcessBook
 from paramserver.transport.base import Channel
 from paramserver.transport.security import Security
 from paramserver.v1 import coordinator_pb2, shard_pb2
@@ -52,6 +53,10 @@ class Peer(Stub):
         return shard_pb2.StatsResponse(version=int(request.job))
 
 
+def arm(plan: Plan, name: str, fired: FiredLog) -> Armed:
+    return Armed(plan, name, fired, ProcessBook(fired.path.with_name("processes")))
+
+
 class Line:
     """A caller "worker-0" under a plan of one fault, and its peer."""
 
@@ -79,7 +84,7 @@ async def line(wires: Wires, tmp_path: Path, text: str) -> Line:
     peer = Peer()
     _, channel = await wires.pair(("Shard", peer))
     fired = FiredLog(tmp_path / "fired")
-    armed = Armed(parse(f"[[fault]]\n{text}"), "worker-0", fired)
+    armed = arm(parse(f"[[fault]]\n{text}"), "worker-0", fired)
     return Line(armed.through(channel), peer, fired)
 
 
@@ -203,7 +208,7 @@ def test_a_session_is_reset_after_its_first_answer(wires: type[Wires], tmp_path:
         _, channel = await mine.pair(("Coordinator", Stub(session=session)))
         fired = FiredLog(tmp_path / "fired")
         plan = parse('[[fault]]\ncall = "Coordinator.Session"\ndo = "lose_reply"')
-        planned = Armed(plan, "server-1", fired).through(channel)
+        planned = arm(plan, "server-1", fired).through(channel)
         async with aclosing(planned.session("Coordinator.Session", _say_hello())) as replies:
             await anext(replies)
             with pytest.raises(errors.UnavailableError, match="session was reset"):
@@ -225,7 +230,7 @@ def test_an_armed_process_connects_through_its_plan(wires: type[Wires], tmp_path
         server = await mine.serve(("Shard", Peer()))
         fired = FiredLog(tmp_path / "fired")
         connect = Security.open().connector("server") if wires is GrpcWires else mine.connect
-        failpoints.arm(Armed(parse('[[fault]]\ncall = "Shard.Stats"\ndo = "drop"\ntimes = 0'), "worker-0", fired))
+        failpoints.arm(arm(parse('[[fault]]\ncall = "Shard.Stats"\ndo = "drop"\ntimes = 0'), "worker-0", fired))
         try:
             through = connect(server.address)
             through = through if wires is GrpcWires else failpoints.through(through)

@@ -18,6 +18,7 @@ from paramserver.testing.faults import Fault
 from paramserver.testing.fired import FiredLog
 from paramserver.testing.places import PLACES
 from paramserver.testing.plan import Plan, Planned, load, parse
+from paramserver.testing.processes import ProcessBook
 from paramserver.testing.seeded import KINDS, Shape, made
 
 ROOT = Path(__file__).parents[2]
@@ -123,7 +124,7 @@ def test_every_place_is_in_the_code_and_every_place_in_the_code_is_known() -> No
     reached = set(re.findall(r'\breach\("([^"]+)"', source))
     assert reached <= PLACES.keys()
     missing = PLACES.keys() - reached
-    later = [name for name in missing if name.startswith(("ckpt.", "coord."))]
+    later = [name for name in missing if name.startswith("ckpt.") or name.endswith("_timeline")]
     assert sorted(missing) == sorted(later)
 
 
@@ -171,8 +172,18 @@ class Blows:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.signals: list[signal.Signals] = []
         self.naps: list[float] = []
-        monkeypatch.setattr(os, "kill", lambda pid, number: self.signals.append(signal.Signals(number)))
+        monkeypatch.setattr(os, "kill", self._kill)
         monkeypatch.setattr("paramserver.testing.armed.time.sleep", self.naps.append)
+        # Those that are struck, this process aside; and those that do not live.
+        self.struck: list[int] = []
+        self.dead: set[int] = set()
+
+    def _kill(self, pid: int, number: int) -> None:
+        if pid in self.dead:
+            raise ProcessLookupError
+        if number:
+            self.signals.append(signal.Signals(number))
+            self.struck += [pid] if pid != os.getpid() else []
 
 
 @pytest.fixture
@@ -185,6 +196,10 @@ def fired(tmp_path: Path) -> FiredLog:
     return FiredLog(tmp_path / "fired")
 
 
+def arm(plan: Plan, name: str, fired: FiredLog) -> Armed:
+    return Armed(plan, name, fired, ProcessBook(fired.path.with_name("processes")))
+
+
 def plan_of(text: str) -> Plan:
     return parse(f"[[fault]]\n{text}")
 
@@ -192,7 +207,7 @@ def plan_of(text: str) -> Plan:
 def test_a_fault_strikes_at_its_place_in_its_process_on_its_step(blows: Blows, fired: FiredLog) -> None:
     plan = plan_of('at = "push.after_stage"\nwho = "server-1"\nstep = 2\ndo = "kill"')
     for name in ("server-0", "server-1"):
-        armed = Armed(plan, name, fired)
+        armed = arm(plan, name, fired)
         for step in range(4):
             armed.reached("push.recv", step)
             armed.reached("push.after_stage", step)
@@ -205,12 +220,12 @@ def test_a_fault_strikes_at_its_place_in_its_process_on_its_step(blows: Blows, f
 def test_the_fault_is_written_down_before_it_strikes(monkeypatch: pytest.MonkeyPatch, fired: FiredLog) -> None:
     seen: list[int] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: seen.append(len(fired.read())))
-    Armed(plan_of('at = "apply.mid"\ndo = "kill"'), "server-0", fired).reached("apply.mid", 0)
+    arm(plan_of('at = "apply.mid"\ndo = "kill"'), "server-0", fired).reached("apply.mid", 0)
     assert seen == [1]
 
 
 def test_the_nth_time_counts(blows: Blows, fired: FiredLog) -> None:
-    armed = Armed(plan_of('at = "apply.mid"\nstep = 5\nnth = 3\ndo = "delay"\nseconds = 0.25'), "server-0", fired)
+    armed = arm(plan_of('at = "apply.mid"\nstep = 5\nnth = 3\ndo = "delay"\nseconds = 0.25'), "server-0", fired)
     for step in (4, 5, 5, 5, 5):
         armed.reached("apply.mid", step)
     assert blows.naps == [0.25]
@@ -219,7 +234,7 @@ def test_the_nth_time_counts(blows: Blows, fired: FiredLog) -> None:
 def test_a_process_that_begins_anew_does_not_suffer_again(blows: Blows, fired: FiredLog) -> None:
     plan = plan_of('at = "push.recv"\ndo = "kill"\ntimes = 2')
     for _ in range(4):  # each a process that begins anew and comes there again
-        Armed(plan, "server-0", fired).reached("push.recv", 0)
+        arm(plan, "server-0", fired).reached("push.recv", 0)
     assert blows.signals == [signal.SIGKILL] * 2
     assert fired.counts() == {0: 2}
 
@@ -227,29 +242,29 @@ def test_a_process_that_begins_anew_does_not_suffer_again(blows: Blows, fired: F
 def test_a_pattern_strikes_whoever_comes_first(blows: Blows, fired: FiredLog) -> None:
     plan = plan_of('at = "worker.*"\nwho = "worker-*"\ndo = "kill"')
     for name in ("server-0", "worker-2", "worker-0"):
-        Armed(plan, name, fired).reached("worker.after_pull", 3)
+        arm(plan, name, fired).reached("worker.after_pull", 3)
     assert [f.who for f in fired.read()] == ["worker-2"]
 
 
 def test_without_a_limit_it_strikes_every_time(blows: Blows, fired: FiredLog) -> None:
-    armed = Armed(plan_of('at = "push.recv"\ndo = "delay"\nseconds = 0.1\ntimes = 0'), "server-0", fired)
+    armed = arm(plan_of('at = "push.recv"\ndo = "delay"\nseconds = 0.1\ntimes = 0'), "server-0", fired)
     for step in range(5):
         armed.reached("push.recv", step)
     assert len(blows.naps) == len(fired.read()) == 5
 
 
 def test_an_error_is_one_that_the_caller_meets_in_life(blows: Blows, fired: FiredLog) -> None:
-    armed = Armed(plan_of('at = "push.recv"\ndo = "error"'), "server-0", fired)
+    armed = arm(plan_of('at = "push.recv"\ndo = "error"'), "server-0", fired)
     with pytest.raises(errors.UnavailableError, match=r"push\.recv: an error, as planned"):
         armed.reached("push.recv", 0)
     armed.reached("push.recv", 1)
-    storage = Armed(plan_of('at = "ckpt.mid_write"\ndo = "error"'), "server-0", FiredLog(fired.path.with_name("2")))
+    storage = arm(plan_of('at = "ckpt.mid_write"\ndo = "error"'), "server-0", FiredLog(fired.path.with_name("2")))
     with pytest.raises(OSError, match="as planned"):
         storage.reached("ckpt.mid_write", 1)
 
 
 def test_a_process_learns_its_name_when_it_joins(blows: Blows, fired: FiredLog) -> None:
-    armed = Armed(plan_of('at = "push.recv"\nwho = "server-1"\ndo = "kill"'), "server-?", fired)
+    armed = arm(plan_of('at = "push.recv"\nwho = "server-1"\ndo = "kill"'), "server-?", fired)
     armed.reached("push.recv", 0)
     armed.named("server-1")
     armed.reached("push.recv", 1)
@@ -257,7 +272,7 @@ def test_a_process_learns_its_name_when_it_joins(blows: Blows, fired: FiredLog) 
 
 
 def test_a_call_is_hit_from_its_step_on(fired: FiredLog) -> None:
-    armed = Armed(plan_of('call = "Shard.Push"\nstep = 2\ndo = "lose_reply"'), "worker-0", fired)
+    armed = arm(plan_of('call = "Shard.Push"\nstep = 2\ndo = "lose_reply"'), "worker-0", fired)
     rules = []
     for step in range(4):
         armed.reached("worker.after_grad", step)
@@ -271,7 +286,7 @@ def test_a_share_of_the_calls_is_hit_and_always_the_same(fired: FiredLog, tmp_pa
     plan = plan_of('call = "Shard.*"\nshare = 0.25\ntimes = 0\ndo = "drop"')
 
     def hits(name: str, log: FiredLog) -> list[bool]:
-        armed = Armed(plan, name, log)
+        armed = arm(plan, name, log)
         return [armed.next_call("Shard.Push") is not None for _ in range(200)]
 
     first = hits("worker-0", fired)
@@ -281,11 +296,31 @@ def test_a_share_of_the_calls_is_hit_and_always_the_same(fired: FiredLog, tmp_pa
 
 
 def test_only_planned_places_are_planned(fired: FiredLog) -> None:
-    armed = Armed(plan_of('at = "worker.between_shards"\nwho = "worker-1"\ndo = "kill"'), "worker-1", fired)
+    armed = arm(plan_of('at = "worker.between_shards"\nwho = "worker-1"\ndo = "kill"'), "worker-1", fired)
     assert armed.plans("worker.between_shards")
     assert not armed.plans("worker.after_pull")
     armed.named("worker-0")
     assert not armed.plans("worker.between_shards")
+
+
+def test_a_process_is_struck_once_the_job_has_come_to_the_step(blows: Blows, fired: FiredLog) -> None:
+    """By whoever comes there first, and once; whoever is not there at that moment is struck when it is back."""
+    plan = plan_of('process = "worker-1"\nstep = 3\ndo = "kill"')
+    book = ProcessBook(fired.path.with_name("processes"))
+    # Numbers that no process of a machine has.
+    book.note("worker-1", 1 << 30)
+    blows.dead.add(1 << 30)
+    servers = [arm(plan, f"server-{index}", fired) for index in range(2)]
+    for step in range(5):
+        for server in servers:
+            server.reached("push.recv", step)
+    assert blows.struck == []
+    book.note("worker-1", (1 << 30) + 1)
+    for server in servers:
+        server.reached("push.recv", 6)
+    assert blows.struck == [(1 << 30) + 1]
+    assert blows.signals == [signal.SIGKILL]
+    assert [(f.who, f.do, f.step, f.pid) for f in fired.read()] == [("worker-1", "kill", 6, (1 << 30) + 1)]
 
 
 # ---- arming (J22)
@@ -294,7 +329,7 @@ def test_only_planned_places_are_planned(fired: FiredLog) -> None:
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     path = tmp_path / "chaos.toml"
-    path.write_text(FULL)
+    path.write_text('[[fault]]\nat = "push.after_stage"\nwho = "server-1"\nstep = 7\ndo = "kill"\n')
     return path
 
 

@@ -1,0 +1,49 @@
+"""Which process is which member of a run under faults: a file beside the plan, a JSON line per process."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+
+class ProcessBook:
+    """The file. Of several processes with one name the latest counts."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def beside(cls, plan: Path) -> ProcessBook:
+        """The one that belongs to the plan in this file."""
+        return cls(plan.with_name(plan.name + ".processes"))
+
+    def note(self, name: str, pid: int) -> None:
+        """The process ``pid`` is ``name`` from now on."""
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, (json.dumps({"name": name, "pid": pid}) + "\n").encode())
+        finally:
+            os.close(descriptor)
+
+    def alive(self, name: str) -> int | None:
+        """The number of the living process of this name; None if there is none."""
+        if not self.path.exists():
+            return None
+        entries = [json.loads(line) for line in self.path.read_text().splitlines()]
+        pids = [int(entry["pid"]) for entry in entries if entry["name"] == name]
+        if not pids:
+            return None
+        try:
+            os.kill(pids[-1], 0)
+        except ProcessLookupError:
+            return None
+        return None if _has_ended(pids[-1]) else pids[-1]
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether it waits only for its parent to take note; False where the system does not say."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return False
