@@ -63,8 +63,6 @@ def write_manifest(place: Place, manifest: Manifest) -> None:
     with explained("write", inside.where(MANIFEST)):
         reach("ckpt.manifest", manifest.version)
     inside.write_atomically(MANIFEST, text)
-    with explained("write", inside.where(MANIFEST)):
-        reach("ckpt.pointer", manifest.version)  # the manifest is the pointer; nothing else has to follow
 
 
 def load_manifest(place: Place, checkpoint: str) -> Manifest:

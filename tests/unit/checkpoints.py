@@ -23,7 +23,7 @@ WRITING = (
     "ckpt.before_dirsync",
     "ckpt.shard_done",
 )
-PLACES = (*WRITING, "ckpt.manifest", "ckpt.pointer", "ckpt.gc")
+PLACES = (*WRITING, "ckpt.manifest", "ckpt.gc")
 
 MODEL: dict[str, Any] = {
     "tensors": [

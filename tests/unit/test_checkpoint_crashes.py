@@ -87,7 +87,7 @@ def test_a_crash_anywhere_leaves_the_old_or_the_new(
             save_and_prune(place, version)
     assert plan.fired
     arm(None)
-    completed = name in ("ckpt.pointer", "ckpt.gc")
+    completed = name == "ckpt.gc"
     assert loadable(place) == (2.0 if completed else 1.0)
     prune(place, 1)
     assert loadable(place) == (2.0 if completed else 1.0)
@@ -116,8 +116,8 @@ def test_at_every_instant_the_old_or_the_new_can_be_loaded(tmp_path: Path) -> No
     plan.values = []
     arm(plan)
     save(place, 50, fill=2.0)
-    assert plan.seen == [*WRITING * FILES, "ckpt.manifest", "ckpt.pointer"]
-    assert plan.values == [1.0] * (len(WRITING) * FILES + 1) + [2.0]
+    assert plan.seen == [*WRITING * FILES, "ckpt.manifest"]
+    assert plan.values == [1.0] * (len(WRITING) * FILES + 1)
     assert loadable(place) == 2.0
 
 
@@ -136,7 +136,7 @@ def test_a_failing_disk_is_a_checkpoint_error_that_leaves_the_old_or_the_new(
     assert plan.fired
     arm(None)
     assert temporary_files(tmp_path) == []
-    assert loadable(place) == (2.0 if name in ("ckpt.pointer", "ckpt.gc") else 1.0)
+    assert loadable(place) == (2.0 if name == "ckpt.gc" else 1.0)
 
 
 def test_a_clean_up_that_breaks_off_goes_on_the_next_time(tmp_path: Path) -> None:
