@@ -107,9 +107,9 @@ def newest(place: Place, good_only: bool = True, verify: bool = True) -> Manifes
         manifest = found.manifest
         if manifest is None or found.problem:
             tell = log.info if found.incomplete else log.warning
-            tell("checkpoint.passed_over", checkpoint=found.name, reason=found.problem)
+            tell("a checkpoint is passed over", checkpoint=found.name, reason=found.problem)
         elif good_only and not manifest.finite:
-            log.warning("checkpoint.passed_over", checkpoint=found.name, reason="it has NaN or infinite weights")
+            log.warning("a checkpoint is passed over", checkpoint=found.name, reason="it has NaN or infinite weights")
         else:
             try:
                 if verify:
@@ -117,7 +117,7 @@ def newest(place: Place, good_only: bool = True, verify: bool = True) -> Manifes
                         _verify(place, manifest)
                 return manifest
             except CheckpointError as error:
-                log.warning("checkpoint.passed_over", checkpoint=found.name, reason=str(error))
+                log.warning("a checkpoint is passed over", checkpoint=found.name, reason=str(error))
     return None
 
 

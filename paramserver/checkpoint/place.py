@@ -53,6 +53,21 @@ class Place:
         return Inside(self._root.folder(checkpoint))
 
 
+def located(where: str) -> tuple[Place, str]:
+    """A directory of checkpoints, or one checkpoint in it, as people name it: the place, and a name or "".
+
+    Raises ConfigError for what cannot be a place, and for a local directory that does not exist.
+    """
+    place = Place(where)
+    if place.local:
+        path = Path(place.url).expanduser().absolute()
+        if not path.is_dir():
+            raise ConfigError(f"there is no directory {where}")
+        return (Place(str(path.parent)), path.name) if parse_name(path.name) is not None else (place, "")
+    parent, _, name = place.url.rpartition("/")
+    return (Place(parent), name) if parse_name(name) is not None and not parent.endswith(":/") else (place, "")
+
+
 class Inside:
     """The files of one checkpoint. Names are checked, and what goes wrong is a CheckpointError with the place in it."""
 

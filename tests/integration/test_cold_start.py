@@ -49,6 +49,7 @@ def test_importing_the_settings_loads_nothing_heavy() -> None:
         (["--help"], "Usage: paramserver"),
         (["run", "--help"], "--staleness"),
         (["status", "--help"], "--watch"),
+        (["checkpoint", "export", "--help"], "safetensors"),
         (["config", "show"], "[consistency]"),
     ],
 )

@@ -1,0 +1,302 @@
+"""Checkpoints as files for others: one of torch, one of safetensors, or a directory as loaders of Hugging Face read it.
+
+Weights get the types of the model again. All but the file of torch are written tensor by tensor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from google.protobuf import json_format
+
+from paramserver.checkpoint.disk import DiskWriter
+from paramserver.checkpoint.header import Entry, encode
+from paramserver.checkpoint.manifest import Manifest
+from paramserver.checkpoint.names import INDEX, temporary_name
+from paramserver.checkpoint.place import Place, explained
+from paramserver.checkpoint.tensorfile import TensorFile
+from paramserver.core.hypers import RULES, validate
+from paramserver.errors import CheckpointError, ConfigError, ParamServerError
+from paramserver.tensors.dtypes import SIZES, buffer_of, tensor_from, torch_dtype
+from paramserver.tensors.hypers import groups_from_proto
+from paramserver.v1 import types_pb2
+
+if TYPE_CHECKING:
+    import torch
+
+# As large as Hugging Face makes its files.
+SHARD_BYTES = 5_000_000_000
+
+
+class Saved:
+    """The tensors of a checkpoint, open for reading. Raises CheckpointError for one that does not fit together."""
+
+    def __init__(self, place: Place, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self.model = types_pb2.ModelSpec()
+        try:
+            json_format.ParseDict(manifest.model, self.model, ignore_unknown_fields=True)
+        except json_format.ParseError as error:
+            raise CheckpointError(f"{manifest.name} describes its model in an unknown way: {error}") from error
+        self._files = contextlib.ExitStack()
+        self._weights: dict[str, TensorFile] = {}
+        # By tensor and key: first element, name in the file, file.
+        self._states: dict[tuple[str, str], list[tuple[int, str, TensorFile]]] = {}
+        with contextlib.ExitStack() as files:
+            for info in manifest.weights:
+                file = files.enter_context(TensorFile(place, manifest.name, info))
+                self._weights |= dict.fromkeys(file.entries, file)
+            for info in manifest.state:
+                self._note_states(files.enter_context(TensorFile(place, manifest.name, info)))
+            self._files = files.pop_all()
+        for spec in self.model.tensors:
+            self._check(spec)
+
+    def _note_states(self, file: TensorFile) -> None:
+        for name in file.entries:
+            kind, _, rest = name.partition("/")
+            if kind == "optimizer":
+                tensor, _, key = rest.rpartition("/")
+                key, _, start = key.partition("@")
+                if start and not (start.isascii() and start.isdigit()):
+                    raise CheckpointError(f"{self.manifest.name} has optimizer state with the odd name {name!r}")
+                self._states.setdefault((tensor, key), []).append((int(start or 0), name, file))
+
+    def _check(self, spec: types_pb2.TensorSpec) -> None:
+        file = self._weights.get(spec.name)
+        if spec.dtype not in SIZES:
+            raise CheckpointError(f"tensor {spec.name!r} is of type {spec.dtype[:40]!r}, which is not supported")
+        if file is None or file.entries[spec.name].shape != tuple(spec.shape):
+            raise CheckpointError(f"{self.manifest.name} lacks tensor {spec.name!r} of shape {list(spec.shape)}")
+
+    def specs(self) -> list[types_pb2.TensorSpec]:
+        """What a state_dict has: without the buffers that it leaves out."""
+        return [spec for spec in self.model.tensors if spec.persistent]
+
+    def tensor(self, spec: types_pb2.TensorSpec) -> torch.Tensor:
+        """A tensor in the model's type and shape."""
+        file = self._weights[spec.name]
+        entry = file.entries[spec.name]
+        flat = _flat(file, entry)
+        wanted = torch_dtype(spec.dtype)
+        if flat.is_floating_point() and not wanted.is_floating_point:
+            flat = flat > 0.5 if spec.dtype == "bool" else flat.round()
+        return flat.to(wanted).view(tuple(spec.shape))
+
+    def state(self, spec: types_pb2.TensorSpec) -> dict[str, torch.Tensor]:
+        """The optimizer state of a parameter, by key; empty before its first update."""
+        import torch
+
+        rule = RULES[self.model.optimizer.name]
+        shape, elements = tuple(spec.shape), math.prod(spec.shape)
+        found: dict[str, torch.Tensor] = {}
+        for key in sorted(rule.scalars | rule.arrays):
+            pieces = sorted(self._states.get((spec.name, key), []), key=lambda piece: piece[0])
+            if not pieces:
+                continue
+            if key in rule.scalars:  # each server that has a part of the tensor has written it
+                _, name, file = pieces[0]
+                found[key] = _flat(file, file.entries[name])[:1].reshape(())
+                continue
+            at = 0
+            for start, name, file in pieces:
+                if start != at:
+                    raise CheckpointError(f"{self.manifest.name} has no {key} of {spec.name!r} from element {at} on")
+                at += file.entries[name].elements
+            if at != elements:
+                raise CheckpointError(f"{self.manifest.name} has {at} elements of {elements} of {key} of {spec.name!r}")
+            found[key] = torch.cat([_flat(file, file.entries[name]) for _, name, file in pieces]).view(shape)
+        return found
+
+    def close(self) -> None:
+        """Close the files."""
+        self._files.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def export(place: Place, manifest: Manifest, to: str, out: Path) -> list[Path]:
+    """Write a checkpoint as ``to`` ("torch", "hf", "safetensors") to ``out``, which must not exist yet.
+
+    Returns the files written. Raises ConfigError if ``out`` exists or its directory does not, and CheckpointError if
+    the checkpoint does not fit together or the files cannot be written. What is read is not verified here.
+    """
+    if out.exists() or out.is_symlink():
+        raise ConfigError(f"{out} exists; remove it, or choose another name")
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"there is no directory {out.absolute().parent}; create it")
+    with Saved(place, manifest) as saved:
+        return FORMATS[to](saved, out)
+
+
+def state_dict(saved: Saved) -> dict[str, torch.Tensor]:
+    """What ``model.load_state_dict`` takes. Tied tensors are one tensor under all their names."""
+    found: dict[str, torch.Tensor] = {}
+    for spec in saved.specs():
+        found |= dict.fromkeys(_all_names(spec), saved.tensor(spec))
+    return found
+
+
+def optimizer_state_dict(saved: Saved) -> tuple[dict[str, Any], list[str]] | None:
+    """What ``load_state_dict`` of the same torch optimizer takes, and the parameters' names by their number in it.
+
+    The parameters are numbered group by group, in the order of the model. None if the job had no torch optimizer.
+    Raises CheckpointError for an optimizer that servers do not know.
+    """
+    import torch
+
+    from paramserver.tensors.optimizers import torch_class
+
+    name = saved.model.optimizer.name
+    try:
+        hypers = groups_from_proto(saved.model.optimizer.groups)
+        validate(name, hypers)
+    except ParamServerError as error:
+        raise CheckpointError(f"{saved.manifest.name} names an optimizer that is not supported: {error}") from error
+    if not RULES[name].title:
+        return None
+    groups: list[list[types_pb2.TensorSpec]] = [[] for _ in hypers]
+    for spec in saved.model.tensors:
+        if spec.kind == types_pb2.TENSOR_KIND_PARAMETER:
+            if spec.group >= len(groups):
+                raise CheckpointError(f"parameter {spec.name!r} is in group {spec.group} of {len(groups)}")
+            groups[spec.group].append(spec)
+    # torch itself says what else a parameter group has in this version; the tensors here have no memory.
+    made: list[dict[str, Any]] = []
+    for specs, group in zip(groups, hypers, strict=True):
+        given: dict[str, Any] = dict(group)
+        if name == "adam" and not given["decoupled_weight_decay"]:
+            del given["decoupled_weight_decay"]  # torch before 2.7 has no such choice
+        made.append({"params": [torch.empty(tuple(spec.shape), device="meta") for spec in specs], **given})
+    make: Any = torch_class(name)
+    described: dict[str, Any] = make(made).state_dict()
+    ordered = [spec for group in groups for spec in group]
+    states = {number: saved.state(spec) for number, spec in enumerate(ordered)}
+    described["state"] = {number: state for number, state in states.items() if state}
+    return described, [spec.name for spec in ordered]
+
+
+# ---- the formats
+
+
+def _to_torch(saved: Saved, out: Path) -> list[Path]:
+    import torch
+
+    manifest = saved.manifest
+    content: dict[str, Any] = {
+        "model": state_dict(saved),
+        "job": manifest.job,
+        "version": manifest.version,
+        "timeline": manifest.timeline,
+    }
+    optimizer = optimizer_state_dict(saved)
+    if optimizer is not None:
+        content["optimizer"], content["optimizer_names"] = optimizer
+    temporary = out.with_name(temporary_name(out.name))
+    try:
+        with explained("write", str(out)):
+            try:
+                with temporary.open("xb") as file:
+                    torch.save(content, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except RuntimeError as error:  # torch's own, when it cannot write
+                raise OSError(str(error)) from error
+            os.replace(temporary, out)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+    return [out]
+
+
+def _to_safetensors(saved: Saved, out: Path) -> list[Path]:
+    specs = saved.specs()
+    entries = [(spec, Entry(name, spec.dtype, tuple(spec.shape))) for spec in specs for name in _all_names(spec)]
+    _write_tensors(saved, out, entries)
+    return [out]
+
+
+def _to_hf(saved: Saved, out: Path) -> list[Path]:
+    shards: list[list[tuple[types_pb2.TensorSpec, Entry]]] = [[]]
+    filled = total = 0
+    for spec in saved.specs():
+        entry = Entry(spec.name, spec.dtype, tuple(spec.shape))
+        if shards[-1] and filled + entry.nbytes > SHARD_BYTES:
+            shards.append([])
+            filled = 0
+        shards[-1].append((spec, entry))
+        filled += entry.nbytes
+        total += entry.nbytes
+    where: dict[str, str] = {}
+    temporary = out.with_name(temporary_name(out.name))
+    try:
+        with explained("write", str(out)):
+            temporary.mkdir()
+            for number, shard in enumerate(shards, 1):
+                name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+                _write_tensors(saved, temporary / name, shard)
+                where |= {entry.name: name for _, entry in shard}
+            index = json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=2, sort_keys=True)
+            _write(temporary / INDEX, [index.encode() + b"\n"])
+            temporary.rename(out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return sorted(out.iterdir())
+
+
+FORMATS: Mapping[str, Callable[[Saved, Path], list[Path]]] = {
+    "torch": _to_torch,
+    "hf": _to_hf,
+    "safetensors": _to_safetensors,
+}
+
+
+def _write_tensors(saved: Saved, path: Path, entries: Sequence[tuple[types_pb2.TensorSpec, Entry]]) -> None:
+    """One file of safetensors. Large elements first, so that every tensor lies at a multiple of its element's size."""
+    ordered = sorted(entries, key=lambda pair: -SIZES[pair[1].dtype])
+    manifest = saved.manifest
+    metadata = {"format": "pt", "version": str(manifest.version), "timeline": str(manifest.timeline)}
+
+    def content() -> Iterator[bytes | memoryview]:
+        yield encode([entry for _, entry in ordered], metadata)
+        for spec, _ in ordered:
+            yield buffer_of(saved.tensor(spec))
+
+    _write(path, content())
+
+
+def _write(path: Path, content: Iterator[bytes | memoryview] | Sequence[bytes]) -> None:
+    with explained("write", str(path)):
+        writer = DiskWriter(path.parent, temporary_name(path.name))
+        try:
+            for part in content:
+                writer.write(part)
+            writer.sync()
+            writer.commit(path.name)
+            writer.sync_folder()
+        except BaseException:
+            writer.discard()
+            raise
+
+
+def _all_names(spec: types_pb2.TensorSpec) -> tuple[str, ...]:
+    return (spec.name, *spec.aliases)
+
+
+def _flat(file: TensorFile, entry: Entry) -> torch.Tensor:
+    """All elements of a tensor in a file, in memory of their own."""
+    return tensor_from(bytearray(file.read(entry.name, 0, entry.elements)), entry.dtype)

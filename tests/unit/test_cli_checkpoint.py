@@ -1,0 +1,246 @@
+"""`paramserver checkpoint`: what it prints, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import structlog
+import torch
+
+from paramserver.checkpoint.place import Place
+from paramserver.cli.checkpoint import epochs
+from paramserver.cli.main import main
+from tests.unit import trained
+from tests.unit.checkpoints import manifest, save, save_files
+
+T50, T60, T70 = "step-00000050-t1", "step-00000060-t1", "step-00000070-t1"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.chdir(tmp_path)
+    made = Place("ckpt")
+    made.prepare()
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _own_log() -> Iterator[None]:
+    """A log of one test, to the standard error of that test."""
+    structlog.reset_defaults()
+    yield
+    structlog.reset_defaults()
+
+
+def run(capsys: pytest.CaptureFixture[str], *tokens: str) -> tuple[int, str, str]:
+    """Exit code, standard output, standard error."""
+    code = main(["checkpoint", *tokens])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def damage(checkpoint: str) -> None:
+    path = Path("ckpt", checkpoint, "weights-0-of-2.safetensors")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_list(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    written = (datetime.now(UTC) - timedelta(minutes=5, seconds=10)).isoformat(timespec="seconds")
+    save(place, 50, written=written)
+    save(place, 60, finite=False, written=(datetime.now(UTC) - timedelta(hours=30)).isoformat())
+    save(place, 55, timeline=2)
+    Path("ckpt/step-00000055-t2/weights-0-of-2.safetensors").unlink()
+    save_files(place, 70)
+    code, out, _ = run(capsys, "list", "ckpt")
+    assert code == 0
+    lines = [line.split() for line in out.splitlines()]
+    assert lines[0] == ["name", "version", "epochs", "size", "age", "state"]
+    assert [line[0] for line in lines[1:]] == ["step-00000055-t2", T70, T60, T50]
+    assert "ckpt/step-00000055-t2/weights-0-of-2.safetensors is missing" in out
+    assert lines[2] == [T70, "unfinished"]
+    assert "5 min  good" in out
+    assert "1 d  NaN or infinite weights" in out
+
+    code, out, _ = run(capsys, "list", "ckpt", "--json")
+    assert code == 0
+    rows = json.loads(out)
+    assert [row["good"] for row in rows] == [False, False, False, True]
+    assert rows[3]["version"] == 50
+    assert rows[3]["problem"] == ""
+    assert rows[1] == {"name": T70, "good": False, "problem": "unfinished"}
+
+
+def test_an_empty_list(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "list", "ckpt") == (0, "There are no checkpoints in ckpt.\n", "")
+    assert run(capsys, "list", "ckpt", "--json") == (0, "[]\n", "")
+
+
+def test_one_checkpoint_is_a_directory_too(
+    place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(place, 50)
+    save(place, 60)
+    for directory in (f"ckpt/{T50}", f"ckpt/{T50}/", str(Path("ckpt", T50).absolute())):
+        code, out, _ = run(capsys, "list", directory)
+        assert (code, out.count("step-")) == (0, 1)
+    monkeypatch.chdir(Path("ckpt", T50))
+    code, out, _ = run(capsys, "show", ".")
+    assert out.startswith(f"{T50}: good\n")
+
+
+def test_show(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    save(place, 50)
+    made = save(place, 60)
+    save_files(place, 70)
+    code, out, _ = run(capsys, "show", "ckpt")
+    assert code == 0
+    assert out.startswith(f"{T60}: good\n")
+    for text in (
+        "job        digits",
+        "60 (timeline 1, term 3)",
+        "sgd",
+        "torch 2.13.0",
+        *(i.sha256 for i in made.files),
+    ):
+        assert text in out
+    assert run(capsys, "show", "ckpt", T50)[1].startswith(f"{T50}: good\n")
+    code, out, _ = run(capsys, "show", "ckpt", T50, "--json")
+    found = json.loads(out)
+    assert (found["name"], found["problem"], found["version"], found["position"]["seed"]) == (T50, "", 50, 7)
+
+
+def test_show_what_cannot_be_shown(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "show", "ckpt")[0] == 2
+    save_files(place, 50)
+    code, _, err = run(capsys, "show", "ckpt", T50)
+    assert code == 1
+    assert "was never completed" in err
+
+
+def test_verify(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "verify", "ckpt")[0] == 5  # nothing is whole
+    save(place, 50)
+    save(place, 60, fill=float("inf"), finite=False)
+    save_files(place, 70)
+    code, out, _ = run(capsys, "verify", "ckpt")
+    assert code == 0
+    lines = [line.split(maxsplit=2) for line in out.splitlines()]
+    assert lines[1:] == [[T60, "whole", "but it has NaN or infinite weights"], [T50, "whole"]]
+    assert lines[0][:2] == [T70, "unfinished"]
+    assert run(capsys, "verify", "ckpt", T70)[0] == 5
+    damage(T60)
+    code, out, _ = run(capsys, "verify", "ckpt")
+    assert code == 5
+    assert f"{T60}  damaged     ckpt/{T60}/weights-0-of-2.safetensors is damaged" in out
+    assert run(capsys, "verify", "ckpt", T60)[0] == 5
+    assert run(capsys, "verify", f"ckpt/{T60}")[0] == 5
+    assert run(capsys, "verify", "ckpt", T50)[0] == 0
+    code, out, _ = run(capsys, "verify", "ckpt", "--json")
+    assert code == 5
+    assert [row["state"] for row in json.loads(out)] == ["unfinished", "damaged", "whole"]
+
+
+def test_verify_leaves_those_of_a_later_paramserver_open(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    save(place, 50)
+    save(place, 60)
+    path = Path("ckpt", T60, "MANIFEST.json")
+    path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 2'))
+    code, out, _ = run(capsys, "verify", "ckpt")
+    assert code == 0
+    assert f"{T60}  unknown" in out
+    assert "which a later paramserver has written" in out
+    assert run(capsys, "verify", "ckpt", T60)[0] == 5
+
+
+@pytest.mark.parametrize("tokens", [["list"], ["show"], ["verify"], ["export", "--to", "torch", "out"]])
+def test_a_place_or_a_name_that_is_not_there(
+    place: Place, capsys: pytest.CaptureFixture[str], tokens: list[str]
+) -> None:
+    command, *rest = tokens
+    code, _, err = run(capsys, command, "nowhere", *rest)
+    assert code == 2
+    assert "there is no directory nowhere" in err
+    save(place, 50)
+    if command in ("show", "verify"):
+        for name in (T60, "../ckpt", "step-50-t1"):
+            code, _, err = run(capsys, command, "ckpt", name)
+            assert code == 2
+            assert "there is no checkpoint" in err
+
+
+# ---- export
+
+
+def test_export(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    model, optimizer = trained.make("adamw")
+    trained.train(model, optimizer, 1)
+    trained.save(place, model, optimizer, 50)
+    first = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    trained.train(model, optimizer, 1)
+    trained.save(place, model, optimizer, 60)
+    code, out, err = run(capsys, "export", "ckpt", "--to", "torch", "new.pt")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"Wrote {T60} to new.pt: 1 file, ")
+    assert torch.load("new.pt", weights_only=True)["version"] == 60
+    assert run(capsys, "export", "ckpt", T50, "--to", "torch", "old.pt")[0] == 0
+    old = torch.load("old.pt", weights_only=True)
+    assert all(torch.equal(old["model"][name], tensor) for name, tensor in first.items())
+    assert run(capsys, "export", f"ckpt/{T50}", "--to", "hf", "hf")[0] == 0
+    assert run(capsys, "export", "ckpt", "out.safetensors", "--to", "safetensors")[0] == 0
+    assert Path("hf", "model.safetensors.index.json").exists()
+    code, _, err = run(capsys, "export", "ckpt", "--to", "hf", "hf")
+    assert code == 2
+    assert "hf exists; remove it" in err
+    for tokens in (["--to", "torch"], [T50, T60, "out", "--to", "torch"], ["--to", "pickle", "out"], ["out"]):
+        assert run(capsys, "export", "ckpt", *tokens)[0] == 2
+    assert not Path("out").exists()
+    assert not list(Path("ckpt").rglob(".*"))
+
+
+def test_damage_is_not_exported(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    save(place, 50)
+    save(place, 60)
+    damage(T60)
+    code, _, err = run(capsys, "export", "ckpt", T60, "--to", "safetensors", "out")
+    assert code == 1
+    assert "is damaged" in err
+    assert not Path("out").exists()
+    code, out, err = run(capsys, "export", "ckpt", "--to", "safetensors", "out")
+    assert code == 0
+    assert out.startswith(f"Wrote {T50} ")
+    assert f"a checkpoint is passed over checkpoint={T60}" in err
+    damage(T50)
+    code, _, err = run(capsys, "export", "ckpt", "--to", "safetensors", "more")
+    assert code == 2
+    assert "there is no good checkpoint in ckpt" in err
+
+
+# ---- epochs
+
+
+def test_epochs_of_a_synchronous_job() -> None:
+    position = {
+        "view": {
+            "consistency": {"mode": "MODE_SYNC"},
+            "slices_per_step": 4,
+            "sync_origin": {"base_version": "10", "epoch": "1"},
+        },
+        "data": {"samples": "100", "slice_size": "10"},
+    }
+    made = manifest([], [], 10, position=position)
+    assert epochs(made) == 1.0
+    for version, expected in ((11, 1.4), (12, 1.8), (13, 2.0), (16, 3.0), (9, None)):
+        assert epochs(manifest([], [], version, position=position)) == (expected and pytest.approx(expected))
+
+
+@pytest.mark.parametrize(
+    "position", [{}, {"view": 7}, {"data": {"samples": "1"}}, {"view": {}, "data": {"slice_size": "5"}}]
+)
+def test_epochs_that_are_not_known(position: dict[str, object]) -> None:
+    assert epochs(manifest([], [], 10, position=position)) is None
