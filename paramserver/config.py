@@ -230,6 +230,10 @@ class Cluster(_Section):
     max_idle_s: _Seconds = Field(
         default=600.0, description="How long a job waits when a server, or every worker, is gone."
     )
+    max_restarts: _Count = Field(
+        default=3,
+        description="How often in a row `run` starts a process again while the job gets no further. 0: never.",
+    )
     when_done: Annotated[Literal["exit", "stay"], Must('"exit" or "stay"')] = Field(
         default="exit", description="What coordinator and servers do when the job is done."
     )

@@ -66,6 +66,7 @@ class Board:
             term=self._job.term,
             summary=self._job.summary,
             security=self._job.options.security,
+            finished=self._job.finished,
             data=data_to_proto(data) if data else None,
             steps_per_epoch=self._job.origin.steps_per_epoch if data and data.slice_size else 0,
         )

@@ -22,14 +22,19 @@ log = structlog.get_logger("paramserver.coordinator")
 
 
 class Leadership:
-    """One coordinator's claim. ``holder`` is its address, for others to see; ``ttl_s`` how long a lease lasts."""
+    """One coordinator's claim. ``holder`` is its address, for others to see; ``ttl_s`` how long a lease lasts.
 
-    def __init__(self, store: Store, holder: str, ttl_s: float) -> None:
+    ``token``: secret name of this claim, made up if empty. ``former``: the one of a coordinator that is known to have
+    ended, whose lease need not be waited for.
+    """
+
+    def __init__(self, store: Store, holder: str, ttl_s: float, token: str = "", former: str = "") -> None:
         self.term = 0
         self._store = store
         self._holder = holder
         self._ttl_s = ttl_s
-        self._token = secrets.token_hex(8)
+        self._token = token or secrets.token_hex(8)
+        self._former = former
         self._keeper: asyncio.Task[None] | None = None
         # What follows a renewal runs beside the next ones, which a slow store must not hold up.
         self._after: asyncio.Task[None] | None = None
@@ -39,6 +44,8 @@ class Leadership:
 
     async def claim(self, floor: int = 0) -> Lead:
         """Become leader if nobody is, under a term above ``floor``. Raises StoreError."""
+        if self._former:
+            await self._store.resign(self._former)
         asked_at = time.monotonic()
         lead = await self._store.lead(self._token, self._holder, self._ttl_s, floor=floor)
         if lead.leads:

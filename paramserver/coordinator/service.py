@@ -27,12 +27,14 @@ from paramserver.core.membership import (
     Admitted,
     Disconnected,
     Effect,
+    Ended,
     Event,
     GenerationRose,
     Joined,
     Left,
     Member,
     Membership,
+    Presence,
     Removed,
     Renewed,
     Role,
@@ -179,6 +181,7 @@ class CoordinatorService:
         if role is None:
             raise errors.ProtocolError(f"unknown role number {request.role}")
         check_join(self, request, role)
+        await self._ended(role, request.replaces)
         member = self._known(role, request.incarnation) or await self._admit(request, role)
         return coordinator_pb2.JoinResponse(
             member=member.ident,
@@ -193,6 +196,12 @@ class CoordinatorService:
     def _known(self, role: Role, incarnation: int) -> Member | None:
         """The member that this process is already: it asks again, since the answer got lost."""
         return next((m for m in self.members.of(role) if m.incarnation == incarnation != 0), None)
+
+    async def _ended(self, role: Role, pid: int) -> None:
+        """A newcomer comes in place of a process that has ended: nobody need wait until that is given up for lost."""
+        for member in self.members.of(role):
+            if member.pid == pid != 0 and member.presence is Presence.SILENT:
+                await self._happen(Ended(member.ident))
 
     async def _admit(self, request: coordinator_pb2.JoinRequest, role: Role) -> Member:
         index = request.index if request.HasField("index") else None

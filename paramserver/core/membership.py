@@ -71,11 +71,18 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
+class Ended:
+    """Its process is known to have ended, without a goodbye."""
+
+    ident: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
 
-Event = Joined | Renewed | Disconnected | Left | Tick
+Event = Joined | Renewed | Disconnected | Left | Ended | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +162,9 @@ class Membership:
             case Left(ident):
                 member = self._members.get(ident)
                 return self._remove([(member, False, f"{member.name} left")]) if member else []
+            case Ended(ident):
+                member = self._members.get(ident)
+                return self._remove([(member, True, f"{member.name} has ended")]) if member else []
             case Tick():
                 return self._remove(
                     [

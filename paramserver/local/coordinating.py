@@ -40,12 +40,15 @@ class Options:
 
     ``resume``: take its job over if that has not ended. ``fresh``: forget it. Neither: refuse to start. ``standby``: if
     another one leads, wait to take its place. ``gather``: at the end, gather the result; else somebody else does.
+    ``token``: under which name to lead, "" for any. ``former``: the name of a coordinator that is known to have ended.
     """
 
     resume: bool = False
     fresh: bool = False
     standby: bool = True
     gather: bool = True
+    token: str = ""
+    former: str = ""
 
 
 class Coordinating:
@@ -104,7 +107,9 @@ class Coordinating:
         stood_by = False
         while True:
             store = self._open_store()
-            leadership = Leadership(store, self.address, self._settings.cluster.lease_s)
+            leadership = Leadership(
+                store, self.address, self._settings.cluster.lease_s, self._options.token, self._options.former
+            )
             try:
                 stood_by = await self._wait_to_lead(store, leadership) or stood_by
                 code = await self._lead(store, leadership, stood_by, leading)

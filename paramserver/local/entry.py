@@ -20,7 +20,7 @@ from paramserver.local import logs
 from paramserver.local.adopt import adopted, consistency_of, fetch
 from paramserver.local.alone import InProcessJob
 from paramserver.local.hosts import route_to
-from paramserver.local.roles import ENV_INDEX
+from paramserver.local.roles import ENV_INDEX, ENV_REPLACES
 from paramserver.transport.base import Channel
 from paramserver.transport.security import Security
 from paramserver.transport.session import JoinOptions
@@ -146,6 +146,7 @@ def _connected(
         address=_own_host(coordinator.address),
         join_timeout_s=settings.cluster.join_timeout_s,
         log_interval_s=settings.log.interval_s,
+        replaces=int(os.environ.get(ENV_REPLACES, "0")),
     )
     engine = Engine(background, security.connector("server"), coordinator, options, settings.cluster.wait_timeout_s)
     engine.join()

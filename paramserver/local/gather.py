@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,8 +17,15 @@ from paramserver.v1 import coordinator_pb2, shard_pb2
 _CALL_S = 30.0
 
 
-async def gather(status: coordinator_pb2.StatusResponse, connect: Callable[[str], Channel], run: Run) -> dict[str, Any]:
+async def gather(
+    status: coordinator_pb2.StatusResponse,
+    connect: Callable[[str], Channel],
+    run: Run,
+    restarts: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
     """The summary; also writes the files that ``run`` asks for. ``status`` holds the model and all servers.
+
+    ``restarts``: how often processes were started again, by name.
 
     Raises UnavailableError if a server is gone, UserError if a file cannot be written.
     """
@@ -32,7 +39,7 @@ async def gather(status: coordinator_pb2.StatusResponse, connect: Callable[[str]
         ]
     finally:
         await asyncio.gather(*(channel.close() for channel in channels))
-    summary = summarise(status, stats, result)
+    summary = summarise(status, stats, result, restarts)
     if run.save:
         await asyncio.to_thread(result.save, Path(run.save))
     if run.summary:

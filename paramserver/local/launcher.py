@@ -8,32 +8,31 @@ import os
 import secrets
 import shutil
 import signal
-import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
 
 from paramserver import errors
-from paramserver.config import ENV_PREFIX, Settings, env_name, hide_password
+from paramserver.config import Settings, hide_password
 from paramserver.local.display import Display, make_display
 from paramserver.local.gather import closing_lines, gather
 from paramserver.local.jobs import Job, process_birth, publish_job, withdraw_job
-from paramserver.local.process import Child, Guard, stop_all
-from paramserver.local.roles import ENV_INDEX, ENV_READY_FD, ENV_STORE, ENV_STORE_NAME
+from paramserver.local.poll import Poll
+from paramserver.local.process import Guard, stop_all
+from paramserver.local.restarts import Restarts
+from paramserver.local.spawn import Spawner
 from paramserver.local.summary import check_writable
+from paramserver.local.supervisor import Supervisor
 from paramserver.local.valkey import EmbeddedStore
 from paramserver.transport import grpc
 from paramserver.v1 import coordinator_pb2
 
-_POLL_S = 0.25
-_START_TIMEOUT_S = 60.0
-# A worker's exit code after SIGTERM.
-_TERMINATED = 143
 # Together below the 5 s after which nothing may be left of an interrupted run.
 _WORKER_PATIENCE_S = 1.5
 _REST_PATIENCE_S = 1.5
+# A coordinator that does not answer for so many leases is taken for hung.
+_HANG_LEASES = 2.0
+_MODEL_S = 30.0
 
 
 def launch(settings: Settings, script: Path, script_args: list[str]) -> int:
@@ -66,13 +65,12 @@ class Launcher:
         self._directory = Path()
         self._store = EmbeddedStore()
         self._guard: Guard | None = None
-        self._coordinator: Child | None = None
-        self._servers: list[Child] = []
-        self._workers: list[Child] = []
+        self._spawner: Spawner | None = None
+        self._supervisor: Supervisor | None = None
+        self._poll: Poll | None = None
         self._published: Job | None = None
         self._address = ""
         self._signal: asyncio.Future[int] | None = None
-        self._killed: set[str] = set()
         self._stopping = False
 
     async def run(self) -> int:
@@ -102,162 +100,84 @@ class Launcher:
             self._signal.set_result(number)
 
     async def _train(self) -> int:
-        await self._start()
-        code = await self._watch()
-        if code == 0:
-            await self._finish()
-        return code
+        supervisor = await self._start()
+        poll = self._poll = Poll(grpc.connect(self._address), self._heard)
+        poll.start()
+        while True:
+            code = await supervisor.watch(poll)
+            if code != 0:
+                return code
+            try:
+                await self._finish(supervisor)
+                return 0
+            except errors.RetryableError:
+                if supervisor.all_servers_run():
+                    raise
+                # A server has died since the workers ended: it is started again, and so are they, if need be.
+
+    def _heard(self, status: coordinator_pb2.StatusResponse) -> None:
+        assert self._supervisor is not None
+        self._supervisor.hear(status)
+        self._display.update(status)
 
     # ---- starting
 
-    async def _start(self) -> None:
+    async def _start(self) -> Supervisor:
         settings = self._settings
         store, name = settings.cluster.store, hide_password(settings.cluster.store)
+        durable = store != "memory"
+        assert self._guard is not None
         if store == "auto":
             store = self._store.start(self._directory / "store")
             if self._store.socket_directory is not None:
-                assert self._guard is not None
                 self._guard.tell("directory", self._store.socket_directory)
             name = "embedded"
-        environment = self._environment(settings)
         token = secrets.token_urlsafe(32)
-        own = {ENV_STORE: store, ENV_STORE_NAME: name, env_name("security.admin_token"): token}
-        await self._start_coordinator({**environment, **own})
+        spawner = self._spawner = Spawner(
+            settings, self._script, self._script_args, self._guard, self._on_line, (store, name), token
+        )
+        supervisor = self._supervisor = Supervisor(
+            spawner,
+            self._store,
+            Restarts(settings.cluster.max_restarts),
+            lambda line: self._display.line("", line),
+            _HANG_LEASES * settings.cluster.lease_s,
+            durable,
+        )
+        await supervisor.start_coordinator()
+        self._address = spawner.address
         self._published = Job(self._job, self._address, os.getpid(), time.time(), process_birth(os.getpid()), token)
         publish_job(self._published)
-        joined = settings.model_copy(
-            update={"cluster": settings.cluster.model_copy(update={"coordinator": self._address})}
-        )
-        environment = self._environment(joined)
-        python = [sys.executable, "-m", "paramserver.local.roles"]
         for index in range(settings.cluster.servers):
-            threads = str(settings.training.threads_per_server)
-            own = {ENV_INDEX: str(index), "OMP_NUM_THREADS": threads}
-            self._servers.append(await self._child(f"server-{index}", [*python, "server"], {**environment, **own}))
+            await supervisor.start_server(index)
         for index in range(settings.cluster.workers):
-            threads = str(settings.training.threads_per_worker)
-            own = {ENV_INDEX: str(index), "OMP_NUM_THREADS": threads}
-            argv = [*python, "worker", str(self._script), *self._script_args]
-            self._workers.append(await self._child(f"worker-{index}", argv, {**environment, **own}))
+            await supervisor.start_worker(index)
         self._display.line(
             "",
             f"job {self._job}: {settings.cluster.servers} servers, {settings.cluster.workers} workers, "
             f"coordinator at {self._address}, store {name}",
         )
-
-    def _environment(self, settings: Settings) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
-        internal = {n: v for n, v in os.environ.items() if n.startswith(f"{ENV_PREFIX}INTERNAL_")}
-        # An empty PARAMSERVER_CONFIG: the variables say everything, no file is read again.
-        return {
-            **kept,
-            **internal,
-            **settings.as_environment(),
-            f"{ENV_PREFIX}CONFIG": "",
-            "PYTHONUNBUFFERED": "1",
-        }
-
-    async def _child(
-        self, name: str, argv: list[str], environment: Mapping[str, str], pass_fds: tuple[int, ...] = ()
-    ) -> Child:
-        assert self._guard is not None
-        child = Child(name, self._guard, self._on_line)
-        await child.start(argv, environment, pass_fds)
-        return child
+        return supervisor
 
     def _on_line(self, name: str, text: str) -> None:
         # While everything is stopped, servers and coordinator miss each other, which is nobody's concern.
         if not self._stopping or name.startswith("worker"):
             self._display.line(name, text)
 
-    async def _start_coordinator(self, environment: Mapping[str, str]) -> None:
-        reading, writing = os.pipe()
-        argv = [sys.executable, "-m", "paramserver.local.roles", "coordinator"]
-        try:
-            self._coordinator = await self._child(
-                "coordinator", argv, {**environment, ENV_READY_FD: str(writing)}, (writing,)
-            )
-        finally:
-            os.close(writing)
-        try:
-            line = await asyncio.wait_for(asyncio.to_thread(_read_line, reading), _START_TIMEOUT_S)
-        except TimeoutError as error:
-            raise errors.DeadlineError(f"the coordinator did not start within {_START_TIMEOUT_S:g} s") from error
-        if not line:
-            assert self._coordinator.exited is not None
-            code = await self._coordinator.exited
-            raise _ChildFailed("the coordinator could not start; it says why above", code)
-        self._address = line
-
-    # ---- watching
-
-    async def _watch(self) -> int:
-        """Wait until all workers have ended well; returns the exit code."""
-        channel = grpc.connect(self._address)
-        asked_at = 0.0
-        try:
-            while True:
-                running = [w for w in self._workers if w.running]
-                code = self._judge()
-                if code is not None:
-                    return code
-                if time.monotonic() - asked_at >= _POLL_S:
-                    asked_at = time.monotonic()
-                    await self._show(channel)
-                exits = {w.exited for w in running if w.exited is not None}
-                exits |= {
-                    c.exited for c in (self._coordinator, *self._servers) if c is not None and c.exited is not None
-                }
-                await asyncio.wait(exits, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            await channel.close()
-
-    def _judge(self) -> int | None:
-        """The exit code if the run is over, None while it goes on. Raises if a part of the cluster is gone."""
-        for worker in self._workers:
-            code = _exit_of(worker)
-            if code is None or code == 0 or worker.name in self._killed:
-                continue
-            if code == _TERMINATED:
-                self._killed.add(worker.name)
-                self._display.line("", f"{worker.name} was told to leave; its slices go to the others")
-                continue
-            if code > 0:
-                self._display.line("", f"{worker.name} failed with exit code {code}; the run ends")
-                return code
-            self._killed.add(worker.name)
-            self._display.line("", f"{worker.name} was killed by signal {-code}; its slices go to the others")
-        for child in (self._coordinator, *self._servers):
-            if child is not None and (code := _exit_of(child)) is not None:
-                raise _ChildFailed(f"{child.name} ended unexpectedly ({_how(code)}); the run cannot go on", code)
-        if any(worker.running for worker in self._workers):
-            return None
-        codes = [_exit_of(worker) for worker in self._workers]
-        return 0 if 0 in codes else 128 - min(code for code in codes if code is not None)
-
-    async def _show(self, channel: grpc.GrpcChannel) -> None:
-        try:
-            reply = await channel.call("Coordinator.Status", coordinator_pb2.StatusRequest(), timeout=2.0)
-        except errors.ParamServerError:
-            return
-        status = cast(coordinator_pb2.StatusResponse, reply)
-        self._display.update(status)
-
     # ---- finishing
 
-    async def _finish(self) -> None:
+    async def _finish(self, supervisor: Supervisor) -> None:
         """Gather the result from the servers, print it, write what was asked for."""
         channel = grpc.connect(self._address)
         try:
             request = coordinator_pb2.StatusRequest(model=True)
-            status = cast(
-                coordinator_pb2.StatusResponse, await channel.call("Coordinator.Status", request, timeout=30.0)
-            )
+            status = await channel.call("Coordinator.Status", request, timeout=_MODEL_S)
+            assert isinstance(status, coordinator_pb2.StatusResponse)
             self._display.update(status)
             if not status.HasField("model"):
                 self._display.line("", "the script ended without training: it never called ctx.prepare or Client.init")
                 return
-            summary = await gather(status, grpc.connect, self._settings.run)
+            summary = await gather(status, grpc.connect, self._settings.run, supervisor.restarts.total)
         finally:
             await channel.close()
         self._display.close()
@@ -269,32 +189,17 @@ class Launcher:
     async def _stop(self) -> None:
         self._display.close()
         self._stopping = True
-        await stop_all(self._workers, _WORKER_PATIENCE_S)
-        await stop_all([c for c in (self._coordinator, *self._servers) if c is not None], _REST_PATIENCE_S)
+        if self._poll is not None:
+            await self._poll.close()
+        if self._spawner is not None:
+            await stop_all(self._spawner.children("worker"), _WORKER_PATIENCE_S)
+            await stop_all(self._spawner.children("coordinator", "server"), _REST_PATIENCE_S)
         self._store.stop()
         if self._published is not None:
             withdraw_job(self._published)
         shutil.rmtree(self._directory, ignore_errors=True)
         if self._guard is not None:
             self._guard.close()
-
-
-class _ChildFailed(errors.ParamServerError):
-    """A part of the cluster ended; the command ends with its exit code."""
-
-    def __init__(self, text: str, code: int) -> None:
-        super().__init__(text)
-        self.exit_code = code if code > 0 else 1
-
-
-def _exit_of(child: Child) -> int | None:
-    if child.exited is None or not child.exited.done():
-        return None
-    return child.exited.result()
-
-
-def _how(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else f"signal {-code}"
 
 
 def is_loopback(host: str) -> bool:
@@ -310,8 +215,3 @@ def is_loopback(host: str) -> bool:
 def _job_stem(script: Path) -> str:
     stem = "".join(c if c.isalnum() and c.isascii() else "-" for c in script.stem).strip("-")
     return stem[:40] or "job"
-
-
-def _read_line(fd: int) -> str:
-    with open(fd) as pipe:
-        return pipe.readline().strip()

@@ -27,6 +27,11 @@ ENV_STORE_NAME = "PARAMSERVER_INTERNAL_STORE_NAME"
 ENV_READY_FD = "PARAMSERVER_INTERNAL_READY_FD"
 # The launcher's wish for the index of a server, or the rank of a worker.
 ENV_INDEX = "PARAMSERVER_INTERNAL_INDEX"
+# Pid of the process of the launcher's that had this place before, and has ended.
+ENV_REPLACES = "PARAMSERVER_INTERNAL_REPLACES"
+# Under which name a coordinator leads in the store; and that of the one in whose place it was started.
+ENV_LEADER = "PARAMSERVER_INTERNAL_LEADER"
+ENV_FORMER = "PARAMSERVER_INTERNAL_FORMER"
 _TERMINATED = 143
 # Not a real exit code: there is nothing left to do.
 _ENDED = -1
@@ -59,7 +64,10 @@ def _stopped() -> asyncio.Event:
 
 
 async def run_coordinator(settings: Settings) -> int:
-    """Lead the launcher's job until told to stop; says its address on the descriptor of ENV_READY_FD."""
+    """Lead the launcher's job until told to stop; says its address on the descriptor of ENV_READY_FD.
+
+    In place of a coordinator that has ended (ENV_FORMER) it takes that one's lease, and goes on from its record.
+    """
     from paramserver.local.coordinating import Coordinating, Options
     from paramserver.local.security import load_security
     from paramserver.store import open_store
@@ -68,7 +76,14 @@ async def run_coordinator(settings: Settings) -> int:
     job = settings.cluster.job
     url = os.environ.pop(ENV_STORE)
     security = load_security(settings, "coordinator")
-    options = Options(resume=False, standby=False, gather=False)
+    former = os.environ.get(ENV_FORMER, "")
+    options = Options(
+        resume=bool(former),
+        standby=bool(former),
+        gather=False,
+        token=os.environ.get(ENV_LEADER, ""),
+        former=former,
+    )
     coordinating = Coordinating(
         settings, options, lambda: open_store(url, f"paramserver:{job}"), os.environ.get(ENV_STORE_NAME, ""), security
     )
@@ -92,7 +107,8 @@ async def run_server(settings: Settings) -> int:
     stop = _stopped()
     security = load_security(settings, "server")
     coordinator = security.connector("coordinator")(settings.cluster.coordinator)
-    serving = Serving(settings, security, coordinator, int(os.environ.get(ENV_INDEX, "0")))
+    index, replaces = int(os.environ.get(ENV_INDEX, "0")), int(os.environ.get(ENV_REPLACES, "0"))
+    serving = Serving(settings, security, coordinator, index, replaces)
     await serving.run("127.0.0.1", 0, "127.0.0.1", stop)
     return 0
 

@@ -26,13 +26,19 @@ _ENDED = (types_pb2.JOB_STATE_DONE, types_pb2.JOB_STATE_STOPPED)
 
 
 class Serving:
-    """One server of the job. ``settings`` are those of the job already."""
+    """One server of the job. ``settings`` are those of the job already.
 
-    def __init__(self, settings: Settings, security: Security, coordinator: Channel, index: int | None) -> None:
+    ``replaces``: pid of the server in whose place it was started, 0 if there was none.
+    """
+
+    def __init__(
+        self, settings: Settings, security: Security, coordinator: Channel, index: int | None, replaces: int = 0
+    ) -> None:
         self._settings = settings
         self._security = security
         self._coordinator = coordinator
         self._index = index
+        self._replaces = replaces
         self.node: ServerNode | None = None
 
     async def run(
@@ -70,6 +76,7 @@ class Serving:
             self._index,
             settings.cluster.join_timeout_s,
             settings.log.interval_s,
+            self._replaces,
         )
         listening(server.port, self.node)
         try:

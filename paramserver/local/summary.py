@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,15 @@ from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
 
 def summarise(
-    status: coordinator_pb2.StatusResponse, servers: Iterable[shard_pb2.StatsResponse], result: Result
+    status: coordinator_pb2.StatusResponse,
+    servers: Iterable[shard_pb2.StatsResponse],
+    result: Result,
+    restarts: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """Everything a summary holds. ``servers``: what the shards count now, ``status``: what the coordinator knows."""
+    """Everything a summary holds. ``servers``: what the shards count now, ``status``: what the coordinator knows.
+
+    ``restarts``: how often processes were started again, by name; None where nobody starts them again.
+    """
     shards = list(servers)
     workers = [process for process in status.processes if process.role == "worker"]
     samples = sum(process.samples for process in workers)
@@ -50,6 +56,7 @@ def summarise(
         "contributions_duplicate": max((shard.duplicate for shard in shards), default=0),
         "steps_skipped": max((shard.skipped for shard in shards), default=0),
         "max_clock_spread": max((shard.max_clock_spread for shard in shards), default=0),
+        "restarts": dict(restarts or {}),
     }
 
 

@@ -37,6 +37,18 @@ class EmbeddedStore:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket_dir: Path | None = None
+        self._directory = Path()
+        self._socket = Path()
+
+    @property
+    def running(self) -> bool:
+        """False if it was not started, was stopped, or has died."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """How a server that was started and not stopped has ended; None if it has not."""
+        return self._process.poll() if self._process is not None else None
 
     @property
     def pid(self) -> int | None:
@@ -55,33 +67,45 @@ class EmbeddedStore:
         use, StoreError if the server does not start, with its last words.
         """
         assert self._process is None, "this store is started already"
-        program = find_program()
         directory = directory.absolute()
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         directory.chmod(0o700)
-        path = self._socket_path(directory)
-        log = directory / _LOG
-        with _locked(directory) as lock, log.open("wb") as output:
-            path.unlink(missing_ok=True)
+        find_program()
+        self._directory, self._socket = directory, self._socket_path(directory)
+        self._launch()
+        return f"unix://{quote(str(self._socket))}?db=0"
+
+    def revive(self) -> None:
+        """Start a server again that has died: at the same socket, with the data that it had written.
+
+        Raises what :meth:`start` raises; then there is no server.
+        """
+        assert not self.running, "this store is running"
+        self._launch()
+
+    def _launch(self) -> None:
+        program = find_program()
+        log = self._directory / _LOG
+        with _locked(self._directory) as lock, log.open("wb") as output:
+            self._socket.unlink(missing_ok=True)
             self._process = subprocess.Popen(
                 dying_with_me([str(program), "-"]),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                cwd=directory,
+                cwd=self._directory,
                 pass_fds=(lock,),  # the server holds the directory as long as it lives
                 start_new_session=True,  # Ctrl-C is for the launcher, which stops us last
             )
         try:
             assert self._process.stdin is not None
             with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
-                stdin.write(_configuration(path).encode())
-            self._wait(path, log)
+                stdin.write(_configuration(self._socket).encode())
+            self._wait(self._socket, log)
         except BaseException:
             self.stop()
             raise
         note_process("store", self._process.pid)
-        return f"unix://{quote(str(path))}?db=0"
 
     def stop(self) -> None:
         """Stop the server; its data stay. May be repeated."""

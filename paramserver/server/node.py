@@ -28,6 +28,7 @@ class ServerNode:
         index: int | None = None,
         join_timeout_s: float = 180.0,
         log_interval_s: float = 5.0,
+        replaces: int = 0,
     ) -> ServerNode:
         """A node with the usual options."""
         options = JoinOptions(
@@ -40,6 +41,7 @@ class ServerNode:
             log_interval_s=log_interval_s,
             shard=service.holding,
             term=lambda: service.term,
+            replaces=replaces,
         )
         return cls(service, coordinator, address, options)
 

@@ -38,6 +38,7 @@ class JoinOptions:
     """What a member says of itself. ``consistency`` None: it takes whatever the job runs.
 
     ``shard``, of a server: (layout, timeline) of the shard it holds. ``term``: the highest that it knows of elsewhere.
+    ``replaces``: pid of the process in whose place this one was started, 0 if there was none.
     """
 
     role: types_pb2.Role = types_pb2.ROLE_WORKER
@@ -52,6 +53,7 @@ class JoinOptions:
     log_interval_s: float = 5.0
     shard: Callable[[], tuple[str, int]] = lambda: ("", 0)
     term: Callable[[], int] = lambda: 0
+    replaces: int = 0
 
 
 class Session:
@@ -136,6 +138,8 @@ class Session:
         )
         if self.member:
             request.index = self.rank
+        else:
+            request.replaces = options.replaces
         request.holds, request.timeline = options.shard()
         if options.consistency is not None and self.member == 0:
             request.mode = mode_to_proto(options.consistency.mode)

@@ -284,7 +284,7 @@ class Fleet:
 
     # ---- starting
 
-    def coordinate(self, place: str = "leader", settings: Mapping[str, object] | None = None, **options: bool) -> Chief:
+    def coordinate(self, place: str = "leader", settings: Mapping[str, object] | None = None, **options: Any) -> Chief:
         """Start a coordinator, with these ``settings`` changed; see `paramserver.local.coordinating.Options`."""
         changed = load_settings(None, {**self._values, **(settings or {})}, environ={})
         chief = self.call(lambda: Chief(self, place, Options(**options), changed))

@@ -18,6 +18,8 @@ from tests.integration.harness import GONE_S, SCRIPTS, Place, Running, place_fix
 TRAIN = SCRIPTS / "train.py"
 PACED = ["--pace", "0.05", "--epochs", "100000"]
 FAST_STORE = ["--store", "memory"]
+# Nothing that dies is started again; test_restarts.py is about that.
+ALONE = ["--set", "cluster.max_restarts=0"]
 # One worker leaves, the other one would wait for hours.
 LEAVES = """
 import os, sys, time
@@ -161,7 +163,7 @@ def test_slices_of_a_killed_worker_go_to_the_others(place: Place) -> None:
     alone, path = place.work / "alone.json", place.work / "killed.json"
     environ = {"PARAMSERVER_RUN__SUMMARY": str(alone), "PARAMSERVER_TRAINING__SLICES_PER_STEP": "4"}
     place.python(TRAIN, environ=environ).check()
-    flags = ["--slices-per-step", "4", "--summary", str(path)]
+    flags = ["--slices-per-step", "4", "--summary", str(path), *ALONE]
     done = place.paramserver("run", TRAIN, *counts(2, 2), *flags, "--", "--misbehave", "1:5:kill").check()
     assert "worker-1 was killed by signal 9; its slices go to the others" in done.out
     well, killed = read_summary(alone), read_summary(path)
@@ -171,7 +173,7 @@ def test_slices_of_a_killed_worker_go_to_the_others(place: Place) -> None:
 
 
 def test_all_workers_killed(place: Place) -> None:
-    running = training(place, 1, 1, *FAST_STORE)
+    running = training(place, 1, 1, *FAST_STORE, *ALONE)
     os.kill(pid_of(place.status(), "worker-0"), signal.SIGKILL)
     done = running.wait().check(137)
     assert "worker-0 was killed by signal 9" in done.out
@@ -179,7 +181,7 @@ def test_all_workers_killed(place: Place) -> None:
 
 
 def test_killed_server_ends_the_run(place: Place) -> None:
-    running = training(place, 2, 1, *FAST_STORE)
+    running = training(place, 2, 1, *FAST_STORE, *ALONE)
     os.kill(pid_of(place.status(), "server-1"), signal.SIGKILL)
     done = running.wait(30.0).check(1)
     assert "paramserver: error: server-1 ended unexpectedly (signal 9); the run cannot go on\n" in done.err

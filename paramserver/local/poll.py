@@ -1,0 +1,56 @@
+"""Asks the coordinator several times a second where the job stands, and knows how long it has not answered."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import cast
+
+from paramserver import errors
+from paramserver.transport.base import Channel
+from paramserver.v1 import coordinator_pb2
+
+POLL_S = 0.25
+_CALL_S = 2.0
+
+
+class Poll:
+    """Calls ``Coordinator.Status`` until :meth:`close`; ``heard`` is given every answer of a coordinator that leads."""
+
+    def __init__(self, channel: Channel, heard: Callable[[coordinator_pb2.StatusResponse], None]) -> None:
+        # When somebody there last answered, leader or not (monotonic seconds).
+        self.answered_at = time.monotonic()
+        self._channel = channel
+        self._heard = heard
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to ask."""
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            await self.ask()
+            await asyncio.sleep(POLL_S)
+
+    async def ask(self, model: bool = False) -> coordinator_pb2.StatusResponse | None:
+        """Where the job stands now; None if no coordinator that leads it answers within 2 s."""
+        request = coordinator_pb2.StatusRequest(model=model)
+        try:
+            reply = await self._channel.call("Coordinator.Status", request, timeout=_CALL_S)
+        except errors.ParamServerError:
+            return None
+        status = cast(coordinator_pb2.StatusResponse, reply)
+        self.answered_at = time.monotonic()
+        if not status.term:
+            return None
+        self._heard(status)
+        return status
+
+    async def close(self) -> None:
+        """Ask no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._channel.close()

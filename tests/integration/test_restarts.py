@@ -1,0 +1,208 @@
+"""What dies during a run is started again: the processes, their number, and that the result is the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.harness import SCRIPTS, Place, Running, place_fixture, read_summary, until
+
+TRAIN = SCRIPTS / "train.py"
+EPOCHS = ("--epochs", "12")
+SAME = ("weights_sha256", "buffers_sha256", "optimizer_sha256", "steps", "contributions_applied")
+# A worker that dies as often as it is started.
+DIES = "import os, signal, paramserver as ps\nps.init()\nos.kill(os.getpid(), signal.SIGKILL)\n"
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    yield from place_fixture()
+
+
+@pytest.fixture(scope="module")
+def wanted() -> Iterator[dict[str, Any]]:
+    """The result without faults."""
+    with Place() as place:
+        path = place.work / "alone.json"
+        environ = {"PARAMSERVER_RUN__SUMMARY": str(path), "PARAMSERVER_TRAINING__SLICES_PER_STEP": "4"}
+        place.python(TRAIN, *EPOCHS, environ=environ).check()
+        yield read_summary(path)
+
+
+class Run:
+    """A run that is slow until told to hurry."""
+
+    def __init__(self, place: Place, workers: int, *flags: str) -> None:
+        self.place = place
+        self.summary: Path = place.work / "out.json"
+        self.hurry: Path = place.work / "hurry"
+        self.running: Running = place.launch(
+            "run",
+            TRAIN,
+            *(
+                "--servers",
+                "2",
+                "--workers",
+                str(workers),
+                "--slices-per-step",
+                "4",
+                "--set",
+                "log.level=debug",
+                *flags,
+            ),
+            "--summary",
+            self.summary,
+            *("--", *EPOCHS, "--pace", "0.1", "--hurry"),
+            self.hurry,
+        )
+        self.running.wait_for(r"worker-\d \| rank \d of \d trains", count=workers)
+
+    def pid(self, name: str) -> int:
+        """Of the present process of this name."""
+
+        def found() -> int:
+            processes = self.place.status()["processes"]
+            return next((p["pid"] for p in processes if p["name"] == name and p["state"] not in ("lost", "done")), 0)
+
+        return until(f"{name} is a member", found, 20.0)
+
+    def kill(self, name: str) -> int:
+        """Kill it; returns its pid."""
+        pid = self.pid(name)
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def finish(self) -> dict[str, Any]:
+        """Let it end well; the summary."""
+        self.hurry.touch()
+        self.running.wait().check()
+        assert self.place.leftovers() == []
+        return read_summary(self.summary)
+
+
+def same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    for key in SAME:
+        assert found[key] == wanted[key], key
+
+
+def test_a_killed_worker_is_replaced(place: Place, wanted: dict[str, Any]) -> None:
+    run = Run(place, 2)
+    before = run.kill("worker-1")
+    run.running.wait_for("worker-1 was killed by signal 9; its slices go to the others")
+    run.running.wait_for(r"worker-1 is started again \(1 of at most 3 times in a row\)")
+    run.running.wait_for(r"worker-1 \| rank 1 of \d trains", count=2)
+    assert run.pid("worker-1") != before
+    found = run.finish()
+    assert found["restarts"] == {"worker-1": 1}
+    same(found, wanted)
+
+
+def test_all_workers_killed_and_replaced(place: Place, wanted: dict[str, Any]) -> None:
+    run = Run(place, 2)
+    for name in ("worker-0", "worker-1"):
+        run.kill(name)
+    run.running.wait_for(r"worker-\d \| rank \d of \d trains", count=4)
+    found = run.finish()
+    assert found["restarts"] == {"worker-0": 1, "worker-1": 1}
+    same(found, wanted)
+
+
+def test_a_worker_that_is_told_to_leave_is_not_replaced(place: Place, wanted: dict[str, Any]) -> None:
+    run = Run(place, 2)
+    os.kill(run.pid("worker-1"), signal.SIGTERM)
+    run.running.wait_for("worker-1 was told to leave; its slices go to the others")
+    found = run.finish()
+    assert found["restarts"] == {}
+    same(found, wanted)
+
+
+@pytest.mark.parametrize("how", ["killed", "hung"])
+def test_the_coordinator_is_started_again(place: Place, wanted: dict[str, Any], how: str) -> None:
+    run = Run(place, 2, *(("--set", "cluster.lease_s=1") if how == "hung" else ()))
+    term, before = place.status()["term"], run.pid("coordinator")
+    begin = time.monotonic()
+    os.kill(before, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+    if how == "hung":
+        run.running.wait_for("coordinator has not answered for 2 s; it is killed")
+    run.running.wait_for(r"coordinator is started again \(1 of at most 3 times in a row\)")
+    after = until("a new leader", lambda: _status_of(place, term), 20.0)
+    # Nobody waits for the lease of the one that is known to be dead.
+    assert time.monotonic() - begin < 15.0
+    assert after["lost"] == []
+    found = run.finish()
+    assert found["restarts"] == {"coordinator": 1}
+    same(found, wanted)
+
+
+def _status_of(place: Place, term: int) -> dict[str, Any]:
+    """The status that a coordinator of a later term tells; empty if there is none."""
+    done = place.paramserver("status", "--json")
+    if done.code != 0:
+        return {}
+    facts: dict[str, Any] = json.loads(done.out)
+    return facts if facts["term"] > term else {}
+
+
+def test_the_store_is_started_again(place: Place, wanted: dict[str, Any]) -> None:
+    run = Run(place, 2)
+    (pid,) = [pid for pid, command in place.processes().items() if "valkey-server" in command]
+    os.kill(pid, signal.SIGKILL)
+    run.running.wait_for(r"the embedded store ended unexpectedly \(signal 9\) and was started again")
+    # It holds what a new coordinator has to know.
+    run.kill("coordinator")
+    run.running.wait_for("took over")
+    found = run.finish()
+    assert found["restarts"] == {"store": 1, "coordinator": 1}
+    same(found, wanted)
+
+
+def test_a_worker_that_dies_again_and_again(place: Place) -> None:
+    script = place.work / "dies.py"
+    script.write_text(DIES)
+    flags = ("--servers", "1", "--workers", "1", "--set", "cluster.max_restarts=2")
+    done = place.paramserver("run", script, *flags).check(137)
+    assert (
+        "paramserver: error: worker-0 has ended 3 times in a row, the last time with signal 9, and the job got no "
+        "further in between; cluster.max_restarts is 2\n"
+    ) in done.err
+    assert re.findall(r"worker-0 is started again( in [\d.]+ s)? \((\d) of at most 2", done.out) == [
+        ("", "1"),
+        (" in 0.5 s", "2"),
+    ]
+    assert place.leftovers() == []
+
+
+def test_no_coordinator_goes_on_from_memory(place: Place) -> None:
+    run = Run(place, 1, "--store", "memory")
+    run.kill("coordinator")
+    done = run.running.wait(20.0).check(1)
+    assert (
+        "coordinator ended unexpectedly (signal 9), and cluster.store = memory with it; the run cannot go on"
+        in done.err
+    )
+    assert place.processes() == {}
+
+
+def test_a_server_that_begins_anew_has_lost_its_shard(place: Place) -> None:
+    run = Run(place, 2)
+    begin = time.monotonic()
+    run.kill("server-1")
+    done = run.running.wait(30.0).check(1)
+    assert time.monotonic() - begin < 15.0
+    assert "server-1 ended unexpectedly (signal 9)\n" in done.out
+    assert "server-1 is started again (1 of at most 3 times in a row)\n" in done.out
+    assert (
+        "paramserver: error: the job has failed: a server has come without a shard in place of server-1; that shard of "
+        "the model is gone\n"
+    ) in done.err
+    assert "Traceback" not in done.said, done.text
+    assert place.processes() == {}
+    assert place.leftovers() == []
