@@ -240,9 +240,10 @@ class CoordinatorService:
                 yield coordinator_pb2.SessionResponse(view=self.view())
         finally:
             reader.cancel()
-            await asyncio.gather(reader, return_exceptions=True)
+            # First of all, since the transport may cancel this call while it waits for the reader.
             if ident in self.members:
                 await self._happen(Disconnected(ident))
+            await asyncio.gather(reader, return_exceptions=True)
 
     async def _wait_edition(self, seen: int) -> int:
         """Wait until the view is another than the one of edition ``seen``; the end of a session counts, too."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -54,8 +53,6 @@ class Run:
                 str(workers),
                 "--slices-per-step",
                 "4",
-                "--set",
-                "log.level=debug",
                 *flags,
             ),
             "--summary",
@@ -93,18 +90,6 @@ def same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
         assert found[key] == wanted[key], key
 
 
-def test_a_killed_worker_is_replaced(place: Place, wanted: dict[str, Any]) -> None:
-    run = Run(place, 2)
-    before = run.kill("worker-1")
-    run.running.wait_for("worker-1 was killed by signal 9; its slices go to the others")
-    run.running.wait_for(r"worker-1 is started again \(1 of at most 3 times in a row\)")
-    run.running.wait_for(r"worker-1 \| rank 1 of \d trains", count=2)
-    assert run.pid("worker-1") != before
-    found = run.finish()
-    assert found["restarts"] == {"worker-1": 1}
-    same(found, wanted)
-
-
 def test_all_workers_killed_and_replaced(place: Place, wanted: dict[str, Any]) -> None:
     run = Run(place, 2)
     for name in ("worker-0", "worker-1"):
@@ -115,40 +100,15 @@ def test_all_workers_killed_and_replaced(place: Place, wanted: dict[str, Any]) -
     same(found, wanted)
 
 
-def test_a_worker_that_is_told_to_leave_is_not_replaced(place: Place, wanted: dict[str, Any]) -> None:
-    run = Run(place, 2)
-    os.kill(run.pid("worker-1"), signal.SIGTERM)
-    run.running.wait_for("worker-1 was told to leave; its slices go to the others")
-    found = run.finish()
-    assert found["restarts"] == {}
-    same(found, wanted)
-
-
-@pytest.mark.parametrize("how", ["killed", "hung"])
-def test_the_coordinator_is_started_again(place: Place, wanted: dict[str, Any], how: str) -> None:
-    run = Run(place, 2, *(("--set", "cluster.lease_s=1") if how == "hung" else ()))
-    term, before = place.status()["term"], run.pid("coordinator")
-    begin = time.monotonic()
-    os.kill(before, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
-    if how == "hung":
-        run.running.wait_for("coordinator has not answered for 2 s; it is killed")
+def test_a_coordinator_that_hangs_is_started_again(place: Place, wanted: dict[str, Any]) -> None:
+    run = Run(place, 2, "--set", "cluster.lease_s=1")
+    os.kill(run.pid("coordinator"), signal.SIGSTOP)
+    run.running.wait_for(r"coordinator has not answered for \d s; it is killed")
     run.running.wait_for(r"coordinator is started again \(1 of at most 3 times in a row\)")
-    after = until("a new leader", lambda: _status_of(place, term), 20.0)
-    # Nobody waits for the lease of the one that is known to be dead.
-    assert time.monotonic() - begin < 15.0
-    assert after["lost"] == []
+    run.running.wait_for("took over")
     found = run.finish()
     assert found["restarts"] == {"coordinator": 1}
     same(found, wanted)
-
-
-def _status_of(place: Place, term: int) -> dict[str, Any]:
-    """The status that a coordinator of a later term tells; empty if there is none."""
-    done = place.paramserver("status", "--json")
-    if done.code != 0:
-        return {}
-    facts: dict[str, Any] = json.loads(done.out)
-    return facts if facts["term"] > term else {}
 
 
 def test_the_store_is_started_again(place: Place, wanted: dict[str, Any]) -> None:
@@ -178,17 +138,6 @@ def test_a_worker_that_dies_again_and_again(place: Place) -> None:
         (" in 0.5 s", "2"),
     ]
     assert place.leftovers() == []
-
-
-def test_no_coordinator_goes_on_from_memory(place: Place) -> None:
-    run = Run(place, 1, "--store", "memory")
-    run.kill("coordinator")
-    done = run.running.wait(20.0).check(1)
-    assert (
-        "coordinator ended unexpectedly (signal 9), and cluster.store = memory with it; the run cannot go on"
-        in done.err
-    )
-    assert place.processes() == {}
 
 
 def test_a_server_that_begins_anew_has_lost_its_shard(place: Place) -> None:

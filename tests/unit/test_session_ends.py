@@ -1,0 +1,81 @@
+"""A process dies: its session ends however the transport tells it, and another process may take its place at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from paramserver.coordinator.service import CoordinatorService
+from paramserver.core.membership import Disconnected, Presence, Role
+from paramserver.v1 import coordinator_pb2, types_pb2
+from tests.unit.test_admission import request, with_job
+
+
+async def join(job: CoordinatorService, **given: object) -> coordinator_pb2.JoinResponse:
+    return await job.join(request(role=types_pb2.ROLE_WORKER, **given))
+
+
+def presences(job: CoordinatorService) -> dict[str, Presence]:
+    return {member.name: member.presence for member in job.members.of(Role.WORKER)}
+
+
+def test_a_call_that_is_cancelled_while_its_stream_ends() -> None:
+    async def work(job: CoordinatorService) -> None:
+        member = (await join(job, pid=10)).member
+        ending, stuck = asyncio.Event(), asyncio.Event()
+
+        async def reports() -> AsyncIterator[coordinator_pb2.SessionRequest]:
+            yield coordinator_pb2.SessionRequest(member=member)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ending.set()
+                await stuck.wait()
+
+        begun = asyncio.Event()
+
+        async def serve() -> None:
+            answers: Any = job.session(reports())
+            async with aclosing(answers) as views:
+                async for _ in views:
+                    begun.set()
+
+        call = asyncio.create_task(serve())
+        await asyncio.wait_for(begun.wait(), 5.0)
+        call.cancel()
+        await asyncio.wait_for(ending.wait(), 5.0)
+        call.cancel()  # the second notice of the same death
+        await asyncio.wait({call}, timeout=5.0)
+        assert call.cancelled()
+        assert presences(job) == {"worker-0": Presence.SILENT}
+        stuck.set()
+
+    with_job(work)
+
+
+def test_a_replacement_need_not_wait_for_the_lease() -> None:
+    async def work(job: CoordinatorService) -> None:
+        first = await join(job, pid=10, incarnation=1)
+        await join(job, pid=11, incarnation=2)
+        silent = next(m for m in job.members.of(Role.WORKER) if m.ident == first.member)
+        job.members.handle(Disconnected(silent.ident), 0.0)
+        again = await join(job, pid=12, incarnation=3, index=0, replaces=10)
+        assert (again.rank, again.name) == (0, "worker-0")
+        assert again.member != first.member
+        assert job.lost == ["worker-0"]
+        assert first.member not in job.members
+
+    with_job(work)
+
+
+def test_nobody_replaces_who_is_there() -> None:
+    async def work(job: CoordinatorService) -> None:
+        first = await join(job, pid=10, incarnation=1)
+        again = await join(job, pid=12, incarnation=3, index=0, replaces=10)
+        assert again.rank == 1
+        assert first.member in job.members
+        assert job.lost == []
+
+    with_job(work)

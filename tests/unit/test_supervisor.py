@@ -1,0 +1,312 @@
+"""What the launcher does when a process ends: made-up processes, a made-up coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import pytest
+
+from paramserver import errors
+from paramserver.local.poll import Poll
+from paramserver.local.process import Child
+from paramserver.local.restarts import Restarts
+from paramserver.local.spawn import ChildFailedError, Spawner
+from paramserver.local.supervisor import Supervisor
+from paramserver.local.valkey import EmbeddedStore
+from paramserver.v1 import coordinator_pb2, types_pb2
+
+RUNNING = types_pb2.JOB_STATE_RUNNING
+_pids = itertools.count(100)
+
+
+class Process:
+    """Stands for a child. It runs until :meth:`end`."""
+
+    def __init__(self, name: str, replaces: int) -> None:
+        self.name = name
+        self.replaces = replaces
+        self.pid = next(_pids)
+        self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    @property
+    def running(self) -> bool:
+        return not self.exited.done()
+
+    def end(self, code: int) -> None:
+        self.exited.set_result(code)
+
+    def kill(self) -> None:
+        self.end(-9)
+
+
+class World:
+    """One server, two workers, their coordinator; ``said`` is what people were told."""
+
+    def __init__(self, most: int = 3, hang_s: float = 1e9, durable: bool = True) -> None:
+        self.started: list[Process] = []
+        self.said: list[str] = []
+        self.status = coordinator_pb2.StatusResponse(term=1)
+        self.status.view.state = RUNNING
+        self.answered_at = time.monotonic()
+        self.silent = False
+        self.supervisor = Supervisor(
+            cast(Spawner, self), EmbeddedStore(), Restarts(most), self.said.append, hang_s, durable
+        )
+
+    # As Spawner does.
+
+    async def coordinator(self) -> Child:
+        return self._start("coordinator", 0)
+
+    async def coordinator_again(self) -> Child:
+        self.silent, self.answered_at = False, time.monotonic()
+        return self._start("coordinator", 1)
+
+    async def server(self, index: int, replaces: int = 0) -> Child:
+        return self._start(f"server-{index}", replaces)
+
+    async def worker(self, index: int, replaces: int = 0) -> Child:
+        return self._start(f"worker-{index}", replaces)
+
+    def _start(self, name: str, replaces: int) -> Child:
+        process = Process(name, replaces)
+        self.started.append(process)
+        return cast(Child, process)
+
+    # As Poll does.
+
+    async def ask(self, model: bool = False) -> coordinator_pb2.StatusResponse | None:
+        if self.silent:
+            return None
+        del self.status.processes[:]
+        for process in self.started:
+            if process.name.startswith("server") and process.running:
+                self.status.processes.add(role="server", pid=process.pid)
+        self.answered_at = time.monotonic()
+        self.supervisor.hear(self.status)
+        return self.status
+
+    def of(self, name: str) -> list[Process]:
+        return [process for process in self.started if process.name == name]
+
+    def run(self, story: Callable[[World], Awaitable[Any]]) -> int:
+        """Let it happen; the exit code of the run."""
+
+        async def go() -> int:
+            supervisor = self.supervisor
+            await supervisor.start_coordinator()
+            await supervisor.start_server(0)
+            for index in range(2):
+                await supervisor.start_worker(index)
+            watching = asyncio.create_task(supervisor.watch(cast(Poll, self)))
+            telling = asyncio.create_task(cast(Any, story(self)))
+            async with asyncio.timeout(10.0):
+                await asyncio.wait({watching, telling}, return_when=asyncio.FIRST_EXCEPTION)
+                await telling
+                return await watching
+
+        return asyncio.run(go())
+
+
+async def until(ready: Callable[[], object]) -> None:
+    while not ready():
+        await asyncio.sleep(0.01)
+
+
+async def all_well(world: World) -> None:
+    world.status.finished = True
+    for process in world.started:
+        if process.name.startswith("worker") and process.running:
+            process.end(0)
+
+
+def test_all_end_well() -> None:
+    world = World()
+    assert world.run(all_well) == 0
+    assert world.said == []
+    assert world.supervisor.restarts.total == {}
+
+
+def test_a_killed_worker_is_replaced_by_one_with_its_rank() -> None:
+    async def story(world: World) -> None:
+        first = world.of("worker-1")[0]
+        first.end(-9)
+        await until(lambda: len(world.of("worker-1")) == 2)
+        assert world.of("worker-1")[1].replaces == first.pid
+        await all_well(world)
+
+    world = World()
+    assert world.run(story) == 0
+    assert world.said == [
+        "worker-1 was killed by signal 9; its slices go to the others",
+        "worker-1 is started again (1 of at most 3 times in a row)",
+    ]
+    assert world.supervisor.restarts.total == {"worker-1": 1}
+
+
+def test_a_worker_that_dies_when_nothing_is_left_is_not_replaced() -> None:
+    async def story(world: World) -> None:
+        world.status.finished = True
+        world.of("worker-0")[0].end(0)
+        world.of("worker-1")[0].end(-9)
+
+    world = World()
+    assert world.run(story) == 0
+    assert len(world.of("worker-1")) == 1
+
+
+@pytest.mark.parametrize("code", [143, -15])
+def test_a_worker_that_was_told_to_leave_is_not_replaced(code: int) -> None:
+    async def story(world: World) -> None:
+        world.of("worker-0")[0].end(code)
+        await until(lambda: world.said)
+        await all_well(world)
+
+    world = World()
+    assert world.run(story) == 0
+    assert world.said == ["worker-0 was told to leave; its slices go to the others"]
+
+
+def test_all_workers_were_told_to_leave() -> None:
+    async def story(world: World) -> None:
+        for index in range(2):
+            world.of(f"worker-{index}")[0].end(143)
+
+    assert World().run(story) == 143
+
+
+def test_a_script_that_fails_ends_the_run() -> None:
+    async def story(world: World) -> None:
+        world.of("worker-1")[0].end(7)
+
+    world = World()
+    assert world.run(story) == 7
+    assert world.said == ["worker-1 failed with exit code 7; the run ends"]
+
+
+def test_the_coordinators_reason_comes_before_an_exit_code() -> None:
+    async def story(world: World) -> None:
+        world.status.view.state, world.status.view.reason = types_pb2.JOB_STATE_FAILED, "the cat"
+        world.of("worker-1")[0].end(1)
+
+    with pytest.raises(errors.JobFailedError, match=r"^the job has failed: the cat$"):
+        World().run(story)
+
+
+@pytest.mark.parametrize("code", [-9, 0, 1])
+def test_a_server_is_started_again(code: int) -> None:
+    async def story(world: World) -> None:
+        first = world.of("server-0")[0]
+        first.end(code)
+        await until(lambda: len(world.of("server-0")) == 2)
+        assert world.of("server-0")[1].replaces == first.pid
+        await all_well(world)
+
+    world = World()
+    assert world.run(story) == 0
+    how = "signal 9" if code < 0 else f"exit code {code}"
+    assert world.said == [
+        f"server-0 ended unexpectedly ({how})",
+        "server-0 is started again (1 of at most 3 times in a row)",
+    ]
+
+
+@pytest.mark.parametrize("code", [2, 4])
+def test_a_mistake_would_only_be_made_again(code: int) -> None:
+    async def story(world: World) -> None:
+        world.of("server-0")[0].end(code)
+
+    with pytest.raises(ChildFailedError, match=rf"^server-0 ended with exit code {code}; it says why above$") as caught:
+        World().run(story)
+    assert caught.value.exit_code == code
+
+
+def test_too_often() -> None:
+    async def story(world: World) -> None:
+        for count in range(1, 4):
+            await until(lambda count=count: len(world.of("server-0")) == count)  # type: ignore[misc]
+            world.of("server-0")[-1].end(-11)
+
+    with pytest.raises(ChildFailedError) as caught:
+        World(most=2).run(story)
+    assert str(caught.value) == (
+        "server-0 has ended 3 times in a row, the last time with signal 11, and the job got no further in between; "
+        "cluster.max_restarts is 2"
+    )
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize("name", ["server-0", "coordinator"])
+def test_never_again(name: str) -> None:
+    async def story(world: World) -> None:
+        world.of(name)[0].end(-9)
+
+    with pytest.raises(ChildFailedError, match=rf"^{name} ended unexpectedly \(signal 9\); the run cannot go on$"):
+        World(most=0).run(story)
+
+
+def test_without_replacement_the_last_killed_worker_ends_the_run() -> None:
+    async def story(world: World) -> None:
+        for index in range(2):
+            world.of(f"worker-{index}")[0].end(-9)
+
+    assert World(most=0).run(story) == 137
+
+
+def test_a_coordinator_that_hangs_is_killed_and_started_again() -> None:
+    async def story(world: World) -> None:
+        await world.ask()
+        world.silent = True
+        await until(lambda: len(world.of("coordinator")) == 2)
+        await all_well(world)
+
+    world = World(hang_s=0.3)
+    assert world.run(story) == 0
+    assert world.said[0].startswith("coordinator has not answered for ")
+    assert world.said[1:] == [
+        "coordinator ended unexpectedly (signal 9)",
+        "coordinator is started again (1 of at most 3 times in a row)",
+    ]
+
+
+def test_nothing_is_left_of_a_coordinator_with_its_store_in_memory() -> None:
+    async def story(world: World) -> None:
+        world.of("coordinator")[0].end(-9)
+
+    with pytest.raises(ChildFailedError, match=r"and cluster\.store = memory with it; the run cannot go on$"):
+        World(durable=False).run(story)
+
+
+def test_workers_come_back_if_the_job_goes_back_after_them() -> None:
+    async def story(world: World) -> None:
+        world.status.finished = True
+        await world.ask()
+        world.of("server-0")[0].end(-9)  # and with it what the workers have done
+        world.silent = True
+        for index in range(2):
+            world.of(f"worker-{index}")[0].end(0)
+        await until(lambda: len(world.of("server-0")) == 2)
+        world.status.finished, world.status.view.timeline = False, 1
+        world.silent = False
+        await until(lambda: len(world.of("worker-1")) == 2)
+        await all_well(world)
+
+    world = World()
+    assert world.run(story) == 0
+    assert "the job has gone back after the workers had ended; they are started again" in world.said
+    assert world.supervisor.restarts.total == {"server-0": 1, "worker-0": 1, "worker-1": 1}
+
+
+def test_workers_that_stopped_early_stay_away() -> None:
+    async def story(world: World) -> None:
+        await world.ask()
+        for index in range(2):
+            world.of(f"worker-{index}")[0].end(0)
+
+    world = World()
+    assert world.run(story) == 0
+    assert len(world.of("worker-0")) == 1
