@@ -17,7 +17,7 @@ from paramserver.transport.base import METHODS
 _WHO = re.compile(r"\*|coordinator|store|(server|worker)-(\*|\d+)")
 # What may be done, by the key that says where.
 ACTIONS: Mapping[str, tuple[str, ...]] = {
-    "at": ("kill", "stop", "delay", "error"),
+    "at": ("kill", "stop", "delay", "error", "note"),
     "call": ("drop", "lose_reply", "delay", "duplicate", "reorder", "cut"),
     "process": ("kill", "stop", "term"),
 }

@@ -75,7 +75,10 @@ BAD = [
     ('[[fault]]\ndo = "kill"', "fault 1 needs one of at, call and process, not none"),
     ('[[fault]]\nat = "push.recv"\ncall = "Shard.Push"', "needs one of at, call and process, not at and call"),
     ('[[fault]]\nat = "push.recv"\nafter_s = 1\ndo = "kill"', "unknown key 'after_s'; with at go"),
-    ('[[fault]]\nat = "push.recv"\ndo = "explode"', "do = 'explode'; with at it is one of kill, stop, delay, error"),
+    (
+        '[[fault]]\nat = "push.recv"\ndo = "explode"',
+        "do = 'explode'; with at it is one of kill, stop, delay, error, note",
+    ),
     ('[[fault]]\nat = "push.recv"', "do = ''"),
     ('[[fault]]\nat = "push.rec"\ndo = "kill"', "there is no place 'push.rec'; the places are push.recv,"),
     ('[[fault]]\nat = 3\ndo = "kill"', "at is a text, not 3"),

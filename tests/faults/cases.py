@@ -1,0 +1,192 @@
+"""What is run: the crash matrix (every place × every role × four steps) and random campaigns, as plans."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paramserver.testing.places import PLACES
+from paramserver.testing.plan import Plan, Planned
+from paramserver.testing.seeded import KINDS, Shape, made
+
+SERVERS, WORKERS, SLICES = 2, 2, 4
+# Of the small job: 48 samples, two in a slice, two epochs.
+STEPS, ASYNC_SLICES = 12, 48
+CHECKPOINT_EVERY = 3
+# First, second, middle, last.
+WHEN = {"first": 0, "second": 1, "middle": 6, "last": STEPS - 1}
+CHUNKS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The command that is run under faults. ``pace_s``: how long a slice takes at least."""
+
+    mode: str = "sync"
+    workers: int = WORKERS
+    epochs: int = 2
+    pace_s: float = 0.0
+    checkpoints: bool = True
+
+    @property
+    def steps(self) -> int:
+        """Steps, or asynchronous: slices."""
+        return (STEPS if self.mode == "sync" else ASYNC_SLICES) * self.epochs // 2
+
+    @property
+    def contributions(self) -> int:
+        """What every server must have counted in the end."""
+        return ASYNC_SLICES * self.epochs // 2
+
+    def words(self, script: str, summary: str, checkpoints: str) -> list[str]:
+        """The words after "paramserver"."""
+        words = ["run", script, "--servers", str(SERVERS), "--workers", str(self.workers), "--summary", summary]
+        words += ["--set", "training.chunk_bytes=64"]
+        words += ["--slices-per-step", str(SLICES)] if self.mode == "sync" else ["--mode", "async"]
+        if self.checkpoints:
+            every = CHECKPOINT_EVERY * (1 if self.mode == "sync" else SLICES)
+            words += ["--checkpoint-every", str(every), "--checkpoint-dir", checkpoints]
+        words += ["--", "--epochs", str(self.epochs)]
+        words += ["--pace", str(self.pace_s)] if self.pace_s else []
+        return [*words, "--ledger"] if self.mode == "async" else words
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run. ``fault``: the one whose recovery is timed; the others, if any, bring about that it can strike."""
+
+    name: str
+    who: str
+    place: str
+    when: str
+    job: Job
+    plan: Plan
+
+
+def matrix() -> list[Case]:
+    """Every place × who comes there × when. The order is fixed, so that a range of numbers is a range of cases."""
+    return [*_of_servers(), *_of_workers(), *_of_coordinator(), *_of_processes(), *_of_answers(), *_of_calls()]
+
+
+def _case(fault: Planned, when: str, *before: Planned, mode: str = "sync") -> Case:
+    place = "(anywhere)" if fault.kind == "process" else fault.what
+    if fault.do != "kill":
+        place = f"{place}: {fault.do}"
+    name = f"{fault.who} {place} {when}" + (" async" if mode == "async" else "")
+    return Case(name, fault.who, place, when, Job(mode), Plan((fault, *before)))
+
+
+def _of_servers() -> Iterator[Case]:
+    for place, facts in PLACES.items():
+        if facts.role != "server":
+            continue
+        for who in ("server-0", "server-1"):
+            for when, step in WHEN.items():
+                if place.startswith("ckpt."):
+                    # Checkpoints are of versions: the first one is of the initial weights.
+                    version = {0: 0, 1: CHECKPOINT_EVERY, 6: 2 * CHECKPOINT_EVERY}.get(step, STEPS - CHECKPOINT_EVERY)
+                    yield _case(Planned("at", place, "kill", who, step=version), when)
+                elif place == "apply.mid":
+                    for chunk in range(1, CHUNKS + 1):
+                        yield _case(Planned("at", place, "kill", who, step=step, nth=chunk), f"{when}, chunk {chunk}")
+                else:
+                    yield _case(Planned("at", place, "kill", who, step=step), when)
+
+
+def _of_answers() -> Iterator[Case]:
+    """A server answers with an error, before it has counted a contribution or after that."""
+    for place in ("push.recv", "reply.drop"):
+        for who in ("server-0", "server-1"):
+            for when, step in WHEN.items():
+                yield _case(Planned("at", place, "error", who, step=step), when)
+
+
+def _of_calls() -> Iterator[Case]:
+    """What a network does to messages, from a step on."""
+    faults = [("Shard.Push", do) for do in ("drop", "lose_reply", "delay", "duplicate", "reorder", "cut")]
+    faults += [("Shard.Pull", do) for do in ("drop", "lose_reply", "delay", "duplicate")]
+    for method, do in faults:
+        for when, step in WHEN.items():
+            yield _case(Planned("call", method, do, "worker-1", step=step, seconds=0.2), when)
+
+
+def _of_workers() -> Iterator[Case]:
+    for place, facts in PLACES.items():
+        if facts.role == "worker":
+            for when, step in WHEN.items():
+                yield _case(Planned("at", place, "kill", "worker-1", step=step), when)
+
+
+# How often a coordinator of the small job comes to a place in a run without faults.
+_JOINS = SERVERS + WORKERS
+
+
+def _of_coordinator() -> Iterator[Case]:
+    for place in ("coord.before_generation", "coord.after_generation"):
+        yield _case(Planned("at", place, "kill", "coordinator"), "first")
+        yield _case(Planned("at", place, "kill", "coordinator", nth=2), "second")
+        for when in ("middle", "last"):  # only a loss makes a generation while the job trains
+            lost = Planned("at", "worker.after_grad", "kill", "worker-1", step=WHEN[when])
+            yield _case(Planned("at", place, "kill", "coordinator", nth=_JOINS + 1), when, lost)
+    for place in ("coord.before_timeline", "coord.after_timeline"):
+        for when, step in WHEN.items():
+            lost = Planned("at", "push.after_stage", "kill", "server-1", step=step)
+            yield _case(Planned("at", place, "kill", "coordinator"), when, lost)
+    for place in ("slice.claimed", "slice.before_done"):
+        for when, nth in {"first": 1, "second": 2, "middle": 4, "last": 6}.items():
+            yield _case(Planned("at", place, "kill", "coordinator", nth=nth), when, mode="async")
+    for place in ("redis.before_script", "redis.after_script"):
+        for when, nth in {"first": 1, "second": 2, "middle": 5, "last": 8}.items():
+            yield _case(Planned("at", place, "kill", "coordinator", nth=nth), when)
+    for place in ("ckpt.manifest", "ckpt.pointer", "ckpt.gc"):
+        for when, nth in {"first": 1, "second": 2, "middle": 3, "last": 4}.items():
+            yield _case(Planned("at", place, "kill", "coordinator", nth=nth), when)
+
+
+def _of_processes() -> Iterator[Case]:
+    """Not at a place: whoever else is at the step strikes it."""
+    for who in ("coordinator", "store", "server-0", "server-1", "worker-0"):
+        for when, step in WHEN.items():
+            yield _case(Planned("process", who, "kill", who, step=step), when)
+
+
+def sampled() -> list[Case]:
+    """The fixed few that run with every test."""
+    wanted = (
+        r"server-1 push\.after_stage middle",
+        r"server-0 commit\.after_log_before_reply second",
+        r"server-1 apply\.mid last, chunk 2",
+        r"worker-1 worker\.between_shards middle",
+        r"coordinator \(anywhere\) middle",
+        r"store \(anywhere\) middle",
+    )
+    cases = {pattern: [case for case in matrix() if re.fullmatch(pattern, case.name)] for pattern in wanted}
+    return [found[0] for found in cases.values()]
+
+
+def campaign(seed: int, runs: int, each: int, kinds: tuple[str, ...] = KINDS) -> list[Case]:
+    """Random runs of several faults; every fourth one is asynchronous."""
+    cases = []
+    for number in range(runs):
+        job = Job("async" if number % 4 == 3 else "sync", workers=2 + number % 2, epochs=4)
+        shape = Shape(SERVERS, job.workers, job.steps, job.mode)
+        plan = made(seed * 1000 + number, each, shape, kinds)
+        cases.append(Case(f"campaign {seed}, run {number}", "several", "several", "random", job, plan))
+    return cases
+
+
+def kills(role: str, runs: int, each: int) -> list[Case]:
+    """Runs in which a process of a role is killed again and again, while steps go on at a fixed pace."""
+    cases = []
+    gap = 40
+    for number in range(runs):
+        job = Job(workers=3, epochs=-(-2 * (each + 1) * gap // STEPS), pace_s=0.02)
+        faults = []
+        for time in range(each):
+            who = f"{role}-{(number + time) % (SERVERS if role == 'server' else job.workers)}"
+            faults.append(Planned("process", who, "kill", who, step=(time + 1) * gap))
+        cases.append(
+            Case(f"kills of {role}s, run {number}", role, "(anywhere)", "every so often", job, Plan(tuple(faults)))
+        )
+    return cases

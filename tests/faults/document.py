@@ -1,0 +1,137 @@
+"""Writes docs/reliability.md out of the results."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from tests.faults.runs import Outcome, Recovery
+
+_WHEN = ("first", "second", "middle", "last")
+
+
+def line(outcome: Outcome) -> str:
+    """One case, for the terminal."""
+    totals = [recovery.total_s for recovery in outcome.recoveries if recovery.total_s is not None]
+    recovery = f", recovery {max(totals):.2f} s" if totals else ""
+    detail = f": {outcome.detail}" if outcome.detail else ""
+    return f"{outcome.verdict:12} {outcome.name}  ({outcome.seconds:.1f} s{recovery}){detail}"
+
+
+def text(outcomes: Mapping[str, Outcome]) -> str:
+    """The whole document."""
+    campaign = [o for o in outcomes.values() if o.name.startswith("campaign")]
+    kills = [o for o in outcomes.values() if o.name.startswith("kills")]
+    matrix = [o for o in outcomes.values() if o not in campaign and o not in kills]
+    return "\n".join([*_HEAD, *_matrix(matrix), *_campaign(campaign), *_kills(kills)]).rstrip() + "\n"
+
+
+_HEAD = """\
+# How reliable it is
+
+Written by `make test-faults`, which takes about an hour; in pieces:
+
+```
+python -m tests.faults.matrix matrix --range 0:40
+python -m tests.faults.matrix campaign --seed 1 --faults 200
+python -m tests.faults.matrix kills --kills 50
+python -m tests.faults.matrix document
+```
+
+Every case is a run of real processes: two servers, two workers, twelve steps of four slices, a checkpoint every three
+steps. It is "ok" if the planned fault struck, the run ended with exit code 0, weights, optimizer state and buffers are
+bit-identical to those of a run without faults, every contribution counts exactly once, and no process or temporary file
+is left. Asynchronous runs train a ledger, a tensor in which every sample that counts adds exactly 1, so they are
+compared as well. Recovery is the time from the kill to the next published version, the longest of the cases in a row.
+""".splitlines()
+
+
+def _matrix(outcomes: Sequence[Outcome]) -> list[str]:
+    lines = ["", "## The crash matrix", ""]
+    if not outcomes:
+        return [*lines, "Not run."]
+    verdicts = Counter(outcome.verdict for outcome in outcomes)
+    lines += [f"{len(outcomes)} cases: {', '.join(f'{n} {verdict}' for verdict, n in verdicts.most_common())}.", ""]
+    lines += [
+        "| who is killed | at | first step | second | middle | last | recovery |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for (who, place), row in _grouped(outcomes).items():
+        cells = [_cell([outcome for outcome in row if outcome.when.startswith(when)]) for when in _WHEN]
+        lines.append(f"| {who} | `{place}` | {' | '.join(cells)} | {_longest(row)} |")
+    return lines
+
+
+def _grouped(outcomes: Iterable[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
+    rows: dict[tuple[str, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        rows.setdefault((outcome.who, outcome.place), []).append(outcome)
+    return rows
+
+
+def _cell(outcomes: Sequence[Outcome]) -> str:
+    if not outcomes:
+        return "–"
+    bad = [outcome.verdict for outcome in outcomes if outcome.verdict != "ok"]
+    text = ", ".join(sorted(set(bad))) or "ok"
+    return f"{text} ({len(outcomes)})" if len(outcomes) > 1 else text
+
+
+def _longest(outcomes: Iterable[Outcome]) -> str:
+    totals = [r.total_s for outcome in outcomes for r in outcome.recoveries if r.total_s is not None]
+    return f"{max(totals):.2f} s" if totals else "–"
+
+
+def _campaign(outcomes: Sequence[Outcome]) -> list[str]:
+    lines = ["", "## Random campaigns", ""]
+    if not outcomes:
+        return [*lines, "Not run."]
+    good = [outcome for outcome in outcomes if outcome.verdict == "ok"]
+    lines.append(
+        f"{len(outcomes)} runs, {sum(o.struck for o in outcomes)} faults that struck (kills, stops, delays, errors, "
+        "and messages dropped, duplicated, delayed, reordered, cut): "
+        f"{len(good)} runs ok, {len(outcomes) - len(good)} not. "
+        f"{sum(o.duplicate for o in outcomes)} contributions arrived once more and changed nothing."
+    )
+    for outcome in outcomes:
+        if outcome.verdict != "ok":
+            lines.append(f"- {outcome.name}: {outcome.verdict}, {outcome.detail}")
+    return lines
+
+
+def _kills(outcomes: Sequence[Outcome]) -> list[str]:
+    lines = ["", "## Recovery times", ""]
+    if not outcomes:
+        return [*lines, "Not run."]
+    lines += [
+        "Processes killed again and again in a run of three workers whose slices take 20 ms, on "
+        f"{os.cpu_count()} cores ({platform.machine()}). Detection is from the kill to the moment the coordinator acts "
+        "on it, repair from there to the next published version. A worker's slices are done by others; a server starts "
+        "again, which takes most of the time, and all go back to the last checkpoint.",
+        "",
+        "| killed | kills | | p50 | p95 | max |",
+        "|---|---|---|---|---|---|",
+    ]
+    for role in ("worker", "server"):
+        found = [r for o in outcomes if o.who == role for r in o.recoveries]
+        lines += _rows(role, found)
+    bad = [outcome for outcome in outcomes if outcome.verdict != "ok"]
+    return [*lines, *(f"\n{outcome.name}: {outcome.verdict}, {outcome.detail}" for outcome in bad)]
+
+
+def _rows(role: str, found: Sequence[Recovery]) -> list[str]:
+    rows = []
+    for what in ("detection_s", "repair_s", "total_s"):
+        values = sorted(value for recovery in found if (value := getattr(recovery, what)) is not None)
+        if values:
+            cells = " | ".join(f"{_quantile(values, q):.2f} s" for q in (0.5, 0.95, 1.0))
+            rows.append(f"| {role} | {len(values)} | {what.removesuffix('_s')} | {cells} |")
+    return rows
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that is not below this share of them."""
+    return values[max(0, math.ceil(share * len(values)) - 1)]
