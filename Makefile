@@ -7,6 +7,7 @@
 # make test-compose  build the image and test real clusters of containers (needs Docker and docker-compose)
 # make test-machines  train on six emulated machines, with faults and strangers (needs root and iproute2)
 # make test-scale  a run with 32 workers
+# make test-faults  the crash matrix, 200 random faults, 100 kills; writes docs/reliability.md (an hour or more)
 # make test-low  unit and contract tests with the lowest versions of grpcio, protobuf and redis (for contributors)
 # make test-gpu  what only a machine with a GPU can test (for contributors; uses the python on PATH)
 # make clean  remove caches and build outputs; make clean-all also the environments
@@ -25,7 +26,7 @@ LOWEST := grpcio==1.76.0 protobuf==6.31.1 redis==5.0.0
 PROTO_TOOLS := grpcio-tools==1.76.0 grpcio==1.76.0 protobuf==6.33.6 setuptools==80.9.0
 PROTOC = .proto-venv/bin/python -m grpc_tools.protoc -I protos
 
-.PHONY: help demo test test-scale test-low test-gpu check format proto proto-check clean clean-all \
+.PHONY: help demo test test-scale test-faults test-low test-gpu check format proto proto-check clean clean-all \
 	docker-image docker-wheels docker-base test-compose test-machines
 
 help:
@@ -57,6 +58,12 @@ test: .venv/.stamp
 
 test-scale: .venv/.stamp
 	MANY_WORKERS=32 $(BIN)/python -m pytest -q -s tests/integration/test_many_workers.py
+
+# What has gone well stays in build/faults and is not run again: `rm -r build/faults` for a fresh start.
+test-faults: .venv/.stamp
+	@bad=0; for what in matrix campaign kills; do \
+		$(BIN)/python -m tests.faults.matrix $$what || bad=1; done; \
+	$(BIN)/python -m tests.faults.matrix document; exit $$bad
 
 test-low: .low-venv/.stamp
 	OMP_NUM_THREADS=1 .low-venv/bin/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile tests/unit tests/contract
