@@ -34,13 +34,16 @@ def list_(directory: str, /, *, json_: Json = False) -> int:
     json_
         Print JSON instead.
     """
+    from paramserver.checkpoint.place import located
+
+    place, _ = located(directory)
     found = _found(directory)
     if json_:
-        print(json.dumps([_facts(one) for one in found], indent=2))
+        print(json.dumps([_facts(place, one) for one in found], indent=2))
     elif not found:
         print(f"There are no checkpoints in {directory}.")
     else:
-        print("\n".join(_table(found)))
+        print("\n".join(_table(place, found)))
     return 0
 
 
@@ -59,12 +62,15 @@ def show(directory: str, name: str = "", /, *, json_: Json = False) -> int:
     """
     from dataclasses import asdict
 
+    from paramserver.checkpoint.place import located
+
+    place, _ = located(directory)
     one = _one(directory, name)
     assert one.manifest is not None
     if json_:
         print(json.dumps({"name": one.name, "problem": one.problem, **asdict(one.manifest)}, indent=2))
     else:
-        print("\n".join(_description(one, one.manifest)))
+        print("\n".join(_description(place, one, one.manifest)))
     return 0
 
 
@@ -196,14 +202,14 @@ def _verified(place: Place, one: Found) -> tuple[str, str]:
 # ---- printing
 
 
-def _facts(one: Found) -> dict[str, object]:
+def _facts(place: Place, one: Found) -> dict[str, object]:
     facts: dict[str, object] = {"name": one.name, "good": _state(one) == "good", "problem": _state(one)}
     if facts["good"]:
         facts["problem"] = ""
     if one.manifest is not None:
         manifest = one.manifest
         facts |= {"job": manifest.job, "version": manifest.version, "timeline": manifest.timeline}
-        facts |= {"epochs": epochs(manifest), "bytes": manifest.nbytes, "written": manifest.written}
+        facts |= {"epochs": epochs(place, manifest), "bytes": manifest.nbytes, "written": manifest.written}
     return facts
 
 
@@ -215,13 +221,13 @@ def _state(one: Found) -> str:
     return "good" if one.manifest is not None and one.manifest.finite else "NaN or infinite weights"
 
 
-def _table(found: Sequence[Found]) -> list[str]:
+def _table(place: Place, found: Sequence[Found]) -> list[str]:
     rows = [("name", "version", "epochs", "size", "age", "state")]
     for one in found:
         if one.manifest is None:
             rows.append((one.name, "", "", "", "", _state(one)))
             continue
-        passed = epochs(one.manifest)
+        passed = epochs(place, one.manifest)
         shown = "" if passed is None else f"{passed:.2f}"
         facts = (str(one.manifest.version), shown, _bytes(one.manifest.nbytes), _age(one.manifest))
         rows.append((one.name, *facts, _state(one)))
@@ -233,8 +239,8 @@ def _table(found: Sequence[Found]) -> list[str]:
     return lines
 
 
-def _description(one: Found, manifest: Manifest) -> list[str]:
-    passed = epochs(manifest)
+def _description(place: Place, one: Found, manifest: Manifest) -> list[str]:
+    passed = epochs(place, manifest)
     tensors = manifest.model.get("tensors", [])
     optimizer = manifest.model.get("optimizer", {})
     facts = {
@@ -273,11 +279,8 @@ def _age(manifest: Manifest) -> str:
     return f"{seconds} s"
 
 
-def epochs(manifest: Manifest) -> float | None:
-    """How many epochs have been trained, the part of the present one included; None where that is not known.
-
-    Of a synchronous checkpoint; an asynchronous one counts its slices on the servers.
-    """
+def epochs(place: Place, manifest: Manifest) -> float | None:
+    """How many epochs have been trained, the part of the present one included; None where that is not known."""
     from google.protobuf import json_format
 
     from paramserver.core.slices import DataSpec
@@ -288,12 +291,30 @@ def epochs(manifest: Manifest) -> float | None:
     record = coordinator_pb2.JobRecord()
     try:
         json_format.ParseDict(manifest.position, record, ignore_unknown_fields=True)
-        if not record.HasField("data") or record.view.consistency.mode != types_pb2.MODE_SYNC:
+        slices = DataSpec(record.data.samples, record.data.slice_size, record.data.drop_last).slices_per_epoch
+        if not slices:
             return None
-        data = DataSpec(record.data.samples, record.data.slice_size, record.data.drop_last)
-        if not data.slices_per_epoch:
-            return None
-        epoch, rest = schedule_from_proto(record.view, data.slices_per_epoch).position(manifest.version)
-    except (json_format.ParseError, ParamServerError, ValueError):
-        return None
-    return epoch + 1 - sum(hi - lo for lo, hi in rest) / data.slices_per_epoch
+        if record.view.consistency.mode == types_pb2.MODE_ASYNC:
+            return _epochs_counted(place, manifest, slices)
+        epoch, rest = schedule_from_proto(record.view, slices).position(manifest.version)
+    except (
+        json_format.ParseError,
+        ParamServerError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+    ):
+        return None  # it is written by others, and may be anything
+    return epoch + 1 - sum(hi - lo for lo, hi in rest) / slices
+
+
+def _epochs_counted(place: Place, manifest: Manifest, slices: int) -> float | None:
+    """The same in asynchronous mode, where the servers have counted slices: {epoch: [[first, end], ...]}."""
+    from paramserver.checkpoint.tensorfile import TensorFile
+
+    with TensorFile(place, manifest.name, manifest.state[0]) as file:
+        counted = json.loads(file.metadata["shard"])["counted"]
+    done = sum(int(hi) - int(lo) for ranges in counted.values() for lo, hi in ranges)
+    return min(int(epoch) for epoch in counted) + done / slices if counted else 0.0

@@ -384,10 +384,12 @@ def test_a_directory_that_cannot_be_written_to_can_be_read(place: Place, monkeyp
     assert newest(place) == made
 
 
-def test_behind_a_url_everything_is_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["memory", "local"])
+def test_behind_a_url_everything_is_the_same(tmp_path: Path, kind: str) -> None:
     import fsspec
 
-    place = Place(f"memory://{tmp_path.name}/run")
+    root = str(tmp_path / "root") if kind == "local" else f"/{tmp_path.name}"
+    place = Place(f"{kind}://{root}/run")
     place.prepare()
     save(place, 50)
     second = save(place, 60)
@@ -402,10 +404,10 @@ def test_behind_a_url_everything_is_the_same(tmp_path: Path) -> None:
     again = save(place, 60, fill=1.0)
     assert content(place, again) == {1.0}
     assert prune(place, 1) == []
-    fs = fsspec.filesystem("memory")
-    left = sorted(path.rpartition("/")[2] for path in fs.find(f"/{tmp_path.name}/run/{T60}"))
+    fs = fsspec.filesystem(kind)
+    left = sorted(path.rpartition("/")[2] for path in fs.find(f"{root}/run/{T60}"))
     assert left == sorted(["MANIFEST.json", "model.safetensors.index.json", *(info.name for info in again.files)])
-    fs.pipe_file(f"/{tmp_path.name}/run/{T60}/{again.files[0].name}", b"x" * again.files[0].bytes)
+    fs.pipe_file(f"{root}/run/{T60}/{again.files[0].name}", b"x" * again.files[0].bytes)
     assert newest(place) is None
-    fs.rm(f"/{tmp_path.name}", recursive=True)
+    fs.rm(root, recursive=True)
     assert temporary_files(tmp_path) == []

@@ -17,7 +17,7 @@ from paramserver.errors import CheckpointError, ConfigError
 NAME = "step-00000050-t1"
 
 
-@pytest.fixture(params=["disk", "memory"])
+@pytest.fixture(params=["disk", "memory", "local"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """A place of each kind."""
     if request.param == "disk":
@@ -25,11 +25,11 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         return
     import fsspec
 
-    url = f"memory://{tmp_path.name}/checkpoints"
-    yield Place(url)
-    fs = fsspec.filesystem("memory")
-    if fs.exists(f"/{tmp_path.name}"):
-        fs.rm(f"/{tmp_path.name}", recursive=True)
+    root = str(tmp_path) if request.param == "local" else f"/{tmp_path.name}"
+    yield Place(f"{request.param}://{root}/checkpoints")
+    fs = fsspec.filesystem(request.param)
+    if fs.exists(root):
+        fs.rm(root, recursive=True)
 
 
 def test_a_place_is_created_and_leaves_no_trace_of_the_trial(place: Place) -> None:

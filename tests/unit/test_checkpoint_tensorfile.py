@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import io
 import itertools
 import json
 import os
 import struct
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -165,6 +168,23 @@ def test_a_name_that_is_there_twice_is_not_written() -> None:
         encode([Entry("a", "bool", (1,)), Entry("a", "bool", (1,))], {})
 
 
+def test_servers_write_into_one_checkpoint_at_the_same_time(tmp_path: Path) -> None:
+    place = Place(str(tmp_path))
+    together = Barrier(8)
+
+    def one(number: int) -> FileInfo:
+        together.wait(20)
+        data = bytes([number]) * 1000
+        return write_tensors(place, NAME, f"{number}.safetensors", [Entry("a", "uint8", (1000,))], [data], {})
+
+    with ThreadPoolExecutor(8) as pool:
+        infos = list(pool.map(one, range(8)))
+    for number, info in enumerate(infos):
+        with TensorFile(place, NAME, info) as file:
+            file.verify()
+            assert set(file.read("a", 0, 1000)) == {number}
+
+
 # ---- failures while writing
 
 
@@ -278,6 +298,12 @@ def file_with(header: object, data: bytes = b"") -> bytes:
     return struct.pack("<Q", len(text)) + text + data
 
 
+def torch_file() -> bytes:
+    buffer = io.BytesIO()
+    torch.save({"a": torch.ones(3)}, buffer)
+    return buffer.getvalue()
+
+
 def tensor(dtype: object = "F32", shape: object = (1,), offsets: object = (0, 4), **more: object) -> dict[str, object]:
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets, **more}
 
@@ -321,6 +347,8 @@ HOSTILE: dict[str, bytes] = {
     "name with NUL": file_with({"a\0b": tensor()}, bytes(4)),
     "no name": file_with({"": tensor()}, bytes(4)),
     "metadata are numbers": file_with({"__metadata__": {"a": 1}, "a": tensor()}, bytes(4)),
+    "a pickle": b"cos\nsystem\n(S'touch fired'\ntR.",
+    "a file of torch": torch_file(),
     "metadata are a list": file_with({"__metadata__": [], "a": tensor()}, bytes(4)),
 }
 

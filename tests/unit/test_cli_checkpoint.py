@@ -12,6 +12,7 @@ import structlog
 import torch
 
 from paramserver.checkpoint.place import Place
+from paramserver.checkpoint.tensorfile import write_tensors
 from paramserver.cli.checkpoint import epochs
 from paramserver.cli.main import main
 from tests.unit import trained
@@ -224,7 +225,7 @@ def test_damage_is_not_exported(place: Place, capsys: pytest.CaptureFixture[str]
 # ---- epochs
 
 
-def test_epochs_of_a_synchronous_job() -> None:
+def test_epochs_of_a_synchronous_job(place: Place) -> None:
     position = {
         "view": {
             "consistency": {"mode": "MODE_SYNC"},
@@ -233,14 +234,40 @@ def test_epochs_of_a_synchronous_job() -> None:
         },
         "data": {"samples": "100", "slice_size": "10"},
     }
-    made = manifest([], [], 10, position=position)
-    assert epochs(made) == 1.0
-    for version, expected in ((11, 1.4), (12, 1.8), (13, 2.0), (16, 3.0), (9, None)):
-        assert epochs(manifest([], [], version, position=position)) == (expected and pytest.approx(expected))
+    for version, expected in ((10, 1.0), (11, 1.4), (12, 1.8), (13, 2.0), (16, 3.0), (9, None)):
+        found = epochs(place, manifest([], [], version, position=position))
+        assert found == (expected if expected is None else pytest.approx(expected))
 
 
-@pytest.mark.parametrize(
-    "position", [{}, {"view": 7}, {"data": {"samples": "1"}}, {"view": {}, "data": {"slice_size": "5"}}]
-)
-def test_epochs_that_are_not_known(position: dict[str, object]) -> None:
-    assert epochs(manifest([], [], 10, position=position)) is None
+ASYNC = {"view": {"consistency": {"mode": "MODE_ASYNC"}}, "data": {"samples": "100", "slice_size": "10"}}
+COUNTED = [
+    ({}, 0.0),
+    ({"0": [[0, 5]]}, 0.5),
+    ({"0": [[0, 10]], "1": [[0, 2], [4, 5]]}, 1.3),
+    ({"3": [[0, 10]], "4": [[0, 10]]}, 5.0),
+    ({"x": [[0, 1]]}, None),
+    ({"0": [[0]]}, None),
+    ([], None),
+]
+
+
+@pytest.mark.parametrize(("counted", "expected"), COUNTED)
+def test_epochs_of_an_asynchronous_job(place: Place, counted: object, expected: float | None) -> None:
+    facts = {"shard": json.dumps({"version": 50, "counted": counted})}
+    info = write_tensors(place, T50, "state.safetensors", [], [], facts)
+    found = epochs(place, manifest([info], [info], 50, position=ASYNC))
+    assert found == (expected if expected is None else pytest.approx(expected))
+
+
+POSITIONS: list[dict[str, object]] = [
+    {},
+    {"view": 7},
+    {"data": {"samples": "1"}},
+    {"view": {}, "data": {"slice_size": "5"}},
+    ASYNC,
+]
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_epochs_that_are_not_known(place: Place, position: dict[str, object]) -> None:
+    assert epochs(place, manifest([], [], 10, position=position)) is None
