@@ -282,6 +282,26 @@ class Training(_Section):
     )
 
 
+class Checkpoint(_Section):
+    """What outlives the death of a server, and of everybody."""
+
+    dir: Annotated[str, Must("a directory or a URL")] = Field(
+        default="",
+        description="Directory, or URL such as s3://bucket/path, that all servers and coordinators reach. Empty: `run` "
+        "keeps checkpoints as long as it runs; elsewhere the death of a server ends the job.",
+    )
+    every: _Count = Field(
+        default=0,
+        description="Steps (async: slices) from one checkpoint to the next. 0: only the first and the last version.",
+    )
+    keep: Annotated[int, BeforeValidator(_refuse_bool), Field(ge=1, le=1_000_000), Must("an integer of 1 or more")] = (
+        Field(default=3, description="How many checkpoints are kept; older ones are removed.")
+    )
+    resume: Annotated[str, Must("a directory, a checkpoint in one, or a URL")] = Field(
+        default="", description="Go on from this checkpoint, or from the newest in this directory. Empty: begin anew."
+    )
+
+
 class Run(_Section):
     """What `paramserver run` starts and writes."""
 
@@ -341,6 +361,7 @@ class Settings(BaseSettings):
     cluster: Cluster = Cluster()
     consistency: Consistency = Consistency()
     training: Training = Training()
+    checkpoint: Checkpoint = Checkpoint()
     run: Run = Run()
     log: Log = Log()
     security: Security = Security()

@@ -13,7 +13,8 @@ ParamServerError
 │   └── OverloadedError                slow down
 ├── StaleViewError                     refresh the view of the cluster, then go on
 │   ├── FencedError                    an older generation or timeline
-│   │   └── NotMemberError             this process is no member any more, or not of this coordinator: join again
+│   │   ├── NotMemberError             this process is no member any more, or not of this coordinator: join again
+│   │   └── RolledBackError            the job went back to an earlier version: go on from there
 │   ├── OutOfOrderError                a contribution to a step that is not open yet
 │   └── GoneError                      a version that is no longer kept
 ├── ProtocolError                      a message that is refused; nothing changed
@@ -90,6 +91,10 @@ class FencedError(StaleViewError):
 
 class NotMemberError(FencedError):
     """The coordinator does not know this process: join again."""
+
+
+class RolledBackError(FencedError):
+    """The job went back to a checkpoint, on a new timeline: go on from the version that it has now."""
 
 
 class OutOfOrderError(StaleViewError):

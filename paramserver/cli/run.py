@@ -32,6 +32,9 @@ def run(
     job: _Text = None,
     summary: _Text = None,
     save: _Text = None,
+    checkpoint_dir: _Text = None,
+    checkpoint_every: _Text = None,
+    resume: _Text = None,
     config: Path | None = None,
     set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
     script_args: Annotated[list[str] | None, Parameter(parse=False)] = None,
@@ -69,6 +72,12 @@ def run(
         Write a summary of the run to this JSON file.
     save
         Write the final weights to this safetensors file.
+    checkpoint_dir
+        Keep checkpoints in this directory, or at this URL.
+    checkpoint_every
+        Steps (async: slices) from one checkpoint to the next; only the first and the last version if 0.
+    resume
+        Go on from this checkpoint, or from the newest in this directory, with the same script and settings.
     config
         TOML file with settings; flags and PARAMSERVER_* variables override it.
     set_
@@ -79,6 +88,9 @@ def run(
         "run.args": script_args,
         "run.summary": summary,
         "run.save": save,
+        "checkpoint.dir": checkpoint_dir,
+        "checkpoint.every": checkpoint_every,
+        "checkpoint.resume": resume,
         "cluster.servers": servers,
         "cluster.workers": workers,
         "cluster.store": store,
@@ -90,7 +102,12 @@ def run(
         "training.threads_per_worker": threads_per_worker,
         "training.nonfinite": nonfinite,
     }
-    settings = load_settings(config, merge_overrides(flags, parse_assignments(set_ or [])))
+    overrides = merge_overrides(flags, parse_assignments(set_ or []))
+    settings = load_settings(config, overrides)
+    if settings.checkpoint.resume:
+        from paramserver.local.checkpointing import resumed
+
+        settings = load_settings(config, {**overrides, **resumed(settings)})
     path = script_path(settings)
     from paramserver.local.launcher import launch
 

@@ -102,14 +102,21 @@ def _same(mode: types_pb2.Mode, staleness: int | None, mine: Consistency) -> boo
 async def admit_server(job: CoordinatorService, request: coordinator_pb2.JoinRequest, wish: int | None) -> int | None:
     """The index for a server, or None if any will do; raises if the job has no use for it.
 
-    One that was cut off comes back with its shard. One that begins anew in its place does not, and without that shard
-    the job cannot go on.
+    One that was cut off comes back with its shard. One that begins anew in its place does not, and the job goes back to
+    a checkpoint; without any it cannot go on.
     """
     name, absent = job.options.job, job.watch.absent
     if not request.holds:
+        if absent and job.recovery.possible:
+            index = wish if wish in absent else min(absent)
+            job.watch.replaced(index)
+            return index
         if absent and job.registry.model is not None:
             gone = ", ".join(f"server-{index}" for index in sorted(absent))
-            await job.fail(f"a server has come without a shard in place of {gone}; that shard of the model is gone")
+            await job.fail(
+                f"a server has come without a shard in place of {gone}; that shard of the model is gone "
+                "(set checkpoint.dir, so that the job can go back to a checkpoint)"
+            )
             raise errors.JobFailedError(job.reason)
         if len(job.members.of(Role.SERVER)) >= job.options.servers:
             raise errors.ConfigError(
@@ -118,7 +125,9 @@ async def admit_server(job: CoordinatorService, request: coordinator_pb2.JoinReq
         return wish
     for index, member in absent.items():
         if member.incarnation == request.incarnation:
-            if (request.holds, request.timeline) != (job.registry.digest, job.timeline):
+            if request.holds != job.registry.digest or (
+                request.timeline != job.timeline and not job.recovery.under_way
+            ):
                 break
             job.watch.server_back(index)
             return index

@@ -35,6 +35,10 @@ class Board:
         if request.HasField("server"):
             self._server_reports[request.member] = request.server
 
+    def newest_version(self) -> int:
+        """The newest version that some server has told of."""
+        return max((report.version for report in self._server_reports.values()), default=0)
+
     def removed(self, member: Member, lost: bool) -> None:
         """It is a member no more."""
         if member.role is Role.WORKER:
@@ -67,6 +71,9 @@ class Board:
             summary=self._job.summary,
             security=self._job.options.security,
             finished=self._job.finished,
+            checkpoint=self._job.checkpoints.last,
+            rollbacks=self._job.recovery.count,
+            steps_redone=self._job.recovery.steps_redone,
             data=data_to_proto(data) if data else None,
             steps_per_epoch=self._job.origin.steps_per_epoch if data and data.slice_size else 0,
         )

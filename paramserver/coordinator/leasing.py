@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from paramserver import errors
 from paramserver.core.consistency import Mode
 from paramserver.core.leases import SliceLeases
 from paramserver.core.membership import Role
@@ -55,6 +56,7 @@ class Leasing:
 
     async def lease(self, request: coordinator_pb2.LeaseRequest) -> coordinator_pb2.LeaseResponse:
         """Note what is done, then hand out up to ``want`` slices, waiting up to ``wait_s`` for the first."""
+        self._check(request)
         if self.table is not None and request.done:
             reach("slice.before_done")
             self.table.complete(AsyncName(name.epoch, name.index) for name in request.done)
@@ -77,7 +79,12 @@ class Leasing:
             reach("slice.claimed")
         return response
 
+    def _check(self, request: coordinator_pb2.LeaseRequest) -> None:
+        if request.timeline != self._job.timeline:
+            raise errors.RolledBackError(f"the job is on timeline {self._job.timeline} now")
+
     def _fill(self, request: coordinator_pb2.LeaseRequest, response: coordinator_pb2.LeaseResponse) -> bool:
+        self._check(request)
         present = self._job.consistency.revision
         if self.table is not None:
             response.open_epoch, _ = self.table.position()

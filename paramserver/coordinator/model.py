@@ -34,6 +34,7 @@ class ModelRegistry:
         self.ready = False
         self._registered: list[int] = []
         self._lock = asyncio.Lock()
+        self._saving = False
 
     async def register(self, request: coordinator_pb2.RegisterModelRequest) -> coordinator_pb2.RegisterModelResponse:
         """Take the first model, compare later ones; raises ModelError naming the first difference."""
@@ -63,25 +64,43 @@ class ModelRegistry:
         if any(t.kind is Kind.PARAMETER and t.group >= len(groups) for t in layout.tensors):
             raise errors.ModelError("a parameter names a parameter group that the optimizer does not have")
         servers = await self._all_servers()
-
-        def configure(member: Member) -> shard_pb2.ConfigureRequest:
-            return shard_pb2.ConfigureRequest(
-                job=self._job.options.job,
-                generation=self._job.members.generation,
-                timeline=self._job.timeline,
-                index=member.index,
-                servers=len(servers),
-                model=model,
-                layout_digest=layout.digest,
-                consistency=consistency_to_proto(self._job.consistency),
-                workers=self._job.worker_infos(),
-                peers=self._job.server_infos(),
-                term=self._job.term,
-            )
-
-        await self._job.servers.call_all(servers, "Shard.Configure", configure, self._job.options.call_timeout_s)
         self.model, self.digest = model, layout.digest
+        try:
+            await self._job.servers.call_all(
+                servers, "Shard.Configure", self.configuration, self._job.options.call_timeout_s
+            )
+        except BaseException:
+            self.model, self.digest = None, ""
+            raise
         log.debug("model", tensors=len(layout.tensors), chunks=len(layout.chunks), servers=len(servers))
+
+    def configuration(self, member: Member) -> shard_pb2.ConfigureRequest:
+        """What a server has to know of the model and of its part of it."""
+        job = self._job
+        return shard_pb2.ConfigureRequest(
+            job=job.options.job,
+            generation=job.members.generation,
+            timeline=job.timeline,
+            index=member.index,
+            servers=job.options.servers,
+            model=self.model,
+            layout_digest=self.digest,
+            consistency=consistency_to_proto(job.consistency),
+            workers=job.worker_infos(),
+            peers=job.server_infos(),
+            term=job.term,
+            checkpoints=job.checkpoints.options.place,
+            checkpoint_every=job.checkpoints.options.every,
+        )
+
+    def adopt(self, model: types_pb2.ModelSpec, digest: str) -> None:
+        """Take over the model of a checkpoint; workers must bring the same."""
+        self.model, self.digest = model, digest
+
+    def upload_again(self) -> None:
+        """What was uploaded is lost, before it was ever published."""
+        self.ready = False
+        self._give_grant()
 
     async def _all_servers(self) -> list[Member]:
         deadline = time.monotonic() + self._job.options.call_timeout_s
@@ -120,9 +139,24 @@ class ModelRegistry:
             # Another coordinator that finds version 0 on some servers only publishes what has this grant.
             await self._job.journal.settled()
             await self.publish()
-            self.ready = True
         # Members may have come or gone while the servers were being told.
         await self._job.tell_members()
+        if self._job.checkpoints.place is None:
+            self.ready = True
+        elif not self._saving:
+            self._saving = True
+            self._job.loosely(self._ready_when_saved())
+
+    async def _ready_when_saved(self) -> None:
+        """Version 0 is the first checkpoint: nobody computes on it before there is a way back to it."""
+        try:
+            await self._job.checkpoints.wait_settled(0)
+            self.ready = True
+        except errors.RolledBackError:
+            return
+        finally:
+            self._saving = False
+        await self._job.refresh()
 
     async def publish(self) -> None:
         """Publish version 0, as it was uploaded under the present grant, on all servers."""

@@ -16,10 +16,12 @@ import structlog
 from paramserver import errors
 from paramserver.coordinator.admission import admit_server, check_join
 from paramserver.coordinator.board import Board
+from paramserver.coordinator.checkpoints import CheckpointOptions, Checkpoints
 from paramserver.coordinator.cluster import Connect, Servers
 from paramserver.coordinator.journal import Journal
 from paramserver.coordinator.leasing import Leasing
 from paramserver.coordinator.model import ModelRegistry
+from paramserver.coordinator.recovery import Recovery
 from paramserver.coordinator.toggle import Toggle
 from paramserver.coordinator.watch import Watch
 from paramserver.core.consistency import Consistency
@@ -91,6 +93,7 @@ class JobOptions:
     settings: Mapping[str, str] = field(default_factory=dict)
     # How members talk to each other, for status pages.
     security: str = "plain"
+    checkpoints: CheckpointOptions = field(default_factory=CheckpointOptions)
 
 
 class CoordinatorService:
@@ -125,6 +128,8 @@ class CoordinatorService:
         self.async_from = 0
         self.lost: list[str] = []
         self.members = Membership(options.lease_s, options.grace_s, journal.generation, self._first_ident())
+        self.checkpoints = Checkpoints(self, options.checkpoints)
+        self.recovery = Recovery(self)
         self.registry = ModelRegistry(self)
         self.leasing = Leasing(self)
         self.toggle = Toggle(self)
@@ -213,6 +218,11 @@ class CoordinatorService:
         event = Joined(role, index, request.address, request.pid, request.incarnation)
         effects = self.members.handle(event, time.monotonic())
         member = next(effect.member for effect in effects if isinstance(effect, Admitted))
+        if role is Role.SERVER:
+            if not request.holds and self.registry.model is not None and self.recovery.possible:
+                self.recovery.begin(f"{member.name} has begun anew", member.ident)
+            elif request.holds and request.timeline != self.timeline:
+                self.recovery.begin(f"{member.name} came back from an older timeline", member.ident)
         await self._carry_out(effects)
         if role is Role.SERVER:
             self.toggle.server_back(member)
@@ -265,6 +275,9 @@ class CoordinatorService:
     async def _hear(self, request: coordinator_pb2.SessionRequest) -> None:
         await self._happen(Renewed(request.member))
         self.board.hear(request)
+        member = self.members.get(request.member)
+        if request.HasField("server") and member is not None:
+            self.checkpoints.hear(member.index, request.server)
         if request.server.term > self.term:
             await self.replaced(f"a server follows a newer coordinator (term {request.server.term})")
         if request.leaving:
@@ -282,6 +295,7 @@ class CoordinatorService:
             try:
                 await self._happen(Tick())
                 await self.watch.look()
+                self.checkpoints.look()
                 if self.journal.fenced.is_set():
                     await self.replaced("the store says that another coordinator leads the job now")
             except Exception:  # the top of a task: watching goes on
@@ -293,9 +307,10 @@ class CoordinatorService:
     async def _carry_out(self, effects: list[Effect]) -> None:
         """Perform them to the end, even if the caller is cancelled: the others must hear of every change."""
         if effects:
-            await asyncio.shield(self._loosely(self._perform(effects)))
+            await asyncio.shield(self.loosely(self._perform(effects)))
 
-    def _loosely(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def loosely(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Work that goes on although the call that began it may end; stopped when the service closes."""
         task = asyncio.create_task(work)
         self._loose.add(task)
         task.add_done_callback(self._loose.discard)
@@ -318,7 +333,7 @@ class CoordinatorService:
             self.lost.append(member.name)
         if member.role is Role.SERVER:
             await self.servers.forget(member.ident)
-            if self.registry.model is not None and lost:
+            if self.registry.model is not None and (lost or (self.recovery.possible and not self.ended)):
                 self.watch.server_lost(member, reason)
             elif self.registry.model is not None and self.members.of(Role.WORKER):
                 await self.fail(f"{reason}; its shard of the model is gone")
@@ -336,8 +351,10 @@ class CoordinatorService:
 
     async def spread(self) -> None:
         """Tell all servers who the workers are, those that do not hear of it later."""
+        if self.recovery.under_way:  # they hear of it when they are set up again
+            return
         if self.registry.model is not None and not await self.tell_members():
-            self._loosely(self._tell_members_again())
+            self.tell_members_later()
 
     async def tell_members(self) -> bool:
         """Tell all servers who the workers are; False if some server did not hear of it."""
@@ -361,6 +378,10 @@ class CoordinatorService:
                     log.warning("a server did not hear of the new membership", error=str(error))
                 return False
         return True
+
+    def tell_members_later(self) -> None:
+        """Try again until all servers have heard who the workers are."""
+        self.loosely(self._tell_members_again())
 
     async def _tell_members_again(self) -> None:
         """A shard that still counts a dead worker would hold the others back."""
@@ -456,7 +477,7 @@ class CoordinatorService:
 
     async def refresh(self) -> None:
         """Work out where the job stands and tell everybody."""
-        if self.state not in (*_ENDED, types_pb2.JOB_STATE_RUNNING):
+        if self.state not in (*_ENDED, types_pb2.JOB_STATE_RUNNING, types_pb2.JOB_STATE_RECOVERING):
             self.reason = self._missing()
             if self.registry.ready and not self.reason:
                 self.state = types_pb2.JOB_STATE_RUNNING
@@ -531,6 +552,8 @@ class CoordinatorService:
             record.view.generation + 1,
             max(record.next_member, self._first_ident()),
         )
+        self.checkpoints = Checkpoints(self, self.options.checkpoints)
+        self.recovery = Recovery(self)
         self.registry = ModelRegistry(self)
         self.leasing = Leasing(self)
         self.toggle = Toggle(self)
@@ -540,6 +563,11 @@ class CoordinatorService:
         self.origin = SyncSchedule(0, self.slices_per_step)
         self.async_from = 0
         await self.refresh()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job has ended, one way or another."""
+        return self.state in _ENDED
 
     def workers_present(self) -> bool:
         """Whether there is a worker."""
@@ -605,6 +633,17 @@ class CoordinatorService:
                 raise errors.DeadlineError(f"{request.name} was asked to leave, but has not done so yet")
         return coordinator_pb2.DrainResponse()
 
+    async def finish(self, request: coordinator_pb2.FinishRequest) -> coordinator_pb2.FinishResponse:
+        """A worker is through: answer when its last version is a checkpoint, or when there is more to do."""
+        self._member(request.member)
+        if request.timeline != self.timeline:
+            return coordinator_pb2.FinishResponse(rolled_back=True)
+        try:
+            await self.checkpoints.make_safe(request.version)
+        except errors.RolledBackError:
+            return coordinator_pb2.FinishResponse(rolled_back=True)
+        return coordinator_pb2.FinishResponse()
+
     async def stop(self, request: coordinator_pb2.StopRequest) -> coordinator_pb2.StopResponse:
         """End the job: workers leave, what there is of the result is gathered."""
         if self.state not in _ENDED:
@@ -643,6 +682,9 @@ class CoordinatorService:
             summary=self.summary,
             address=self.address,
             async_from=self.async_from,
+            checkpoint=self.checkpoints.last,
+            rollbacks=self.recovery.count,
+            steps_redone=self.recovery.steps_redone,
         )
 
     async def server_stats(self) -> list[shard_pb2.StatsResponse]:

@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import structlog
 
 from paramserver import errors
+from paramserver.coordinator.counted import lease_table
 from paramserver.core.consistency import Consistency, Mode
-from paramserver.core.leases import SliceLeases
 from paramserver.core.membership import Member, Presence, Role
-from paramserver.core.ranges import RangeSet, common
 from paramserver.transport.messages import consistency_from_proto, data_from_proto, schedule_from_proto
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
@@ -39,6 +38,8 @@ _RETRY_S = 0.5
 # Members look for another coordinator about once a second, but notice a silent connection only this late.
 _FIND_S = 20.0
 _SAY_S = 5.0
+# In place of a name: some server is on another timeline than the record.
+_STRAYED = "a server that is on another timeline"
 
 
 def unfinished(record: coordinator_pb2.JobRecord | None) -> bool:
@@ -66,6 +67,8 @@ async def take_over(
     job.options = replace(job.options, servers=record.expected_servers, workers=record.expected_workers)
     job.timeline = record.view.timeline
     job.finished = record.finished
+    job.checkpoints.last = record.checkpoint
+    job.recovery.count, job.recovery.steps_redone = record.rollbacks, record.steps_redone
     job.lost[:] = record.lost
     job.board.restore(record)
     members = [_member(entry) for entry in record.members]
@@ -76,12 +79,15 @@ async def take_over(
     if record.layout and model is None:
         raise errors.JobFailedError("the store has lost the description of the model: the job cannot be taken over")
     if model is not None:
-        stats = await _ask_servers(job, record, patience_s, newcomers)
-        if not job.known_term:
+        stats, lost = await _ask_servers(job, record, patience_s, newcomers)
+        if not job.known_term and stats:
             job.known_term = max(reply.term for reply in stats.values())
             if job.known_term >= job.term:
                 raise errors.FencedError(f"the store has forgotten term {job.known_term}, which a server has heard of")
         job.members.generation = max([job.members.generation, *(reply.generation for reply in stats.values())]) + 1
+        if lost:
+            await _take_over_without(job, record, model, members, lost)
+            return
         # The coordinator may have been lost while it published version 0, or before it wrote that down.
         published = record.ready or any(reply.active for reply in stats.values())
         job.registry.restore(model, record, [m.ident for m in members if m.role is Role.WORKER], published)
@@ -90,7 +96,9 @@ async def take_over(
             raise errors.UnavailableError("a server did not hear of the new coordinator")
         if published:
             await job.registry.publish()
-        stats = await _ask_servers(job, record, patience_s, newcomers)
+        stats, lost = await _ask_servers(job, record, patience_s, newcomers)
+        if lost:
+            raise errors.UnavailableError(f"{', '.join(lost)} was lost just now")
     else:
         job.members.generation += 1
         published = False
@@ -112,6 +120,28 @@ async def take_over(
     log.info("took over", term=job.term, generation=job.members.generation, members=len(members))
 
 
+async def _take_over_without(
+    job: CoordinatorService,
+    record: coordinator_pb2.JobRecord,
+    model: types_pb2.ModelSpec,
+    members: list[Member],
+    lost: Sequence[str],
+) -> None:
+    """Some shards are gone, or are on another timeline: when all servers are there, the job goes back."""
+    job.registry.restore(model, record, [m.ident for m in members if m.role is Role.WORKER], record.ready)
+    job.consistency = consistency_from_proto(record.view.consistency)
+    job.state = types_pb2.JOB_STATE_RUNNING if record.ready else types_pb2.JOB_STATE_INITIALISING
+    job.board.started(record.training_s)
+    job.members.restore([m for m in members if m.name not in lost], time.monotonic() + job.options.lease_s + _FIND_S)
+    for member in members:
+        if member.name in lost:
+            job.members.forget(member.ident)
+            job.watch.server_lost(member, "it did not answer the new coordinator as the one that it was")
+    job.recovery.begin(f"{', '.join(lost)} lost together with the coordinator")
+    await job.refresh()
+    log.info("took over", term=job.term, generation=job.members.generation, lost=list(lost))
+
+
 def _member(entry: coordinator_pb2.MemberRecord) -> Member:
     role = Role.SERVER if entry.role == types_pb2.ROLE_SERVER else Role.WORKER
     return Member(
@@ -129,12 +159,13 @@ def _member(entry: coordinator_pb2.MemberRecord) -> Member:
 
 async def _ask_servers(
     job: CoordinatorService, record: coordinator_pb2.JobRecord, patience_s: float, newcomers: Callable[[], int]
-) -> Mapping[int, shard_pb2.StatsResponse]:
-    """What every server says, by its index."""
+) -> tuple[Mapping[int, shard_pb2.StatsResponse], list[str]]:
+    """What every server says, by its index, and the names of those whose shard is gone, where that can be mended."""
     request = shard_pb2.StatsRequest(job=job.options.job)
     found: dict[int, shard_pb2.StatsResponse] = {}
     deadline = said = time.monotonic()
     deadline += patience_s
+    strayed = False
     while True:
         silent = [server for server in job.members.of(Role.SERVER) if server.index not in found]
         replies = await asyncio.gather(
@@ -142,15 +173,26 @@ async def _ask_servers(
         )
         for server, reply in zip(silent, replies, strict=True):
             if isinstance(reply, shard_pb2.StatsResponse):
-                _check_shard(server, reply, record)
+                if job.checkpoints.place is not None and reply.incarnation != server.incarnation:
+                    continue  # another process at its address; it knocks
+                if not _as_recorded(server, reply, record):
+                    if job.checkpoints.place is None:
+                        raise errors.JobFailedError(
+                            f"{server.name} at {server.address} has begun anew: its shard of the model is gone, and "
+                            "the job cannot be taken over"
+                        )
+                    strayed = True
                 found[server.index] = reply
             elif not isinstance(reply, errors.RetryableError):
                 raise cast(BaseException, reply)
         silent = [server for server in silent if server.index not in found]
         if not silent and len(found) == record.expected_servers:
-            return found
+            # One that is on another timeline is no member lost: it goes back with the others.
+            return found, [_STRAYED] if strayed else []
+        if silent and job.checkpoints.place is not None and newcomers() >= len(silent):
+            return found, [server.name for server in silent]
         names = ", ".join(f"{server.name} at {server.address}" for server in silent) or "servers that never joined"
-        if newcomers() >= record.expected_servers:
+        if job.checkpoints.place is None and newcomers() >= record.expected_servers:
             raise errors.JobFailedError("all servers have begun anew: the model is gone")
         if time.monotonic() >= deadline:
             raise errors.DeadlineError(
@@ -162,13 +204,10 @@ async def _ask_servers(
         await asyncio.sleep(_RETRY_S)
 
 
-def _check_shard(server: Member, reply: shard_pb2.StatsResponse, record: coordinator_pb2.JobRecord) -> None:
+def _as_recorded(server: Member, reply: shard_pb2.StatsResponse, record: coordinator_pb2.JobRecord) -> bool:
+    """Whether a server still has the shard that the record speaks of."""
     same = reply.incarnation == server.incarnation and reply.holds == record.layout
-    if not same or (record.ready and (not reply.active or reply.timeline != record.view.timeline)):
-        raise errors.JobFailedError(
-            f"{server.name} at {server.address} has begun anew: its shard of the model is gone, and the job cannot be "
-            "taken over"
-        )
+    return same and (not record.ready or (reply.active and reply.timeline == record.view.timeline))
 
 
 async def _restore_consistency(
@@ -183,7 +222,7 @@ async def _restore_consistency(
     newest = agreed[max(agreed)]
     await job.toggle.settle(newest, [r.scheduled.revision for r in stats.values() if r.HasField("scheduled")])
     was_async = job.consistency.mode is Mode.ASYNC
-    table = await _counted(job) if was_async else None
+    table = await lease_table(job) if was_async else None
     if newest.revision > job.consistency.revision:
         await job.toggle.complete(newest, table)
     elif was_async:
@@ -192,22 +231,3 @@ async def _restore_consistency(
 
 def _agreed(reply: shard_pb2.StatsResponse) -> Consistency:
     return consistency_from_proto(reply.scheduled if reply.committed else reply.consistency)
-
-
-async def _counted(job: CoordinatorService) -> SliceLeases:
-    """The lease table as the shards know it: a slice is done when every shard has counted it."""
-    request = shard_pb2.CountedRequest(job=job.options.job, timeline=job.timeline)
-    replies = await job.servers.call_all(
-        job.members.of(Role.SERVER), "Shard.Counted", lambda _: request, job.options.call_timeout_s
-    )
-    counted: list[dict[int, RangeSet]] = []
-    for reply in replies:
-        assert isinstance(reply, shard_pb2.CountedResponse)
-        counted.append(
-            {e.epoch: RangeSet.from_ranges((part.start, part.stop) for part in e.slices) for e in reply.epochs}
-        )
-    done = {e: common([shard.get(e, RangeSet()) for shard in counted]).ranges() for shard in counted for e in shard}
-    epoch, before = job.done_synchronously()
-    done[epoch] = (*done.get(epoch, ()), *before)
-    per_epoch = job.leasing.data.slices_per_epoch if job.leasing.data else 0
-    return SliceLeases.restored(per_epoch, epoch, done)

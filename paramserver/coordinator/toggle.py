@@ -170,6 +170,22 @@ class Toggle:
         finally:
             self._lock.release()
 
+    def next_revision(self) -> int:
+        """A number that no setting has had."""
+        self._revision += 1
+        return self._revision
+
+    def begin_after(self, revision: int) -> None:
+        """After a roll-back: settings up to this revision are of the past."""
+        self._revision = max(self._revision, revision)
+
+    async def bring_back(self, wanted: Consistency) -> None:
+        """The job went back to when another setting was in force; ask for this one again."""
+        try:
+            await self._change(wanted)
+        except errors.ParamServerError as error:
+            log.warning("the setting could not be brought back", wanted=str(wanted), reason=str(error))
+
     def server_back(self, server: Member) -> None:
         """It may not have heard that a change was taken back, and would wait for it for ever."""
         if self._aborted:

@@ -40,6 +40,13 @@ class Watch:
         self._lost_at[member.index] = time.monotonic()
         log.warning("a server is gone; the job waits for it", server=member.name, at=member.address, reason=reason)
 
+    def replaced(self, index: int) -> None:
+        """Another server has come in the place of one that is gone, without its shard."""
+        if index in self.absent:
+            after_s = round(self._away_s(index), 1)
+            log.warning("a server has begun anew, without its shard", server=f"server-{index}", after_s=after_s)
+            del self.absent[index], self._lost_at[index]
+
     def server_back(self, index: int) -> None:
         """It has joined again, with its shard."""
         if index in self.absent:
@@ -61,6 +68,8 @@ class Watch:
                 )
                 return
             waiting = f"{member.name} at {member.address} to come back"
+            if self._job.recovery.possible:
+                waiting += ", or to be started again"
         state = self._job.state
         if state == types_pb2.JOB_STATE_WAITING:
             waiting = self._job.missing()

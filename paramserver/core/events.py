@@ -20,6 +20,7 @@ class Refusal(enum.Enum):
     """Why a message changes nothing; the shell makes an error of it."""
 
     FENCED = "fenced"
+    ROLLED_BACK = "rolled back"
     OUT_OF_ORDER = "out of order"
     STALE = "stale"
     MALFORMED = "malformed"
@@ -125,6 +126,13 @@ class MembersChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """Asynchronous mode: let no worker begin another slice (or let them again)."""
+
+    held: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ConsistencyPrepared:
     """Do not publish ``from_version`` of this setting until it is committed or aborted."""
 
@@ -153,6 +161,7 @@ Event = (
     | Built
     | WentIdle
     | MembersChanged
+    | Held
     | ConsistencyPrepared
     | ConsistencyCommitted
     | ConsistencyAborted

@@ -134,6 +134,10 @@ class Membership:
             self._members[member.ident] = replace(member, expires_at=expires_at, presence=Presence.SILENT)
             self._next_ident = max(self._next_ident, member.ident + 1)
 
+    def forget(self, ident: int) -> None:
+        """It is no member any more; nobody need be told."""
+        self._members.pop(ident, None)
+
     def __contains__(self, ident: int) -> bool:
         return ident in self._members
 

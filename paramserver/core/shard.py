@@ -6,7 +6,7 @@ number, performs the effects, and reports with :class:`Built` when a version sta
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from paramserver.core.consistency import Batch, Consistency, History, Missing, Mode, Offer, Verdict, policies
@@ -28,6 +28,7 @@ from paramserver.core.events import (
     Effect,
     Event,
     Exactly,
+    Held,
     Joining,
     Latest,
     MembersChanged,
@@ -37,6 +38,7 @@ from paramserver.core.events import (
     Refuse,
     WentIdle,
 )
+from paramserver.core.ranges import RangeSet
 
 # A worker that was handed version t may still need it until all shards have published t + 1.
 KEPT_VERSIONS = 2
@@ -85,6 +87,13 @@ class ShardState:
         # Pushes to be answered once their contribution is in a version: by its buffer, who brought it first.
         self._waiting: dict[int, list[Arrived]] = {}
         self._versions: list[int] = []
+        self._held_back = False
+
+    def restore(self, counted: Mapping[int, Iterable[tuple[int, int]]], applied: int) -> None:
+        """Begin with what had been counted up to the version that is activated next."""
+        assert not self.active, "a shard is restored before it is active"
+        self._history.slices_done.update({e: RangeSet.from_ranges(ranges) for e, ranges in counted.items()})
+        self.counters.applied = applied
 
     # ---- facts
 
@@ -147,6 +156,9 @@ class ShardState:
             case WentIdle(worker):
                 self.clocks.pop(worker, None)
                 return self._advance()
+            case Held(held):
+                self._held_back = held
+                return [] if held else self._advance()
             case MembersChanged(generation, workers):
                 return self._members_changed(generation, workers)
             case ConsistencyPrepared(consistency):
@@ -167,7 +179,7 @@ class ShardState:
 
     def _arrived(self, event: Arrived) -> list[Effect]:
         if stale := self._fence(event.timeline):
-            return [DropBuffer(event.buffer), Refuse(event.call, Refusal.FENCED, stale)]
+            return [DropBuffer(event.buffer), Refuse(event.call, Refusal.ROLLED_BACK, stale)]
         offer = self._combine.offer(event.name, event.buffer)
         if offer.verdict is Verdict.ACCEPTED:
             return self._accepted(event, offer)
@@ -231,7 +243,7 @@ class ShardState:
 
     def _pull_asked(self, event: PullAsked) -> list[Effect]:
         if stale := self._fence(event.timeline):
-            return [Refuse(event.call, Refusal.FENCED, stale)]
+            return [Refuse(event.call, Refusal.ROLLED_BACK, stale)]
         if self._given_up(event):
             return [Refuse(event.call, Refusal.FENCED, _NO_MEMBER)]
         self._parked[event.call] = event
@@ -288,7 +300,7 @@ class ShardState:
         if self.consistency.mode is Mode.SYNC:
             return Refuse(pull.call, Refusal.STALE, "the job is synchronous now: ask for a version, not for a clock")
         clock = self.clocks.get(pull.worker)  # None: idle by now, and the caller gone
-        if clock is None or not self._gate.admits(clock, self.clocks):
+        if clock is None or self._held_back or not self._gate.admits(clock, self.clocks):
             return None
         self.counters.max_clock_spread = max(self.counters.max_clock_spread, clock - min(self.clocks.values()))
         return AnswerPull(pull.call, self.version, self.floor)

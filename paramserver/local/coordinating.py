@@ -19,6 +19,7 @@ from paramserver.coordinator.leader import Leadership
 from paramserver.coordinator.service import CoordinatorService, JobOptions
 from paramserver.coordinator.takeover import take_over, unfinished
 from paramserver.local.adopt import consistency_of, shared
+from paramserver.local.checkpointing import checkpoint_options, find_checkpoint
 from paramserver.local.gather import closing_lines, gather
 from paramserver.store.base import Lead, Store
 from paramserver.transport.security import Security
@@ -215,6 +216,8 @@ class Coordinating:
             elif record is not None and unfinished(record):
                 await service.begin_again(record)
             else:
+                if self._settings.checkpoint.resume:
+                    service.recovery.resume(await asyncio.to_thread(find_checkpoint, self._settings.checkpoint.resume))
                 service.journal.record(service)
             await service.start()
             led = True
@@ -276,6 +279,7 @@ class Coordinating:
             join_timeout_s=cluster.join_timeout_s if self._options.gather else 0.0,
             max_idle_s=cluster.max_idle_s,
             settings=shared(self._settings),
+            checkpoints=checkpoint_options(self._settings),
             security="tls" if self._security.tls else "insecure" if self._security.insecure else "plain",
         )
 

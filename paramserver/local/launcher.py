@@ -80,6 +80,7 @@ class Launcher:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal, number)
         self._directory = Path(tempfile.mkdtemp(prefix="paramserver-"))
+        self._keep_checkpoints()
         self._guard = Guard()
         self._guard.tell("directory", self._directory)
         try:
@@ -119,6 +120,14 @@ class Launcher:
         assert self._supervisor is not None
         self._supervisor.hear(status)
         self._display.update(status)
+
+    def _keep_checkpoints(self) -> None:
+        """Without a place of its own the job can still go back to a checkpoint as long as it runs."""
+        wanted = self._settings.checkpoint
+        place = wanted.dir or str(self._directory / "checkpoints")
+        if "://" not in place:
+            place = str(Path(place).absolute())
+        self._settings = self._settings.model_copy(update={"checkpoint": wanted.model_copy(update={"dir": place})})
 
     # ---- starting
 

@@ -17,6 +17,7 @@ class ServerNode:
         self.service = service
         self.session = Session(coordinator, options, self._report)
         service.incarnation = self.session.incarnation
+        service.news = self.session.report_now
         self._address = address
 
     @classmethod

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +14,7 @@ from paramserver.core.names import AsyncName, SyncName
 from paramserver.core.plan import Chunk, Kind, Layout
 from paramserver.core.reduction import Node
 from paramserver.failpoints import reach
-from paramserver.server.apply import ChunkState, apply_buffers, combine
+from paramserver.server.apply import ChunkState, StateEntry, apply_buffers, combine
 from paramserver.server.version import Version
 from paramserver.v1 import shard_pb2
 
@@ -44,8 +46,26 @@ class Contribution:
     schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_UNSPECIFIED
 
 
+class StateCopy:
+    """The optimizer state of one version: copied chunk by chunk, by whoever comes to a chunk first."""
+
+    def __init__(self, states: Mapping[int, ChunkState], lock: threading.Lock) -> None:
+        self._states, self._lock = states, lock
+        self._copies: dict[int, list[StateEntry]] = {}
+
+    def of(self, index: int) -> list[StateEntry]:
+        """The state of a chunk as it was. Takes the copy now if the chunk has not been copied yet."""
+        with self._lock:
+            if index not in self._copies:
+                self._copies[index] = [(*e[:3], e[3].clone(), e[4]) for e in self._states[index].export()]
+            return self._copies[index]
+
+
 class ShardTensors:
-    """Weights and optimizer state of the chunks that one server holds."""
+    """Weights and optimizer state of the chunks that one server holds.
+
+    Runs in the server's arithmetic thread; the copies of :meth:`copy_states` may be read by another one.
+    """
 
     def __init__(self, layout: Layout, chunks: Sequence[Chunk], optimizer: str) -> None:
         self.layout = layout
@@ -53,7 +73,12 @@ class ShardTensors:
         self.optimizer = optimizer
         self.skipped = 0
         self.schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_UNSPECIFIED
-        self._states = {c.index: ChunkState(c, optimizer) for c in chunks if c.kind is Kind.PARAMETER}
+        # Seconds that updates have waited for copies of the optimizer state.
+        self.copy_s = 0.0
+        self.states = {c.index: ChunkState(c, optimizer) for c in chunks if c.kind is Kind.PARAMETER}
+        # Held by whoever reads the state of a chunk outside of an update.
+        self._lock = threading.Lock()
+        self._copying: tuple[StateCopy, ...] = ()
 
     def chunks_used(self, used: frozenset[int]) -> dict[int, Chunk]:
         """The chunks that a contribution with these used tensors must bring."""
@@ -90,7 +115,8 @@ class ShardTensors:
                     continue
                 known = clipped.get(chunk.index) if clipped is not None else None
                 gradient = known if known is not None else self._combined(chunk, weights, contributions, samples)
-                state = self._states[chunk.index]
+                self._copy_first(chunk.index)
+                state = self.states[chunk.index]
                 reach("apply.mid", base.number)
                 tensors[chunk.index] = state.step(weights, gradient, here, leader.groups[chunk.group])
                 reach("apply.after_weights_before_opt", base.number)
@@ -144,10 +170,28 @@ class ShardTensors:
             return float(samples * (max(0, base.number - first.base_version) + 1))
         return float(samples)
 
-    def export_state(self) -> Iterator[tuple[int, str, int, torch.Tensor, bool]]:
-        """Optimizer state by chunk: (tensor, key, first element, data, is one number for the whole tensor)."""
-        for index in sorted(self._states):
-            yield from self._states[index].export()
+    def copy_states(self) -> StateCopy:
+        """A copy of the optimizer state as it is now, between two updates; give it back with :meth:`drop_copy`."""
+        copy = StateCopy(self.states, self._lock)
+        self._copying = (*self._copying, copy)
+        return copy
+
+    def drop_copy(self, copy: StateCopy) -> None:
+        """All of it has been copied, or nobody needs the rest."""
+        self._copying = tuple(other for other in self._copying if other is not copy)
+
+    def _copy_first(self, index: int) -> None:
+        """An update is about to change the state of this chunk."""
+        if self._copying:
+            started = time.monotonic()
+            for copy in self._copying:
+                copy.of(index)
+            self.copy_s += time.monotonic() - started
+
+    def export_state(self) -> list[StateEntry]:
+        """Copies of the optimizer state by chunk: (tensor, key, first element, data, is one number for the tensor)."""
+        copy = StateCopy(self.states, self._lock)
+        return [entry for index in sorted(self.states) for entry in copy.of(index)]
 
 
 def leading(contributions: Sequence[Contribution]) -> Contribution:

@@ -28,6 +28,7 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "Coordinator.Settings": ROLES,
     "Coordinator.Probe": ROLES,
     "Coordinator.Drain": frozenset({ADMIN}),
+    "Coordinator.Finish": frozenset({WORKER}),
     "Coordinator.Stop": frozenset({ADMIN}),
     "Shard.Configure": frozenset({COORDINATOR}),
     "Shard.Initialize": frozenset({WORKER}),
@@ -41,6 +42,10 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "Shard.ShareNorms": frozenset({SERVER}),
     "Shard.Stats": frozenset({COORDINATOR, SERVER, ADMIN}),  # a server's health check bears the server's certificate
     "Shard.Counted": frozenset({COORDINATOR}),
+    "Shard.Restore": frozenset({COORDINATOR}),
+    "Shard.Cut": frozenset({COORDINATOR}),
+    "Shard.Release": frozenset({COORDINATOR}),
+    "Shard.Copied": frozenset({SERVER}),
 }
 
 # Methods that take the admin token in addition.

@@ -78,6 +78,8 @@ class Session:
         self._editions = 0
         self._task: asyncio.Task[None] | None = None
         self._leaving = asyncio.Event()
+        # Set when the next report should not wait.
+        self._hurry = asyncio.Event()
         # Set when a call was answered that this process is no member.
         self._expelled = asyncio.Event()
         self._farewell = coordinator_pb2.SessionRequest()
@@ -227,14 +229,20 @@ class Session:
                 return
             try:
                 async with asyncio.timeout(_REPORT_S):
-                    await self._leaving.wait()
+                    await self._hurry.wait()
             except TimeoutError:
                 pass
+            self._hurry.clear()
+
+    def report_now(self) -> None:
+        """Send the next report at once."""
+        self._hurry.set()
 
     async def leave(self, timeout_s: float = 2.0, *, finished: bool = False, failure: str = "") -> None:
         """Say goodbye, and why, and end the stream. Tries for ``timeout_s`` to find a coordinator that hears it."""
         self._farewell = coordinator_pb2.SessionRequest(finished=finished, failure=failure[:1000])
         self._leaving.set()
+        self._hurry.set()
         if self._task is not None:
             done, _ = await asyncio.wait([self._task], timeout=min(timeout_s, self.options.log_interval_s))
             if not done and timeout_s > self.options.log_interval_s:

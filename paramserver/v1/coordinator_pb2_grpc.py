@@ -90,6 +90,11 @@ class CoordinatorServiceStub(object):
                 request_serializer=paramserver_dot_v1_dot_coordinator__pb2.DrainRequest.SerializeToString,
                 response_deserializer=paramserver_dot_v1_dot_coordinator__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.Finish = channel.unary_unary(
+                '/paramserver.v1.CoordinatorService/Finish',
+                request_serializer=paramserver_dot_v1_dot_coordinator__pb2.FinishRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_coordinator__pb2.FinishResponse.FromString,
+                _registered_method=True)
         self.Stop = channel.unary_unary(
                 '/paramserver.v1.CoordinatorService/Stop',
                 request_serializer=paramserver_dot_v1_dot_coordinator__pb2.StopRequest.SerializeToString,
@@ -171,6 +176,13 @@ class CoordinatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Finish(self, request, context):
+        """A worker has been through all epochs: wait until the result is safe.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Stop(self, request, context):
         """End the job for everybody.
         """
@@ -235,6 +247,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=paramserver_dot_v1_dot_coordinator__pb2.DrainRequest.FromString,
                     response_serializer=paramserver_dot_v1_dot_coordinator__pb2.DrainResponse.SerializeToString,
+            ),
+            'Finish': grpc.unary_unary_rpc_method_handler(
+                    servicer.Finish,
+                    request_deserializer=paramserver_dot_v1_dot_coordinator__pb2.FinishRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_coordinator__pb2.FinishResponse.SerializeToString,
             ),
             'Stop': grpc.unary_unary_rpc_method_handler(
                     servicer.Stop,
@@ -540,6 +557,33 @@ class CoordinatorService(object):
             '/paramserver.v1.CoordinatorService/Drain',
             paramserver_dot_v1_dot_coordinator__pb2.DrainRequest.SerializeToString,
             paramserver_dot_v1_dot_coordinator__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Finish(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.CoordinatorService/Finish',
+            paramserver_dot_v1_dot_coordinator__pb2.FinishRequest.SerializeToString,
+            paramserver_dot_v1_dot_coordinator__pb2.FinishResponse.FromString,
             options,
             channel_credentials,
             insecure,

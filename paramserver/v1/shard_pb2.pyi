@@ -26,6 +26,14 @@ class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PHASE_PREPARE: _ClassVar[Phase]
     PHASE_COMMIT: _ClassVar[Phase]
     PHASE_ABORT: _ClassVar[Phase]
+
+class CopyState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    COPY_STATE_UNSPECIFIED: _ClassVar[CopyState]
+    COPY_STATE_WRITING: _ClassVar[CopyState]
+    COPY_STATE_SAVED: _ClassVar[CopyState]
+    COPY_STATE_FAILED: _ClassVar[CopyState]
+    COPY_STATE_SKIPPED: _ClassVar[CopyState]
 SCHEDULE_UNSPECIFIED: Schedule
 SCHEDULE_PER_STEP: Schedule
 SCHEDULE_OTHER: Schedule
@@ -36,6 +44,11 @@ PHASE_UNSPECIFIED: Phase
 PHASE_PREPARE: Phase
 PHASE_COMMIT: Phase
 PHASE_ABORT: Phase
+COPY_STATE_UNSPECIFIED: CopyState
+COPY_STATE_WRITING: CopyState
+COPY_STATE_SAVED: CopyState
+COPY_STATE_FAILED: CopyState
+COPY_STATE_SKIPPED: CopyState
 
 class Frame(_message.Message):
     __slots__ = ("header", "data")
@@ -233,7 +246,7 @@ class IdleResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ConfigureRequest(_message.Message):
-    __slots__ = ("job", "generation", "timeline", "index", "servers", "model", "layout_digest", "consistency", "workers", "peers", "term")
+    __slots__ = ("job", "generation", "timeline", "index", "servers", "model", "layout_digest", "consistency", "workers", "peers", "term", "checkpoints", "checkpoint_every", "anew")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
@@ -245,6 +258,9 @@ class ConfigureRequest(_message.Message):
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_EVERY_FIELD_NUMBER: _ClassVar[int]
+    ANEW_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     timeline: int
@@ -256,7 +272,10 @@ class ConfigureRequest(_message.Message):
     workers: _containers.RepeatedCompositeFieldContainer[_types_pb2.WorkerInfo]
     peers: _containers.RepeatedCompositeFieldContainer[_types_pb2.ServerInfo]
     term: int
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., index: _Optional[int] = ..., servers: _Optional[int] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., layout_digest: _Optional[str] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerInfo, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ServerInfo, _Mapping]]] = ..., term: _Optional[int] = ...) -> None: ...
+    checkpoints: str
+    checkpoint_every: int
+    anew: bool
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., index: _Optional[int] = ..., servers: _Optional[int] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., layout_digest: _Optional[str] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerInfo, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ServerInfo, _Mapping]]] = ..., term: _Optional[int] = ..., checkpoints: _Optional[str] = ..., checkpoint_every: _Optional[int] = ..., anew: bool = ...) -> None: ...
 
 class ConfigureResponse(_message.Message):
     __slots__ = ("layout_digest",)
@@ -361,7 +380,7 @@ class StatsRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ...) -> None: ...
 
 class StatsResponse(_message.Message):
-    __slots__ = ("version", "consistency", "applied", "duplicate", "skipped", "refused", "bytes_pushed", "bytes_pulled", "max_clock_spread", "waiting_for", "generation", "timeline", "clocks", "shard_bytes", "missing", "missing_of", "term", "incarnation", "holds", "active", "scheduled", "committed")
+    __slots__ = ("version", "consistency", "applied", "duplicate", "skipped", "refused", "bytes_pushed", "bytes_pulled", "max_clock_spread", "waiting_for", "generation", "timeline", "clocks", "shard_bytes", "missing", "missing_of", "term", "incarnation", "holds", "active", "scheduled", "committed", "copies", "checkpoint_pause_s", "checkpoint_write_s")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
@@ -384,6 +403,9 @@ class StatsResponse(_message.Message):
     ACTIVE_FIELD_NUMBER: _ClassVar[int]
     SCHEDULED_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_PAUSE_S_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_WRITE_S_FIELD_NUMBER: _ClassVar[int]
     version: int
     consistency: _types_pb2.Consistency
     applied: int
@@ -406,7 +428,120 @@ class StatsResponse(_message.Message):
     active: bool
     scheduled: _types_pb2.Consistency
     committed: bool
-    def __init__(self, version: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., applied: _Optional[int] = ..., duplicate: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., bytes_pushed: _Optional[int] = ..., bytes_pulled: _Optional[int] = ..., max_clock_spread: _Optional[int] = ..., waiting_for: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., shard_bytes: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[_types_pb2.Range, _Mapping]]] = ..., missing_of: _Optional[int] = ..., term: _Optional[int] = ..., incarnation: _Optional[int] = ..., holds: _Optional[str] = ..., active: bool = ..., scheduled: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., committed: bool = ...) -> None: ...
+    copies: _containers.RepeatedCompositeFieldContainer[CopyStatus]
+    checkpoint_pause_s: float
+    checkpoint_write_s: float
+    def __init__(self, version: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., applied: _Optional[int] = ..., duplicate: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., bytes_pushed: _Optional[int] = ..., bytes_pulled: _Optional[int] = ..., max_clock_spread: _Optional[int] = ..., waiting_for: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., shard_bytes: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[_types_pb2.Range, _Mapping]]] = ..., missing_of: _Optional[int] = ..., term: _Optional[int] = ..., incarnation: _Optional[int] = ..., holds: _Optional[str] = ..., active: bool = ..., scheduled: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., committed: bool = ..., copies: _Optional[_Iterable[_Union[CopyStatus, _Mapping]]] = ..., checkpoint_pause_s: _Optional[float] = ..., checkpoint_write_s: _Optional[float] = ...) -> None: ...
+
+class SavedFile(_message.Message):
+    __slots__ = ("name", "bytes", "sha256")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    bytes: int
+    sha256: str
+    def __init__(self, name: _Optional[str] = ..., bytes: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
+
+class CopyStatus(_message.Message):
+    __slots__ = ("timeline", "version", "state", "reason", "weights", "optimizer", "tensors", "finite", "revision")
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    FINITE_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    timeline: int
+    version: int
+    state: CopyState
+    reason: str
+    weights: SavedFile
+    optimizer: SavedFile
+    tensors: _containers.RepeatedScalarFieldContainer[str]
+    finite: bool
+    revision: int
+    def __init__(self, timeline: _Optional[int] = ..., version: _Optional[int] = ..., state: _Optional[_Union[CopyState, str]] = ..., reason: _Optional[str] = ..., weights: _Optional[_Union[SavedFile, _Mapping]] = ..., optimizer: _Optional[_Union[SavedFile, _Mapping]] = ..., tensors: _Optional[_Iterable[str]] = ..., finite: bool = ..., revision: _Optional[int] = ...) -> None: ...
+
+class RestoreRequest(_message.Message):
+    __slots__ = ("configure", "manifest", "grant")
+    CONFIGURE_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    configure: ConfigureRequest
+    manifest: str
+    grant: int
+    def __init__(self, configure: _Optional[_Union[ConfigureRequest, _Mapping]] = ..., manifest: _Optional[str] = ..., grant: _Optional[int] = ...) -> None: ...
+
+class RestoreResponse(_message.Message):
+    __slots__ = ("version", "layout_digest")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    layout_digest: str
+    def __init__(self, version: _Optional[int] = ..., layout_digest: _Optional[str] = ...) -> None: ...
+
+class CutRequest(_message.Message):
+    __slots__ = ("job", "timeline", "term", "step", "version")
+    class Step(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STEP_UNSPECIFIED: _ClassVar[CutRequest.Step]
+        STEP_HOLD: _ClassVar[CutRequest.Step]
+        STEP_COPY: _ClassVar[CutRequest.Step]
+        STEP_LET_GO: _ClassVar[CutRequest.Step]
+    STEP_UNSPECIFIED: CutRequest.Step
+    STEP_HOLD: CutRequest.Step
+    STEP_COPY: CutRequest.Step
+    STEP_LET_GO: CutRequest.Step
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    timeline: int
+    term: int
+    step: CutRequest.Step
+    version: int
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., term: _Optional[int] = ..., step: _Optional[_Union[CutRequest.Step, str]] = ..., version: _Optional[int] = ...) -> None: ...
+
+class CutResponse(_message.Message):
+    __slots__ = ("taken", "version")
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    taken: bool
+    version: int
+    def __init__(self, taken: bool = ..., version: _Optional[int] = ...) -> None: ...
+
+class ReleaseRequest(_message.Message):
+    __slots__ = ("job", "timeline", "term", "versions")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    timeline: int
+    term: int
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., term: _Optional[int] = ..., versions: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ReleaseResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CopiedRequest(_message.Message):
+    __slots__ = ("job", "timeline", "version", "chunks")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    timeline: int
+    version: int
+    chunks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ..., chunks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CountedRequest(_message.Message):
     __slots__ = ("job", "timeline")

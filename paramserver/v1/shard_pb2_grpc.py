@@ -95,6 +95,26 @@ class ShardServiceStub(object):
                 request_serializer=paramserver_dot_v1_dot_shard__pb2.CountedRequest.SerializeToString,
                 response_deserializer=paramserver_dot_v1_dot_shard__pb2.CountedResponse.FromString,
                 _registered_method=True)
+        self.Restore = channel.unary_unary(
+                '/paramserver.v1.ShardService/Restore',
+                request_serializer=paramserver_dot_v1_dot_shard__pb2.RestoreRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_shard__pb2.RestoreResponse.FromString,
+                _registered_method=True)
+        self.Cut = channel.unary_unary(
+                '/paramserver.v1.ShardService/Cut',
+                request_serializer=paramserver_dot_v1_dot_shard__pb2.CutRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_shard__pb2.CutResponse.FromString,
+                _registered_method=True)
+        self.Release = channel.unary_unary(
+                '/paramserver.v1.ShardService/Release',
+                request_serializer=paramserver_dot_v1_dot_shard__pb2.ReleaseRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_shard__pb2.ReleaseResponse.FromString,
+                _registered_method=True)
+        self.Copied = channel.unary_stream(
+                '/paramserver.v1.ShardService/Copied',
+                request_serializer=paramserver_dot_v1_dot_shard__pb2.CopiedRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_shard__pb2.Frame.FromString,
+                _registered_method=True)
 
 
 class ShardServiceServicer(object):
@@ -174,6 +194,34 @@ class ShardServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Restore(self, request, context):
+        """Take a checkpoint into a new timeline: nothing of it is published before Activate.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Cut(self, request, context):
+        """Take a copy of the present version for a checkpoint. Synchronous shards also do so by themselves.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Release(self, request, context):
+        """These copies are of no use any more: the checkpoint is complete, or will never be.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Copied(self, request, context):
+        """From server to server: chunks of a copy, since a tensor is saved whole but may lie on several shards.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ShardServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -236,6 +284,26 @@ def add_ShardServiceServicer_to_server(servicer, server):
                     servicer.Counted,
                     request_deserializer=paramserver_dot_v1_dot_shard__pb2.CountedRequest.FromString,
                     response_serializer=paramserver_dot_v1_dot_shard__pb2.CountedResponse.SerializeToString,
+            ),
+            'Restore': grpc.unary_unary_rpc_method_handler(
+                    servicer.Restore,
+                    request_deserializer=paramserver_dot_v1_dot_shard__pb2.RestoreRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_shard__pb2.RestoreResponse.SerializeToString,
+            ),
+            'Cut': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cut,
+                    request_deserializer=paramserver_dot_v1_dot_shard__pb2.CutRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_shard__pb2.CutResponse.SerializeToString,
+            ),
+            'Release': grpc.unary_unary_rpc_method_handler(
+                    servicer.Release,
+                    request_deserializer=paramserver_dot_v1_dot_shard__pb2.ReleaseRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_shard__pb2.ReleaseResponse.SerializeToString,
+            ),
+            'Copied': grpc.unary_stream_rpc_method_handler(
+                    servicer.Copied,
+                    request_deserializer=paramserver_dot_v1_dot_shard__pb2.CopiedRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_shard__pb2.Frame.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -563,6 +631,114 @@ class ShardService(object):
             '/paramserver.v1.ShardService/Counted',
             paramserver_dot_v1_dot_shard__pb2.CountedRequest.SerializeToString,
             paramserver_dot_v1_dot_shard__pb2.CountedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Restore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.ShardService/Restore',
+            paramserver_dot_v1_dot_shard__pb2.RestoreRequest.SerializeToString,
+            paramserver_dot_v1_dot_shard__pb2.RestoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cut(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.ShardService/Cut',
+            paramserver_dot_v1_dot_shard__pb2.CutRequest.SerializeToString,
+            paramserver_dot_v1_dot_shard__pb2.CutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Release(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.ShardService/Release',
+            paramserver_dot_v1_dot_shard__pb2.ReleaseRequest.SerializeToString,
+            paramserver_dot_v1_dot_shard__pb2.ReleaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Copied(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/paramserver.v1.ShardService/Copied',
+            paramserver_dot_v1_dot_shard__pb2.CopiedRequest.SerializeToString,
+            paramserver_dot_v1_dot_shard__pb2.Frame.FromString,
             options,
             channel_credentials,
             insecure,

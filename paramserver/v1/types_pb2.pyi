@@ -42,6 +42,7 @@ class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     JOB_STATE_FAILED: _ClassVar[JobState]
     JOB_STATE_DONE: _ClassVar[JobState]
     JOB_STATE_STOPPED: _ClassVar[JobState]
+    JOB_STATE_RECOVERING: _ClassVar[JobState]
 MODE_UNSPECIFIED: Mode
 MODE_SYNC: Mode
 MODE_ASYNC: Mode
@@ -63,6 +64,7 @@ JOB_STATE_RUNNING: JobState
 JOB_STATE_FAILED: JobState
 JOB_STATE_DONE: JobState
 JOB_STATE_STOPPED: JobState
+JOB_STATE_RECOVERING: JobState
 
 class Consistency(_message.Message):
     __slots__ = ("revision", "mode", "staleness", "from_version")

@@ -159,14 +159,27 @@ class Context:
     # ---- the loop
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs from where the job stands (0 at its start) up to ``count``."""
+        """The epochs from where the job stands (0 at its start) up to ``count``.
+
+        If the job goes back to a checkpoint, earlier epochs come again. Ends when the last version is safe.
+        """
         if count < 1:
             raise errors.UserError(f"ctx.epochs needs a number of epochs of at least 1, not {count}")
         self.engine.epochs_planned = count
-        for epoch in range(min(self.engine.open_epoch(), count - 1), count):
-            self._epoch = self.engine.epoch = epoch
-            self._last = epoch == count - 1
-            yield epoch
+        epoch = min(self.engine.open_epoch(), count - 1)
+        while True:
+            while epoch < count:
+                self._epoch = self.engine.epoch = epoch
+                self._last = epoch == count - 1
+                for scheduler in self._schedulers:
+                    if self.engine.heard_schedule == shard_pb2.SCHEDULE_PER_STEP:
+                        scheduler.per_step = True
+                    scheduler.begin_epoch(epoch)
+                yield epoch
+                epoch = self.engine.next_epoch(epoch)
+            if self.engine.finish():
+                break
+            epoch = min(self.engine.open_epoch(), count - 1)
         self.engine.through = True
 
     def next_item(self) -> Item | None:

@@ -90,6 +90,10 @@ class Engine:
         self._consistency: Consistency | None = None
         self._data: DataSpec | None = None
         self._pace: SyncPace | AsyncPace | None = None
+        self._plan: Plan | None = None
+        self._may_upload = False
+        # The job went back while the script was in its present epoch.
+        self._moved = False
         self._pushing: set[concurrent.futures.Future[frozenset[shard_pb2.Outcome]]] = set()
 
     # ---- facts
@@ -190,17 +194,94 @@ class Engine:
     ) -> None:
         """Connect to the shards, see to it that there is a version 0, and take the present version in."""
         self._weights = space(plan)
+        self._plan, self._may_upload, self._on_weights = plan, may_upload, on_weights
+        self._enter()
+
+    def _enter(self) -> None:
+        """Connect to the shards as they are now, and take the present version in."""
+        assert self._plan is not None
+        assert self._weights is not None
+        plan, initial = self._plan, self._weights.on_cpu()
         self._pool = NodePool(plan.layout, self._weights.device)
-        self._on_weights = on_weights
-        initial = self._weights.on_cpu()
 
         async def go() -> list[Pulled]:
-            self._links = await startup.open_links(
-                self.session, plan, self._connect, lambda: self.session.member, self._wait_timeout_s
-            )
-            return await startup.first_version(self.session, self._links, initial.read if may_upload else None)
+            while True:
+                if self._links is not None:
+                    await self._links.close()
+                self._links = await startup.open_links(
+                    self.session, plan, self._connect, lambda: self.session.member, self._wait_timeout_s
+                )
+                try:
+                    return await startup.first_version(
+                        self.session, self._links, initial.read if self._may_upload else None
+                    )
+                except errors.RolledBackError as error:
+                    log.info("the job went back meanwhile", reason=str(error))
 
         self._install(self.background.run(go()))
+
+    # ---- going back
+
+    def rolled_back(self) -> bool:
+        """Whether the job has gone back to a checkpoint, and this worker has not followed yet."""
+        if self._links is None or self._session is None:
+            return False
+        view = self._session.view
+        return view.timeline > self._links.timeline or view.state == types_pb2.JOB_STATE_RECOVERING
+
+    def follow(self) -> None:
+        """The job went back to a checkpoint: wait until it goes on, and go on from there with it."""
+        former, self._pace = self.links.timeline, None
+        self._moved = True
+        for push in list(self._pushing):
+            push.cancel()
+        self._paced = self._consistency = None
+        self.waiting_for = "the job, which goes back to a checkpoint"
+        log.info("the job goes back to a checkpoint; waiting for it", version=self.version)
+
+        def ready(view: types_pb2.View) -> bool:
+            return view.timeline > former and view.state != types_pb2.JOB_STATE_RECOVERING
+
+        try:
+            self.background.run(
+                self.session.wait_until(ready, lambda view: view.reason or "the servers", self._wait_timeout_s)
+            )
+            self._enter()
+        finally:
+            self.waiting_for = ""
+        log.info("going on", version=self.version, timeline=self.links.timeline)
+
+    def next_epoch(self, epoch: int) -> int:
+        """The epoch after ``epoch``, or an earlier one if the job went back meanwhile."""
+        if self.rolled_back():
+            self.follow()
+        if not self._moved:
+            return epoch + 1
+        self._moved = False
+        return self.open_epoch()
+
+    def finish(self) -> bool:
+        """The script has been through all epochs: True when the result is safe, False if there is more to do."""
+
+        def request() -> coordinator_pb2.FinishRequest:
+            return coordinator_pb2.FinishRequest(
+                member=self.session.member, timeline=self.links.timeline, version=self.version
+            )
+
+        self.state = "finishing"
+        try:
+            if self._pace is not None:
+                self._pace.finish()
+            reply = self.background.run(self.session.ask("Coordinator.Finish", request, self._wait_timeout_s))
+        except errors.RolledBackError:
+            reply = coordinator_pb2.FinishResponse(rolled_back=True)
+        finally:
+            self.state = "training"
+        if not cast(coordinator_pb2.FinishResponse, reply).rolled_back:
+            return True
+        self.follow()
+        self._moved = False
+        return False
 
     def register_data(self, data: DataSpec) -> None:
         """Say how the data is cut; raises DataError if another worker's data differs."""
@@ -221,7 +302,13 @@ class Engine:
     def next_item(self, epoch: int, last: bool) -> Item | None:
         """The slice to compute now; None if there is none left up to ``epoch``. Waits as long as the mode demands."""
         while True:
-            item = self._present_pace().next(epoch, last)
+            try:
+                item = self._present_pace().next(epoch, last)
+            except errors.RolledBackError:
+                self.follow()
+                if self.open_epoch() < epoch:
+                    return None
+                continue
             if item is not None or not self.mode_changed():
                 return item
 
@@ -240,7 +327,16 @@ class Engine:
         self.slices += 1
         self.samples += node.samples
         assert self._pace is not None, "an item comes before its contribution"
-        return self._pace.contribute(item, node, groups)
+        try:
+            return self._pace.contribute(item, node, groups)
+        except errors.RolledBackError:
+            self.follow()
+            if self.named_by_data:  # somebody computes it again
+                return True
+            raise errors.RolledBackError(
+                f"a server was lost, and the job went back to version {self.version}: "
+                "push again what was pushed since then"
+            ) from None
 
     def _present_pace(self) -> SyncPace | AsyncPace:
         self.ensure_data()
@@ -302,6 +398,12 @@ class Engine:
 
     def pull_latest(self) -> None:
         """Take in the newest weights that all shards can give."""
+        try:
+            self._pull_latest()
+        except errors.RolledBackError:
+            self.follow()
+
+    def _pull_latest(self) -> None:
         if self.consistency.mode is Mode.SYNC:
             self._install(self._watch(self.background.submit(self.links.pull_version(self.version))))
         else:
@@ -355,10 +457,13 @@ class Engine:
                     last_epoch=last,
                     wait_s=wait_s,
                     revision=self._paced.revision if self._paced else 0,
+                    timeline=self.links.timeline,
                 )
                 try:
                     reply = await self.session.channel.call("Coordinator.Lease", request, timeout=wait_s + 30.0)
                     return cast(coordinator_pb2.LeaseResponse, reply)
+                except errors.RolledBackError:
+                    raise
                 except (errors.RetryableError, errors.FencedError) as error:
                     self.session.check()
                     if time.monotonic() > deadline:
@@ -371,15 +476,20 @@ class Engine:
 
     def open_epoch(self) -> int:
         """The epoch in which the job stands."""
-        if self.consistency.mode is Mode.ASYNC:
-            return self.wait(self.lease(0, False, 0, (), 0.0)).open_epoch
+        while self.consistency.mode is Mode.ASYNC:
+            try:
+                return self.wait(self.lease(0, False, 0, (), 0.0)).open_epoch
+            except errors.RolledBackError:
+                self.follow()
         if self._data is None or self._data.slices_per_epoch == 0:
             return 0
+        if self.rolled_back():
+            self.follow()
         return schedule_from_proto(self.session.view, self._data.slices_per_epoch).step(self.version).epoch
 
     def idle(self) -> None:
         """Hold nobody back."""
-        self.background.run(self.links.idle())
+        self.wait(self.background.submit(self.links.idle()))
 
     def await_revision(self, timeout_s: float) -> bool:
         """Wait for the setting that comes after the pace's; False if it was not announced in time."""
@@ -447,6 +557,8 @@ class Engine:
                     except errors.EndedError:
                         await asyncio.wait([inner], timeout=last_s)
                         raise
+                    if self.rolled_back():
+                        raise errors.RolledBackError("the job goes back to a checkpoint")
                     if until is not None and until():
                         # Often somebody left because the version is out already: then there is nothing to take over.
                         await asyncio.wait([inner], timeout=_NEARLY_S)
@@ -463,6 +575,8 @@ class Engine:
 
         if future.cancelled():
             self.session.check()  # says why
+            if self.rolled_back():
+                raise errors.RolledBackError("the job goes back to a checkpoint")
         if future.done():
             return future.result()
         if self.background.run(watch()):
@@ -511,6 +625,8 @@ class Engine:
         try:
             if self._pace is not None and self._session.failure is None:
                 self._pace.finish()
+        except errors.RolledBackError as error:
+            log.info("leaving, while the job goes back to a checkpoint", reason=str(error))
         finally:
             self.state = "done"
             timeout_s = self.options.join_timeout_s if finished else _LEAVE_S

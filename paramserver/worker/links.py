@@ -231,6 +231,8 @@ class ShardLinks:
                 put_want(request, want)
                 try:
                     answer = await self._persist(server, "to pull", partial(self._download, server, request))
+                except errors.RolledBackError:
+                    raise
                 except errors.FencedError:
                     if not await self._readmitted(request.worker):
                         raise

@@ -145,7 +145,11 @@ class SliceLoader:
     def __iter__(self) -> Iterator[Any]:
         try:
             while (item := self._position.next_item()) is not None:
-                batch = self._batch(item)
+                try:
+                    batch = self._batch(item)
+                except errors.RolledBackError:  # while looking for what comes next; `next_item` follows
+                    self._drop()
+                    continue
                 self._position.begin(item)
                 yield to_device(batch, self._device)
                 self._position.end(item)

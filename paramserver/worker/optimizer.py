@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
+import structlog
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from paramserver import errors
+
+log = structlog.get_logger("paramserver.worker")
 
 
 class ServerOptimizer(torch.optim.Optimizer):
@@ -79,22 +83,56 @@ class StepScheduler:
         self.per_step: bool | None = None
         self._steps_done, self._in_loop = steps_done, in_loop
         self._counted = 0
+        # The epoch that began last, and how often the script has called step() outside of the loop.
+        self._epoch = -1
+        self._outside = 0
+        # How everything was before the first step, for when the job goes back.
+        self._initial = copy.deepcopy(wrapped.state_dict())
+        self._groups = [{k: v for k, v in group.items() if k != "params"} for group in wrapped.optimizer.param_groups]
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Advance the schedule."""
         if args or kwargs or isinstance(self.wrapped, ReduceLROnPlateau) or not self._in_loop():
             self.per_step = bool(self.per_step)
+            self._outside += 1
             self.wrapped.step(*args, **kwargs)
             return
         self.per_step = True
         self.catch_up()
 
+    def begin_epoch(self, epoch: int) -> None:
+        """An epoch begins: bring a schedule that is advanced between epochs to where that puts it.
+
+        The script advances it itself, except where it begins with a later epoch (it came late, or the job was resumed)
+        or comes back to an earlier one (the job went back). Then one advance per epoch is assumed.
+        """
+        former, self._epoch = self._epoch, epoch
+        if self.per_step or epoch == former + 1 or (former >= 0 and not self._outside):
+            return
+        if isinstance(self.wrapped, ReduceLROnPlateau):
+            log.warning("ReduceLROnPlateau is not brought back to where it was: its learning rate may differ")
+            return
+        self._rewind()
+        for _ in range(epoch):
+            self._advance()
+
+    def _rewind(self) -> None:
+        self.wrapped.load_state_dict(copy.deepcopy(self._initial))
+        for group, saved in zip(self.wrapped.optimizer.param_groups, self._groups, strict=True):
+            group.update(copy.deepcopy(saved))
+        self._counted = 0
+
+    def _advance(self) -> None:
+        # The servers have stepped; torch would warn that this process has not.
+        self.wrapped.optimizer._opt_called = True  # type: ignore[attr-defined]
+        self.wrapped.step()
+
     def catch_up(self) -> None:
-        """Bring a schedule that is advanced per step to the job's number of steps."""
+        """Bring a schedule that is advanced per step to the job's number of steps, also back."""
+        if self.per_step and self._counted > self._steps_done():
+            self._rewind()
         while self.per_step and self._counted < self._steps_done():
-            # The servers have stepped; torch would warn that this process has not.
-            self.wrapped.optimizer._opt_called = True  # type: ignore[attr-defined]
-            self.wrapped.step()
+            self._advance()
             self._counted += 1
 
     def __getattr__(self, name: str) -> Any:

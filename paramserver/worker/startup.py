@@ -58,13 +58,15 @@ async def open_links(
 ) -> ShardLinks:
     """Channels to all servers of the plan, as soon as all have joined."""
     view = await session.wait_until(
-        lambda view: len(view.servers) >= plan.servers,
+        lambda view: len(view.servers) >= plan.servers and view.state != types_pb2.JOB_STATE_RECOVERING,
         lambda view: view.reason or "servers",
         session.options.join_timeout_s,
     )
     servers = sorted(view.servers, key=lambda server: server.index)
     channels = [connect(server.address) for server in servers]
-    return ShardLinks(channels, plan, session.job, worker, wait_timeout_s, session.options.log_interval_s)
+    links = ShardLinks(channels, plan, session.job, worker, wait_timeout_s, session.options.log_interval_s)
+    links.timeline = view.timeline
+    return links
 
 
 async def first_version(
@@ -78,14 +80,15 @@ async def first_version(
 
     def settled(view: types_pb2.View) -> bool:
         mine = initial is not None and view.initialiser == session.member and view.grant > uploaded
-        return mine or view.state == types_pb2.JOB_STATE_RUNNING
+        return mine or view.state == types_pb2.JOB_STATE_RUNNING or view.timeline != links.timeline
 
     while True:
         view = await session.wait_until(
             settled, lambda view: view.reason or "version 0", session.options.join_timeout_s
         )
+        if view.timeline != links.timeline:
+            raise errors.RolledBackError("the job goes on with other servers")
         if view.state == types_pb2.JOB_STATE_RUNNING:
-            links.timeline = view.timeline
             if view.consistency.mode == types_pb2.MODE_ASYNC:  # shards need not stand at the same version
                 return await links.pull(Latest(), frozen=True)
             return await links.pull_version(0, frozen=True)

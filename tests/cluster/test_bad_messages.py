@@ -241,7 +241,7 @@ def test_broken_pushes_change_nothing(mode: str) -> None:
         assert raw.cluster.outcome().digests == before.digests
         # Those of another job or timeline are not this one's to count.
         assert raw.stats().refused == len(BROKEN) - 2
-        assert not raw.cluster.job.nodes[0].service._buffers
+        assert not raw.cluster.job.nodes[0].service.buffered
         assert sent(proper(raw, mode)).outcome == shard_pb2.OUTCOME_ACCEPTED
         if mode == "sync":
             raw.push(raw.contribution(SyncName(0, 1, 2, 2), {A: torch.full((40,), 2.0), B: torch.full((24,), 3.0)}))

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "paramserver"
 
 LOWER = {"core", "errors", "failpoints"}
 EDGES = {"tensors", "transport", "store"}
-ROLES = {"coordinator", "server", "worker"}
+ROLES = {"coordinator", "server", "worker", "checkpoint"}
 
 # Part of the package -> parts it may import, besides itself. Nothing imports cli.
 ALLOWED: dict[str, set[str]] = {
@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "core": {"errors"},  # the tree of errors is names only
     "failpoints": set(),
     "v1": set(),
+    "checkpoint": LOWER | {"tensors", "v1", "config"},
     "tensors": LOWER | {"v1"},
     "transport": LOWER | {"tensors", "v1"},  # names of element types, limits of frames
     "store": LOWER,

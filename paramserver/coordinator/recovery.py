@@ -1,0 +1,238 @@
+"""Going back to a checkpoint: when a server has begun anew, all shards do, on a new timeline.
+
+The number of the timeline is written down before it is used, so that none is used twice. Whatever fails on the way,
+the next attempt is another timeline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, cast
+
+import structlog
+
+from paramserver import errors
+from paramserver.checkpoint import catalog, manifest
+from paramserver.checkpoint.manifest import Manifest
+from paramserver.coordinator.checkpoints import model_of, position_of
+from paramserver.coordinator.counted import lease_table
+from paramserver.coordinator.toggle import Toggle
+from paramserver.core.consistency import Consistency, Mode
+from paramserver.core.membership import Member, Role
+from paramserver.failpoints import reach
+from paramserver.transport.messages import (
+    consistency_from_proto,
+    consistency_to_proto,
+    data_from_proto,
+    schedule_from_proto,
+)
+from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+
+if TYPE_CHECKING:
+    from paramserver.coordinator.service import CoordinatorService
+
+log = structlog.get_logger("paramserver.coordinator")
+
+_RETRY_S = 0.3
+_SAY_S = 5.0
+_RESTORE_S = 600.0
+
+
+class Recovery:
+    """Rolls the job back. One roll-back at a time; what happens meanwhile leads to another attempt."""
+
+    def __init__(self, job: CoordinatorService) -> None:
+        self.count = 0
+        self.steps_redone = 0
+        self._job = job
+        self._task: asyncio.Task[None] | None = None
+        self._bad: set[str] = set()
+        # The servers that the present attempt reckons with; and whether another one has begun anew since.
+        self._included: set[int] = set()
+        self._anew = False
+        self._resuming = False
+
+    @property
+    def possible(self) -> bool:
+        """Whether there is anything to go back to, should a shard be lost."""
+        return self._job.checkpoints.place is not None and self._job.registry.model is not None
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the job is going back just now."""
+        return self._task is not None and not self._task.done()
+
+    def begin(self, reason: str, newcomer: int = 0) -> None:
+        """A shard is gone, and another server (member number ``newcomer``) has come in its place."""
+        job = self._job
+        if self.under_way:
+            self._anew = self._anew or newcomer not in self._included
+            return
+        log.warning("the job goes back to a checkpoint", reason=reason)
+        reached = job.board.newest_version()
+        if job.registry.ready or job.state == types_pb2.JOB_STATE_RUNNING:
+            job.state = types_pb2.JOB_STATE_RECOVERING
+        job.reason = f"{reason}: going back to a checkpoint"
+        self._task = job.loosely(self._run(reached))
+
+    def resume(self, saved: Manifest) -> None:
+        """A new job that goes on from a checkpoint: take over the model now, the rest when all servers are there."""
+        job = self._job
+        where = position_of(saved)
+        job.registry.adopt(model_of(saved), saved.layout_digest)
+        if where.HasField("data"):
+            job.leasing.data = data_from_proto(where.data)
+        job.timeline = max(job.timeline, saved.timeline)
+        self._resuming = True
+        self._task = job.loosely(self._run(saved.version))
+
+    async def _run(self, reached: int) -> None:
+        job = self._job
+        started = time.monotonic()
+        await job.refresh()
+        await job.checkpoints.rolled_back()
+        await job.toggle.close()
+        await job.leasing.begin(None)
+        wished = job.consistency
+        while not job.over.done():
+            await self._servers_there()
+            self._anew = False
+            self._included = {member.ident for member in job.members.of(Role.SERVER)}
+            try:
+                version = await self._attempt()
+            except errors.FencedError as error:
+                if isinstance(error, errors.RolledBackError):
+                    continue
+                await job.replaced(str(error))
+                return
+            except errors.CheckpointError as error:
+                log.warning("that checkpoint cannot be used; trying the one before", reason=str(error))
+                continue
+            except errors.RetryableError as error:
+                log.info(f"going back did not work at once; trying again: {error}")
+                await asyncio.sleep(_RETRY_S)
+                continue
+            except errors.ParamServerError as error:
+                await job.fail(f"the job cannot go back to a checkpoint: {error}")
+                return
+            if not self._anew:
+                break
+        else:
+            return
+        if not self._resuming:
+            self.count += 1
+            self.steps_redone += max(0, reached - version) if version >= 0 else 0
+            redo = f"{max(0, reached - version)} steps are done again" if version >= 0 else "it begins from the start"
+            log.warning(
+                f"the job went back to version {max(version, 0)} on timeline {job.timeline}; {redo}",
+                after_s=round(time.monotonic() - started, 2),
+            )
+        self._resuming = False
+        await self._go_on(version, wished)
+
+    async def _servers_there(self) -> None:
+        """Wait until every index has a server; the watch gives the job up if that takes too long."""
+        job, said = self._job, time.monotonic()
+        while len(job.members.of(Role.SERVER)) < job.options.servers or job.watch.absent:
+            await job.wait_changed(time.monotonic() + _RETRY_S)
+            if time.monotonic() - said > _SAY_S:
+                said = time.monotonic()
+                log.info(f"going back to a checkpoint; waiting for {job.missing() or 'servers'}")
+
+    async def _attempt(self) -> int:
+        """One timeline. Returns the version that is published on it, -1 if version 0 has to be uploaded again."""
+        job = self._job
+        place = job.checkpoints.place
+        assert place is not None
+        found: Manifest | None = None
+        if job.registry.ready or self._resuming:
+            for saved in await asyncio.to_thread(catalog.complete, place):
+                if saved.finite and saved.name not in self._bad and saved.layout_digest == job.registry.digest:
+                    found = saved
+                    break
+            if found is None:
+                raise errors.JobFailedError("there is no complete checkpoint")
+        stats = await job.server_stats()
+        reach("coord.before_timeline")
+        job.timeline = 1 + max(job.timeline, *(reply.timeline for reply in stats), found.timeline if found else 0)
+        job.registry.grant += 1
+        job.checkpoints.new_timeline(found.version if found else 0)
+        job.journal.record(job)
+        await job.journal.settled()
+        reach("coord.after_timeline")
+        if found is None:
+            await self._configure_anew()
+            return -1
+        try:
+            await self._restore(found)
+        except errors.CheckpointError:
+            self._bad.add(found.name)
+            raise
+        await job.registry.publish()
+        return found.version
+
+    async def _restore(self, saved: Manifest) -> None:
+        job = self._job
+        where = position_of(saved)
+        consistency = self._consistency(where)
+        text = manifest.encode(saved).decode()
+
+        def request(member: Member) -> shard_pb2.RestoreRequest:
+            configure = job.registry.configuration(member)
+            configure.consistency.CopyFrom(consistency_to_proto(consistency))
+            return shard_pb2.RestoreRequest(configure=configure, manifest=text, grant=job.registry.grant)
+
+        replies = await job.servers.call_all(job.members.of(Role.SERVER), "Shard.Restore", request, _RESTORE_S)
+        restored = [cast(shard_pb2.RestoreResponse, reply) for reply in replies]
+        if any(reply.version != saved.version for reply in restored):
+            raise errors.CheckpointError(f"the servers did not all restore version {saved.version}")
+        job.consistency = consistency
+        job.async_from = where.async_from
+        if where.HasField("data"):
+            job.leasing.data = data_from_proto(where.data)
+        data = job.leasing.data
+        if where.HasField("data") or not data:
+            job.origin = schedule_from_proto(where.view, data.slices_per_epoch if data else 0)
+        else:  # saved before the data was known
+            job.origin = type(job.origin)(data.slices_per_epoch, job.slices_per_step)
+
+    def _consistency(self, where: coordinator_pb2.JobRecord) -> Consistency:
+        """As it was, under a number that no worker has heard of."""
+        was = consistency_from_proto(where.view.consistency)
+        return Consistency(was.mode, was.staleness, self._job.toggle.next_revision(), was.from_version)
+
+    async def _configure_anew(self) -> None:
+        """Version 0 had not been published: some worker uploads it again."""
+        job = self._job
+
+        def request(member: Member) -> shard_pb2.ConfigureRequest:
+            configure = job.registry.configuration(member)
+            configure.anew = True
+            return configure
+
+        await job.servers.call_all(job.members.of(Role.SERVER), "Shard.Configure", request, job.options.call_timeout_s)
+
+    async def _go_on(self, version: int, wished: Consistency) -> None:
+        job = self._job
+        running = job.state == types_pb2.JOB_STATE_RECOVERING
+        toggle = Toggle(job)
+        toggle.begin_after(job.consistency.revision)
+        job.toggle = toggle
+        if version < 0:
+            job.registry.upload_again()
+        else:
+            job.registry.ready = True
+            if job.consistency.mode is Mode.ASYNC and job.leasing.data is not None:
+                await job.leasing.begin(await lease_table(job))
+            else:
+                await job.leasing.begin(None)
+        if running:
+            job.state, job.reason = types_pb2.JOB_STATE_RUNNING, ""
+        if not await job.tell_members():
+            job.tell_members_later()
+        await job.refresh()
+        same = (wished.mode, wished.staleness) == (job.consistency.mode, job.consistency.staleness)
+        if running and not same:
+            log.info("the setting in force before is brought back", consistency=str(wished))
+            job.loosely(toggle.bring_back(wished))

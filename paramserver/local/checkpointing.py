@@ -1,0 +1,86 @@
+"""Checkpoints as settings have them: where they go, and what a job that goes on from one takes over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paramserver import errors
+from paramserver.checkpoint import catalog
+from paramserver.checkpoint.manifest import Manifest, parse_name
+from paramserver.checkpoint.place import Place
+from paramserver.config import Settings
+from paramserver.coordinator.checkpoints import CheckpointOptions, position_of
+from paramserver.core.consistency import Mode
+from paramserver.transport.messages import consistency_from_proto
+
+# What a job that goes on takes over from the checkpoint, unless somebody says otherwise.
+_OPTIONAL = ("run.script", "run.args", "cluster.servers", "cluster.workers", "checkpoint.every", "checkpoint.keep")
+
+
+def checkpoint_options(settings: Settings) -> CheckpointOptions:
+    """What the coordinator is told about checkpoints. Raises ConfigError if there can be none in that place."""
+    wanted = settings.checkpoint
+    if wanted.dir:
+        Place(wanted.dir).prepare()
+    values = settings.values()
+    run = {key: list(values[key]) if isinstance(values[key], tuple) else values[key] for key in _OPTIONAL}
+    return CheckpointOptions(wanted.dir, wanted.every, wanted.keep, run)
+
+
+def split(where: str) -> tuple[str, str]:
+    """(directory of checkpoints, name of one in it or empty) of what a user gives."""
+    parent, _, name = where.rstrip("/").rpartition("/")
+    return (parent or ".", name) if parse_name(name) is not None else (where, "")
+
+
+def find_checkpoint(where: str) -> Manifest:
+    """The checkpoint at ``where``, or the newest good one in it. Raises ConfigError if there is none."""
+    directory, name = split(where)
+    place = Place(directory)
+    try:
+        if name:
+            return catalog.load_manifest(place, name)
+        found = catalog.newest(place, verify=False)
+    except (errors.CheckpointError, OSError) as error:
+        raise errors.ConfigError(f"there is nothing to go on from in {where}: {error}") from error
+    if found is None:
+        raise errors.ConfigError(f"there is no complete checkpoint in {where}: see `paramserver checkpoint list`")
+    return found
+
+
+def resumed(settings: Settings) -> Mapping[str, Any]:
+    """What has to be set beside ``settings`` to go on from its ``checkpoint.resume``.
+
+    Raises ConfigError where something was asked for that this checkpoint does not allow.
+    """
+    saved = find_checkpoint(settings.checkpoint.resume)
+    where = position_of(saved)
+    consistency = consistency_from_proto(where.view.consistency)
+    must: dict[str, Any] = {
+        "consistency.mode": consistency.mode.value,
+        "training.slices_per_step": where.view.slices_per_step,
+        **{
+            key: where.settings[key]
+            for key in ("training.seed", "training.chunk_bytes", "training.threads_per_worker")
+            if key in where.settings
+        },
+    }
+    if consistency.mode is Mode.ASYNC:
+        must["consistency.staleness"] = "unbounded" if consistency.staleness is None else consistency.staleness
+    values, origins = settings.values(), settings.origins()
+    for key, value in must.items():
+        if origins[key] != "default" and str(values[key]) != str(value):
+            hint = "resume, then use `paramserver set`" if key.startswith("consistency") else "leave it out"
+            raise errors.ConfigError(
+                f"{key} is {values[key]} here ({origins[key]}), but {saved.name} was made with {value}: {hint}"
+            )
+    taken = {key: saved.run[key] for key in _OPTIONAL if key in saved.run and origins[key] == "default"}
+    if origins["checkpoint.dir"] == "default":
+        taken["checkpoint.dir"] = _absolute(split(settings.checkpoint.resume)[0])
+    return {**must, **taken, "checkpoint.resume": _absolute(settings.checkpoint.resume)}
+
+
+def _absolute(where: str) -> str:
+    return where if "://" in where else str(Path(where).absolute())

@@ -1,0 +1,50 @@
+"""What a server says of its shard: counters, versions, whom it waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from paramserver.server.running import RunningShard
+from paramserver.transport.messages import consistency_to_proto
+from paramserver.v1 import shard_pb2, types_pb2
+
+
+def report(shard: RunningShard | None, names: Mapping[int, str]) -> shard_pb2.StatsResponse:
+    """Counters and the present state. ``names``: of the workers, by member number."""
+    if shard is None:
+        return shard_pb2.StatsResponse(waiting_for="the model")
+    state, tensors, saver = shard.state, shard.tensors, shard.saver
+    missing = state.missing() if state.active else None
+    return shard_pb2.StatsResponse(
+        version=state.version,
+        consistency=consistency_to_proto(state.consistency),
+        applied=state.counters.applied,
+        duplicate=state.counters.duplicate,
+        skipped=tensors.skipped,
+        refused=state.counters.refused,
+        max_clock_spread=state.counters.max_clock_spread,
+        waiting_for=waiting_for(shard, names) if state.active else "version 0",
+        generation=state.generation,
+        timeline=state.timeline,
+        clocks=[shard_pb2.WorkerClock(worker=w, clock=c) for w, c in sorted(state.clocks.items())],
+        missing=[types_pb2.Range(start=lo, stop=hi) for lo, hi in missing.slices] if missing else (),
+        missing_of=missing.of if missing else 0,
+        shard_bytes=sum(chunk.nbytes for chunk in shard.chunks.values()),
+        holds=shard.digest,
+        active=state.active,
+        scheduled=consistency_to_proto(state.scheduled) if state.scheduled else None,
+        committed=state.committed,
+        copies=saver.statuses() if saver else (),
+        checkpoint_pause_s=tensors.copy_s,
+        checkpoint_write_s=saver.write_s if saver else 0.0,
+    )
+
+
+def waiting_for(shard: RunningShard, names: Mapping[int, str]) -> str:
+    """What the next version waits for, in words; empty: nothing."""
+    if shard.norms.waiting_for:
+        return shard.norms.waiting_for
+    if missing := shard.state.missing():
+        return str(missing)
+    slow = [names.get(worker, f"worker {worker}") for worker in shard.state.holding_back()]
+    return f"clock {shard.state.min_clock}: {', '.join(slow)}" if slow and shard.state.parked else ""

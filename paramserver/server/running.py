@@ -1,0 +1,255 @@
+"""One shard on one timeline: carries out what its state machine decides. A roll-back replaces the whole object."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import structlog
+from torch import Tensor
+
+from paramserver import errors
+from paramserver.core.consistency import Mode
+from paramserver.core.events import (
+    Activated,
+    AnswerPull,
+    AnswerPush,
+    Arrived,
+    Build,
+    Built,
+    CallGone,
+    DropBuffer,
+    DropVersion,
+    Effect,
+    Event,
+    Outcome,
+    PullAsked,
+    Refusal,
+    Refuse,
+)
+from paramserver.core.hypers import Hypers
+from paramserver.core.names import Name
+from paramserver.core.plan import Plan
+from paramserver.core.shard import ShardState
+from paramserver.failpoints import reach
+from paramserver.server import norms
+from paramserver.server.norms import NormExchange
+from paramserver.server.saving import Saver
+from paramserver.server.shard import Contribution, ShardTensors, leading
+from paramserver.server.version import Version
+from paramserver.v1 import shard_pb2
+
+log = structlog.get_logger("paramserver.server")
+
+_REFUSALS: dict[Refusal, type[errors.ParamServerError]] = {
+    Refusal.FENCED: errors.FencedError,
+    Refusal.ROLLED_BACK: errors.RolledBackError,
+    Refusal.OUT_OF_ORDER: errors.OutOfOrderError,
+    Refusal.STALE: errors.StaleViewError,
+    Refusal.MALFORMED: errors.ProtocolError,
+    Refusal.GONE: errors.GoneError,
+}
+T = TypeVar("T")
+# Names whose nonce is kept. A repetition comes within seconds, or after a reconnect; this is many steps.
+_REMEMBERED = 10_000
+
+
+class RunningShard:
+    """State machine, tensors and waiting calls of one shard on one timeline. Lives in one event loop.
+
+    ``pool`` is the thread for arithmetic; ``failed`` is told, once, when the shard can do nothing more.
+    """
+
+    def __init__(
+        self,
+        config: shard_pb2.ConfigureRequest,
+        plan: Plan,
+        groups: Sequence[Hypers],
+        state: ShardState,
+        tensors: ShardTensors,
+        norms_: NormExchange,
+        pool: ThreadPoolExecutor,
+        saver: Saver | None,
+        failed: Callable[[str], None],
+    ) -> None:
+        self.config, self.plan, self.groups = config, plan, groups
+        self.state, self.tensors, self.norms = state, tensors, norms_
+        self.saver = saver
+        self.digest = plan.layout.digest
+        self.chunks = {chunk.index: chunk for chunk in plan.chunks_of(config.index)}
+        self.staged: tuple[int, Version] | None = None  # (grant, the first version of this timeline)
+        self.versions: dict[int, Version] = {}
+        self.buffers: dict[int, Contribution] = {}
+        self._pool, self._failed = pool, failed
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        # Pushes that wait for their answer, and the nonces of those that were counted last.
+        self._pushing: dict[int, tuple[Name, int]] = {}
+        self._counted: dict[Name, int] = {}
+        self._numbers = itertools.count(1)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._building = False
+        self._ended: errors.ParamServerError | None = None
+
+    # ---- contributions and pulls
+
+    async def push(self, contribution: Contribution, header: shard_pb2.PushHeader) -> tuple[AnswerPush, bool]:
+        """Count a contribution that has passed all checks; the answer, and whether it was counted before itself."""
+        call, buffer = next(self._numbers), next(self._numbers)
+        self.buffers[buffer] = contribution
+        reach("push.after_stage", contribution.base_version)
+        answer = self._expect_answer(call)
+        self._pushing[call] = contribution.name, header.nonce
+        reach("step.before_decide", contribution.base_version)
+        self.happen(Arrived(call, contribution.name, buffer, header.worker, header.timeline, header.clock))
+        pushed: AnswerPush = await answer
+        own = pushed.outcome is Outcome.DUPLICATE and self._counted.get(contribution.name) == header.nonce != 0
+        return pushed, own
+
+    async def pull(self, ask: Callable[[int], PullAsked], wait_s: float) -> AnswerPull | None:
+        """The state machine's answer to what ``ask`` makes of the number of the call; None if none comes in time."""
+        call = next(self._numbers)
+        answer = self._expect_answer(call)
+        self.happen(ask(call))
+        try:
+            async with asyncio.timeout(wait_s):
+                pulled: AnswerPull = await answer
+                return pulled
+        except TimeoutError:
+            return None
+        finally:
+            self._calls.pop(call, None)
+            self.happen(CallGone(call))
+
+    # ---- versions
+
+    def activate(self, grant: int, timeline: int) -> None:
+        """Publish what was staged under this grant. Raises ProtocolError if nothing was."""
+        if self.staged is None or self.staged[0] != grant:
+            raise errors.ProtocolError(f"nothing was uploaded here under grant {grant}")
+        version, self.staged = self.staged[1], None
+        self.versions = {version.number: version}
+        if self.saver is not None and version.number == 0:
+            self.copy(version)
+        self.happen(Activated(timeline, version.number))
+
+    def copy(self, version: Version) -> bool:
+        """Take a copy of the newest version for a checkpoint; False if too many are not released yet."""
+        assert self.saver is not None
+        return self.saver.take(version, self.tensors, self.state)
+
+    def can_cut(self, version: int) -> bool:
+        """Whether ``version`` is the newest one, and no newer one is being made."""
+        return self.state.active and self.state.version == version and not self._building
+
+    # ---- the state machine and its effects
+
+    def happen(self, event: Event) -> None:
+        """Let the state machine take it in, and do what follows."""
+        if self._ended is not None:
+            return
+        for effect in self.state.handle(event):
+            self._perform(effect)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case AnswerPush(call, outcome):
+                self._note(call, outcome)
+                self._settle(call, effect)
+            case AnswerPull(call):
+                self._settle(call, effect)
+            case Refuse(call, refusal, reason):
+                self._pushing.pop(call, None)
+                future = self._calls.pop(call, None)
+                if future is not None and not future.done():
+                    future.set_exception(_REFUSALS[refusal](reason))
+            case DropBuffer(buffer):
+                self.buffers.pop(buffer, None)
+            case DropVersion(version):
+                self.versions.pop(version, None)
+            case Build():
+                self._building = True
+                reach("step.after_decide", self.state.version)
+                task = asyncio.get_running_loop().create_task(self._build(effect))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    def _settle(self, call: int, answer: AnswerPush | AnswerPull) -> None:
+        future = self._calls.pop(call, None)
+        if future is not None and not future.done():
+            future.set_result(answer)
+
+    def _note(self, call: int, outcome: Outcome) -> None:
+        """Remember for a while whose contribution was counted under a name."""
+        name, nonce = self._pushing.pop(call)
+        if outcome is Outcome.ACCEPTED:
+            self._counted[name] = nonce
+            if len(self._counted) > _REMEMBERED:
+                del self._counted[next(iter(self._counted))]
+
+    async def _build(self, effect: Build) -> None:
+        contributions = [self.buffers[buffer] for buffer in effect.buffers]
+        base = self.versions[self.state.version]
+        try:
+            clipped = await self._clipped(base, contributions)
+            version = await self._arithmetic(lambda: self.tensors.build(base, contributions, clipped))
+            reach("commit.before_log", base.number)
+            self._publish(version, effect.buffers)
+            reach("commit.after_log_before_reply", base.number)
+        except Exception as error:  # the top of a task: a shard that cannot apply must not go on silently
+            if self._ended is not None:
+                return
+            log.exception("could not apply", step=base.number)
+            self._failed(f"could not apply step {base.number}: {error}")
+
+    def _publish(self, version: Version, buffers: Sequence[int]) -> None:
+        self.versions[version.number] = version
+        for buffer in buffers:
+            self.buffers.pop(buffer, None)
+        self._building = False
+        self.happen(Built(version.number))
+        # Before anything else can begin: the next step must not have changed the state yet.
+        if self.saver is not None and self.state.consistency.mode is Mode.SYNC and self.saver.due(version.number):
+            self.copy(version)
+
+    async def _clipped(self, base: Version, contributions: Sequence[Contribution]) -> Mapping[int, Tensor] | None:
+        """The step's gradients, clipped by the norm over all shards; None where nothing is to be clipped."""
+        limit = leading(contributions).clip_norm
+        if limit <= 0:
+            return None
+        gradients = await self._arithmetic(lambda: self.tensors.gradients(base, contributions))
+        mine = await self._arithmetic(lambda: norms.squares(gradients))
+        everybodys = await self.norms.exchange(self.state.timeline, base.number, mine)
+        return await self._arithmetic(lambda: norms.clip(gradients, everybodys, limit))
+
+    def _expect_answer(self, call: int) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self._ended is not None:
+            future.set_exception(self._ended)
+        else:
+            self._calls[call] = future
+        return future
+
+    async def _arithmetic(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    # ---- the end
+
+    def end(self, error: errors.ParamServerError) -> None:
+        """Answer everybody who waits with ``error``; nothing happens here any more."""
+        self._ended = self._ended or error
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(error)
+        self._calls.clear()
+
+    async def close(self) -> None:
+        """Stop what is under way, after :meth:`end`."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.saver is not None:
+            await self.saver.close()
+        await self.norms.close()

@@ -1,0 +1,329 @@
+"""A shard's part of the checkpoints: copies of versions, taken in passing and written beside training.
+
+Weights need no copy, since a version never changes. The optimizer state is copied chunk by chunk: by the thread that
+writes, or by the step that is about to change a chunk, whichever comes first. A tensor is written whole, by the server
+that has its first element; what lies on other shards is fetched from their copies of the same version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import structlog
+import torch
+
+from paramserver import errors
+from paramserver.checkpoint.manifest import checkpoint_name
+from paramserver.checkpoint.place import Place
+from paramserver.checkpoint.tensorfile import Entry, FileInfo, write_tensors
+from paramserver.core.plan import Chunk, Kind, Layout, Piece, Plan
+from paramserver.server.version import Version
+from paramserver.tensors.codec import chunk_frames, split_frame
+from paramserver.tensors.dtypes import buffer_of, tensor_from, torch_dtype
+from paramserver.tensors.finite import is_finite
+from paramserver.transport.base import Channel
+from paramserver.transport.messages import chunk_ref
+from paramserver.v1 import shard_pb2
+
+if TYPE_CHECKING:
+    from paramserver.core.shard import ShardState
+    from paramserver.server.shard import ShardTensors, StateCopy
+
+log = structlog.get_logger("paramserver.server")
+
+# Copies that are not released yet: one being written, one that waits.
+_KEPT = 2
+_FETCH_S = 120.0
+_CALL_S = 30.0
+_RETRY_S = 0.1
+_MASTERED = frozenset(("float16", "bfloat16", "float32", "float64"))
+
+
+@dataclass(slots=True)
+class _Copy:
+    """What a checkpoint needs of one version of this shard."""
+
+    version: Version
+    states: StateCopy
+    facts: str
+    status: shard_pb2.CopyStatus
+    task: asyncio.Task[None] | None = field(default=None)
+
+
+class Saver:
+    """The copies of one shard on one timeline. Lives in one event loop; writes in a thread of its own."""
+
+    def __init__(
+        self,
+        place: Place,
+        plan: Plan,
+        config: shard_pb2.ConfigureRequest,
+        connect: Callable[[str], Channel],
+        told: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``connect`` opens a channel to another server; ``told`` is called when the status of a copy has changed."""
+        self.every = config.checkpoint_every
+        self.write_s = 0.0
+        self._place, self._plan, self._config = place, plan, config
+        self._connect, self._told = connect, told
+        self._peers = {peer.index: peer.address for peer in config.peers if peer.index != config.index}
+        self._channels: dict[int, Channel] = {}
+        self._copies: dict[int, _Copy] = {}
+        self._skipped: dict[int, shard_pb2.CopyStatus] = {}
+        self._news = asyncio.Condition()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pieces = _pieces_of(plan.layout)
+        self._loop = asyncio.get_running_loop()
+
+    # ---- taking and letting go
+
+    def due(self, version: int) -> bool:
+        """Whether a synchronous shard takes a copy of this version by itself."""
+        return self.every > 0 and version % self.every == 0
+
+    def take(self, version: Version, tensors: ShardTensors, state: ShardState) -> bool:
+        """Copy the newest version; False (and the status says so) if too many copies are not released yet."""
+        number = version.number
+        if number in self._copies:
+            return True
+        status = shard_pb2.CopyStatus(
+            timeline=self._config.timeline, version=number, revision=state.consistency.revision
+        )
+        if len(self._copies) >= _KEPT:
+            status.state, status.reason = shard_pb2.COPY_STATE_SKIPPED, "earlier checkpoints are still being written"
+            self._skipped[number] = status
+            self._told()
+            return False
+        status.state = shard_pb2.COPY_STATE_WRITING
+        copy = _Copy(version, tensors.copy_states(), _facts(number, tensors, state), status)
+        self._copies[number] = copy
+        copy.task = asyncio.create_task(self._save(copy, tensors))
+        return True
+
+    def release(self, versions: Sequence[int]) -> None:
+        """Copies of these versions are of no use any more."""
+        for number in versions:
+            self._skipped.pop(number, None)
+            copy = self._copies.get(number)
+            if copy is not None and copy.task is not None and copy.task.done():
+                del self._copies[number]
+            elif copy is not None:  # still being written: let that end first
+                copy.status.state = shard_pb2.COPY_STATE_FAILED
+
+    def statuses(self) -> list[shard_pb2.CopyStatus]:
+        """What has become of the copies, oldest first."""
+        return [
+            status
+            for _, status in sorted({**self._skipped, **{n: copy.status for n, copy in self._copies.items()}}.items())
+        ]
+
+    async def _save(self, copy: _Copy, tensors: ShardTensors) -> None:
+        async with self._news:
+            self._news.notify_all()
+        started = time.monotonic()
+        status = copy.status
+        try:
+            await self._loop.run_in_executor(self._thread, lambda: self._write(copy, tensors))
+            if status.state == shard_pb2.COPY_STATE_WRITING:
+                status.state = shard_pb2.COPY_STATE_SAVED
+            else:  # released meanwhile
+                self._copies.pop(copy.version.number, None)
+        except Exception as error:  # the top of a task: training goes on without this checkpoint
+            if not isinstance(error, errors.ParamServerError):
+                log.exception("a checkpoint could not be written", version=copy.version.number)
+            released = status.state == shard_pb2.COPY_STATE_FAILED
+            status.state, status.reason = shard_pb2.COPY_STATE_FAILED, str(error)
+            if released:
+                self._copies.pop(copy.version.number, None)
+        finally:
+            tensors.drop_copy(copy.states)
+            self.write_s += time.monotonic() - started
+            self._told()
+
+    # ---- writing, in the thread
+
+    def _write(self, copy: _Copy, tensors: ShardTensors) -> None:
+        number, step = copy.version.number, copy.version.number
+        parameters = [c for c in self._plan.chunks_of(self._config.index) if c.kind is Kind.PARAMETER]
+        states = [entry for chunk in parameters for entry in copy.states.of(chunk.index)]
+        tensors.drop_copy(copy.states)
+        where = checkpoint_name(number, self._config.timeline)
+        part = f"{self._config.index + 1:05d}-of-{self._config.servers:05d}.safetensors"
+        mine = self._mine()
+        weights = write_tensors(
+            self._place, where, f"model-{part}", self._entries(mine), self._values(copy, mine), self._names(mine), step
+        )
+        layout = self._plan.layout
+        entries: list[Entry] = []
+        data: list[memoryview | bytes] = []
+        seen: set[str] = set()
+        for tensor, key, start, value, scalar in states:
+            spec = layout.tensors[tensor]
+            whole = scalar or (start == 0 and value.numel() == spec.elements)
+            name = f"optimizer/{spec.name}/{key}" + ("" if whole else f"@{start}")
+            if name not in seen:
+                seen.add(name)
+                shape = tuple(value.shape) if scalar or not whole else spec.shape
+                entries.append(Entry(name, str(value.dtype).removeprefix("torch."), shape))
+                data.append(buffer_of(value.contiguous()))
+        for tensor in mine:
+            spec = layout.tensors[tensor]
+            if spec.dtype not in _MASTERED:
+                entries.append(Entry(f"master/{spec.name}", "float64", spec.shape))
+                data += self._master(copy, tensor)
+        optimizer = write_tensors(self._place, where, f"optimizer-{part}", entries, data, {"shard": copy.facts}, step)
+        copy.status.weights.CopyFrom(_saved(weights))
+        copy.status.optimizer.CopyFrom(_saved(optimizer))
+        copy.status.tensors[:] = [layout.tensors[tensor].name for tensor in mine]
+        copy.status.finite = all(is_finite(copy.version.tensors[chunk.index]) for chunk in parameters)
+
+    def _mine(self) -> list[int]:
+        """The tensors that this server writes: those whose first element it has."""
+        owner, index = self._plan.owner, self._config.index
+        return [
+            tensor
+            for tensor, pieces in enumerate(self._pieces)
+            if (owner[pieces[0][0].index] if pieces else 0) == index
+        ]
+
+    def _entries(self, tensors: Sequence[int]) -> list[Entry]:
+        layout = self._plan.layout
+        entries = []
+        for tensor in tensors:
+            spec = layout.tensors[tensor]
+            master = layout.segments[layout.placements[tensor].segment].dtype
+            entries.append(Entry(spec.name, master if spec.dtype in _MASTERED else spec.dtype, spec.shape))
+        return entries
+
+    def _names(self, tensors: Sequence[int]) -> dict[str, str]:
+        specs = [self._plan.layout.tensors[tensor] for tensor in tensors]
+        return {
+            "format": "pt",
+            "aliases": json.dumps({spec.name: list(spec.aliases) for spec in specs if spec.aliases}),
+            "not_persistent": json.dumps([spec.name for spec in specs if not spec.persistent]),
+        }
+
+    def _values(self, copy: _Copy, tensors: Sequence[int]) -> Iterator[memoryview | bytes]:
+        for tensor in tensors:
+            spec = self._plan.layout.tensors[tensor]
+            parts = self._master(copy, tensor)
+            if spec.dtype in _MASTERED:
+                yield from parts
+                continue
+            flat = torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.float64) if spec.elements else None
+            if flat is not None:
+                wanted = torch_dtype(spec.dtype)
+                yield buffer_of((flat > 0.5 if wanted is torch.bool else flat.round().to(wanted)).view(torch.uint8))
+
+    def _master(self, copy: _Copy, tensor: int) -> Iterator[memoryview]:
+        """The bytes of a tensor in master type, piece by piece."""
+        for chunk, piece in self._pieces[tensor]:
+            flat = self._chunk(copy, chunk)
+            yield buffer_of(flat[piece.chunk_start : piece.chunk_start + piece.elements])
+
+    _fetched: tuple[int, int, torch.Tensor] | None = None
+
+    def _chunk(self, copy: _Copy, chunk: Chunk) -> torch.Tensor:
+        own = copy.version.tensors.get(chunk.index)
+        if own is not None:
+            return own
+        number = copy.version.number
+        if self._fetched is None or self._fetched[:2] != (number, chunk.index):
+            fetching = asyncio.run_coroutine_threadsafe(self._fetch(number, chunk), self._loop)
+            self._fetched = (number, chunk.index, fetching.result())
+        return self._fetched[2]
+
+    # ---- between servers
+
+    async def _fetch(self, version: int, chunk: Chunk) -> torch.Tensor:
+        """A chunk of another server's copy of this version. Raises CheckpointError if it cannot be had."""
+        server = self._plan.owner[chunk.index]
+        channel = self._channels.get(server)
+        if channel is None:
+            channel = self._channels[server] = self._connect(self._peers[server])
+        request = shard_pb2.CopiedRequest(
+            job=self._config.job, timeline=self._config.timeline, version=version, chunks=[chunk.index]
+        )
+        deadline = time.monotonic() + _FETCH_S
+        while True:
+            try:
+                async with aclosing(channel.download("Shard.Copied", request, timeout=_CALL_S)) as frames:
+                    async for raw in frames:
+                        for ref, data in split_frame(raw)[1]:
+                            if isinstance(ref, shard_pb2.ChunkRef) and ref.index == chunk.index:
+                                return tensor_from(data, chunk.dtype)
+                raise errors.CheckpointError(f"server-{server} did not send chunk {chunk.index} of version {version}")
+            except errors.RetryableError as error:
+                if time.monotonic() > deadline:
+                    raise errors.CheckpointError(f"server-{server} does not give its part: {error}") from error
+                await asyncio.sleep(_RETRY_S)
+            except errors.StaleViewError as error:
+                raise errors.CheckpointError(f"server-{server} has no such copy: {error}") from error
+
+    async def copied(self, version: int, chunks: Sequence[int], wait_s: float = 20.0) -> list[bytes]:
+        """Frames with these chunks of the copy of ``version``, waiting for it if it has not been taken yet.
+
+        Raises GoneError if there is none and will be none, UnavailableError if it does not come in time.
+        """
+        try:
+            async with asyncio.timeout(wait_s), self._news:
+                await self._news.wait_for(lambda: version in self._copies or version in self._skipped)
+        except TimeoutError as error:
+            raise errors.UnavailableError(f"version {version} has not been copied here yet") from error
+        copy = self._copies.get(version)
+        if copy is None:
+            raise errors.GoneError(f"there is no copy of version {version} here")
+        layout = self._plan.layout
+        if any(index not in copy.version.tensors for index in chunks):
+            raise errors.ProtocolError("a chunk was asked for that does not lie on this server")
+        parts = [(chunk_ref(layout.chunks[index]), buffer_of(copy.version.tensors[index])) for index in chunks]
+        return list(chunk_frames(None, parts))
+
+    async def close(self) -> None:
+        """Give up what is not written yet."""
+        tasks = [copy.task for copy in self._copies.values() if copy.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(channel.close() for channel in self._channels.values()), return_exceptions=True)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _pieces_of(layout: Layout) -> list[list[tuple[Chunk, Piece]]]:
+    """By tensor: where its elements lie, in order."""
+    pieces: list[list[tuple[Chunk, Piece]]] = [[] for _ in layout.tensors]
+    for chunk in layout.chunks:
+        for piece in chunk.pieces:
+            pieces[piece.tensor].append((chunk, piece))
+    return pieces
+
+
+def _saved(info: FileInfo) -> shard_pb2.SavedFile:
+    return shard_pb2.SavedFile(name=info.name, bytes=info.bytes, sha256=info.sha256)
+
+
+def _facts(version: int, tensors: ShardTensors, state: ShardState) -> str:
+    """What a shard knows beside its tensors, as JSON; equal on all shards of a consistent cut."""
+    return json.dumps(
+        {
+            "version": version,
+            "applied": state.counters.applied,
+            "skipped": tensors.skipped,
+            "schedule": int(tensors.schedule),
+            "mode": state.consistency.mode.value,
+            "revision": state.consistency.revision,
+            "counted": {str(epoch): [list(part) for part in ranges] for epoch, ranges in state.counted().items()},
+        }
+    )
+
+
+def place_of(config: shard_pb2.ConfigureRequest) -> Place | None:
+    """Where this job keeps checkpoints, None if nowhere."""
+    return Place(config.checkpoints) if config.checkpoints else None
