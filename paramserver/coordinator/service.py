@@ -473,6 +473,7 @@ class CoordinatorService:
             term=self.term,
             draining=sorted(self.draining),
             released=self.released,
+            checkpoints=self.checkpoints.place is not None,
         )
 
     async def refresh(self) -> None:

@@ -191,7 +191,7 @@ class Range(_message.Message):
     def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class View(_message.Message):
-    __slots__ = ("generation", "timeline", "state", "workers", "servers", "consistency", "sync_origin", "slices_per_step", "initialiser", "grant", "reason", "term", "draining", "released")
+    __slots__ = ("generation", "timeline", "state", "workers", "servers", "consistency", "sync_origin", "slices_per_step", "initialiser", "grant", "reason", "term", "draining", "released", "checkpoints")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -206,6 +206,7 @@ class View(_message.Message):
     TERM_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     timeline: int
     state: JobState
@@ -220,4 +221,5 @@ class View(_message.Message):
     term: int
     draining: _containers.RepeatedScalarFieldContainer[int]
     released: bool
-    def __init__(self, generation: _Optional[int] = ..., timeline: _Optional[int] = ..., state: _Optional[_Union[JobState, str]] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., servers: _Optional[_Iterable[_Union[ServerInfo, _Mapping]]] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., sync_origin: _Optional[_Union[SyncOrigin, _Mapping]] = ..., slices_per_step: _Optional[int] = ..., initialiser: _Optional[int] = ..., grant: _Optional[int] = ..., reason: _Optional[str] = ..., term: _Optional[int] = ..., draining: _Optional[_Iterable[int]] = ..., released: bool = ...) -> None: ...
+    checkpoints: bool
+    def __init__(self, generation: _Optional[int] = ..., timeline: _Optional[int] = ..., state: _Optional[_Union[JobState, str]] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., servers: _Optional[_Iterable[_Union[ServerInfo, _Mapping]]] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., sync_origin: _Optional[_Union[SyncOrigin, _Mapping]] = ..., slices_per_step: _Optional[int] = ..., initialiser: _Optional[int] = ..., grant: _Optional[int] = ..., reason: _Optional[str] = ..., term: _Optional[int] = ..., draining: _Optional[_Iterable[int]] = ..., released: bool = ..., checkpoints: bool = ...) -> None: ...

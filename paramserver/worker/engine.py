@@ -268,6 +268,8 @@ class Engine:
                 member=self.session.member, timeline=self.links.timeline, version=self.version
             )
 
+        if not (self.rolled_back() or self.session.view.checkpoints):
+            return True
         self.state = "finishing"
         try:
             if self._pace is not None:

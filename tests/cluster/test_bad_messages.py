@@ -209,7 +209,7 @@ BROKEN: dict[str, tuple[Callable[[Push], None], type[errors.ParamServerError], s
     "NaN": (floats(3, float("nan")), errors.NonFiniteError, "of worker 999: the gradient of 'b' is not finite"),
     "infinite": (floats(2, float("-inf")), errors.NonFiniteError, "the gradient of 'a' is not finite"),
     "other job": (head(job="other"), errors.FencedError, "belongs to job 'test', the message to 'other'"),
-    "other timeline": (head(timeline=1), errors.FencedError, "is of timeline 1, this shard is on timeline 0"),
+    "other timeline": (head(timeline=1), errors.RolledBackError, "is of timeline 1, this shard is on timeline 0"),
     "overflow with gradients": (head(overflow=True), errors.ProtocolError, "must not carry gradients"),
     "gradients of no samples": (head(samples=0), errors.ProtocolError, "no samples"),
     "no name": (nameless, errors.ProtocolError, "without a name"),

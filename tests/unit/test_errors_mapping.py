@@ -196,7 +196,7 @@ def test_the_kinds_of_methods_follow_from_the_protos() -> None:
         assert name == method.name
         kinds[method.kind].append(name)
     assert kinds[MethodKind.UPLOAD] == ["Shard.Initialize", "Shard.Push"]
-    assert kinds[MethodKind.DOWNLOAD] == ["Shard.Pull", "Shard.Export"]
+    assert kinds[MethodKind.DOWNLOAD] == ["Shard.Pull", "Shard.Export", "Shard.Copied"]
     assert kinds[MethodKind.SESSION] == ["Coordinator.Session"]
     assert METHODS["Shard.SetConsistency"].handler == "set_consistency"
     assert METHODS["Shard.SetConsistency"].path == "/paramserver.v1.ShardService/SetConsistency"

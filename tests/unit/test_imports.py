@@ -14,7 +14,7 @@ PACKAGE = ROOT / "paramserver"
 
 LOWER = {"core", "errors", "failpoints"}
 EDGES = {"tensors", "transport", "store"}
-ROLES = {"coordinator", "server", "worker", "checkpoint"}
+ROLES = {"coordinator", "server", "worker"}
 
 # Part of the package -> parts it may import, besides itself. Nothing imports cli.
 ALLOWED: dict[str, set[str]] = {
@@ -27,7 +27,6 @@ ALLOWED: dict[str, set[str]] = {
     "tensors": LOWER | {"v1"},
     "transport": LOWER | {"tensors", "v1"},  # names of element types, limits of frames
     "store": LOWER,
-    "checkpoint": LOWER | {"tensors", "config", "v1"},  # files only: no network, no coordinator
     "coordinator": LOWER | EDGES | {"config", "v1", "checkpoint"},
     "server": LOWER | EDGES | {"config", "v1", "checkpoint"},
     "worker": LOWER | EDGES | {"config", "v1", "checkpoint"},

@@ -151,9 +151,9 @@ def test_a_contribution_from_the_future_is_refused(sync: ShardState) -> None:
 def test_another_timeline_is_fenced(sync: ShardState, timeline: int) -> None:
     """A push and a pull of an older (or an unheard-of) timeline change nothing."""
     effects = sync.handle(node(1, 0, 0, 1, timeline=timeline))
-    assert effects == [DropBuffer(101), Refuse(1, Refusal.FENCED, reason(effects))]
+    assert effects == [DropBuffer(101), Refuse(1, Refusal.ROLLED_BACK, reason(effects))]
     effects = sync.handle(PullAsked(2, 1, Latest(), timeline))
-    assert effects == [Refuse(2, Refusal.FENCED, reason(effects))]
+    assert effects == [Refuse(2, Refusal.ROLLED_BACK, reason(effects))]
     assert sync.missing() == Missing(0, (), 0)
 
 

@@ -35,6 +35,11 @@ class Log:
 
 
 @dataclass
+class NoCheckpoints:
+    possible: bool = False
+
+
+@dataclass
 class Job:
     """As much of a job as the watch looks at."""
 
@@ -44,6 +49,7 @@ class Job:
     lacking: str = "0/1 servers; missing: server-0"
     members: Membership = field(default_factory=lambda: Membership(1e9, 1.0))
     failures: list[tuple[str, int]] = field(default_factory=list)
+    recovery: NoCheckpoints = field(default_factory=NoCheckpoints)
 
     def missing(self) -> str:
         return self.lacking
