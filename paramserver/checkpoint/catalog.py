@@ -22,6 +22,8 @@ log = structlog.get_logger("paramserver.checkpoint")
 # A reader that has said nothing for so long is gone.
 STALE_S = 3600.0
 _MARKER_BYTES = 4096
+# While we look, others may complete a checkpoint and remove the one that we had seen.
+_LOOKS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,15 @@ def newest(place: Place, good_only: bool = True, verify: bool = True) -> Manifes
     ``good_only``: pass over those with NaN or infinite weights. ``verify``: read all of it first. A damaged checkpoint
     is passed over with a warning that says what is wrong.
     """
+    for _ in range(_LOOKS):
+        names = place.names()
+        chosen = _newest(place, good_only, verify)
+        if chosen is not None or place.names() == names:
+            return chosen
+    return None  # others save and remove faster than we look
+
+
+def _newest(place: Place, good_only: bool, verify: bool) -> Manifest | None:
     for found in survey(place):
         manifest = found.manifest
         if manifest is None or found.problem:

@@ -22,7 +22,7 @@ from paramserver.checkpoint.catalog import (
     verify,
     write_manifest,
 )
-from paramserver.checkpoint.place import Place
+from paramserver.checkpoint.place import Inside, Place
 from paramserver.errors import CheckpointError
 from paramserver.failpoints import arm
 from tests.unit.checkpoints import content, manifest, save, save_files, temporary_files
@@ -351,8 +351,6 @@ def test_a_reader_that_comes_while_a_checkpoint_is_removed(place: Place, monkeyp
     again, and puts it back."""
     made = save(place, 50)
     save(place, 60)
-    from paramserver.checkpoint.place import Inside
-
     remove = Inside.remove
     readers = []
 
@@ -369,6 +367,25 @@ def test_a_reader_that_comes_while_a_checkpoint_is_removed(place: Place, monkeyp
     readers[0].__exit__(None, None, None)
     assert complete(place)[1] == made
     assert prune(place, 1) == [T50]
+
+
+def test_a_checkpoint_that_is_removed_while_one_looks_is_not_missed(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A reader has listed step 50 alone; 2. step 60 is saved and 50 removed; 3. the reader finds 60."""
+    save(place, 50)
+    read = Inside.read
+
+    def read_later(inside: Inside, name: str, limit: int) -> bytes:
+        monkeypatch.undo()
+        save(place, 60)
+        assert prune(place, 1) == [T50]
+        return read(inside, name, limit)
+
+    monkeypatch.setattr(Inside, "read", read_later)
+    found = newest(place)
+    assert found is not None
+    assert found.name == T60
 
 
 def test_a_directory_that_cannot_be_written_to_can_be_read(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
