@@ -35,6 +35,7 @@ def build_app() -> App:
     app.command("paramserver.cli.status:status", name="status", help="Show a running job.")
     app.command("paramserver.cli.set:set_", name="set", help="Change the consistency of a running job.")
     app.command("paramserver.cli.operate:drain", name="drain", help="Ask a worker of a running job to leave.")
+    app.command("paramserver.cli.operate:scale", name="scale", help="Change the number of workers of a running job.")
     app.command("paramserver.cli.operate:stop", name="stop", help="End a running job.")
     app.command("paramserver.cli.doctor:doctor", name="doctor", help="Find out what is wrong on this machine.")
     app.command("paramserver.cli.health:health", name="health", help="Check the roles that run on this machine.")

@@ -1,8 +1,10 @@
-"""``paramserver drain`` and ``paramserver stop``: what operators do to a running job."""
+"""``paramserver drain``, ``scale`` and ``stop``: what operators do to a running job."""
 
 from __future__ import annotations
 
 from paramserver.cli.target import find_target
+from paramserver.config import MAX_PROCESSES
+from paramserver.errors import ConfigError
 
 WAIT_S = 60.0
 
@@ -37,6 +39,58 @@ def drain(
     target.call("Coordinator.Drain", DrainRequest(name=worker, wait_s=WAIT_S), WAIT_S + 10.0)
     print(f"{worker} has left.")
     return 0
+
+
+def scale(
+    wish: str,
+    /,
+    *,
+    job: str | None = None,
+    coordinator: str | None = None,
+    certs: str | None = None,
+    insecure: bool | None = None,
+) -> int:
+    """Change the number of workers of a running job, as in: paramserver scale workers=5
+
+    A job of "paramserver run" gets new workers, or those of the highest ranks leave. Elsewhere workers can be asked to
+    leave, but others have to be started on their machines. What a synchronous step consists of does not change.
+
+    Parameters
+    ----------
+    wish
+        workers=N
+    job
+        Name of the job, where several run on this machine.
+    coordinator
+        Address of the coordinator, host:port, where the job runs elsewhere.
+    certs
+        Directory with certificates (see "paramserver certs init").
+    insecure
+        Talk to another machine without TLS.
+    """
+    from paramserver.v1.coordinator_pb2 import ScaleRequest, ScaleResponse
+
+    workers = wished_workers(wish)
+    target = find_target(job, coordinator, certs, insecure)
+    response = target.call("Coordinator.Scale", ScaleRequest(workers=workers, wait_s=WAIT_S), WAIT_S + 10.0)
+    assert isinstance(response, ScaleResponse)
+    print(f"{response.workers} workers now.")
+    return 0
+
+
+def wished_workers(wish: str) -> int:
+    """The number in "workers=N". Raises ConfigError for anything else."""
+    key, _, value = wish.partition("=")
+    if key in ("servers", "cluster.servers"):
+        raise ConfigError(
+            'the number of servers is fixed while a job runs: end it with "paramserver stop", then resume from a '
+            f"checkpoint with --servers {value or 'N'}"
+        )
+    if key not in ("workers", "cluster.workers"):
+        raise ConfigError(f'scale takes workers=N, not "{wish}"')
+    if not (value.isascii() and value.isdigit() and len(value) < 10 and 1 <= int(value) <= MAX_PROCESSES):
+        raise ConfigError(f'workers is "{value}", but must be an integer from 1 to {MAX_PROCESSES}')
+    return int(value)
 
 
 def stop(

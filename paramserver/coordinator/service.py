@@ -22,6 +22,7 @@ from paramserver.coordinator.journal import Journal
 from paramserver.coordinator.leasing import Leasing
 from paramserver.coordinator.model import ModelRegistry
 from paramserver.coordinator.recovery import Recovery
+from paramserver.coordinator.scaling import Scaling
 from paramserver.coordinator.toggle import Toggle
 from paramserver.coordinator.watch import Watch
 from paramserver.core.consistency import Consistency
@@ -91,6 +92,8 @@ class JobOptions:
     max_idle_s: float = 600.0
     # By dotted name, as text: the settings that members take over.
     settings: Mapping[str, str] = field(default_factory=dict)
+    # There is a launcher that starts and ends workers.
+    launched: bool = False
     # How members talk to each other, for status pages.
     security: str = "plain"
     checkpoints: CheckpointOptions = field(default_factory=CheckpointOptions)
@@ -135,6 +138,7 @@ class CoordinatorService:
         self.toggle = Toggle(self)
         self.board = Board(self)
         self.watch = Watch(self)
+        self.scaling = Scaling(self)
         self.draining: set[int] = set()
         self._changed = asyncio.Condition()
         self._edition = 0
@@ -645,6 +649,10 @@ class CoordinatorService:
             return coordinator_pb2.FinishResponse(rolled_back=True)
         return coordinator_pb2.FinishResponse()
 
+    async def scale(self, request: coordinator_pb2.ScaleRequest) -> coordinator_pb2.ScaleResponse:
+        """Have another number of workers; answers when there are so many."""
+        return await self.scaling.scale(request)
+
     async def stop(self, request: coordinator_pb2.StopRequest) -> coordinator_pb2.StopResponse:
         """End the job: workers leave, what there is of the result is gathered."""
         if self.state not in _ENDED:
@@ -686,6 +694,7 @@ class CoordinatorService:
             checkpoint=self.checkpoints.last,
             rollbacks=self.recovery.count,
             steps_redone=self.recovery.steps_redone,
+            wanted_workers=self.scaling.wanted,
         )
 
     async def server_stats(self) -> list[shard_pb2.StatsResponse]:

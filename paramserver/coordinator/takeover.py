@@ -69,6 +69,7 @@ async def take_over(
     job.finished = record.finished
     job.checkpoints.last = record.checkpoint
     job.recovery.count, job.recovery.steps_redone = record.rollbacks, record.steps_redone
+    job.scaling.wanted = record.wanted_workers
     job.lost[:] = record.lost
     job.board.restore(record)
     members = [_member(entry) for entry in record.members]

@@ -280,6 +280,7 @@ class Coordinating:
             max_idle_s=cluster.max_idle_s,
             settings=shared(self._settings),
             checkpoints=checkpoint_options(self._settings),
+            launched=not self._options.gather,
             security="tls" if self._security.tls else "insecure" if self._security.insecure else "plain",
         )
 

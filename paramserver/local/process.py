@@ -104,6 +104,12 @@ class Child:
         if self.running:
             self._signal_group(signal.SIGTERM)
 
+    def leave(self) -> None:
+        """Ask the process itself to end; what it has started is its own business."""
+        if self.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
+
     def kill(self) -> None:
         """End the whole group."""
         if self.running:

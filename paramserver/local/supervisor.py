@@ -40,6 +40,8 @@ class Seat:
     due: float | None = None
     # With which code the last process ended that nobody replaces.
     code: int | None = None
+    # It was asked to leave.
+    leaving: bool = False
 
     @property
     def exit_code(self) -> int | None:
@@ -80,6 +82,8 @@ class Supervisor:
         self._was_finished = False
         # The newest timeline while there were workers.
         self._worked_on = 0
+        # How many workers there shall be.
+        self._wanted = 0
 
     # ---- starting
 
@@ -123,6 +127,7 @@ class Supervisor:
         """
         self._poll = poll
         self.restarts.started(_STORE)
+        self._wanted = self._wanted or len(self.workers)
         while True:
             self._look_at_store()
             for seat in (*self._rest, *self.workers):
@@ -132,6 +137,7 @@ class Supervisor:
                         return code
             self._check_failed(self._status)
             self._check_hung(poll)
+            await self._scale()
             await self._start_due()
             if all(seat.code is not None for seat in self.workers):
                 code = await self._over()
@@ -170,7 +176,7 @@ class Supervisor:
         if not worker:
             self._again(seat, code)
             return None
-        if code in (_TERMINATED, -signal.SIGTERM):
+        if code in (_TERMINATED, -signal.SIGTERM) or (seat.leaving and code < 0):
             seat.code = _TERMINATED
             self._say(f"{seat.name} was told to leave; its slices go to the others")
             return None
@@ -229,6 +235,32 @@ class Supervisor:
                 seat.due, seat.started_at = None, time.monotonic()
                 self.restarts.started(seat.name)
 
+    # ---- as many workers as wished for
+
+    async def _scale(self) -> None:
+        """Start more workers, of the lowest ranks that are free, or ask those of the highest ranks to leave."""
+        wanted = self._status.wanted_workers or self._wanted
+        if wanted == self._wanted or self._nothing_left():
+            return
+        self._wanted = wanted
+        staying = [seat for seat in self.workers if seat.code is None and not seat.leaving]
+        self._say(f"{wanted} workers are wished for, {len(staying)} are there")
+        for seat in staying[wanted:]:
+            seat.leaving = True
+            if seat.due is None:
+                seat.child.leave()
+            else:
+                seat.due, seat.code = None, _TERMINATED
+        for _ in range(wanted - len(staying)):
+            await self._one_more()
+
+    async def _one_more(self) -> None:
+        for seat in self.workers:
+            if seat.code is not None:
+                seat.due, seat.code, seat.leaving = time.monotonic(), None, False
+                return
+        await self.start_worker(len(self.workers))
+
     def _look_at_store(self) -> None:
         code = self._store.exit_code
         if code is None:
@@ -278,7 +310,7 @@ class Supervisor:
             return 0
         self._say("the job has gone back after the workers had ended; they are started again")
         for seat in self.workers:
-            if seat.code == 0:
+            if seat.code == 0 and not seat.leaving:
                 self._count(seat.name, 0, 1)
                 seat.due, seat.code = time.monotonic(), None
         self._was_finished = False

@@ -29,6 +29,7 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "Coordinator.Probe": ROLES,
     "Coordinator.Drain": frozenset({ADMIN}),
     "Coordinator.Finish": frozenset({WORKER}),
+    "Coordinator.Scale": frozenset({ADMIN}),
     "Coordinator.Stop": frozenset({ADMIN}),
     "Shard.Configure": frozenset({COORDINATOR}),
     "Shard.Initialize": frozenset({WORKER}),

@@ -264,7 +264,7 @@ class ProcessStatus(_message.Message):
     def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., member: _Optional[int] = ..., server: _Optional[_Union[_shard_pb2.StatsResponse, _Mapping]] = ..., epochs_planned: _Optional[int] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("job", "view", "processes", "model", "data", "steps_per_epoch", "lost", "expected_workers", "expected_servers", "store", "uptime_s", "store_operations", "training_s", "term", "summary", "security", "finished", "checkpoint", "rollbacks", "steps_redone")
+    __slots__ = ("job", "view", "processes", "model", "data", "steps_per_epoch", "lost", "expected_workers", "expected_servers", "store", "uptime_s", "store_operations", "training_s", "term", "summary", "security", "finished", "checkpoint", "rollbacks", "steps_redone", "wanted_workers")
     JOB_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
     PROCESSES_FIELD_NUMBER: _ClassVar[int]
@@ -285,6 +285,7 @@ class StatusResponse(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     ROLLBACKS_FIELD_NUMBER: _ClassVar[int]
     STEPS_REDONE_FIELD_NUMBER: _ClassVar[int]
+    WANTED_WORKERS_FIELD_NUMBER: _ClassVar[int]
     job: str
     view: _types_pb2.View
     processes: _containers.RepeatedCompositeFieldContainer[ProcessStatus]
@@ -305,7 +306,8 @@ class StatusResponse(_message.Message):
     checkpoint: str
     rollbacks: int
     steps_redone: int
-    def __init__(self, job: _Optional[str] = ..., view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., steps_per_epoch: _Optional[int] = ..., lost: _Optional[_Iterable[str]] = ..., expected_workers: _Optional[int] = ..., expected_servers: _Optional[int] = ..., store: _Optional[str] = ..., uptime_s: _Optional[float] = ..., store_operations: _Optional[int] = ..., training_s: _Optional[float] = ..., term: _Optional[int] = ..., summary: _Optional[str] = ..., security: _Optional[str] = ..., finished: bool = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ...) -> None: ...
+    wanted_workers: int
+    def __init__(self, job: _Optional[str] = ..., view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., steps_per_epoch: _Optional[int] = ..., lost: _Optional[_Iterable[str]] = ..., expected_workers: _Optional[int] = ..., expected_servers: _Optional[int] = ..., store: _Optional[str] = ..., uptime_s: _Optional[float] = ..., store_operations: _Optional[int] = ..., training_s: _Optional[float] = ..., term: _Optional[int] = ..., summary: _Optional[str] = ..., security: _Optional[str] = ..., finished: bool = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ...) -> None: ...
 
 class SettingsRequest(_message.Message):
     __slots__ = ()
@@ -392,6 +394,20 @@ class FinishResponse(_message.Message):
     rolled_back: bool
     def __init__(self, rolled_back: bool = ...) -> None: ...
 
+class ScaleRequest(_message.Message):
+    __slots__ = ("workers", "wait_s")
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    workers: int
+    wait_s: float
+    def __init__(self, workers: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class ScaleResponse(_message.Message):
+    __slots__ = ("workers",)
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    workers: int
+    def __init__(self, workers: _Optional[int] = ...) -> None: ...
+
 class StopRequest(_message.Message):
     __slots__ = ("reason",)
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -403,7 +419,7 @@ class StopResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class JobRecord(_message.Message):
-    __slots__ = ("view", "settings", "expected_servers", "expected_workers", "members", "next_member", "data", "layout", "ready", "departed", "training_s", "lost", "finished", "summary", "address", "async_from", "checkpoint", "rollbacks", "steps_redone")
+    __slots__ = ("view", "settings", "expected_servers", "expected_workers", "members", "next_member", "data", "layout", "ready", "departed", "training_s", "lost", "finished", "summary", "address", "async_from", "checkpoint", "rollbacks", "steps_redone", "wanted_workers")
     class SettingsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -430,6 +446,7 @@ class JobRecord(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     ROLLBACKS_FIELD_NUMBER: _ClassVar[int]
     STEPS_REDONE_FIELD_NUMBER: _ClassVar[int]
+    WANTED_WORKERS_FIELD_NUMBER: _ClassVar[int]
     view: _types_pb2.View
     settings: _containers.ScalarMap[str, str]
     expected_servers: int
@@ -449,7 +466,8 @@ class JobRecord(_message.Message):
     checkpoint: str
     rollbacks: int
     steps_redone: int
-    def __init__(self, view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., settings: _Optional[_Mapping[str, str]] = ..., expected_servers: _Optional[int] = ..., expected_workers: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberRecord, _Mapping]]] = ..., next_member: _Optional[int] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., layout: _Optional[str] = ..., ready: bool = ..., departed: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., training_s: _Optional[float] = ..., lost: _Optional[_Iterable[str]] = ..., finished: bool = ..., summary: _Optional[str] = ..., address: _Optional[str] = ..., async_from: _Optional[int] = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ...) -> None: ...
+    wanted_workers: int
+    def __init__(self, view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., settings: _Optional[_Mapping[str, str]] = ..., expected_servers: _Optional[int] = ..., expected_workers: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberRecord, _Mapping]]] = ..., next_member: _Optional[int] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., layout: _Optional[str] = ..., ready: bool = ..., departed: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., training_s: _Optional[float] = ..., lost: _Optional[_Iterable[str]] = ..., finished: bool = ..., summary: _Optional[str] = ..., address: _Optional[str] = ..., async_from: _Optional[int] = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ...) -> None: ...
 
 class MemberRecord(_message.Message):
     __slots__ = ("member", "role", "index", "address", "pid", "incarnation")

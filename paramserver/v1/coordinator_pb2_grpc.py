@@ -95,6 +95,11 @@ class CoordinatorServiceStub(object):
                 request_serializer=paramserver_dot_v1_dot_coordinator__pb2.FinishRequest.SerializeToString,
                 response_deserializer=paramserver_dot_v1_dot_coordinator__pb2.FinishResponse.FromString,
                 _registered_method=True)
+        self.Scale = channel.unary_unary(
+                '/paramserver.v1.CoordinatorService/Scale',
+                request_serializer=paramserver_dot_v1_dot_coordinator__pb2.ScaleRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_coordinator__pb2.ScaleResponse.FromString,
+                _registered_method=True)
         self.Stop = channel.unary_unary(
                 '/paramserver.v1.CoordinatorService/Stop',
                 request_serializer=paramserver_dot_v1_dot_coordinator__pb2.StopRequest.SerializeToString,
@@ -183,6 +188,13 @@ class CoordinatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Scale(self, request, context):
+        """Have another number of workers from now on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Stop(self, request, context):
         """End the job for everybody.
         """
@@ -252,6 +264,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.Finish,
                     request_deserializer=paramserver_dot_v1_dot_coordinator__pb2.FinishRequest.FromString,
                     response_serializer=paramserver_dot_v1_dot_coordinator__pb2.FinishResponse.SerializeToString,
+            ),
+            'Scale': grpc.unary_unary_rpc_method_handler(
+                    servicer.Scale,
+                    request_deserializer=paramserver_dot_v1_dot_coordinator__pb2.ScaleRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_coordinator__pb2.ScaleResponse.SerializeToString,
             ),
             'Stop': grpc.unary_unary_rpc_method_handler(
                     servicer.Stop,
@@ -584,6 +601,33 @@ class CoordinatorService(object):
             '/paramserver.v1.CoordinatorService/Finish',
             paramserver_dot_v1_dot_coordinator__pb2.FinishRequest.SerializeToString,
             paramserver_dot_v1_dot_coordinator__pb2.FinishResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Scale(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.CoordinatorService/Scale',
+            paramserver_dot_v1_dot_coordinator__pb2.ScaleRequest.SerializeToString,
+            paramserver_dot_v1_dot_coordinator__pb2.ScaleResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -56,7 +56,7 @@ class Run:
             ),
             "--summary",
             self.summary,
-            *("--", *EPOCHS, "--pace", "0.1", "--hurry"),
+            *("--", *EPOCHS, "--pace", "0.3", "--hurry"),
             self.hurry,
         )
         self.running.wait_for(r"worker-\d \| rank \d of \d trains", count=workers)

@@ -13,6 +13,7 @@ import pytest
 import paramserver.local
 from paramserver.cli.common import guard, merge_overrides, parse_assignments
 from paramserver.cli.main import main, split_script_arguments
+from paramserver.cli.operate import wished_workers
 from paramserver.cli.set import make_request
 from paramserver.cli.status import describe, headline, render
 from paramserver.config import Settings, load_settings
@@ -326,3 +327,25 @@ def test_set_sends_the_whole_wish(
 def test_staleness_without_asynchronous_mode_is_a_contradiction(changes: dict[str, object], mode: str) -> None:
     with pytest.raises(ConfigError, match=r"consistency\.staleness has no meaning with consistency\.mode=sync"):
         make_request(changes, mode, None)
+
+
+@pytest.mark.parametrize(
+    ("wish", "text"),
+    [
+        ("servers=3", "with --servers 3"),
+        ("epochs=3", 'scale takes workers=N, not "epochs=3"'),
+        ("workers", 'workers is "", but must be an integer from 1 to 4096'),
+        ("workers=0", 'workers is "0", but must be'),
+        ("workers=4097", 'workers is "4097", but must be'),
+        ("workers=-1", 'workers is "-1", but must be'),
+        ("workers=99999999999999999999", "but must be an integer"),
+    ],
+)
+def test_scale_takes_workers_only(wish: str, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        wished_workers(wish)
+    assert text in str(caught.value)
+
+
+def test_scale_takes_a_number_of_workers() -> None:
+    assert [wished_workers(f"workers={count}") for count in (1, 4096)] == [1, 4096]

@@ -42,6 +42,9 @@ class Process:
     def kill(self) -> None:
         self.end(-9)
 
+    def leave(self) -> None:
+        self.end(143)
+
 
 class World:
     """One server, two workers, their coordinator; ``said`` is what people were told."""
@@ -310,3 +313,49 @@ def test_workers_that_stopped_early_stay_away() -> None:
     world = World()
     assert world.run(story) == 0
     assert len(world.of("worker-0")) == 1
+
+
+# ---- more and fewer workers
+
+
+def test_as_many_workers_as_wished_for() -> None:
+    async def story(world: World) -> None:
+        world.status.wanted_workers = 4
+        await world.ask()
+        await until(lambda: world.of("worker-3"))
+        world.status.wanted_workers = 1
+        await world.ask()
+        await until(lambda: not any(world.of(f"worker-{rank}")[0].running for rank in (1, 2, 3)))
+        assert world.of("worker-0")[0].running
+        world.status.wanted_workers = 2
+        await world.ask()
+        await until(lambda: len(world.of("worker-1")) == 2)
+        await all_well(world)
+
+    world = World()
+    assert world.run(story) == 0
+    assert world.said == [
+        "4 workers are wished for, 2 are there",
+        "1 workers are wished for, 4 are there",
+        "worker-1 was told to leave; its slices go to the others",
+        "worker-2 was told to leave; its slices go to the others",
+        "worker-3 was told to leave; its slices go to the others",
+        "2 workers are wished for, 1 are there",
+    ]
+    assert world.supervisor.restarts.total == {}
+
+
+def test_who_waits_to_be_started_again_is_not_if_nobody_wishes_for_it() -> None:
+    async def story(world: World) -> None:
+        for count in (1, 2):
+            await until(lambda count=count: len(world.of("worker-1")) == count)  # type: ignore[misc]
+            world.of("worker-1")[-1].end(-9)
+        await until(lambda: world.said[-1].startswith("worker-1 is started again in 0.5 s"))
+        world.status.wanted_workers = 1
+        await world.ask()
+        await until(lambda: world.said[-1] == "1 workers are wished for, 2 are there")
+        await all_well(world)
+
+    world = World()
+    assert world.run(story) == 0
+    assert len(world.of("worker-1")) == 2

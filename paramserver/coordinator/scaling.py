@@ -1,0 +1,81 @@
+"""How many workers a job shall have, as its operators wish. Their number never changes what a step consists of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import structlog
+
+from paramserver import errors
+from paramserver.config import MAX_PROCESSES
+from paramserver.core.membership import Member, Role
+from paramserver.v1 import coordinator_pb2, types_pb2
+
+if TYPE_CHECKING:
+    from paramserver.coordinator.service import CoordinatorService
+
+log = structlog.get_logger("paramserver.coordinator")
+
+
+_WAIT_S = 60.0
+_LONGEST_WAIT_S = 600.0
+_NOT_BEGUN = (types_pb2.JOB_STATE_WAITING, types_pb2.JOB_STATE_INITIALISING)
+_ENDED = (types_pb2.JOB_STATE_FAILED, types_pb2.JOB_STATE_DONE, types_pb2.JOB_STATE_STOPPED)
+
+
+class Scaling:
+    """The wish for a job. A launcher sees it in the status and obeys; where there is none, workers are only drained."""
+
+    def __init__(self, job: CoordinatorService) -> None:
+        # 0: nobody has said.
+        self.wanted = 0
+        self._job = job
+
+    async def scale(self, request: coordinator_pb2.ScaleRequest) -> coordinator_pb2.ScaleResponse:
+        """Have so many workers; answers when that is so, or when the job has ended meanwhile.
+
+        Raises ConfigError if it cannot be done, DeadlineError if it takes longer than the caller waits.
+        """
+        job, wanted = self._job, request.workers
+        if not 1 <= wanted <= MAX_PROCESSES:
+            raise errors.ConfigError(f"a job has 1 to {MAX_PROCESSES} workers, not {wanted}")
+        if job.state in _NOT_BEGUN:
+            raise errors.ConfigError(f"job {job.options.job!r} has not begun to train yet: try again when it has")
+        if job.state in _ENDED:
+            raise errors.ConfigError(f"job {job.options.job!r} has ended ({job.reason})")
+        present = self._staying()
+        if job.options.launched:
+            log.info("scaling", workers=wanted, present=len(present))
+            self.wanted = wanted
+        elif wanted > len(present):
+            raise errors.ConfigError(
+                f"job {job.options.job!r} has {len(present)} workers, and nobody here can start more: run on each "
+                f"machine that shall have another one: paramserver start worker --join {job.address} -- SCRIPT"
+            )
+        else:
+            leaving = present[wanted:]
+            log.info("scaling", workers=wanted, leaving=[member.name for member in leaving])
+            job.draining.update(member.ident for member in leaving)
+        await job.refresh()
+        await job.journal.settled()
+        up = wanted > len(present)
+        await self._reached(lambda: len(self._all()) >= wanted if up else len(self._all()) <= wanted, request.wait_s)
+        return coordinator_pb2.ScaleResponse(workers=len(self._all()))
+
+    def _all(self) -> list[Member]:
+        return self._job.members.of(Role.WORKER)
+
+    def _staying(self) -> list[Member]:
+        """The workers that have not been asked to leave, by rank."""
+        return [member for member in self._all() if member.ident not in self._job.draining]
+
+    async def _reached(self, ready: Callable[[], bool], wait_s: float) -> None:
+        job = self._job
+        deadline = time.monotonic() + min(wait_s or _WAIT_S, _LONGEST_WAIT_S)
+        while not ready() and job.state not in _ENDED and not job.finished:
+            if not await job.wait_changed(deadline):
+                raise errors.DeadlineError(
+                    f"there are {len(self._all())} workers by now; the others follow, paramserver status shows them"
+                )
