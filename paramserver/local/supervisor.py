@@ -305,7 +305,8 @@ class Supervisor:
         there = {process.pid for process in status.processes if process.role == "server"}
         if not all(seat.child.running and seat.child.pid in there for seat in self.servers):
             return None
-        went_back = self._was_finished or status.view.timeline > self._worked_on
+        going_back = status.view.state == types_pb2.JOB_STATE_RECOVERING
+        went_back = going_back or self._was_finished or status.view.timeline > self._worked_on
         if status.finished or not went_back:
             return 0
         self._say("the job has gone back after the workers had ended; they are started again")
