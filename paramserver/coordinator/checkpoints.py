@@ -31,6 +31,8 @@ log = structlog.get_logger("paramserver.coordinator")
 
 _LOOK_S = 0.02
 _CUT_S = 120.0
+# While workers are held back; what they have begun takes one slice.
+_HELD_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,13 +223,16 @@ class Checkpoints:
                     await asyncio.shield(job.loosely(self._let_go(timeline)))
 
     async def _copy_all(self, timeline: int) -> int:
-        job, deadline = self._job, time.monotonic() + _CUT_S
+        job, last = self._job, -1
+        limit_s = _HELD_S if job.consistency.mode is Mode.ASYNC else _CUT_S
+        deadline = time.monotonic() + limit_s
         while True:
             self._check(timeline)
             stats = await job.server_stats()
             found = {reply.version for reply in stats}
-            if len(found) == 1:
-                version = found.pop()
+            version = found.pop() if len(found) == 1 else -1
+            quiet, last = version == last, version
+            if version >= 0 and (quiet or job.consistency.mode is Mode.SYNC):
                 if self._settled.get(version):
                     return version
                 if await self._same_slices():
@@ -237,7 +242,7 @@ class Checkpoints:
                     if any(reply.taken for reply in replies):
                         await self._release([version])
             if time.monotonic() > deadline:
-                raise errors.DeadlineError(f"the shards did not come to stand at one version within {_CUT_S:g} s")
+                raise errors.DeadlineError(f"the shards did not come to stand at one version within {limit_s:g} s")
             await asyncio.sleep(_LOOK_S)
 
     async def _same_slices(self) -> bool:

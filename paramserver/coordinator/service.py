@@ -337,7 +337,9 @@ class CoordinatorService:
             self.lost.append(member.name)
         if member.role is Role.SERVER:
             await self.servers.forget(member.ident)
-            if self.registry.model is not None and (lost or (self.recovery.possible and not self.ended)):
+            if self.registry.model is not None and (
+                lost or (self.recovery.possible and not (self.ended or self.over.done()))
+            ):
                 self.watch.server_lost(member, reason)
             elif self.registry.model is not None and self.members.of(Role.WORKER):
                 await self.fail(f"{reason}; its shard of the model is gone")

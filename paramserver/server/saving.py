@@ -55,6 +55,8 @@ class _Copy:
     facts: str
     status: shard_pb2.CopyStatus
     task: asyncio.Task[None] | None = field(default=None)
+    # Nobody needs it any more, although it is still being written.
+    released: bool = False
 
 
 class Saver:
@@ -92,7 +94,7 @@ class Saver:
         """Copy the newest version; False (and the status says so) if too many copies are not released yet."""
         number = version.number
         if number in self._copies:
-            return True
+            return not self._copies[number].released
         status = shard_pb2.CopyStatus(
             timeline=self._config.timeline, version=number, revision=state.consistency.revision
         )
@@ -112,10 +114,10 @@ class Saver:
         for number in versions:
             self._skipped.pop(number, None)
             copy = self._copies.get(number)
-            if copy is not None and copy.task is not None and copy.task.done():
+            if copy is not None and copy.status.state != shard_pb2.COPY_STATE_WRITING:
                 del self._copies[number]
-            elif copy is not None:  # still being written: let that end first
-                copy.status.state = shard_pb2.COPY_STATE_FAILED
+            elif copy is not None:
+                copy.released = True
 
     def statuses(self) -> list[shard_pb2.CopyStatus]:
         """What has become of the copies, oldest first."""
@@ -131,18 +133,14 @@ class Saver:
         status = copy.status
         try:
             await self._loop.run_in_executor(self._thread, lambda: self._write(copy, tensors))
-            if status.state == shard_pb2.COPY_STATE_WRITING:
-                status.state = shard_pb2.COPY_STATE_SAVED
-            else:  # released meanwhile
-                self._copies.pop(copy.version.number, None)
+            status.state = shard_pb2.COPY_STATE_SAVED
         except Exception as error:  # the top of a task: training goes on without this checkpoint
             if not isinstance(error, errors.ParamServerError):
                 log.exception("a checkpoint could not be written", version=copy.version.number)
-            released = status.state == shard_pb2.COPY_STATE_FAILED
             status.state, status.reason = shard_pb2.COPY_STATE_FAILED, str(error)
-            if released:
-                self._copies.pop(copy.version.number, None)
         finally:
+            if copy.released:
+                del self._copies[copy.version.number]
             tensors.drop_copy(copy.states)
             self.write_s += time.monotonic() - started
             self._told()
@@ -236,14 +234,15 @@ class Saver:
             return own
         number = copy.version.number
         if self._fetched is None or self._fetched[:2] != (number, chunk.index):
-            fetching = asyncio.run_coroutine_threadsafe(self._fetch(number, chunk), self._loop)
+            fetching = asyncio.run_coroutine_threadsafe(self._fetch(copy, chunk), self._loop)
             self._fetched = (number, chunk.index, fetching.result())
         return self._fetched[2]
 
     # ---- between servers
 
-    async def _fetch(self, version: int, chunk: Chunk) -> torch.Tensor:
-        """A chunk of another server's copy of this version. Raises CheckpointError if it cannot be had."""
+    async def _fetch(self, copy: _Copy, chunk: Chunk) -> torch.Tensor:
+        """A chunk of another server's copy of the same version. Raises CheckpointError if it cannot be had."""
+        version = copy.version.number
         server = self._plan.owner[chunk.index]
         channel = self._channels.get(server)
         if channel is None:
@@ -261,13 +260,15 @@ class Saver:
                                 return tensor_from(data, chunk.dtype)
                 raise errors.CheckpointError(f"server-{server} did not send chunk {chunk.index} of version {version}")
             except errors.RetryableError as error:
+                if copy.released:
+                    raise errors.CheckpointError("not all servers have copied that version") from error
                 if time.monotonic() > deadline:
                     raise errors.CheckpointError(f"server-{server} does not give its part: {error}") from error
                 await asyncio.sleep(_RETRY_S)
             except errors.StaleViewError as error:
                 raise errors.CheckpointError(f"server-{server} has no such copy: {error}") from error
 
-    async def copied(self, version: int, chunks: Sequence[int], wait_s: float = 20.0) -> list[bytes]:
+    async def copied(self, version: int, chunks: Sequence[int], wait_s: float = 1.0) -> list[bytes]:
         """Frames with these chunks of the copy of ``version``, waiting for it if it has not been taken yet.
 
         Raises GoneError if there is none and will be none, UnavailableError if it does not come in time.

@@ -67,6 +67,8 @@ _Command = (
 )
 _MAX_WAIT_S = 3600.0
 _EXPORT_BYTES = 4 << 20
+# No longer than this does a checkpoint hold workers back.
+_HELD_S = 30.0
 
 
 class ShardService:
@@ -242,6 +244,8 @@ class ShardService:
         match request.step:
             case shard_pb2.CutRequest.STEP_HOLD:
                 shard.happen(Held(True))
+                # Should the coordinator be lost before it lets them go.
+                asyncio.get_running_loop().call_later(_HELD_S, shard.happen, Held(False))
             case shard_pb2.CutRequest.STEP_LET_GO:
                 shard.happen(Held(False))
             case shard_pb2.CutRequest.STEP_COPY:
