@@ -14,6 +14,7 @@ from typing import Any, cast
 import structlog
 
 from paramserver import errors
+from paramserver.coordinator.accounts import account
 from paramserver.coordinator.admission import admit_server, check_join
 from paramserver.coordinator.board import Board
 from paramserver.coordinator.checkpoints import CheckpointOptions, Checkpoints
@@ -639,6 +640,10 @@ class CoordinatorService:
             if not await self.wait_changed(deadline):
                 raise errors.DeadlineError(f"{request.name} was asked to leave, but has not done so yet")
         return coordinator_pb2.DrainResponse()
+
+    async def ledger(self, request: coordinator_pb2.AccountsRequest) -> coordinator_pb2.AccountsResponse:
+        """Per epoch, which samples have counted how often, and who computed what."""
+        return await account(self, request.slices)
 
     async def finish(self, request: coordinator_pb2.FinishRequest) -> coordinator_pb2.FinishResponse:
         """A worker is through: answer when its last version is a checkpoint, or when there is more to do."""

@@ -38,6 +38,7 @@ from paramserver.core.events import (
     Refuse,
     WentIdle,
 )
+from paramserver.core.ledger import Ledger, Row
 from paramserver.core.ranges import RangeSet
 
 # A worker that was handed version t may still need it until all shards have published t + 1.
@@ -88,9 +89,19 @@ class ShardState:
         self._waiting: dict[int, list[Arrived]] = {}
         self._versions: list[int] = []
         self._held_back = False
+        self.ledger = Ledger()
+        # Who has brought what is in no version yet, by buffer.
+        self._brought_by: dict[int, int] = {}
 
-    def restore(self, counted: Mapping[int, Iterable[tuple[int, int]]], applied: int) -> None:
+    def restore(
+        self,
+        counted: Mapping[int, Iterable[tuple[int, int]]],
+        applied: int,
+        rows: Iterable[Row] = (),
+        folded_steps: int = 0,
+    ) -> None:
         """Begin with what had been counted up to the version that is activated next."""
+        self.ledger.restore(rows, folded_steps)
         assert not self.active, "a shard is restored before it is active"
         self._history.slices_done.update({e: RangeSet.from_ranges(ranges) for e, ranges in counted.items()})
         self.counters.applied = applied
@@ -200,6 +211,9 @@ class ShardState:
 
     def _accepted(self, event: Arrived, offer: Offer) -> list[Effect]:
         effects: list[Effect] = [DropBuffer(buffer) for buffer in offer.dropped]
+        for buffer in offer.dropped:
+            self._brought_by.pop(buffer, None)
+        self._brought_by[event.buffer] = event.worker
         if self.consistency.mode is Mode.SYNC:
             effects.append(AnswerPush(event.call, Outcome.ACCEPTED, self.version))
         else:  # answered once it is in a version, so that the worker's next pull contains it
@@ -223,6 +237,7 @@ class ShardState:
         self._combine.built()
         self._versions.append(version)
         self.counters.applied += batch.slices
+        self.ledger.note(batch.names, [self._brought_by.pop(buffer, 0) for buffer in batch.buffers])
         effects: list[Effect] = []
         for buffer in batch.buffers:
             for push in self._waiting.pop(buffer, []):
@@ -362,6 +377,7 @@ class ShardState:
         effects: list[Effect] = []
         for buffer, pushes in self._waiting.items():  # what came while the boundary was held is in no version
             effects.append(DropBuffer(buffer))
+            self._brought_by.pop(buffer, None)
             reason = f"the job changed to {scheduled} before {pushes[0].name} was applied"
             effects += [Refuse(push.call, Refusal.STALE, reason) for push in pushes]
         self._waiting.clear()

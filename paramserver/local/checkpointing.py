@@ -13,7 +13,8 @@ from paramserver.checkpoint.place import Place
 from paramserver.config import Settings
 from paramserver.coordinator.checkpoints import CheckpointOptions, position_of
 from paramserver.core.consistency import Mode
-from paramserver.transport.messages import consistency_from_proto
+from paramserver.transport.messages import consistency_from_proto, data_from_proto, schedule_from_proto
+from paramserver.v1 import coordinator_pb2
 
 # What a job that goes on takes over from the checkpoint, unless somebody says otherwise.
 _OPTIONAL = ("run.script", "run.args", "cluster.servers", "cluster.workers", "checkpoint.every", "checkpoint.keep")
@@ -48,6 +49,26 @@ def find_checkpoint(where: str) -> Manifest:
     if found is None:
         raise errors.ConfigError(f"there is no complete checkpoint in {where}: see `paramserver checkpoint list`")
     return found
+
+
+def ledger_of(where: str, slices: bool) -> coordinator_pb2.AccountsResponse:
+    """What the ledger in a checkpoint says. Raises ConfigError, CheckpointError."""
+    from paramserver.coordinator.accounts import steps, to_proto
+    from paramserver.core.ledger import ShardLedger, accounts
+    from paramserver.server.restoring import shard_facts
+
+    saved = find_checkpoint(where)
+    position = position_of(saved)
+    response = coordinator_pb2.AccountsResponse(version=saved.version, timeline=saved.timeline)
+    if not position.HasField("data"):
+        return response
+    data = data_from_proto(position.data)
+    facts = shard_facts(Place(split(where)[0]), saved)
+    origin = schedule_from_proto(position.view, data.slices_per_epoch)
+    ledger = ShardLedger(facts.rows, facts.folded_steps, facts.counted)
+    made = accounts([ledger], data, steps(origin, data, position.view.slices_per_step))
+    response.epochs.extend(to_proto(one, facts.names, slices) for one in made)
+    return response
 
 
 def resumed(settings: Settings) -> Mapping[str, Any]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from paramserver.core.shard import ShardState
 from paramserver.server.running import RunningShard
 from paramserver.transport.messages import consistency_to_proto
 from paramserver.v1 import shard_pb2, types_pb2
 
 
-def report(shard: RunningShard | None, names: Mapping[int, str]) -> shard_pb2.StatsResponse:
-    """Counters and the present state. ``names``: of the workers, by member number."""
+def report(shard: RunningShard | None) -> shard_pb2.StatsResponse:
+    """Counters and the present state."""
     if shard is None:
         return shard_pb2.StatsResponse(waiting_for="the model")
     state, tensors, saver = shard.state, shard.tensors, shard.saver
@@ -23,7 +22,7 @@ def report(shard: RunningShard | None, names: Mapping[int, str]) -> shard_pb2.St
         skipped=tensors.skipped,
         refused=state.counters.refused,
         max_clock_spread=state.counters.max_clock_spread,
-        waiting_for=waiting_for(shard, names) if state.active else "version 0",
+        waiting_for=waiting_for(shard) if state.active else "version 0",
         generation=state.generation,
         timeline=state.timeline,
         clocks=[shard_pb2.WorkerClock(worker=w, clock=c) for w, c in sorted(state.clocks.items())],
@@ -40,11 +39,37 @@ def report(shard: RunningShard | None, names: Mapping[int, str]) -> shard_pb2.St
     )
 
 
-def waiting_for(shard: RunningShard, names: Mapping[int, str]) -> str:
+def waiting_for(shard: RunningShard) -> str:
     """What the next version waits for, in words; empty: nothing."""
     if shard.norms.waiting_for:
         return shard.norms.waiting_for
     if missing := shard.state.missing():
         return str(missing)
-    slow = [names.get(worker, f"worker {worker}") for worker in shard.state.holding_back()]
+    slow = [shard.names.get(worker, f"worker {worker}") for worker in shard.state.holding_back()]
     return f"clock {shard.state.min_clock}: {', '.join(slow)}" if slow and shard.state.parked else ""
+
+
+def epoch_slices(state: ShardState) -> list[shard_pb2.EpochSlices]:
+    """The asynchronous slices that are in published versions."""
+    return [
+        shard_pb2.EpochSlices(epoch=epoch, slices=[types_pb2.Range(start=lo, stop=hi) for lo, hi in ranges])
+        for epoch, ranges in sorted(state.counted().items())
+    ]
+
+
+def ledger_response(shard: RunningShard) -> shard_pb2.LedgerResponse:
+    """What has been counted, and who brought it."""
+    state = shard.state
+    rows = state.ledger.rows()
+    return shard_pb2.LedgerResponse(
+        first=[row[0] for row in rows],
+        lo=[row[1] for row in rows],
+        hi=[row[2] for row in rows],
+        of=[row[3] for row in rows],
+        worker=[row[4] for row in rows],
+        folded_steps=state.ledger.folded_steps,
+        counted=epoch_slices(state),
+        names={ident: name for ident, name in shard.names.items() if ident},
+        version=state.version,
+        timeline=state.timeline,
+    )

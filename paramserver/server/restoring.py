@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -13,6 +14,7 @@ from paramserver.checkpoint.manifest import Manifest, checkpoint_name
 from paramserver.checkpoint.place import Place
 from paramserver.checkpoint.tensorfile import TensorFile
 from paramserver.core.hypers import RULES
+from paramserver.core.ledger import Row
 from paramserver.core.plan import Chunk, Layout
 from paramserver.errors import CheckpointError, ModelError
 from paramserver.server.apply import StateEntry
@@ -28,12 +30,24 @@ Counted = dict[int, tuple[tuple[int, int], ...]]
 
 
 @dataclass(frozen=True, slots=True)
+class ShardFacts:
+    """What all shards knew beside their tensors. ``rows``: see core.ledger. ``names``: of workers, by number."""
+
+    applied: int
+    skipped: int
+    schedule: int
+    counted: Counted
+    rows: list[Row]
+    folded_steps: int
+    names: dict[int, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Restored:
-    """A shard as it was: its version, and what it had counted."""
+    """A shard as it was."""
 
     version: Version
-    applied: int
-    counted: Counted
+    facts: ShardFacts
 
 
 def restore(place: Place, manifest: Manifest, layout: Layout, tensors: ShardTensors) -> Restored:
@@ -53,19 +67,24 @@ def restore(place: Place, manifest: Manifest, layout: Layout, tensors: ShardTens
             state.load(source.state(layout.chunks[index]))
     except ModelError as error:
         raise CheckpointError(f"the optimizer state of {where} does not fit: {error}") from error
-    tensors.skipped = facts["skipped"]
-    tensors.schedule = cast(shard_pb2.Schedule, facts["schedule"])
-    counted = {int(epoch): tuple((lo, hi) for lo, hi in ranges) for epoch, ranges in facts["counted"].items()}
-    return Restored(Version(manifest.version, tensors.chunks, chunks), facts["applied"], counted)
+    tensors.skipped = facts.skipped
+    tensors.schedule = cast(shard_pb2.Schedule, facts.schedule)
+    return Restored(Version(manifest.version, tensors.chunks, chunks), facts)
 
 
-def _facts(states: Sequence[TensorFile], manifest: Manifest) -> dict[str, Any]:
+def shard_facts(place: Place, manifest: Manifest) -> ShardFacts:
+    """What the shards of a checkpoint knew. Raises CheckpointError."""
+    where = checkpoint_name(manifest.version, manifest.timeline)
+    return _facts([TensorFile(place, where, info) for info in manifest.state], manifest)
+
+
+def _facts(states: Sequence[TensorFile], manifest: Manifest) -> ShardFacts:
     """What the shards knew; all must say the same."""
     told: list[dict[str, Any]] = []
     for index, file in enumerate(states):
         try:
             facts = json.loads(file.metadata["shard"])
-            for key in ("version", "applied", "skipped", "schedule"):
+            for key in ("version", "applied", "skipped", "schedule", "folded_steps"):
                 if not isinstance(facts[key], int):
                     raise TypeError(key)
             facts["counted"].items()
@@ -81,7 +100,35 @@ def _facts(states: Sequence[TensorFile], manifest: Manifest) -> dict[str, Any]:
         odd = next(i for i, facts in enumerate(told) if facts != told[0])
         names = f"{manifest.state[odd].name} and {manifest.state[0].name}"
         raise CheckpointError(f"{names} are not of the same moment")
-    return told[0]
+    facts = told[0]
+    return ShardFacts(
+        applied=facts["applied"],
+        skipped=facts["skipped"],
+        schedule=facts["schedule"],
+        counted={int(epoch): tuple((lo, hi) for lo, hi in ranges) for epoch, ranges in facts["counted"].items()},
+        rows=_ledger_rows(states[0]),
+        folded_steps=facts["folded_steps"],
+        names=_worker_names(states[0]),
+    )
+
+
+def _worker_names(file: TensorFile) -> dict[int, str]:
+    try:
+        return {int(ident): str(name) for ident, name in json.loads(file.metadata.get("names", "{}")).items()}
+    except (ValueError, AttributeError) as error:
+        raise CheckpointError("the names of workers in a checkpoint are damaged") from error
+
+
+def _ledger_rows(file: TensorFile) -> list[Row]:
+    entry = file.entries.get("ledger")
+    if entry is None:
+        return []
+    if entry.dtype != "int64" or len(entry.shape) != 2 or entry.shape[1] != 5:
+        raise CheckpointError("the ledger in a checkpoint is no table of five columns")
+    numbers = array("q")
+    numbers.frombytes(file.read("ledger", 0, entry.shape[0] * 5))
+    columns = [numbers[column::5] for column in range(5)]
+    return list(zip(*columns, strict=True))
 
 
 class _Source:

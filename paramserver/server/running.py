@@ -80,6 +80,8 @@ class RunningShard:
         self.saver = saver
         self.digest = plan.layout.digest
         self.chunks = {chunk.index: chunk for chunk in plan.chunks_of(config.index)}
+        # Of all workers that there have been, by member number.
+        self.names = {worker.member: worker.name for worker in config.workers}
         self.staged: tuple[int, Version] | None = None  # (grant, the first version of this timeline)
         self.versions: dict[int, Version] = {}
         self.buffers: dict[int, Contribution] = {}
@@ -138,7 +140,7 @@ class RunningShard:
     def copy(self, version: Version) -> bool:
         """Take a copy of the newest version for a checkpoint; False if too many are not released yet."""
         assert self.saver is not None
-        return self.saver.take(version, self.tensors, self.state)
+        return self.saver.take(version, self.tensors, self.state, self.names)
 
     def can_cut(self, version: int) -> bool:
         """Whether ``version`` is the newest one, and no newer one is being made."""

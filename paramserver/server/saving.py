@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -23,7 +24,9 @@ from paramserver import errors
 from paramserver.checkpoint.manifest import checkpoint_name
 from paramserver.checkpoint.place import Place
 from paramserver.checkpoint.tensorfile import Entry, FileInfo, write_tensors
+from paramserver.core.ledger import Row
 from paramserver.core.plan import Chunk, Kind, Layout, Piece, Plan
+from paramserver.server.apply import StateEntry
 from paramserver.server.version import Version
 from paramserver.tensors.codec import chunk_frames, split_frame
 from paramserver.tensors.dtypes import buffer_of, tensor_from, torch_dtype
@@ -53,6 +56,9 @@ class _Copy:
     version: Version
     states: StateCopy
     facts: str
+    # Who brought what has been counted (see core.ledger).
+    ledger: list[Row]
+    names: dict[int, str]
     status: shard_pb2.CopyStatus
     task: asyncio.Task[None] | None = field(default=None)
     # Nobody needs it any more, although it is still being written.
@@ -90,7 +96,7 @@ class Saver:
         """Whether a synchronous shard takes a copy of this version by itself."""
         return self.every > 0 and version % self.every == 0
 
-    def take(self, version: Version, tensors: ShardTensors, state: ShardState) -> bool:
+    def take(self, version: Version, tensors: ShardTensors, state: ShardState, names: Mapping[int, str]) -> bool:
         """Copy the newest version; False (and the status says so) if too many copies are not released yet."""
         number = version.number
         if number in self._copies:
@@ -104,7 +110,9 @@ class Saver:
             self._told()
             return False
         status.state = shard_pb2.COPY_STATE_WRITING
-        copy = _Copy(version, tensors.copy_states(), _facts(number, tensors, state), status)
+        copy = _Copy(
+            version, tensors.copy_states(), _facts(number, tensors, state), state.ledger.rows(), dict(names), status
+        )
         self._copies[number] = copy
         copy.task = asyncio.create_task(self._save(copy, tensors))
         return True
@@ -148,16 +156,34 @@ class Saver:
     # ---- writing, in the thread
 
     def _write(self, copy: _Copy, tensors: ShardTensors) -> None:
-        number, step = copy.version.number, copy.version.number
-        parameters = [c for c in self._plan.chunks_of(self._config.index) if c.kind is Kind.PARAMETER]
+        number, config = copy.version.number, self._config
+        parameters = [c for c in self._plan.chunks_of(config.index) if c.kind is Kind.PARAMETER]
         states = [entry for chunk in parameters for entry in copy.states.of(chunk.index)]
         tensors.drop_copy(copy.states)
-        where = checkpoint_name(number, self._config.timeline)
-        part = f"{self._config.index + 1:05d}-of-{self._config.servers:05d}.safetensors"
+        where = checkpoint_name(number, config.timeline)
+        part = f"{config.index + 1:05d}-of-{config.servers:05d}.safetensors"
         mine = self._mine()
         weights = write_tensors(
-            self._place, where, f"model-{part}", self._entries(mine), self._values(copy, mine), self._names(mine), step
+            self._place,
+            where,
+            f"model-{part}",
+            self._entries(mine),
+            self._values(copy, mine),
+            self._names(mine),
+            number,
         )
+        entries, data = self._states(copy, states, mine)
+        facts = {"shard": copy.facts, "names": json.dumps(copy.names)}
+        optimizer = write_tensors(self._place, where, f"optimizer-{part}", entries, data, facts, number)
+        copy.status.weights.CopyFrom(_saved(weights))
+        copy.status.optimizer.CopyFrom(_saved(optimizer))
+        copy.status.tensors[:] = [self._plan.layout.tensors[tensor].name for tensor in mine]
+        copy.status.finite = all(is_finite(copy.version.tensors[chunk.index]) for chunk in parameters)
+
+    def _states(
+        self, copy: _Copy, states: Sequence[StateEntry], mine: Sequence[int]
+    ) -> tuple[list[Entry], list[memoryview | bytes]]:
+        """Optimizer state, buffers in master type where the model's loses digits, and the ledger."""
         layout = self._plan.layout
         entries: list[Entry] = []
         data: list[memoryview | bytes] = []
@@ -176,11 +202,10 @@ class Saver:
             if spec.dtype not in _MASTERED:
                 entries.append(Entry(f"master/{spec.name}", "float64", spec.shape))
                 data += self._master(copy, tensor)
-        optimizer = write_tensors(self._place, where, f"optimizer-{part}", entries, data, {"shard": copy.facts}, step)
-        copy.status.weights.CopyFrom(_saved(weights))
-        copy.status.optimizer.CopyFrom(_saved(optimizer))
-        copy.status.tensors[:] = [layout.tensors[tensor].name for tensor in mine]
-        copy.status.finite = all(is_finite(copy.version.tensors[chunk.index]) for chunk in parameters)
+        if ledger := copy.ledger:
+            entries.append(Entry("ledger", "int64", (len(ledger), 5)))
+            data.append(array("q", [number for row in ledger for number in row]).tobytes())
+        return entries, data
 
     def _mine(self) -> list[int]:
         """The tensors that this server writes: those whose first element it has."""
@@ -320,6 +345,7 @@ def _facts(version: int, tensors: ShardTensors, state: ShardState) -> str:
             "schedule": int(tensors.schedule),
             "mode": state.consistency.mode.value,
             "revision": state.consistency.revision,
+            "folded_steps": state.ledger.folded_steps,
             "counted": {str(epoch): [list(part) for part in ranges] for epoch, ranges in state.counted().items()},
         }
     )

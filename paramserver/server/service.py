@@ -30,7 +30,7 @@ from paramserver.core.shard import ShardState
 from paramserver.failpoints import reach
 from paramserver.server.norms import NormExchange
 from paramserver.server.receive import Upload, first_non_finite, receive
-from paramserver.server.reporting import report, waiting_for
+from paramserver.server.reporting import epoch_slices, ledger_response, report, waiting_for
 from paramserver.server.restoring import restore
 from paramserver.server.running import RunningShard
 from paramserver.server.saving import Saver, place_of
@@ -48,7 +48,7 @@ from paramserver.transport.messages import (
     unpack_mask,
     want_from_proto,
 )
-from paramserver.v1 import shard_pb2, types_pb2
+from paramserver.v1 import shard_pb2
 
 log = structlog.get_logger("paramserver.server")
 
@@ -88,7 +88,6 @@ class ShardService:
         self.used_at = time.monotonic()
         self._connect, self._wait_timeout_s = connect, wait_timeout_s
         self._shard: RunningShard | None = None
-        self._names: dict[int, str] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="arithmetic")
         self._pushed = self._pulled = self._refused = 0
         self._encoding = asyncio.Lock()
@@ -139,7 +138,6 @@ class ShardService:
 
     async def _replace(self, made: RunningShard) -> None:
         former, self._shard = self._shard, made
-        self._names = {w.member: w.name for w in made.config.workers}
         if former is not None:
             former.end(errors.RolledBackError(f"this server is on timeline {made.config.timeline} now"))
             await former.close()
@@ -164,7 +162,9 @@ class ShardService:
             manifest = manifests.decode(request.manifest.encode())
             restored = await self._arithmetic(lambda: restore(place, manifest, made.plan.layout, made.tensors))
             reach("restore.after_load")
-            made.state.restore(restored.counted, restored.applied)
+            facts = restored.facts
+            made.state.restore(facts.counted, facts.applied, facts.rows, facts.folded_steps)
+            made.names = {**facts.names, **made.names}
             made.staged = (request.grant, restored.version)
             await self._replace(made)
         return shard_pb2.RestoreResponse(version=manifest.version, layout_digest=made.digest)
@@ -204,7 +204,7 @@ class ShardService:
         """Learn who the workers are in this generation. Older news changes nothing."""
         self._check_authority(request)
         shard = self._ready(active=False)
-        self._names.update((w.member, w.name) for w in request.workers)
+        shard.names.update((w.member, w.name) for w in request.workers)
         shard.happen(MembersChanged(request.generation, frozenset(w.member for w in request.workers)))
         return shard_pb2.SetMembersResponse()
 
@@ -289,7 +289,7 @@ class ShardService:
 
     def report(self) -> shard_pb2.StatsResponse:
         """What this server tells the coordinator every now and then."""
-        response = report(self._shard, self._names)
+        response = report(self._shard)
         response.term, response.incarnation = self.term, self.incarnation
         response.refused += self._refused
         response.bytes_pushed, response.bytes_pulled = self._pushed, self._pulled
@@ -307,11 +307,13 @@ class ShardService:
     async def counted(self, request: shard_pb2.CountedRequest) -> shard_pb2.CountedResponse:
         """The asynchronous slices that are in published versions."""
         self._check_job(request.job)
-        response = shard_pb2.CountedResponse()
-        for epoch, ranges in sorted(self._ready().state.counted().items()):
-            slices = [types_pb2.Range(start=lo, stop=hi) for lo, hi in ranges]
-            response.epochs.append(shard_pb2.EpochSlices(epoch=epoch, slices=slices))
-        return response
+        return shard_pb2.CountedResponse(epochs=epoch_slices(self._ready().state))
+
+    async def ledger(self, request: shard_pb2.LedgerRequest) -> shard_pb2.LedgerResponse:
+        """What has been counted, and who brought it."""
+        self._check_job(request.job)
+        shard = self._ready()
+        return ledger_response(shard)
 
     # ---- contributions
 
@@ -369,7 +371,7 @@ class ShardService:
         state = shard.state
         if pulled is None:
             header = shard_pb2.PullHeader(
-                version=state.version, timeline=state.timeline, waiting_for=waiting_for(shard, self._names)
+                version=state.version, timeline=state.timeline, waiting_for=waiting_for(shard)
             )
             yield encode_frame(shard_pb2.FrameHeader(pull=header), ())
             return

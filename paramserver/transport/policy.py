@@ -28,6 +28,7 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "Coordinator.Settings": ROLES,
     "Coordinator.Probe": ROLES,
     "Coordinator.Drain": frozenset({ADMIN}),
+    "Coordinator.Ledger": ROLES,
     "Coordinator.Finish": frozenset({WORKER}),
     "Coordinator.Scale": frozenset({ADMIN}),
     "Coordinator.Stop": frozenset({ADMIN}),
@@ -43,6 +44,7 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "Shard.ShareNorms": frozenset({SERVER}),
     "Shard.Stats": frozenset({COORDINATOR, SERVER, ADMIN}),  # a server's health check bears the server's certificate
     "Shard.Counted": frozenset({COORDINATOR}),
+    "Shard.Ledger": frozenset({COORDINATOR}),
     "Shard.Restore": frozenset({COORDINATOR}),
     "Shard.Cut": frozenset({COORDINATOR}),
     "Shard.Release": frozenset({COORDINATOR}),

@@ -378,6 +378,55 @@ class DrainResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class AccountsRequest(_message.Message):
+    __slots__ = ("slices",)
+    SLICES_FIELD_NUMBER: _ClassVar[int]
+    slices: bool
+    def __init__(self, slices: bool = ...) -> None: ...
+
+class EpochAccount(_message.Message):
+    __slots__ = ("epoch", "samples", "once", "twice", "never", "workers", "slices")
+    class WorkersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    ONCE_FIELD_NUMBER: _ClassVar[int]
+    TWICE_FIELD_NUMBER: _ClassVar[int]
+    NEVER_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    samples: int
+    once: int
+    twice: int
+    never: int
+    workers: _containers.ScalarMap[str, int]
+    slices: _containers.RepeatedCompositeFieldContainer[SliceAccount]
+    def __init__(self, epoch: _Optional[int] = ..., samples: _Optional[int] = ..., once: _Optional[int] = ..., twice: _Optional[int] = ..., never: _Optional[int] = ..., workers: _Optional[_Mapping[str, int]] = ..., slices: _Optional[_Iterable[_Union[SliceAccount, _Mapping]]] = ...) -> None: ...
+
+class SliceAccount(_message.Message):
+    __slots__ = ("index", "workers")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    workers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, index: _Optional[int] = ..., workers: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AccountsResponse(_message.Message):
+    __slots__ = ("epochs", "version", "timeline")
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    epochs: _containers.RepeatedCompositeFieldContainer[EpochAccount]
+    version: int
+    timeline: int
+    def __init__(self, epochs: _Optional[_Iterable[_Union[EpochAccount, _Mapping]]] = ..., version: _Optional[int] = ..., timeline: _Optional[int] = ...) -> None: ...
+
 class FinishRequest(_message.Message):
     __slots__ = ("member", "timeline", "version")
     MEMBER_FIELD_NUMBER: _ClassVar[int]

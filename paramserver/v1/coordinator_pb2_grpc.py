@@ -90,6 +90,11 @@ class CoordinatorServiceStub(object):
                 request_serializer=paramserver_dot_v1_dot_coordinator__pb2.DrainRequest.SerializeToString,
                 response_deserializer=paramserver_dot_v1_dot_coordinator__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.Ledger = channel.unary_unary(
+                '/paramserver.v1.CoordinatorService/Ledger',
+                request_serializer=paramserver_dot_v1_dot_coordinator__pb2.AccountsRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_coordinator__pb2.AccountsResponse.FromString,
+                _registered_method=True)
         self.Finish = channel.unary_unary(
                 '/paramserver.v1.CoordinatorService/Finish',
                 request_serializer=paramserver_dot_v1_dot_coordinator__pb2.FinishRequest.SerializeToString,
@@ -181,6 +186,13 @@ class CoordinatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Ledger(self, request, context):
+        """Per epoch, which samples have counted how often, and who computed what.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Finish(self, request, context):
         """A worker has been through all epochs: wait until the result is safe.
         """
@@ -259,6 +271,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=paramserver_dot_v1_dot_coordinator__pb2.DrainRequest.FromString,
                     response_serializer=paramserver_dot_v1_dot_coordinator__pb2.DrainResponse.SerializeToString,
+            ),
+            'Ledger': grpc.unary_unary_rpc_method_handler(
+                    servicer.Ledger,
+                    request_deserializer=paramserver_dot_v1_dot_coordinator__pb2.AccountsRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_coordinator__pb2.AccountsResponse.SerializeToString,
             ),
             'Finish': grpc.unary_unary_rpc_method_handler(
                     servicer.Finish,
@@ -574,6 +591,33 @@ class CoordinatorService(object):
             '/paramserver.v1.CoordinatorService/Drain',
             paramserver_dot_v1_dot_coordinator__pb2.DrainRequest.SerializeToString,
             paramserver_dot_v1_dot_coordinator__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Ledger(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.CoordinatorService/Ledger',
+            paramserver_dot_v1_dot_coordinator__pb2.AccountsRequest.SerializeToString,
+            paramserver_dot_v1_dot_coordinator__pb2.AccountsResponse.FromString,
             options,
             channel_credentials,
             insecure,

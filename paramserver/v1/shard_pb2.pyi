@@ -531,6 +531,43 @@ class ReleaseResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class LedgerRequest(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    def __init__(self, job: _Optional[str] = ...) -> None: ...
+
+class LedgerResponse(_message.Message):
+    __slots__ = ("first", "lo", "hi", "of", "worker", "folded_steps", "counted", "names", "version", "timeline")
+    class NamesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: str
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LO_FIELD_NUMBER: _ClassVar[int]
+    HI_FIELD_NUMBER: _ClassVar[int]
+    OF_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    FOLDED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    first: _containers.RepeatedScalarFieldContainer[int]
+    lo: _containers.RepeatedScalarFieldContainer[int]
+    hi: _containers.RepeatedScalarFieldContainer[int]
+    of: _containers.RepeatedScalarFieldContainer[int]
+    worker: _containers.RepeatedScalarFieldContainer[int]
+    folded_steps: int
+    counted: _containers.RepeatedCompositeFieldContainer[EpochSlices]
+    names: _containers.ScalarMap[int, str]
+    version: int
+    timeline: int
+    def __init__(self, first: _Optional[_Iterable[int]] = ..., lo: _Optional[_Iterable[int]] = ..., hi: _Optional[_Iterable[int]] = ..., of: _Optional[_Iterable[int]] = ..., worker: _Optional[_Iterable[int]] = ..., folded_steps: _Optional[int] = ..., counted: _Optional[_Iterable[_Union[EpochSlices, _Mapping]]] = ..., names: _Optional[_Mapping[int, str]] = ..., version: _Optional[int] = ..., timeline: _Optional[int] = ...) -> None: ...
+
 class CopiedRequest(_message.Message):
     __slots__ = ("job", "timeline", "version", "chunks")
     JOB_FIELD_NUMBER: _ClassVar[int]

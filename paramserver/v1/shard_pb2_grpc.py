@@ -110,6 +110,11 @@ class ShardServiceStub(object):
                 request_serializer=paramserver_dot_v1_dot_shard__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=paramserver_dot_v1_dot_shard__pb2.ReleaseResponse.FromString,
                 _registered_method=True)
+        self.Ledger = channel.unary_unary(
+                '/paramserver.v1.ShardService/Ledger',
+                request_serializer=paramserver_dot_v1_dot_shard__pb2.LedgerRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_shard__pb2.LedgerResponse.FromString,
+                _registered_method=True)
         self.Copied = channel.unary_stream(
                 '/paramserver.v1.ShardService/Copied',
                 request_serializer=paramserver_dot_v1_dot_shard__pb2.CopiedRequest.SerializeToString,
@@ -215,6 +220,13 @@ class ShardServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Ledger(self, request, context):
+        """What has been counted, and who brought it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Copied(self, request, context):
         """From server to server: chunks of a copy, since a tensor is saved whole but may lie on several shards.
         """
@@ -299,6 +311,11 @@ def add_ShardServiceServicer_to_server(servicer, server):
                     servicer.Release,
                     request_deserializer=paramserver_dot_v1_dot_shard__pb2.ReleaseRequest.FromString,
                     response_serializer=paramserver_dot_v1_dot_shard__pb2.ReleaseResponse.SerializeToString,
+            ),
+            'Ledger': grpc.unary_unary_rpc_method_handler(
+                    servicer.Ledger,
+                    request_deserializer=paramserver_dot_v1_dot_shard__pb2.LedgerRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_shard__pb2.LedgerResponse.SerializeToString,
             ),
             'Copied': grpc.unary_stream_rpc_method_handler(
                     servicer.Copied,
@@ -712,6 +729,33 @@ class ShardService(object):
             '/paramserver.v1.ShardService/Release',
             paramserver_dot_v1_dot_shard__pb2.ReleaseRequest.SerializeToString,
             paramserver_dot_v1_dot_shard__pb2.ReleaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Ledger(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.ShardService/Ledger',
+            paramserver_dot_v1_dot_shard__pb2.LedgerRequest.SerializeToString,
+            paramserver_dot_v1_dot_shard__pb2.LedgerResponse.FromString,
             options,
             channel_credentials,
             insecure,
