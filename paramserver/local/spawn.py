@@ -32,6 +32,8 @@ class ChildFailedError(errors.ParamServerError):
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
         self.exit_code = code if code > 0 else 1
+        # As the system says it: below 0, the process was ended by a signal.
+        self.code = code
 
 
 class Spawner:
@@ -70,10 +72,14 @@ class Spawner:
         return [child for child in self._children if child.name.partition("-")[0] in roles]
 
     async def coordinator(self) -> Child:
-        """The first coordinator; returns when it listens, at :attr:`address`. Raises what keeps it from starting."""
+        """The first coordinator; returns when it listens, at :attr:`address`. Raises what keeps it from starting.
+
+        May be called again after one that has been killed before it listened.
+        """
         reading, writing = os.pipe()
+        former = {ENV_FORMER: self._leader} if self._leader else {}
         try:
-            child = await self._coordinator({ENV_READY_FD: str(writing)}, (writing,))
+            child = await self._coordinator({ENV_READY_FD: str(writing), **former}, (writing,))
         finally:
             os.close(writing)
         try:

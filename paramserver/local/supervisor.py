@@ -26,6 +26,7 @@ _TERMINATED = 143
 _HOPELESS = (errors.UserError.exit_code, errors.VersionMismatchError.exit_code)
 _ENDED = (types_pb2.JOB_STATE_DONE, types_pb2.JOB_STATE_STOPPED)
 _STORE = "store"
+_COORDINATOR = "coordinator"
 
 
 @dataclass(slots=True)
@@ -88,8 +89,18 @@ class Supervisor:
     # ---- starting
 
     async def start_coordinator(self) -> None:
-        """The first one."""
-        child = await self._spawner.coordinator()
+        """The first one; one that is killed before it listens is started again like later ones."""
+        self.restarts.started(_COORDINATOR)
+        while True:
+            try:
+                child = await self._spawner.coordinator()
+                break
+            except ChildFailedError as error:
+                if error.code >= 0 or not self.restarts.most or not self._durable:
+                    raise
+                pause_s = self._count(_COORDINATOR, error.code, error.code)
+                self._say(f"coordinator ended unexpectedly ({_how(error.code)}) and is started again")
+                await asyncio.sleep(pause_s)
         self.coordinator = self._seat(child, lambda _: self._spawner.coordinator_again())
 
     async def start_server(self, index: int) -> None:

@@ -16,7 +16,8 @@ STEPS, ASYNC_SLICES = 12, 48
 CHECKPOINT_EVERY = 3
 # First, second, middle, last.
 WHEN = {"first": 0, "second": 1, "middle": 6, "last": STEPS - 1}
-CHUNKS = 3
+# Every server has at least so many.
+CHUNKS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,10 @@ def _of_servers() -> Iterator[Case]:
             continue
         for who in ("server-0", "server-1"):
             for when, step in WHEN.items():
-                if place.startswith("ckpt."):
+                if place.startswith("restore."):  # while it comes back from being lost
+                    lost = Planned("at", "push.after_stage", "kill", "server-1", step=step)
+                    yield _case(Planned("at", place, "kill", who), when, lost)
+                elif place.startswith("ckpt."):
                     # Checkpoints are of versions: the first one is of the initial weights.
                     version = {0: 0, 1: CHECKPOINT_EVERY, 6: 2 * CHECKPOINT_EVERY}.get(step, STEPS - CHECKPOINT_EVERY)
                     yield _case(Planned("at", place, "kill", who, step=version), when)

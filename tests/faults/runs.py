@@ -59,10 +59,12 @@ class Outcome:
     duplicate: int
     recoveries: list[Recovery] = field(default_factory=list)
     plan: str = ""
+    # What the run said, if it did not go well; not kept in the results.
+    log: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """For the file of results."""
-        return asdict(self)
+        return asdict(replace(self, log=""))
 
 
 def outcome_from_json(facts: dict[str, Any]) -> Outcome:
@@ -109,8 +111,11 @@ class Bench:
         fired = [entry for entry in noted if entry.fault < faults]
         report = Report(case.plan, fired, begun, done.code, summary, twin)
         verdict, detail = _judge(report, summary, case.job, left)
-        if verdict != "ok" and self._log is not None:
-            self._keep(case, done, report)
+        log = "\n".join([case.plan.to_toml(), *report.lines(), done.text]) if verdict != "ok" else ""
+        if log and self._log is not None:
+            self._log.mkdir(parents=True, exist_ok=True)
+            name = "".join(c if c.isalnum() or c in "-." else "_" for c in case.name)
+            (self._log / f"{name}.txt").write_text(log)
         return Outcome(
             name=case.name,
             who=case.who,
@@ -124,14 +129,8 @@ class Bench:
             duplicate=summary["contributions_duplicate"] if summary else 0,
             recoveries=_recoveries(case, noted),
             plan=case.plan.to_toml(),
+            log=log,
         )
-
-    def _keep(self, case: Case, done: Done, report: Report) -> None:
-        assert self._log is not None
-        self._log.mkdir(parents=True, exist_ok=True)
-        name = "".join(c if c.isalnum() or c in "-." else "_" for c in case.name)
-        lines = "\n".join(report.lines())
-        (self._log / f"{name}.txt").write_text(f"{case.plan.to_toml()}\n{lines}\n\n{done.text}\n")
 
 
 def _run(place: Place, job: Job, variables: dict[str, str]) -> tuple[Done, dict[str, Any] | None]:

@@ -56,6 +56,8 @@ class World:
         self.status.view.state = RUNNING
         self.answered_at = time.monotonic()
         self.silent = False
+        # How the first coordinators end before they listen.
+        self.stillborn: list[int] = []
         self.supervisor = Supervisor(
             cast(Spawner, self), EmbeddedStore(), Restarts(most), self.said.append, hang_s, durable
         )
@@ -63,6 +65,8 @@ class World:
     # As Spawner does.
 
     async def coordinator(self) -> Child:
+        if self.stillborn:
+            raise ChildFailedError("the coordinator could not start", self.stillborn.pop(0))
         return self._start("coordinator", 0)
 
     async def coordinator_again(self) -> Child:
@@ -274,6 +278,22 @@ def test_a_coordinator_that_hangs_is_killed_and_started_again() -> None:
         "coordinator ended unexpectedly (signal 9)",
         "coordinator is started again (1 of at most 3 times in a row)",
     ]
+
+
+def test_a_coordinator_that_is_killed_before_it_listens_is_started_again() -> None:
+    world = World()
+    world.stillborn = [-9, -9]
+    assert world.run(all_well) == 0
+    assert world.said == ["coordinator ended unexpectedly (signal 9) and is started again"] * 2
+
+
+@pytest.mark.parametrize(("codes", "most"), [([3], 3), ([-9], 0), ([-9, -9, -9], 2)])
+def test_a_coordinator_that_cannot_start_ends_the_run(codes: list[int], most: int) -> None:
+    world = World(most=most)
+    world.stillborn = list(codes)
+    with pytest.raises(ChildFailedError) as caught:
+        world.run(all_well)
+    assert caught.value.exit_code == max(1, codes[-1])
 
 
 def test_nothing_is_left_of_a_coordinator_with_its_store_in_memory() -> None:

@@ -22,7 +22,7 @@ SAMPLES, BATCH = 48, 2
 class Small(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(8, 4)
+        self.layer = nn.Linear(8, 8)
 
     def loss(self, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         return nn.functional.mse_loss(self.layer(x), y)
@@ -45,7 +45,7 @@ def main() -> None:
     args = parser.parse_args()
 
     ctx = ps.init()
-    data = TensorDataset(torch.randn(SAMPLES, 8), torch.randn(SAMPLES, 4), torch.arange(SAMPLES))
+    data = TensorDataset(torch.randn(SAMPLES, 8), torch.randn(SAMPLES, 8), torch.arange(SAMPLES))
     small = Ledger() if args.ledger else Small()
     if args.ledger:
         rule: torch.optim.Optimizer = torch.optim.SGD(small.parameters(), lr=1.0)
