@@ -57,6 +57,13 @@ def summarise(
         "steps_skipped": max((shard.skipped for shard in shards), default=0),
         "max_clock_spread": max((shard.max_clock_spread for shard in shards), default=0),
         "restarts": dict(restarts or {}),
+        "timeline": status.view.timeline,
+        "rollbacks": status.rollbacks,
+        "steps_redone": status.steps_redone,
+        "checkpoint": status.checkpoint,
+        # Seconds that updates have waited for checkpoints, and that writing these took beside training.
+        "checkpoint_pause_s": round(max((shard.checkpoint_pause_s for shard in shards), default=0.0), 4),
+        "checkpoint_write_s": round(max((shard.checkpoint_write_s for shard in shards), default=0.0), 4),
     }
 
 
