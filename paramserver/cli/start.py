@@ -33,6 +33,9 @@ def coordinator(
     insecure: bool | None = None,
     resume: bool = False,
     fresh: bool = False,
+    checkpoint_dir: _Text = None,
+    checkpoint_every: _Text = None,
+    from_checkpoint: _Text = None,
     summary: _Text = None,
     save: _Text = None,
     config: Path | None = None,
@@ -68,6 +71,12 @@ def coordinator(
         If an earlier coordinator of this job is gone but the job has not ended, go on with it.
     fresh
         Forget what an earlier coordinator of this job has left.
+    checkpoint_dir
+        Directory, or URL, for checkpoints, which all servers and this coordinator reach.
+    checkpoint_every
+        Steps (async: slices) from one checkpoint to the next; only the first and the last version if 0.
+    from_checkpoint
+        Begin with this checkpoint, or with the newest in this directory.
     summary
         Write a summary of the run to this JSON file.
     save
@@ -90,10 +99,18 @@ def coordinator(
         "cluster.job": job,
         "security.certs": certs,
         "security.insecure": insecure,
+        "checkpoint.dir": checkpoint_dir,
+        "checkpoint.every": checkpoint_every,
+        "checkpoint.resume": from_checkpoint,
         "run.summary": summary,
         "run.save": save,
     }
-    settings = load_settings(config, merge_overrides(flags, parse_assignments(set_ or [])))
+    overrides = merge_overrides(flags, parse_assignments(set_ or []))
+    settings = load_settings(config, overrides)
+    if settings.checkpoint.resume:
+        from paramserver.local.checkpointing import resumed
+
+        settings = load_settings(config, {**overrides, **resumed(settings)})
     from paramserver.local.coordinating import Options
     from paramserver.local.start import start_coordinator
 

@@ -82,6 +82,9 @@ def describe(response: StatusResponse) -> dict[str, Any]:
         "expected_servers": response.expected_servers,
         "expected_workers": response.expected_workers,
         "lost": list(response.lost),
+        "checkpoint": response.checkpoint,
+        "rollbacks": response.rollbacks,
+        "steps_redone": response.steps_redone,
         "store": response.store,
         "store_operations": response.store_operations,
         "uptime_s": response.uptime_s,
@@ -169,6 +172,10 @@ def render(facts: dict[str, Any]) -> RenderableType:
     lines: list[RenderableType] = [Text(headline(facts)), table]
     if facts["lost"]:
         lines.append(Text(f"lost: {', '.join(facts['lost'])}"))
+    if facts["checkpoint"]:
+        lines.append(Text(f"last checkpoint: {facts['checkpoint']}"))
+    if facts["rollbacks"]:
+        lines.append(Text(f"went back {facts['rollbacks']} times; {facts['steps_redone']} steps were done again"))
     return Group(*lines)
 
 
