@@ -25,7 +25,7 @@ class Board:
         self._started_at = time.monotonic()
         self._running_at: float | None = None
         self._ended_at: float | None = None
-        # Workers that are gone, by name and pid: what they did still counts in the totals.
+        # Workers that are gone, by name and pid (0: several of them): what they did still counts in the totals.
         self._departed: dict[tuple[str, int], coordinator_pb2.ProcessStatus] = {}
 
     def hear(self, request: coordinator_pb2.SessionRequest) -> None:
@@ -44,11 +44,23 @@ class Board:
         if member.role is Role.WORKER:
             gone = self._process(member)
             gone.state = "lost" if lost else "done"
-            self._departed[(member.name, member.pid)] = gone
+            self._depart(gone)
             if not self._job.members.of(Role.WORKER):
                 self._ended_at = time.monotonic()
         self._reports.pop(member.ident, None)
         self._server_reports.pop(member.ident, None)
+
+    def _depart(self, gone: coordinator_pb2.ProcessStatus) -> None:
+        """Keep the latest process of each name, and one sum of those before it: many may come and go."""
+        for name, pid in [key for key in self._departed if key[0] == gone.name and key[1] not in (0, gone.pid)]:
+            former = self._departed.pop((name, pid))
+            total = self._departed.setdefault(
+                (name, 0), coordinator_pb2.ProcessStatus(role=former.role, name=name, state=former.state)
+            )
+            total.samples += former.samples
+            total.slices += former.slices
+            total.epochs_planned = max(total.epochs_planned, former.epochs_planned)
+        self._departed[(gone.name, gone.pid)] = gone
 
     def started(self, before_s: float = 0.0) -> None:
         """The first step may begin, or began so many seconds ago."""

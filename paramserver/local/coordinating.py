@@ -234,6 +234,8 @@ class Coordinating:
                 await service.conclude(types_pb2.JOB_STATE_STOPPED, "ended by a signal")
             elif not self._options.gather and service.over.result() == "done":
                 await service.conclude(types_pb2.JOB_STATE_DONE, "done")
+            if led and service.ended and service.released:
+                await service.journal.forget_model()
             await service.close()
 
     async def _take_over(self, service: CoordinatorService, record: coordinator_pb2.JobRecord) -> None:
@@ -329,5 +331,4 @@ class Coordinating:
         if how == "stopped":
             state, reason = types_pb2.JOB_STATE_STOPPED, service.reason
         await service.conclude(state, reason, json.dumps(summary))
-        await service.journal.forget_model()
         return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -98,7 +99,15 @@ class Client(RawClient):
                 engine.close()
                 job.close()
 
-        super().__init__(engine, close, settings.training.chunk_bytes)
+        # Who forgets the client does not want its threads either. They are ended by another one than the collector's.
+        forgotten = weakref.finalize(self, lambda: threading.Thread(target=close, daemon=True).start())
+        forgotten.atexit = False
+
+        def close_once() -> None:
+            if forgotten.detach() is not None:
+                close()
+
+        super().__init__(engine, close_once, settings.training.chunk_bytes)
 
 
 @contextmanager

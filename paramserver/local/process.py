@@ -100,12 +100,7 @@ class Child:
         return self._process is not None and self._process.returncode is None
 
     def terminate(self) -> None:
-        """Ask the whole group to end."""
-        if self.running:
-            self._signal_group(signal.SIGTERM)
-
-    def leave(self) -> None:
-        """Ask the process itself to end; what it has started is its own business."""
+        """Ask the process to end. What it has started itself, such as data loaders, ends with it, not before it."""
         if self.running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)

@@ -259,7 +259,7 @@ class Supervisor:
         for seat in staying[wanted:]:
             seat.leaving = True
             if seat.due is None:
-                seat.child.leave()
+                seat.child.terminate()
             else:
                 seat.due, seat.code = None, _TERMINATED
         for _ in range(wanted - len(staying)):

@@ -42,7 +42,7 @@ class Process:
     def kill(self) -> None:
         self.end(-9)
 
-    def leave(self) -> None:
+    def terminate(self) -> None:
         self.end(143)
 
 
