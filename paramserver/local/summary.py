@@ -26,7 +26,8 @@ def summarise(
     """
     shards = list(servers)
     workers = [process for process in status.processes if process.role == "worker"]
-    samples = sum(process.samples for process in workers)
+    # What counted: workers may have computed slices that others brought first.
+    samples = min((shard.samples for shard in shards), default=0)
     seconds = status.training_s
     consistency = status.view.consistency
     asynchronous = consistency.mode == types_pb2.MODE_ASYNC

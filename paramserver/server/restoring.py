@@ -35,6 +35,7 @@ class ShardFacts:
 
     applied: int
     skipped: int
+    samples: int
     schedule: int
     counted: Counted
     rows: list[Row]
@@ -67,7 +68,7 @@ def restore(place: Place, manifest: Manifest, layout: Layout, tensors: ShardTens
             state.load(source.state(layout.chunks[index]))
     except ModelError as error:
         raise CheckpointError(f"the optimizer state of {where} does not fit: {error}") from error
-    tensors.skipped = facts.skipped
+    tensors.skipped, tensors.samples = facts.skipped, facts.samples
     tensors.schedule = cast(shard_pb2.Schedule, facts.schedule)
     return Restored(Version(manifest.version, tensors.chunks, chunks), facts)
 
@@ -84,7 +85,7 @@ def _facts(states: Sequence[TensorFile], manifest: Manifest) -> ShardFacts:
     for index, file in enumerate(states):
         try:
             facts = json.loads(file.metadata["shard"])
-            for key in ("version", "applied", "skipped", "schedule", "folded_steps"):
+            for key in ("version", "applied", "skipped", "samples", "schedule", "folded_steps"):
                 if not isinstance(facts[key], int):
                     raise TypeError(key)
             facts["counted"].items()
@@ -104,6 +105,7 @@ def _facts(states: Sequence[TensorFile], manifest: Manifest) -> ShardFacts:
     return ShardFacts(
         applied=facts["applied"],
         skipped=facts["skipped"],
+        samples=facts["samples"],
         schedule=facts["schedule"],
         counted={int(epoch): tuple((lo, hi) for lo, hi in ranges) for epoch, ranges in facts["counted"].items()},
         rows=_ledger_rows(states[0]),

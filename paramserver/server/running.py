@@ -36,6 +36,7 @@ from paramserver.core.plan import Plan
 from paramserver.core.shard import ShardState
 from paramserver.failpoints import reach
 from paramserver.server import norms
+from paramserver.server.claiming import ClaimDesk
 from paramserver.server.norms import NormExchange
 from paramserver.server.saving import Saver
 from paramserver.server.shard import Contribution, ShardTensors, leading
@@ -85,6 +86,7 @@ class RunningShard:
         self.staged: tuple[int, Version] | None = None  # (grant, the first version of this timeline)
         self.versions: dict[int, Version] = {}
         self.buffers: dict[int, Contribution] = {}
+        self.claims = ClaimDesk()
         self._pool, self._failed = pool, failed
         self._calls: dict[int, asyncio.Future[Any]] = {}
         # Pushes that wait for their answer, and the nonces of those that were counted last.
@@ -208,8 +210,7 @@ class RunningShard:
 
     def _publish(self, version: Version, buffers: Sequence[int]) -> None:
         self.versions[version.number] = version
-        for buffer in buffers:
-            self.buffers.pop(buffer, None)
+        self.claims.published(version.number, [self.buffers.pop(buffer).name for buffer in buffers])
         self._building = False
         self.happen(Built(version.number))
         # Before anything else can begin: the next step must not have changed the state yet.

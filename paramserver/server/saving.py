@@ -342,6 +342,7 @@ def _facts(version: int, tensors: ShardTensors, state: ShardState) -> str:
             "version": version,
             "applied": state.counters.applied,
             "skipped": tensors.skipped,
+            "samples": tensors.samples,
             "schedule": int(tensors.schedule),
             "mode": state.consistency.mode.value,
             "revision": state.consistency.revision,

@@ -205,7 +205,9 @@ class ShardService:
         self._check_authority(request)
         shard = self._ready(active=False)
         shard.names.update((w.member, w.name) for w in request.workers)
-        shard.happen(MembersChanged(request.generation, frozenset(w.member for w in request.workers)))
+        workers = frozenset(w.member for w in request.workers)
+        shard.happen(MembersChanged(request.generation, workers))
+        shard.claims.keep(workers)
         return shard_pb2.SetMembersResponse()
 
     async def set_consistency(self, request: shard_pb2.SetConsistencyRequest) -> shard_pb2.SetConsistencyResponse:
@@ -233,6 +235,12 @@ class ShardService:
         self._check_job(request.job)
         self._ready().happen(WentIdle(request.worker))
         return shard_pb2.IdleResponse()
+
+    async def claim(self, request: shard_pb2.ClaimRequest) -> shard_pb2.ClaimResponse:
+        """A slice of the open step for a worker that has time, if there is a useful one."""
+        self._check_job(request.job)
+        shard = self._ready()
+        return shard.claims.answer(request, shard.state)
 
     # ---- checkpoints
 
@@ -389,6 +397,7 @@ class ShardService:
             skipped=shard.tensors.skipped,
             chunks=0 if bare else len(version.moving(frozen)),
             schedule=shard.tensors.schedule,
+            taken=shard.claims.taken(version.number),
         )
         yield encode_frame(shard_pb2.FrameHeader(pull=header), ())
         if bare:

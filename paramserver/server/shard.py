@@ -72,6 +72,8 @@ class ShardTensors:
         self.chunks = tuple(chunks)
         self.optimizer = optimizer
         self.skipped = 0
+        # Samples that all versions together were made of.
+        self.samples = 0
         self.schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_UNSPECIFIED
         # Seconds that updates have waited for copies of the optimizer state.
         self.copy_s = 0.0
@@ -97,6 +99,7 @@ class ShardTensors:
         counted. ``clipped``: the gradients to apply, by chunk, where they have been combined and clipped already.
         """
         samples = sum(c.samples for c in contributions)
+        self.samples += samples
         leader = leading(contributions)
         self.schedule = leader.schedule or self.schedule
         tensors = base.tensors

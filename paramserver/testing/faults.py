@@ -143,6 +143,8 @@ class FaultPlan:
             alarm.cancel()
             if not work.done():  # the caller has been cancelled; what it waited for must not run on beside it
                 await _given_up(work)
+            elif not work.cancelled():
+                work.exception()  # nobody may ask for it any more
 
     async def delay(self, rule: Rule | None, method: str, where: str) -> None:
         """Wait, if the rule says so."""

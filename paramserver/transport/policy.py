@@ -40,6 +40,7 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "Shard.Push": frozenset({WORKER}),
     "Shard.Pull": frozenset({WORKER, COORDINATOR, ADMIN}),
     "Shard.Idle": frozenset({WORKER}),
+    "Shard.Claim": frozenset({WORKER}),
     "Shard.Export": frozenset({COORDINATOR, ADMIN}),
     "Shard.ShareNorms": frozenset({SERVER}),
     "Shard.Stats": frozenset({COORDINATOR, SERVER, ADMIN}),  # a server's health check bears the server's certificate

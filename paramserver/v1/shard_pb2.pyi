@@ -210,7 +210,7 @@ class PullRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., min_version: _Optional[int] = ..., exact_version: _Optional[int] = ..., clock: _Optional[int] = ..., join: bool = ..., latest: bool = ..., wait_s: _Optional[float] = ..., include_frozen: bool = ..., have_version: _Optional[int] = ..., header_only: bool = ...) -> None: ...
 
 class PullHeader(_message.Message):
-    __slots__ = ("ready", "version", "timeline", "consistency", "min_clock", "skipped", "waiting_for", "chunks", "schedule")
+    __slots__ = ("ready", "version", "timeline", "consistency", "min_clock", "skipped", "waiting_for", "chunks", "schedule", "taken")
     READY_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
@@ -220,6 +220,7 @@ class PullHeader(_message.Message):
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
     ready: bool
     version: int
     timeline: int
@@ -229,7 +230,8 @@ class PullHeader(_message.Message):
     waiting_for: str
     chunks: int
     schedule: Schedule
-    def __init__(self, ready: bool = ..., version: _Optional[int] = ..., timeline: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., min_clock: _Optional[int] = ..., skipped: _Optional[int] = ..., waiting_for: _Optional[str] = ..., chunks: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ...) -> None: ...
+    taken: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ready: bool = ..., version: _Optional[int] = ..., timeline: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., min_clock: _Optional[int] = ..., skipped: _Optional[int] = ..., waiting_for: _Optional[str] = ..., chunks: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., taken: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class IdleRequest(_message.Message):
     __slots__ = ("job", "timeline", "worker")
@@ -244,6 +246,36 @@ class IdleRequest(_message.Message):
 class IdleResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ClaimRequest(_message.Message):
+    __slots__ = ("job", "timeline", "worker", "step", "of", "workers", "own", "work_s", "finished")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    OF_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    OWN_FIELD_NUMBER: _ClassVar[int]
+    WORK_S_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    timeline: int
+    worker: int
+    step: int
+    of: int
+    workers: int
+    own: _types_pb2.Range
+    work_s: float
+    finished: _containers.RepeatedCompositeFieldContainer[_types_pb2.Range]
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., step: _Optional[int] = ..., of: _Optional[int] = ..., workers: _Optional[int] = ..., own: _Optional[_Union[_types_pb2.Range, _Mapping]] = ..., work_s: _Optional[float] = ..., finished: _Optional[_Iterable[_Union[_types_pb2.Range, _Mapping]]] = ...) -> None: ...
+
+class ClaimResponse(_message.Message):
+    __slots__ = ("slice", "complete")
+    SLICE_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    slice: int
+    complete: bool
+    def __init__(self, slice: _Optional[int] = ..., complete: bool = ...) -> None: ...
 
 class ConfigureRequest(_message.Message):
     __slots__ = ("job", "generation", "timeline", "index", "servers", "model", "layout_digest", "consistency", "workers", "peers", "term", "checkpoints", "checkpoint_every", "anew")
@@ -380,7 +412,7 @@ class StatsRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ...) -> None: ...
 
 class StatsResponse(_message.Message):
-    __slots__ = ("version", "consistency", "applied", "duplicate", "skipped", "refused", "bytes_pushed", "bytes_pulled", "max_clock_spread", "waiting_for", "generation", "timeline", "clocks", "shard_bytes", "missing", "missing_of", "term", "incarnation", "holds", "active", "scheduled", "committed", "copies", "checkpoint_pause_s", "checkpoint_write_s")
+    __slots__ = ("version", "consistency", "applied", "duplicate", "skipped", "refused", "bytes_pushed", "bytes_pulled", "max_clock_spread", "waiting_for", "generation", "timeline", "clocks", "shard_bytes", "missing", "missing_of", "term", "incarnation", "holds", "active", "scheduled", "committed", "copies", "checkpoint_pause_s", "checkpoint_write_s", "samples")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
@@ -406,6 +438,7 @@ class StatsResponse(_message.Message):
     COPIES_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_PAUSE_S_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_WRITE_S_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
     version: int
     consistency: _types_pb2.Consistency
     applied: int
@@ -431,7 +464,8 @@ class StatsResponse(_message.Message):
     copies: _containers.RepeatedCompositeFieldContainer[CopyStatus]
     checkpoint_pause_s: float
     checkpoint_write_s: float
-    def __init__(self, version: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., applied: _Optional[int] = ..., duplicate: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., bytes_pushed: _Optional[int] = ..., bytes_pulled: _Optional[int] = ..., max_clock_spread: _Optional[int] = ..., waiting_for: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., shard_bytes: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[_types_pb2.Range, _Mapping]]] = ..., missing_of: _Optional[int] = ..., term: _Optional[int] = ..., incarnation: _Optional[int] = ..., holds: _Optional[str] = ..., active: bool = ..., scheduled: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., committed: bool = ..., copies: _Optional[_Iterable[_Union[CopyStatus, _Mapping]]] = ..., checkpoint_pause_s: _Optional[float] = ..., checkpoint_write_s: _Optional[float] = ...) -> None: ...
+    samples: int
+    def __init__(self, version: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., applied: _Optional[int] = ..., duplicate: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., bytes_pushed: _Optional[int] = ..., bytes_pulled: _Optional[int] = ..., max_clock_spread: _Optional[int] = ..., waiting_for: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., shard_bytes: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[_types_pb2.Range, _Mapping]]] = ..., missing_of: _Optional[int] = ..., term: _Optional[int] = ..., incarnation: _Optional[int] = ..., holds: _Optional[str] = ..., active: bool = ..., scheduled: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., committed: bool = ..., copies: _Optional[_Iterable[_Union[CopyStatus, _Mapping]]] = ..., checkpoint_pause_s: _Optional[float] = ..., checkpoint_write_s: _Optional[float] = ..., samples: _Optional[int] = ...) -> None: ...
 
 class SavedFile(_message.Message):
     __slots__ = ("name", "bytes", "sha256")

@@ -75,6 +75,11 @@ class ShardServiceStub(object):
                 request_serializer=paramserver_dot_v1_dot_shard__pb2.IdleRequest.SerializeToString,
                 response_deserializer=paramserver_dot_v1_dot_shard__pb2.IdleResponse.FromString,
                 _registered_method=True)
+        self.Claim = channel.unary_unary(
+                '/paramserver.v1.ShardService/Claim',
+                request_serializer=paramserver_dot_v1_dot_shard__pb2.ClaimRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_shard__pb2.ClaimResponse.FromString,
+                _registered_method=True)
         self.Export = channel.unary_stream(
                 '/paramserver.v1.ShardService/Export',
                 request_serializer=paramserver_dot_v1_dot_shard__pb2.ExportRequest.SerializeToString,
@@ -170,6 +175,14 @@ class ShardServiceServicer(object):
 
     def Idle(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Claim(self, request, context):
+        """Synchronous mode: which slice a worker that has time should compute. Server 0 is asked first, another one only if
+        nothing is missing there.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -276,6 +289,11 @@ def add_ShardServiceServicer_to_server(servicer, server):
                     servicer.Idle,
                     request_deserializer=paramserver_dot_v1_dot_shard__pb2.IdleRequest.FromString,
                     response_serializer=paramserver_dot_v1_dot_shard__pb2.IdleResponse.SerializeToString,
+            ),
+            'Claim': grpc.unary_unary_rpc_method_handler(
+                    servicer.Claim,
+                    request_deserializer=paramserver_dot_v1_dot_shard__pb2.ClaimRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_shard__pb2.ClaimResponse.SerializeToString,
             ),
             'Export': grpc.unary_stream_rpc_method_handler(
                     servicer.Export,
@@ -540,6 +558,33 @@ class ShardService(object):
             '/paramserver.v1.ShardService/Idle',
             paramserver_dot_v1_dot_shard__pb2.IdleRequest.SerializeToString,
             paramserver_dot_v1_dot_shard__pb2.IdleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Claim(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.ShardService/Claim',
+            paramserver_dot_v1_dot_shard__pb2.ClaimRequest.SerializeToString,
+            paramserver_dot_v1_dot_shard__pb2.ClaimResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,7 +7,7 @@ import concurrent.futures
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
@@ -32,6 +32,7 @@ from paramserver.worker.background import Background
 from paramserver.worker.flat import FlatSpace, Node, NodePool
 from paramserver.worker.links import Pulled, PushFacts, ShardLinks, merge
 from paramserver.worker.pace import AsyncPace, Item, SyncPace, make_pace
+from paramserver.worker.spare import Spare
 
 log = structlog.get_logger("paramserver.worker")
 
@@ -73,6 +74,8 @@ class Engine:
         self.through = False
         self.metrics: dict[str, float] = {}
         self.skipped = 0
+        # Slices of the last step that were given to others than their owners.
+        self.taken: frozenset[int] = frozenset()
         # How this script advances its schedule, as far as it has shown; and what the shards have heard of others.
         self.schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_OTHER
         self.heard_schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_UNSPECIFIED
@@ -368,23 +371,38 @@ class Engine:
 
     # ---- for the pace
 
-    def advance(self, version: int, generation: tuple[int, int]) -> bool:
+    def advance(
+        self,
+        version: int,
+        generation: tuple[int, int],
+        waiting: Coroutine[Any, Any, list[Pulled] | int] | None = None,
+    ) -> int | None:
         """Wait until every shard has published ``version`` and take it in; returns early on a new membership.
 
-        True if the mode has changed.
+        ``waiting``: gets that version, or a slice that is to be computed meanwhile, which is then returned.
         """
-        pulling = self.background.submit(self.links.pull_version(version))
+        pulling = self.background.submit(self.links.pull_version(version) if waiting is None else waiting)
 
         def moved() -> bool:
             return self.generation != generation
 
         results = self._watch(pulling, moved)
+        if isinstance(results, int):
+            return results
         if not results and self.background.run(self.links.published(version)):
             # Whoever left had seen this step complete: nothing of it is to be computed again.
             results = self._watch(self.background.submit(self.links.pull_version(version)))
         if results is not None:
             self._install(results)
-        return self.mode_changed()
+        return None
+
+    def spare(self) -> Spare:
+        """What fills the time in which a worker waits for others."""
+        return Spare(self.links)
+
+    def ask_for_work(self, spare: Spare, question: shard_pb2.ClaimRequest) -> shard_pb2.ClaimResponse | None:
+        """Ask a server which slice to compute now; None if there is no answer."""
+        return self._watch(self.background.submit(spare.ask(question)))
 
     def pull_now(self, want: Want) -> int | None:
         """Pull at a clock from every shard; returns the slowest clock, None if the job is synchronous by now."""
@@ -591,6 +609,7 @@ class Engine:
         self._weights.write(merge(results))
         self._versions = [result.version for result in results]
         self.skipped = max(result.skipped for result in results)
+        self.taken = results[0].taken
         self.heard_schedule = max(result.schedule for result in results)
         newest = max((result.consistency for result in results), key=lambda c: c.revision)
         if self._consistency is None or newest.revision > self._consistency.revision:

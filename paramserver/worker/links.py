@@ -43,6 +43,7 @@ T = TypeVar("T")
 _BACK_OFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _ATTEMPT_S = 60.0
 _PARK_S = 5.0
+_CLAIM_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,8 @@ class Pulled:
     consistency: Consistency
     chunks: dict[int, memoryview]
     schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_UNSPECIFIED
+    # Slices of the step before that were given to others than their owners; server 0 knows.
+    taken: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +284,7 @@ class ShardLinks:
             consistency_from_proto(header.consistency),
             chunks,
             header.schedule,
+            frozenset(header.taken),
         )
 
     async def idle(self) -> None:
@@ -295,6 +299,16 @@ class ShardLinks:
             )
 
         await asyncio.gather(*(one(server) for server in range(len(self.channels))))
+
+    async def claim(self, server: int, request: shard_pb2.ClaimRequest) -> shard_pb2.ClaimResponse | None:
+        """Ask a server for a slice of the open step; None if it does not answer."""
+        request.job, request.timeline, request.worker = self.job, self.timeline, self._worker()
+        try:
+            reply = await self.channels[server].call("Shard.Claim", request, timeout=_CLAIM_S)
+        except errors.ParamServerError as error:
+            log.debug("no answer to a question for work", error=str(error))
+            return None
+        return cast(shard_pb2.ClaimResponse, reply)
 
     # ---- trying again
 

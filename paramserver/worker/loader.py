@@ -79,6 +79,30 @@ class _Requests:
             yield self._request(item)
 
 
+class _Aside:
+    """Loads slices that nobody foresaw, one at a time, so that what others load ahead stays."""
+
+    def __init__(
+        self, make: Callable[[list[list[int]]], DataLoader[Any]], request: Callable[[Item], list[int]]
+    ) -> None:
+        """``make`` gives a loader for a list of requests; it is called when the first slice is wanted."""
+        self._make, self._request = make, request
+        self._wanted: list[list[int]] = []
+        self._loader: DataLoader[Any] | None = None
+
+    def load(self, item: Item) -> Any:
+        """The batch of this slice."""
+        if self._loader is None:
+            self._loader = self._make(self._wanted)
+        self._wanted[:] = [self._request(item)]
+        (batch,) = self._loader
+        return batch
+
+    def close(self) -> None:
+        """End its process, if there is one."""
+        self._loader = None
+
+
 class LoopPosition(Protocol):
     """What the loader needs of the context."""
 
@@ -117,23 +141,33 @@ class SliceLoader:
         self._data, self._seed, self._device = data, seed, device
         self._position, self._steps = position, steps
         self._requests = _Requests(self._request)
-        options: dict[str, Any] = {}
-        if loader.num_workers:
-            options["prefetch_factor"] = loader.prefetch_factor
-            options["persistent_workers"] = loader.persistent_workers
-            options["multiprocessing_context"] = loader.multiprocessing_context
-        self._inner: DataLoader[Any] = DataLoader(
+        self._inner = self._make(self._requests, loader.num_workers, loader.persistent_workers, loader.generator)
+        processes = min(1, loader.num_workers)
+        self._aside = _Aside(lambda requests: self._make(requests, processes, processes > 0, None), self._request)
+        self._feed: Iterator[Any] | None = None
+
+    def _make(
+        self, requests: Any, processes: int, persistent: bool, generator: torch.Generator | None
+    ) -> DataLoader[Any]:
+        """A loader with the options of the script's, which loads what ``requests`` ask for."""
+        loader, options = self.loader, {}
+        if processes:
+            options = {
+                "prefetch_factor": loader.prefetch_factor,
+                "persistent_workers": persistent,
+                "multiprocessing_context": loader.multiprocessing_context,
+            }
+        return DataLoader(
             SliceDataset(loader.dataset),
-            batch_sampler=self._requests,
-            num_workers=loader.num_workers,
+            batch_sampler=requests,
+            num_workers=processes,
             collate_fn=loader.collate_fn,
             pin_memory=loader.pin_memory,
             timeout=loader.timeout,
             worker_init_fn=loader.worker_init_fn,
-            generator=loader.generator,
+            generator=generator,
             **options,
         )
-        self._feed: Iterator[Any] | None = None
 
     def __len__(self) -> int:
         return self._steps()
@@ -146,7 +180,7 @@ class SliceLoader:
         try:
             while (item := self._position.next_item()) is not None:
                 try:
-                    batch = self._batch(item)
+                    batch = self._aside.load(item) if item.aside else self._batch(item)
                 except errors.RolledBackError:  # while looking for what comes next; `next_item` follows
                     self._drop()
                     continue
@@ -155,6 +189,7 @@ class SliceLoader:
                 self._position.end(item)
         finally:
             self._drop()
+            self._aside.close()
 
     def _batch(self, item: Item) -> Any:
         """The batch of this slice: from the running feed if it is coming there, else from a new one."""

@@ -6,6 +6,7 @@ Blocking: called from the training loop; the network is worked in the background
 from __future__ import annotations
 
 import concurrent.futures
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,23 +19,27 @@ from paramserver.core.events import (
     Want,
 )
 from paramserver.core.names import AsyncName, Name, SyncName
+from paramserver.core.ranges import RangeSet
 from paramserver.core.reduction import Node as TreeNode
 from paramserver.core.reduction import Reducer, cover
 from paramserver.core.slices import SyncSchedule, assign
+from paramserver.core.tempo import Tempo
+from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.worker.flat import Node
 
 if TYPE_CHECKING:
-    from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+    from paramserver.v1 import coordinator_pb2
     from paramserver.worker.engine import Engine
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One slice to compute: its name, and where it lies in the data."""
+    """One slice to compute: its name, and where it lies in the data. ``aside``: it is none of those foreseen."""
 
     name: Name
     epoch: int
     index: int
+    aside: bool = False
 
 
 class Pace(Protocol):
@@ -57,55 +62,106 @@ class Pace(Protocol):
 
 
 class SyncPace:
-    """Synchronous: this worker's range of every step's slices, then the next version."""
+    """Synchronous: this worker's range of every step's slices, slices of others if it has time, the next version.
+
+    While nobody asks for work, a worker adds up what it has as far as the fixed tree allows and pushes few, large
+    contributions. One whose slices others take over asks before it begins a slice, and pushes each at once.
+    """
 
     def __init__(self, engine: Engine, schedule: SyncSchedule) -> None:
         self._engine = engine
         self._schedule = schedule
         self._generation = (-1, -1)
         self._range = (0, 0)
+        self._workers = 0
         self._of = 0
         self._version = -1
         self._done: set[int] = set()  # slice indices of the present step that are handed in or held
+        self._left: set[int] = set()  # slices of the own range that others compute
+        self._given: int | None = None  # the slice that this worker was given to compute next
+        self._hurry = False  # others wait in this step: nothing is held back
+        self._tempo = Tempo()
+        self._spare = engine.spare()
         self._reducer: Reducer | None = None
         self._held: dict[TreeNode, Node] = {}
         self._pushes: list[concurrent.futures.Future[frozenset[shard_pb2.Outcome]]] = []
         self._groups: Sequence[types_pb2.GroupHypers] = ()
 
     def next(self, epoch: int, last: bool) -> Item | None:
-        """The first slice of this worker's range that is not done; waits for versions while there is none."""
+        """The slice to compute now; waits for versions while there is none."""
         while True:
             self._look()
             step = self._schedule.step(self._engine.version)
             if step.epoch > epoch:
                 return None
-            for position in range(*self._range):
-                if position not in self._done:
-                    return self._item(self._engine.version, position)
+            if (item := self._slice()) is not None:
+                self._tempo.begun(time.monotonic())
+                return item
             if self._wait_for_next():
                 return None
 
-    def _item(self, version: int, position: int) -> Item:
+    def _slice(self) -> Item | None:
+        """The slice that this worker was given, else the first of its range that is not done, if it may begin that."""
+        if self._given is None:
+            mine = next(self._mine(), None)
+            careful = self._engine.named_by_data and (
+                self._hurry or self._tempo.careful(time.monotonic(), not self._done)
+            )
+            if mine is None or not careful:
+                return None if mine is None else self._item(self._version, mine)
+            reply = self._engine.ask_for_work(self._spare, self._question())
+            if reply is None:  # as if nobody else were there
+                return self._item(self._version, mine)
+            self._hurry = True
+            self._release()
+            if not reply.HasField("slice"):
+                return None
+            self._given = reply.slice
+        position, self._given = self._given, None
+        if position in self._done:
+            return None
+        aside = position in self._left or not self._range[0] <= position < self._range[1]
+        self._left.update(p for p in self._mine() if aside or p < position)
+        return self._item(self._version, position, aside)
+
+    def _mine(self) -> Iterator[int]:
+        """The slices of the own range that are still to be computed here."""
+        return (p for p in range(*self._range) if p not in self._done and p not in self._left)
+
+    def _item(self, version: int, position: int, aside: bool = False) -> Item:
         step = self._schedule.step(version)
-        return Item(SyncName(version, position, position + 1, len(step.slices)), step.epoch, step.slices[position])
+        name = SyncName(version, position, position + 1, len(step.slices))
+        return Item(name, step.epoch, step.slices[position], aside)
 
     def ahead(self, epoch: int) -> Iterator[Item]:
-        """This worker's ranges of this step and the following ones, as long as the membership stays as it is."""
-        version, rank, workers = self._engine.version, *self._engine.place()
-        done = set(self._done)
-        while (step := self._schedule.step(version)).epoch <= epoch:
-            for position in range(*assign(len(step.slices), workers)[rank]):
-                if position not in done:
-                    yield self._item(version, position)
-            version, done = version + 1, set()
+        """This worker's ranges of this step and the following ones; slices that others have taken are left out."""
+        version, position = self._version, 0
+        while True:
+            if version < self._version:
+                version, position = self._version, 0
+            step = self._schedule.step(version)
+            rank, workers = self._engine.place()
+            if step.epoch > epoch or rank < 0:
+                return
+            lo, hi = assign(len(step.slices), workers)[rank]
+            past = self._done | self._left if version == self._version else ()
+            coming = next((p for p in range(max(lo, position), hi) if p not in past), None)
+            if coming is None:
+                version, position = version + 1, 0
+            else:
+                position = coming + 1
+                yield self._item(version, coming)
 
     def _look(self) -> None:
         """Take in a new version or a new membership."""
         generation, (rank, workers) = self._engine.generation, self._engine.place()
         if self._version != self._engine.version:
+            lost = any(self._range[0] <= slice_ < self._range[1] for slice_ in self._engine.taken)
+            self._tempo.step(time.monotonic(), lost)
             self._version = self._engine.version
             self._of = len(self._schedule.step(self._version).slices)
             self._done.clear()
+            self._given, self._hurry = None, False
             for node in self._held.values():  # others have finished the step meanwhile
                 self._engine.pool.give(node)
             self._held.clear()
@@ -113,7 +169,8 @@ class SyncPace:
             return
         else:
             self._release()
-        self._generation = generation
+        self._generation, self._workers = generation, workers
+        self._left.clear()
         self._range = assign(self._of, workers)[rank] if rank >= 0 else (0, 0)
         self._reducer = Reducer(self._of, self._range)
 
@@ -126,6 +183,7 @@ class SyncPace:
     def contribute(self, item: Item, node: Node, groups: Sequence[types_pb2.GroupHypers]) -> bool:
         """Sum with its neighbours as far as the fixed tree allows; push what is as large as it will get."""
         assert isinstance(item.name, SyncName)
+        self._tempo.finished(time.monotonic())
         self._groups = groups
         self._look()
         name = item.name
@@ -133,15 +191,14 @@ class SyncPace:
             self._engine.pool.give(node)
             return self._engine.named_by_data
         self._done.add(name.lo)
-        lo, hi = self._range
         counted = True
         if not self._engine.named_by_data:
             counted = self._engine.wait_all([self._engine.push(name, node, groups, clock=0)])
-        elif not lo <= name.lo < hi:
+        elif self._hurry or not self._range[0] <= name.lo < self._range[1]:
             self._push(name.lo, name.hi, node)
         else:
             self._merge((name.lo, name.hi), node)
-        if all(position in self._done for position in range(lo, hi)):
+        if next(self._mine(), None) is None:
             # Neighbours that were handed in before the membership changed never come to be merged with.
             self._release()
             self._wait_for_next()
@@ -165,10 +222,32 @@ class SyncPace:
         self._pushes.append(self._engine.push(name, node, self._groups, clock=0))
 
     def _wait_for_next(self) -> bool:
-        """Wait for the next version, or for another membership; True if the mode has changed."""
-        self._engine.wait_all(self._pushes)
-        self._pushes.clear()
-        return self._engine.advance(self._version + 1, self._generation)
+        """Wait for the next version, for a slice to compute, or another membership; True if the mode has changed."""
+        if self._pushes:
+            began = time.monotonic()
+            self._engine.wait_all(self._pushes)
+            self._pushes.clear()
+            self._tempo.pushed(time.monotonic() - began)
+        if not self._engine.named_by_data:
+            self._engine.advance(self._version + 1, self._generation)
+            return self._engine.mode_changed()
+        own = next((p for p in range(*self._range) if p not in self._done), None)
+        waiting = self._spare.wait(self._question(), own, self._tempo.patience_s, self._tempo.answered)
+        self._given = self._engine.advance(self._version + 1, self._generation, waiting)
+        self._hurry = self._hurry or self._given is not None
+        return self._engine.mode_changed()
+
+    def _question(self) -> shard_pb2.ClaimRequest:
+        """What server 0 has to know to say which slice this worker should compute."""
+        finished = RangeSet.from_ranges((p, p + 1) for p in self._done)
+        return shard_pb2.ClaimRequest(
+            step=self._version,
+            of=self._of,
+            workers=self._workers,
+            own=types_pb2.Range(start=self._range[0], stop=self._range[1]),
+            work_s=self._tempo.work_s,
+            finished=[types_pb2.Range(start=lo, stop=hi) for lo, hi in finished.ranges()],
+        )
 
     def finish(self) -> None:
         """Wait until everything handed in has arrived."""

@@ -367,3 +367,67 @@ def test_junk_and_mutated_messages(seed: int) -> None:
         assert raw.stats().applied == 0
         other = raw.push(raw.contribution(SyncName(0, 1, 2, 2), {A: torch.ones(40)}))
         assert other.outcome in (shard_pb2.OUTCOME_ACCEPTED, shard_pb2.OUTCOME_DUPLICATE)
+
+
+# ---- questions for work
+
+
+def question(raw: Raw, **fields: Any) -> shard_pb2.ClaimResponse:
+    """Ask which slice to compute, for a worker that has the second slice of the first step and is through with it."""
+    request = shard_pb2.ClaimRequest(
+        job=raw.job,
+        timeline=raw.timeline,
+        worker=2,
+        step=0,
+        of=2,
+        workers=2,
+        own=types_pb2.Range(start=1, stop=2),
+        work_s=0.001,
+        finished=[types_pb2.Range(start=1, stop=2)],
+    )
+    for key, value in fields.items():
+        if key == "finished":
+            del request.finished[:]
+            request.finished.extend(value)
+        elif key == "own":
+            request.own.CopyFrom(value)
+        else:
+            setattr(request, key, value)
+    reply = raw.run(raw.channel.call("Shard.Claim", request, timeout=CALL_S))
+    assert isinstance(reply, shard_pb2.ClaimResponse)
+    return reply
+
+
+BAD_QUESTIONS: dict[str, tuple[dict[str, Any], type[errors.ParamServerError], str]] = {
+    "another job": ({"job": "other"}, errors.FencedError, "belongs to job"),
+    "another timeline": ({"timeline": 77}, errors.FencedError, "timeline 77"),
+    "a step of nothing": ({"of": 0}, errors.ProtocolError, "out of bounds"),
+    "a step of far too much": ({"of": 2**32 - 1}, errors.ProtocolError, "out of bounds"),
+    "no workers": ({"workers": 0}, errors.ProtocolError, "out of bounds"),
+    "a range beyond the step": ({"own": types_pb2.Range(start=1, stop=3)}, errors.ProtocolError, "no range of a step"),
+    "a range from back to front": ({"own": types_pb2.Range(start=2, stop=1)}, errors.ProtocolError, "no range"),
+    "finished beyond the step": ({"finished": [types_pb2.Range(start=1, stop=3)]}, errors.ProtocolError, "outside"),
+    "finished more than there is": ({"finished": [types_pb2.Range(stop=2)] * 2}, errors.ProtocolError, "more slices"),
+    "no number": ({"work_s": float("nan")}, errors.ProtocolError, "work_s must be finite"),
+    "less than no time": ({"work_s": -1.0}, errors.ProtocolError, "work_s must be finite"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_QUESTIONS)
+def test_a_bad_question_for_work_is_refused(name: str) -> None:
+    fields, error, text = BAD_QUESTIONS[name]
+    with job() as (raw, _), pytest.raises(error, match=text):
+        question(raw, **fields)
+
+
+def test_questions_for_work_are_answered_for_the_open_step_only() -> None:
+    with job() as (raw, _):
+        assert not question(raw, step=1).complete, "it has not begun here"
+        assert question(raw, own=types_pb2.Range(start=1, stop=2), finished=[]).slice == 1
+        sent(proper(raw, "sync"))
+        with pytest.raises(errors.ProtocolError, match="of a step of 3 slices, this one has 2"):
+            question(raw, of=3)
+        values = {A: torch.full((40,), 2.0)}
+        raw.push(raw.contribution(SyncName(0, 1, 2, 2), values))
+        raw.published(1)
+        assert question(raw) == shard_pb2.ClaimResponse(complete=True)

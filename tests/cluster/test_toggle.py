@@ -208,8 +208,14 @@ def test_a_change_that_cannot_be_reached_in_time_changes_nothing() -> None:
 def test_an_agreed_change_comes_into_force_later() -> None:
     """Synchronous to asynchronous: agreed on by the servers, but the boundary is some steps ahead."""
     held = Held()
+
+    def each(ctx: Context, slices: int) -> None:
+        if held.reached.is_set():  # else this one would do the work of the other
+            wait(held.released, "the release of all", 60.0)
+        held(ctx, slices)
+
     with recorded() as log, Cluster(2, 2, slices_per_step=4) as cluster:
-        workers = [cluster.start(LedgerProgram(SAMPLES, BATCH, 6, held)) for _ in range(2)]
+        workers = [cluster.start(LedgerProgram(SAMPLES, BATCH, 6, each)) for _ in range(2)]
         wait(held.reached, "worker 0 in its third slice")
         with pytest.raises(errors.DeadlineError, match="is agreed, but its version was not reached"):
             cluster.set_consistency("async", 3, wait_s=0.3)

@@ -1,0 +1,98 @@
+"""How fast a synchronous worker is, and when to ask what others do. Times are arguments, in seconds."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+# So many of the last slices and steps count.
+_SLICES, _STEPS = 7, 4
+# After this part of the time that a slice takes, a worker that waits asks for work; not before the second number.
+_PATIENCE, _PATIENCE_S = 0.25, 0.01
+# Who asked in vain waits longer, in this step and in the ones after; the patience is doubled so often at most.
+_DOUBLINGS = 3
+# While nothing is known of the time that a slice takes.
+_UNKNOWN_S = 0.5
+# A worker whose slices others have taken is careful for so many steps.
+_CAREFUL_STEPS = 16
+# Who was found too slow for so many steps on end, and computed nothing, tries again whether it still is.
+_STARVED_STEPS = 8
+# In a step that takes so many times as long as the ones before, and at least so long, others may be helping.
+_LONG, _LONG_S = 1.5, 0.1
+
+
+class Tempo:
+    """One worker's own view of its speed."""
+
+    def __init__(self) -> None:
+        self._works: deque[float] = deque(maxlen=_SLICES)
+        self._pushes: deque[float] = deque(maxlen=_SLICES)
+        self._steps: deque[float] = deque(maxlen=_STEPS)
+        self._begun_at: float | None = None
+        self._step_at: float | None = None
+        self._careful = 0
+        # Questions in vain: steps on end that had nothing else, and those of this step.
+        self._vain_steps = 0
+        self._in_vain = 0
+        self._useful = False  # the last question of this step gave a slice
+        self._helped = False  # some question of this step did
+        self._starved = 0
+
+    @property
+    def work_s(self) -> float:
+        """How long a slice usually takes, until it is handed in and pushed; 0: none was computed yet."""
+        if not self._works:
+            return 0.0
+        return median(self._works) + (median(self._pushes) if self._pushes else 0.0)
+
+    def step(self, now: float, lost: bool) -> None:
+        """A step begins. ``lost``: in the one before, others were given slices of this worker's range."""
+        if self._step_at is not None:
+            self._steps.append(now - self._step_at)
+        self._step_at = now
+        if self._helped:
+            self._vain_steps = 0
+        elif self._in_vain:
+            self._vain_steps += 1
+        self._in_vain, self._useful, self._helped = 0, False, False
+        self._starved += 1
+        if self._starved > _STARVED_STEPS:
+            self._works.clear()
+        self._careful = _CAREFUL_STEPS if lost else max(0, self._careful - 1)
+
+    def begun(self, now: float) -> None:
+        """A slice is handed to the script."""
+        self._begun_at = now
+        self._starved = 0
+
+    def finished(self, now: float) -> None:
+        """The script has handed the slice in."""
+        if self._begun_at is not None:
+            self._works.append(now - self._begun_at)
+            self._begun_at = None
+
+    def pushed(self, seconds: float) -> None:
+        """So long it took to hand a slice over after it was computed."""
+        self._pushes.append(seconds)
+
+    def answered(self, useful: bool) -> None:
+        """A question for work was answered, with a slice or in vain."""
+        self._useful, self._helped = useful, self._helped or useful
+        self._in_vain += not useful
+
+    def patience_s(self) -> float:
+        """How long to wait for the next version before asking for work; who was given some asks at once for more."""
+        if self._useful:
+            return 0.0
+        base = max(_PATIENCE_S, _PATIENCE * self.work_s) if self._works else _UNKNOWN_S
+        return base * float(2 ** min(_DOUBLINGS, self._vain_steps + self._in_vain))
+
+    def careful(self, now: float, first: bool) -> bool:
+        """Whether to ask before the next slice of the own range (``first``: of this step) is begun."""
+        if self._starved > _STARVED_STEPS:
+            return False
+        if self._careful:
+            return True
+        if first or self._step_at is None:
+            return False
+        return now - self._step_at > max(_LONG_S, _LONG * max(self._steps, default=0.0))
