@@ -89,7 +89,6 @@ def test_status_and_changes_of_a_running_job(place: Place) -> None:
     # Every slice of every epoch once, whatever the mode was at the time.
     assert summary["contributions_applied"] == EPOCHS * SLICES
     assert summary["samples"] == EPOCHS * SAMPLES
-    assert summary["contributions_duplicate"] == 0
     assert summary["metrics"]["test_accuracy"] > 0.8
     # Without a terminal: lines, in both modes, and nothing to steer a terminal with.
     assert re.search(r"^· sync · .* samples/s · loss \d", done.out, re.MULTILINE)
