@@ -81,6 +81,7 @@ class RunningShard:
         self.saver = saver
         self.digest = plan.layout.digest
         self.chunks = {chunk.index: chunk for chunk in plan.chunks_of(config.index)}
+        self.nbytes = sum(chunk.nbytes for chunk in self.chunks.values())
         # Of all workers that there have been, by member number.
         self.names = {worker.member: worker.name for worker in config.workers}
         self.staged: tuple[int, Version] | None = None  # (grant, the first version of this timeline)
@@ -98,6 +99,11 @@ class RunningShard:
         self._ended: errors.ParamServerError | None = None
 
     # ---- contributions and pulls
+
+    @property
+    def queued(self) -> int:
+        """Asynchronous contributions that wait to be applied; a synchronous step waits for more, not for less."""
+        return len(self.buffers) if self.state.consistency.mode is Mode.ASYNC else 0
 
     async def push(self, contribution: Contribution, header: shard_pb2.PushHeader) -> tuple[AnswerPush, bool]:
         """Count a contribution that has passed all checks; the answer, and whether it was counted before itself."""

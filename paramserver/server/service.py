@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TypeVar
 
 import structlog
@@ -28,6 +29,7 @@ from paramserver.core.names import SyncName
 from paramserver.core.plan import Chunk, Kind
 from paramserver.core.shard import ShardState
 from paramserver.failpoints import reach
+from paramserver.server.intake import Intake
 from paramserver.server.norms import NormExchange
 from paramserver.server.receive import Upload, first_non_finite, receive
 from paramserver.server.reporting import epoch_slices, ledger_response, report, waiting_for
@@ -84,11 +86,14 @@ class ShardService:
         self.news: Callable[[], None] = lambda: None
         # The highest term of a coordinator so far; one of a lower term has been replaced.
         self.term = 0
+        self.intake = Intake()
         # When a worker was last heard of (monotonic seconds).
         self.used_at = time.monotonic()
         self._connect, self._wait_timeout_s = connect, wait_timeout_s
         self._shard: RunningShard | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="arithmetic")
+        # A pull does not wait for the version that is being made.
+        self._encoder = ThreadPoolExecutor(1, thread_name_prefix="encoding")
         self._pushed = self._pulled = self._refused = 0
         self._encoding = asyncio.Lock()
         self._replacing = asyncio.Lock()
@@ -335,12 +340,14 @@ class ShardService:
             nonlocal used
             reach("push.recv", header.push.base_version)
             used = self._checked_used(header.push, shard)
+            arriving.enter_context(self.intake.arriving(shard.queued, shard.nbytes))
             return shard.tensors.chunks_used(used), header.push.chunks
 
         try:
-            upload = await receive(frames, "push", expect)
-            contribution = _contribution(upload, shard, used)
-            bad = await self._arithmetic(lambda: first_non_finite(shard.tensors.layout, upload.chunks))
+            with ExitStack() as arriving:
+                upload = await receive(frames, "push", expect)
+                contribution = _contribution(upload, shard, used)
+                bad = await self._arithmetic(lambda: first_non_finite(shard.tensors.layout, upload.chunks))
             if bad is not None:
                 raise errors.NonFiniteError(
                     f"{contribution.name} of worker {contribution.worker}: the gradient of {bad!r} is not finite"
@@ -409,7 +416,8 @@ class ShardService:
     async def _frames(self, version: Version, frozen: bool) -> list[bytes]:
         if not version.encoded(frozen):
             async with self._encoding:
-                await self._arithmetic(lambda: version.frames(frozen))
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self._encoder, lambda: version.frames(frozen))
         return version.frames(frozen)
 
     async def export(self, request: shard_pb2.ExportRequest) -> AsyncIterator[bytes]:
@@ -455,6 +463,7 @@ class ShardService:
         if self._shard is not None:
             await self._shard.close()
         self._pool.shutdown(wait=True)
+        self._encoder.shutdown(wait=True)
 
     # ---- checks
 

@@ -314,7 +314,8 @@ class ShardLinks:
 
     async def _persist(self, server: int, what: str, attempt: Callable[[float], Coroutine[Any, Any, T]]) -> T:
         """Try until it works, somebody says never, or the deadline passes (the error then names the shard)."""
-        deadline = time.monotonic() + self._wait_timeout_s
+        started = time.monotonic()
+        deadline = started + self._wait_timeout_s
         tries, said = 0, 0.0
         while True:
             try:
@@ -326,7 +327,9 @@ class ShardLinks:
                         f"server-{server} at {self.channels[server].address} did not let this worker {what[3:]} "
                         f"within {self._wait_timeout_s:g} s: {error}"
                     ) from error
-                if tries == 0 or now - said >= self._log_interval_s:
+                # That a server is busy is nothing to talk about, unless it lasts.
+                busy = isinstance(error, errors.OverloadedError) and now - started < self._log_interval_s
+                if not busy and (said == 0.0 or now - said >= self._log_interval_s):
                     said = now
                     log.info("trying again", server=f"server-{server}", what=what, error=str(error))
                 await asyncio.sleep(_BACK_OFF_S[min(tries, len(_BACK_OFF_S) - 1)])
