@@ -19,6 +19,7 @@ from paramserver.coordinator.checkpoints import model_of, position_of
 from paramserver.coordinator.counted import lease_table
 from paramserver.coordinator.toggle import Toggle
 from paramserver.core.consistency import Consistency, Mode
+from paramserver.core.leases import SliceLeases
 from paramserver.core.membership import Member, Role
 from paramserver.failpoints import reach
 from paramserver.transport.messages import (
@@ -46,12 +47,15 @@ class Recovery:
         self.count = 0
         self.steps_redone = 0
         self._job = job
-        self._task: asyncio.Task[None] | None = None
         self._bad: set[str] = set()
         # The servers that the present attempt reckons with; and whether another one has begun anew since.
         self._included: set[int] = set()
         self._anew = False
         self._resuming = False
+        self._started = 0.0
+        # What is left to hand out, asynchronous mode, once all servers have their shard.
+        self._table: SliceLeases | None = None
+        self._done = True
 
     @property
     def possible(self) -> bool:
@@ -61,7 +65,7 @@ class Recovery:
     @property
     def under_way(self) -> bool:
         """Whether the job is going back just now."""
-        return self._task is not None and not self._task.done()
+        return not self._done
 
     def begin(self, reason: str, newcomer: int = 0) -> None:
         """A shard is gone, and another server (member number ``newcomer``) has come in its place."""
@@ -74,7 +78,8 @@ class Recovery:
         if job.registry.ready or job.state == types_pb2.JOB_STATE_RUNNING:
             job.state = types_pb2.JOB_STATE_RECOVERING
         job.reason = f"{reason}: going back to a checkpoint"
-        self._task = job.loosely(self._run(reached))
+        self._done = False
+        job.loosely(self._run(reached))
 
     def resume(self, saved: Manifest) -> None:
         """A new job that goes on from a checkpoint: take over the model now, the rest when all servers are there."""
@@ -85,51 +90,86 @@ class Recovery:
             job.leasing.data = data_from_proto(where.data)
         job.timeline = max(job.timeline, saved.timeline)
         self._resuming = True
-        self._task = job.loosely(self._run(saved.version))
+        self._done = False
+        job.loosely(self._run(saved.version))
 
     async def _run(self, reached: int) -> None:
         job = self._job
-        started = time.monotonic()
+        wished = job.consistency
+        try:
+            while not job.over.done():
+                await self._begin()
+                version = await self._insist()
+                if version is None:
+                    return
+                self._tell(version, reached)
+                await self._go_on(version)
+                if not self._anew:
+                    break
+                job.state = types_pb2.JOB_STATE_RECOVERING  # yet another server has begun anew
+        except Exception as error:  # the top of a task: a job that waits for it must not wait for ever
+            log.exception("going back failed")
+            await job.fail(f"the job cannot go back to a checkpoint: {error}")
+            return
+        self._done = True
+        if not await job.tell_members():  # of those who came or went meanwhile
+            job.tell_members_later()
+        same = (wished.mode, wished.staleness) == (job.consistency.mode, job.consistency.staleness)
+        if job.state == types_pb2.JOB_STATE_RUNNING and not same:
+            log.info("the setting in force before is brought back", consistency=str(wished))
+            job.loosely(job.toggle.bring_back(wished))
+
+    async def _begin(self) -> None:
+        """Nothing of the old timeline goes on."""
+        job = self._job
+        self._started = time.monotonic()
         await job.refresh()
         await job.checkpoints.rolled_back()
         await job.toggle.close()
         await job.leasing.begin(None)
-        wished = job.consistency
+
+    async def _insist(self) -> int | None:
+        """Attempt after attempt, until one works; None if the job is over."""
+        job = self._job
         while not job.over.done():
             await self._servers_there()
             self._anew = False
             self._included = {member.ident for member in job.members.of(Role.SERVER)}
             try:
                 version = await self._attempt()
+            except errors.RolledBackError as error:
+                log.info(f"a server is on another timeline; trying again: {error}")
+                await asyncio.sleep(_RETRY_S)
             except errors.FencedError as error:
-                if isinstance(error, errors.RolledBackError):
-                    continue
                 await job.replaced(str(error))
-                return
+                return None
             except errors.CheckpointError as error:
                 log.warning("that checkpoint cannot be used; trying the one before", reason=str(error))
-                continue
             except errors.RetryableError as error:
                 log.info(f"going back did not work at once; trying again: {error}")
                 await asyncio.sleep(_RETRY_S)
-                continue
             except errors.ParamServerError as error:
                 await job.fail(f"the job cannot go back to a checkpoint: {error}")
-                return
-            if not self._anew:
-                break
-        else:
-            return
-        if not self._resuming:
-            self.count += 1
-            self.steps_redone += max(0, reached - version) if version >= 0 else 0
-            redo = f"{max(0, reached - version)} steps are done again" if version >= 0 else "it begins from the start"
-            log.warning(
-                f"the job went back to version {max(version, 0)} on timeline {job.timeline}; {redo}",
-                after_s=round(time.monotonic() - started, 2),
-            )
+                return None
+            else:
+                if not self._anew:
+                    return version
+        return None
+
+    def _tell(self, version: int, reached: int) -> None:
+        job, resuming = self._job, self._resuming
         self._resuming = False
-        await self._go_on(version, wished)
+        if resuming:
+            log.info(f"the job goes on from version {version}, on timeline {job.timeline}")
+            return
+        self.count += 1
+        again = max(0, reached - version) if version >= 0 else 0
+        self.steps_redone += again
+        redo = f"{again} steps are done again" if version >= 0 else "it begins from the start"
+        log.warning(
+            f"the job went back to version {max(version, 0)} on timeline {job.timeline}; {redo}",
+            after_s=round(time.monotonic() - self._started, 2),
+        )
 
     async def _servers_there(self) -> None:
         """Wait until every index has a server; the watch gives the job up if that takes too long."""
@@ -163,6 +203,7 @@ class Recovery:
         reach("coord.after_timeline")
         if found is None:
             await self._configure_anew()
+            self._table = None
             return -1
         try:
             await self._restore(found)
@@ -170,6 +211,8 @@ class Recovery:
             self._bad.add(found.name)
             raise
         await job.registry.publish()
+        asynchronous = job.consistency.mode is Mode.ASYNC and job.leasing.data is not None
+        self._table = await lease_table(job) if asynchronous else None
         return found.version
 
     async def _restore(self, saved: Manifest) -> None:
@@ -213,26 +256,18 @@ class Recovery:
 
         await job.servers.call_all(job.members.of(Role.SERVER), "Shard.Configure", request, job.options.call_timeout_s)
 
-    async def _go_on(self, version: int, wished: Consistency) -> None:
+    async def _go_on(self, version: int) -> None:
+        """All servers have ``version``: let the workers follow."""
         job = self._job
         running = job.state == types_pb2.JOB_STATE_RECOVERING
-        toggle = Toggle(job)
-        toggle.begin_after(job.consistency.revision)
-        job.toggle = toggle
+        job.toggle = Toggle(job)
+        job.toggle.begin_after(job.consistency.revision)
         if version < 0:
             job.registry.upload_again()
         else:
             job.registry.ready = True
-            if job.consistency.mode is Mode.ASYNC and job.leasing.data is not None:
-                await job.leasing.begin(await lease_table(job))
-            else:
-                await job.leasing.begin(None)
+        await job.leasing.begin(self._table)
         if running:
             job.state, job.reason = types_pb2.JOB_STATE_RUNNING, ""
-        if not await job.tell_members():
-            job.tell_members_later()
+        await job.tell_members()
         await job.refresh()
-        same = (wished.mode, wished.staleness) == (job.consistency.mode, job.consistency.staleness)
-        if running and not same:
-            log.info("the setting in force before is brought back", consistency=str(wished))
-            job.loosely(toggle.bring_back(wished))
