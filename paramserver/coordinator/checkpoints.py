@@ -15,7 +15,7 @@ from google.protobuf import json_format
 
 from paramserver import errors
 from paramserver.checkpoint import catalog
-from paramserver.checkpoint.manifest import Manifest, checkpoint_name
+from paramserver.checkpoint.manifest import Manifest, checkpoint_name, parse_name
 from paramserver.checkpoint.place import Place
 from paramserver.checkpoint.tensorfile import FileInfo
 from paramserver.core.consistency import Mode
@@ -126,7 +126,7 @@ class Checkpoints:
         if timeline != job.timeline:
             return
         reach("ckpt.pointer", version)
-        self.last = manifest.name
+        self.last = max(self.last, manifest.name, key=_order)
         job.journal.record(job)
         log.info("checkpoint", version=version, name=manifest.name, MB=round(manifest.nbytes / 1e6, 1))
         await self._settle(version, True)
@@ -349,6 +349,12 @@ def model_of(manifest: Manifest) -> types_pb2.ModelSpec:
         return json_format.ParseDict(manifest.model, types_pb2.ModelSpec(), ignore_unknown_fields=True)
     except json_format.ParseError as error:
         raise errors.CheckpointError(f"the manifest of {manifest.name} does not describe a model") from error
+
+
+def _order(name: str) -> tuple[int, int]:
+    """Which checkpoint is newer: by timeline, then by version."""
+    version, timeline = parse_name(name) or (-1, -1)
+    return timeline, version
 
 
 def _info(file: shard_pb2.SavedFile) -> FileInfo:
