@@ -281,7 +281,7 @@ class Checkpoints:
         """Wait until the checkpoint of ``version`` is complete (True) or given up. Raises RolledBackError."""
         timeline = self._job.timeline
         async with self._changed:
-            await self._changed.wait_for(lambda: version in self._settled or timeline != self._job.timeline)
+            await self._changed.wait_for(lambda: version in self._settled or self._gone(timeline))
         self._check(timeline)
         return self._settled[version]
 
@@ -311,8 +311,11 @@ class Checkpoints:
         async with self._changed:
             self._changed.notify_all()
 
+    def _gone(self, timeline: int) -> bool:
+        return timeline != self._job.timeline or self._job.state == types_pb2.JOB_STATE_RECOVERING
+
     def _check(self, timeline: int) -> None:
-        if timeline != self._job.timeline or self._job.state == types_pb2.JOB_STATE_RECOVERING:
+        if self._gone(timeline):
             raise errors.RolledBackError("the job goes back to a checkpoint")
 
 

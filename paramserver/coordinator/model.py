@@ -34,7 +34,8 @@ class ModelRegistry:
         self.ready = False
         self._registered: list[int] = []
         self._lock = asyncio.Lock()
-        self._saving = False
+        # The timeline whose version 0 is on its way to be the first checkpoint.
+        self._saving_on = -1
 
     async def register(self, request: coordinator_pb2.RegisterModelRequest) -> coordinator_pb2.RegisterModelResponse:
         """Take the first model, compare later ones; raises ModelError naming the first difference."""
@@ -143,19 +144,17 @@ class ModelRegistry:
         await self._job.tell_members()
         if self._job.checkpoints.place is None:
             self.ready = True
-        elif not self._saving:
-            self._saving = True
+        elif self._saving_on != self._job.timeline:
+            self._saving_on = self._job.timeline
             self._job.loosely(self._ready_when_saved())
 
     async def _ready_when_saved(self) -> None:
         """Version 0 is the first checkpoint: nobody computes on it before there is a way back to it."""
         try:
             await self._job.checkpoints.wait_settled(0)
-            self.ready = True
         except errors.RolledBackError:
             return
-        finally:
-            self._saving = False
+        self.ready = True
         await self._job.refresh()
 
     async def publish(self) -> None:

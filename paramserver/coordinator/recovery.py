@@ -198,6 +198,7 @@ class Recovery:
         job.timeline = 1 + max(job.timeline, *(reply.timeline for reply in stats), found.timeline if found else 0)
         job.registry.grant += 1
         job.checkpoints.new_timeline(found.version if found else 0)
+        await job.checkpoints.rolled_back()
         job.journal.record(job)
         await job.journal.settled()
         reach("coord.after_timeline")
