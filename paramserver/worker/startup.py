@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import structlog
 
@@ -19,6 +20,7 @@ from paramserver.worker.links import Pulled, ShardLinks
 
 log = structlog.get_logger("paramserver.worker")
 
+T = TypeVar("T")
 _CALL_S = 60.0
 
 
@@ -90,12 +92,12 @@ async def first_version(
             raise errors.RolledBackError("the job goes on with other servers")
         if view.state == types_pb2.JOB_STATE_RUNNING:
             if view.consistency.mode == types_pb2.MODE_ASYNC:  # shards need not stand at the same version
-                return await links.pull(Latest(), frozen=True)
-            return await links.pull_version(0, frozen=True)
+                return await _on_this_timeline(session, links, links.pull(Latest(), frozen=True))
+            return await _on_this_timeline(session, links, links.pull_version(0, frozen=True))
         assert initial is not None
         uploaded = view.grant
         try:
-            await links.initialize(uploaded, initial)
+            await _on_this_timeline(session, links, links.initialize(uploaded, initial))
             await session.ask(
                 "Coordinator.InitializeDone",
                 partial(coordinator_pb2.InitializeDoneRequest, member=session.member, grant=uploaded),
@@ -103,3 +105,23 @@ async def first_version(
             )
         except errors.FencedError as error:
             log.info("somebody else uploads version 0", reason=str(error))
+
+
+async def _on_this_timeline(session: Session, links: ShardLinks, work: Coroutine[Any, Any, T]) -> T:
+    """The outcome of ``work``; raises RolledBackError once the job goes on with other servers."""
+    task = asyncio.ensure_future(work)
+    try:
+        while not task.done():
+            seen = session.editions
+            view = session.check()
+            if view.timeline != links.timeline or view.state == types_pb2.JOB_STATE_RECOVERING:
+                raise errors.RolledBackError("the job goes back to a checkpoint")
+            changed = asyncio.ensure_future(session.changed(seen))
+            try:
+                await asyncio.wait([task, changed], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                changed.cancel()
+        return task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
