@@ -8,14 +8,15 @@ that has its first element; what lies on other shards is fetched from their copi
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import json
 import time
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import torch
@@ -46,6 +47,7 @@ _KEPT = 2
 _FETCH_S = 120.0
 _CALL_S = 30.0
 _RETRY_S = 0.1
+_LOOK_S = 0.5
 _MASTERED = frozenset(("float16", "bfloat16", "float32", "float64"))
 
 
@@ -89,6 +91,7 @@ class Saver:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pieces = _pieces_of(plan.layout)
         self._loop = asyncio.get_running_loop()
+        self._closed = False
 
     # ---- taking and letting go
 
@@ -259,9 +262,21 @@ class Saver:
             return own
         number = copy.version.number
         if self._fetched is None or self._fetched[:2] != (number, chunk.index):
-            fetching = asyncio.run_coroutine_threadsafe(self._fetch(copy, chunk), self._loop)
-            self._fetched = (number, chunk.index, fetching.result())
+            self._fetched = (number, chunk.index, self._wait_for(self._fetch(copy, chunk)))
         return self._fetched[2]
+
+    def _wait_for(self, fetching: Coroutine[Any, Any, torch.Tensor]) -> torch.Tensor:
+        """In the thread, which must not outlive a loop that has ended. Raises CheckpointError if it has."""
+        try:
+            future = asyncio.run_coroutine_threadsafe(fetching, self._loop)
+        except RuntimeError as error:  # the loop is closed
+            fetching.close()
+            raise errors.CheckpointError("this server has ended") from error
+        while not concurrent.futures.wait([future], _LOOK_S).done:
+            if self._closed:
+                future.cancel()
+                raise errors.CheckpointError("this server ends, or goes back to an earlier checkpoint")
+        return future.result()
 
     # ---- between servers
 
@@ -314,6 +329,7 @@ class Saver:
 
     async def close(self) -> None:
         """Give up what is not written yet."""
+        self._closed = True
         tasks = [copy.task for copy in self._copies.values() if copy.task is not None]
         for task in tasks:
             task.cancel()

@@ -209,6 +209,7 @@ class FaultyChannel:
             raise AssertionError(f"{where}: the peer answered an upload that was cut short")
         works = [asyncio.ensure_future(attempt()) for _ in range(2 if fault is Fault.DUPLICATE else 1)]
         both = asyncio.gather(*works)
+        both.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at, if the caller has gone
         await self._plan.unless_cut(where, deadline, both)
         replies = both.result()
         self._plan.answered(method)

@@ -207,6 +207,10 @@ class MemoryChannel:
 
     async def close(self) -> None:
         """See `base.Channel`."""
+        self.break_off()
+
+    def break_off(self) -> None:
+        """Close it at once: the peer's side of every call in flight is cancelled, whoever waits here or does not."""
         self._closed = True
         for call in list(self._calls):
             call.hang_up()

@@ -346,6 +346,8 @@ class Engine:
     def _present_pace(self) -> SyncPace | AsyncPace:
         self.ensure_data()
         assert self._data is not None
+        if self.rolled_back():
+            raise errors.RolledBackError("the job goes back to a checkpoint")
         if self._pace is None or self.mode_changed():
             if self._pace is not None:
                 self._pace.finish()

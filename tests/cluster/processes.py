@@ -13,11 +13,20 @@ from typing import Any, TypeVar
 
 from paramserver.testing.faults import FaultPlan, FaultyChannel
 from paramserver.transport.base import Channel, Method
-from paramserver.transport.memory import MemoryNetwork, MemoryServer
+from paramserver.transport.memory import MemoryChannel, MemoryNetwork, MemoryServer
 
 T = TypeVar("T")
 
 _process: ContextVar[Process | None] = ContextVar("process", default=None)
+
+
+class Killed(BaseException):
+    """Raised where a process has killed itself in the middle of its code: not one line more of it runs."""
+
+
+def running_process() -> Process | None:
+    """The process whose code runs here, None if it is none of these."""
+    return _process.get()
 
 
 class Process:
@@ -80,18 +89,26 @@ class _Steps:
     def __init__(self, process: Process, work: Coroutine[Any, Any, Any]) -> None:
         self._process, self._work = process, work
 
+    def _gate(self) -> Generator[Any, Any, BaseException | None]:
+        error: BaseException | None = None
+        while self._process.paused:
+            try:
+                yield from self._process.wait_to_go().__await__()
+            except asyncio.CancelledError as cancelled:  # delivered when it goes on
+                error = cancelled
+        return error
+
     def __await__(self) -> Generator[Any, Any, Any]:
         error: BaseException | None = None
         while True:
-            while self._process.paused:
-                try:
-                    yield from self._process.wait_to_go().__await__()
-                except asyncio.CancelledError as cancelled:  # delivered when it goes on
-                    error = cancelled
+            error = (yield from self._gate()) or error
             try:
                 step = self._work.send(None) if error is None else self._work.throw(error)
             except StopIteration as end:
                 return end.value
+            except Killed:  # nobody hears of it
+                yield from self._gate()
+                raise asyncio.CancelledError from None
             error = None
             try:
                 yield step
@@ -130,6 +147,8 @@ class Network(MemoryNetwork):
     def __init__(self) -> None:
         super().__init__()
         self._lines: dict[str, FaultPlan] = {}
+        # What each outgoing line has opened.
+        self._opened: list[tuple[FaultPlan, MemoryChannel]] = []
 
     def line(self, address: str) -> FaultPlan:
         """What comes in at this address, whoever answers there."""
@@ -150,4 +169,16 @@ class Network(MemoryNetwork):
 
     def connect_from(self, out: FaultPlan) -> Callable[[str], Channel]:
         """How somebody whose outgoing line is ``out`` reaches addresses."""
-        return lambda address: FaultyChannel(FaultyChannel(self.connect(address), self.line(address)), out)
+
+        def connect(address: str) -> Channel:
+            channel = self.connect(address)
+            self._opened.append((out, channel))
+            return FaultyChannel(FaultyChannel(channel, self.line(address)), out)
+
+        return connect
+
+    def hang_up(self, out: FaultPlan) -> None:
+        """Break what goes out of a dead process: its peers notice at once, as they do when sockets are closed."""
+        for line, channel in self._opened:
+            if line is out:
+                channel.break_off()

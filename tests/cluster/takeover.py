@@ -112,7 +112,8 @@ class Chief:
 class Keeper:
     """One server process."""
 
-    def __init__(self, fleet: Fleet, index: int, address: str, plan: Sequence[Rule]) -> None:
+    def __init__(self, fleet: Fleet, index: int, address: str, plan: Sequence[Rule], replaces: int = 0) -> None:
+        self.index = index
         self.address = address
         self.process = Process(address)
         self.process.out.rules = tuple(plan)
@@ -121,7 +122,7 @@ class Keeper:
         connect = fleet.network.connect_from(self.process.out)
         coordinator = coordinator_channel(fleet.places, connect)
         self.service = ShardService(JOB, connect, JOB_S)
-        self.node = ServerNode.create(self.service, coordinator, address, index, JOB_S)
+        self.node = ServerNode.create(self.service, coordinator, address, index, JOB_S, replaces=replaces)
         self._serving = Serving(fleet.settings, _Net(connect), coordinator, index)
         fleet.network.serve_in(self.process, address, [("Shard", self.service)])
         self.task = self.process.start(self._run())
@@ -272,6 +273,9 @@ class Fleet:
         for chief in self.chiefs:
             chief.store.cut = True
             chief.task.cancel()
+        for keeper in self.keepers:
+            if keeper.process.killed and keeper.node.session._task is not None:
+                keeper.node.session._task.cancel()  # it need not try to say goodbye
         for process in self._processes():
             if process.killed:
                 process.bury()
