@@ -1,4 +1,4 @@
-"""Jobs with checkpoints whose processes die at places in the code, and are started again: `Rig`, `Strike`, `Strikes`."""
+"""Jobs with checkpoints whose processes die at places in the code, and are started again: `Rig` and `Strike`."""
 
 from __future__ import annotations
 
@@ -178,21 +178,20 @@ class Rig(Fleet):
         self.deaths.append(who)
         victim.die()
         self.network.hang_up(victim.process.out)
-        begin = self._serve_again if isinstance(victim, Keeper) else self._coordinate_again
-        loop = asyncio.get_running_loop()
-        loop.call_later(self.again_s, begin, victim, context=Variables())
+        asyncio.get_running_loop().call_later(self.again_s, self._start_again, victim, context=Variables())
 
-    def _serve_again(self, dead: Keeper) -> None:
-        if not self._ending:
+    def _start_again(self, dead: Keeper | Chief) -> None:
+        if self._ending:
+            return
+        if isinstance(dead, Keeper):
             self.keepers.append(Keeper(self, dead.index, dead.address, (), replaces=os.getpid()))
-
-    def _coordinate_again(self, dead: Chief) -> None:
-        if not self._ending and dead.place not in self.network._servers:
+        else:
             self.chiefs.append(Chief(self, dead.place, Options(resume=True), self.settings))
 
     def kill_now(self, *names: str) -> None:
         """From another thread."""
-        self.call(lambda: [self.strike(name) for name in names])
+        for name in names:
+            self.call(lambda name=name: self.strike(name))  # type: ignore[misc]
 
     # ---- looking
 
@@ -245,11 +244,11 @@ class Orders(Commands):
 _twins: dict[tuple[object, ...], Mapping[str, Any]] = {}
 
 
-def twin(key: str, script: Script, **options: Any) -> Mapping[str, Any]:
+def twin(key: str, script: Script, chunk_bytes: int = CHUNK, **options: Any) -> Mapping[str, Any]:
     """The summary of the same training undisturbed, in one worker and one server. Worked out once for a ``key``."""
-    where = (key, *sorted(options.items()))
+    where = (key, chunk_bytes, *sorted(options.items()))
     if where not in _twins:
-        _twins[where] = train(script, settings={"training.chunk_bytes": CHUNK}, **options).summary
+        _twins[where] = train(script, settings={"training.chunk_bytes": chunk_bytes}, **options).summary
     return _twins[where]
 
 

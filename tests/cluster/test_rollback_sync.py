@@ -2,43 +2,222 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
 
-from tests.cluster.programs import Program
+from paramserver.worker.context import Context
+from tests.cluster.programs import Aligned, Program, adamw, cosine, dataset, network, sgd
 from tests.cluster.rollback import Rig, Strike, same, twin
-from tests.cluster.test_faults import SLICES, program
+from tests.cluster.taps import Trap
+from tests.cluster.test_faults import BATCH, EPOCHS, SAMPLES, SLICES, program
 
-# 8 steps of 4 slices, the last one of an epoch of 2.
-LAST = 7
-
+# 8 steps of 4 slices, the last one of an epoch of 2; a checkpoint of versions 0, 3, 6 and 8.
+EVERY, LAST = 3, 7
 
 MOMENTS: dict[str, list[Strike]] = {
-    "staged": [Strike("push.after_stage", "server-1", 5)],
+    "staged (C01)": [Strike("push.after_stage", "server-1", 5)],
     "before it decides": [Strike("step.before_decide", "server-0", 5)],
     "decided": [Strike("step.after_decide", "server-1", 5)],
-    "half applied": [Strike("apply.mid", "server-1", 5)],
-    "weights without state": [Strike("apply.after_weights_before_opt", "server-0", 5)],
+    "half applied (C05)": [Strike("apply.mid", "server-1", 5)],
+    "weights without state (C06)": [Strike("apply.after_weights_before_opt", "server-0", 5)],
     "before it publishes": [Strike("commit.before_log", "server-1", 5)],
-    "published, not answered": [Strike("commit.after_log_before_reply", "server-0", 5)],
+    "published, not answered (A07)": [Strike("commit.after_log_before_reply", "server-0", 5)],
     "first step": [Strike("push.recv", "server-1", 0)],
     "last step": [Strike("commit.before_log", "server-1", LAST)],
     "last version": [Strike("commit.after_log_before_reply", "server-1", LAST)],
-    "both at once": [Strike("apply.mid", "server-0", 5, also=("server-1",))],
+    "both at once (C03)": [Strike("apply.mid", "server-0", 5, also=("server-1",))],
     "one, then the other": [Strike("apply.mid", "server-0", 5), Strike("apply.mid", "server-1", 6)],
     "three times": [Strike("commit.before_log", "server-1", 5, times=3)],
-    "while it restores": [Strike("apply.mid", "server-1", 5), Strike("restore.before_load", "server-1", times=3)],
+    "while it restores (E23)": [Strike("apply.mid", "server-1", 5), Strike("restore.before_load", "server-1", times=3)],
     "the other while it restores": [Strike("apply.mid", "server-1", 5), Strike("restore.after_load", "server-0")],
+    "version 0 is written": [Strike("ckpt.mid_write", "server-1", 0)],
+    "version 0 is written, both": [Strike("ckpt.before_rename", "server-0", 0, also=("server-1",))],
+    "a checkpoint is written": [Strike("ckpt.mid_write", "server-0", 6)],
+    "its part is written": [Strike("ckpt.shard_done", "server-1", 6)],
+    "the last checkpoint is written": [Strike("ckpt.before_fsync", "server-1", LAST + 1)],
 }
+
+
+def fresh(strikes: list[Strike]) -> list[Strike]:
+    """Strikes count, so each test has its own."""
+    return [replace(strike, done=type(strike.done)()) for strike in strikes]
 
 
 @pytest.mark.parametrize("when", MOMENTS)
 def test_a_server_dies(when: str, tmp_path: Path) -> None:
-    strikes = [Strike(s.at, s.who, s.step, s.nth, s.times, s.do, s.also) for s in MOMENTS[when]]
-    with Rig(tmp_path, 3, strikes) as rig:
+    strikes = fresh(MOMENTS[when])
+    with Rig(tmp_path, EVERY, strikes) as rig:
         rig.begin(program())
         summary = rig.finish()
         assert rig.rollbacks >= 1
         assert len(rig.deaths) == sum(strike.times * (1 + len(strike.also)) for strike in strikes)
     same(summary, twin("faults", program(), slices_per_step=SLICES))
+    assert summary["rollbacks"] == rig.rollbacks
+
+
+class ServersDie(Trap):
+    """Kills servers, not the coordinator, at something that this one does."""
+
+    def __init__(self, what: str, nth: int, when: str, *names: str) -> None:
+        super().__init__(what, nth, when)
+        self.rig: Rig | None = None
+        self._names = names
+
+    async def _spring(self, kill: Callable[[], None]) -> None:
+        self.fired.set()
+        assert self.rig is not None
+        for name in self._names:
+            self.rig.strike(name)
+
+
+COMMANDS = [
+    ("call Shard.Configure", 1, "after"),
+    ("call Shard.Activate", 0, "before"),
+    ("call Shard.Activate", 1, "after"),
+    ("answer Coordinator.InitializeDone", 0, "before"),
+    ("answer Coordinator.InitializeDone", 0, "after"),
+    ("call Shard.Release", 0, "before"),
+    ("answer Coordinator.Finish", 0, "before"),
+    ("answer Coordinator.Finish", 1, "before"),
+]
+
+
+@pytest.mark.parametrize("names", [("server-1",), ("server-0", "server-1")], ids=["one", "both"])
+@pytest.mark.parametrize(("what", "nth", "when"), COMMANDS)
+def test_servers_die_when_it_does(
+    what: str, nth: int, when: str, names: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The coordinator: before there is a version 0, while it is published, at the end."""
+    trap = ServersDie(what, nth, when, *names)
+    with Rig(tmp_path, EVERY, trap=trap) as rig:
+        trap.rig = rig
+        rig.begin(program())
+        summary = rig.finish()
+        assert trap.fired.is_set(), trap.seen
+        assert rig.rollbacks >= 1
+        assert rig.deaths == list(names)
+    same(summary, twin("faults", program(), slices_per_step=SLICES))
+
+
+def test_what_a_roll_back_costs_is_counted(tmp_path: Path) -> None:
+    """E02: no more than the steps since the last checkpoint, and as many as there were."""
+    with Rig(tmp_path, EVERY, [Strike("step.after_decide", "server-1", 5)]) as rig:
+        rig.begin(program())
+        summary = rig.finish()
+    # Server-0 stood at version 5 or 6.
+    assert 2 <= summary["steps_redone"] <= EVERY, summary["steps_redone"]
+    assert summary["rollbacks"] == 1
+
+
+# ---- what has to be brought back with the weights
+
+
+def halving(optimizer: torch.optim.Optimizer, steps: int) -> LRScheduler:
+    """Per epoch."""
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+
+class PerEpoch(Program):
+    """Advances its schedule after each epoch, outside of the loop."""
+
+    def __call__(self, ctx: Context) -> None:
+        model = self.model()
+        optimizer = self.optimizer(model.parameters())
+        loader = ctx.prepare(DataLoader(self.data, batch_size=self.batch_size, shuffle=True))
+        scheduler = halving(optimizer, 0)
+        model, optimizer, scheduler = ctx.prepare(model, optimizer, scheduler)
+        slices = 0
+        for _ in ctx.epochs(self.epochs):
+            for x, y in loader:
+                self.loss(model(x), y).backward()
+                if self.each is not None:
+                    self.each(ctx, slices)
+                optimizer.step()
+                optimizer.zero_grad()
+                slices += 1
+            scheduler.step()
+
+
+def clipped(ctx: Context, slices: int) -> None:
+    ctx.clip_grad_norm(0.05)
+
+
+class Spoilt(nn.Module):
+    """A network whose loss is NaN for one sample, which is in one step of an epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network(norm=True)
+
+    def forward(self, x: Tensor) -> Any:
+        """Scores of the classes."""
+        scores = self.inner(x)
+        marked = (x[:, 0] - MARKED).abs() < 1e-6
+        return torch.where(marked[:, None], scores * math.nan, scores)
+
+
+MARKED = float(dataset(SAMPLES).tensors[0][3, 0])
+
+
+def make(**options: Any) -> Program:
+    return Program(dataset(SAMPLES), BATCH, options.pop("epochs", EPOCHS), **options)
+
+
+PROGRAMS: dict[str, Callable[[], Program]] = {
+    "momentum": lambda: make(optimizer=sgd),
+    "adamw": lambda: make(optimizer=adamw),
+    "buffers": lambda: make(model=lambda: network(norm=True), optimizer=sgd),
+    "cosine (C15)": lambda: make(optimizer=sgd, schedule=cosine),
+    "per epoch (C15)": lambda: PerEpoch(dataset(SAMPLES), BATCH, 3, optimizer=sgd),
+    "clipped (C16)": lambda: make(optimizer=adamw, each=clipped),
+    "skipped (NaN)": lambda: make(model=Spoilt, optimizer=adamw, epochs=3),
+}
+# Before the checkpoint, at it, after it, at the end of an epoch and at the beginning of the next one.
+STEPS = (2, 3, 4, 5)
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_comes_back(name: str, step: int, tmp_path: Path) -> None:
+    strikes = [Strike("commit.before_log", "server-1", step)]
+    if name.startswith("clipped"):  # between the norm and its use
+        strikes = [Strike("apply.mid", "server-1", step)]
+    with Rig(tmp_path, EVERY, strikes, workers=3) as rig:
+        rig.begin(PROGRAMS[name]())
+        summary = rig.finish()
+    wanted = twin(name, PROGRAMS[name](), slices_per_step=SLICES)
+    same(summary, wanted)
+    assert summary["rollbacks"] == 1
+    assert (wanted["steps_skipped"] > 0) == ("NaN" in name)
+
+
+SHAPES: dict[str, Mapping[str, int]] = {
+    "a tensor over three shards (C12)": {"servers": 3, "training__chunk_bytes": 64},
+    "more shards than chunks (C11)": {"servers": 5, "training__chunk_bytes": 1 << 20},
+    "one shard": {"servers": 1},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shards_of_other_shapes(shape: str, tmp_path: Path) -> None:
+    options = dict(SHAPES[shape])
+    last = options.get("servers", 2) - 1
+    with Rig(tmp_path, EVERY, [Strike("commit.before_log", f"server-{last}", 4)], **options) as rig:
+        rig.begin(make(model=Aligned, optimizer=adamw, schedule=cosine))
+        summary = rig.finish()
+    chunk_bytes = options.get("training__chunk_bytes")
+    settings = {} if chunk_bytes is None else {"chunk_bytes": chunk_bytes}
+    same(
+        summary,
+        twin("aligned", make(model=Aligned, optimizer=adamw, schedule=cosine), slices_per_step=SLICES, **settings),
+    )
+    assert summary["rollbacks"] == 1
