@@ -96,7 +96,7 @@ class Engine:
         self._plan: Plan | None = None
         self._may_upload = False
         # The job went back while the script was in its present epoch.
-        self._moved = False
+        self._moved = self._look_back = False
         self._pushing: set[concurrent.futures.Future[frozenset[shard_pb2.Outcome]]] = set()
 
     # ---- facts
@@ -235,7 +235,7 @@ class Engine:
     def follow(self) -> None:
         """The job went back to a checkpoint: wait until it goes on, and go on from there with it."""
         former, self._pace = self.links.timeline, None
-        self._moved = True
+        self._moved = self._look_back = True
         for push in list(self._pushing):
             push.cancel()
         self._paced = self._consistency = None
@@ -307,12 +307,14 @@ class Engine:
     def next_item(self, epoch: int, last: bool) -> Item | None:
         """The slice to compute now; None if there is none left up to ``epoch``. Waits as long as the mode demands."""
         while True:
+            if self._look_back:  # an earlier epoch is the script's to begin, with that epoch's learning rate
+                self._look_back = False
+                if self.open_epoch() < epoch:
+                    return None
             try:
                 item = self._present_pace().next(epoch, last)
             except errors.RolledBackError:
                 self.follow()
-                if self.open_epoch() < epoch:
-                    return None
                 continue
             if item is not None or not self.mode_changed():
                 return item

@@ -93,9 +93,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize("names", [("server-1",), ("server-0", "server-1")], ids=["one", "both"])
 @pytest.mark.parametrize(("what", "nth", "when"), COMMANDS)
-def test_servers_die_when_it_does(
-    what: str, nth: int, when: str, names: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_servers_die_when_it_does(what: str, nth: int, when: str, names: tuple[str, ...], tmp_path: Path) -> None:
     """The coordinator: before there is a version 0, while it is published, at the end."""
     trap = ServersDie(what, nth, when, *names)
     with Rig(tmp_path, EVERY, trap=trap) as rig:
