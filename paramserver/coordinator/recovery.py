@@ -53,6 +53,8 @@ class Recovery:
         self._anew = False
         self._resuming = False
         self._started = 0.0
+        # The newest version that anybody had told of before.
+        self._reached = 0
         # What is left to hand out, asynchronous mode, once all servers have their shard.
         self._table: SliceLeases | None = None
         self._done = True
@@ -74,12 +76,12 @@ class Recovery:
             self._anew = self._anew or newcomer not in self._included
             return
         log.warning("the job goes back to a checkpoint", reason=reason)
-        reached = job.board.newest_version()
+        self._reached = job.board.newest_version()
         if job.registry.ready or job.state == types_pb2.JOB_STATE_RUNNING:
             job.state = types_pb2.JOB_STATE_RECOVERING
         job.reason = f"{reason}: going back to a checkpoint"
         self._done = False
-        job.loosely(self._run(reached))
+        job.loosely(self._run())
 
     def resume(self, saved: Manifest) -> None:
         """A new job that goes on from a checkpoint: take over the model now, the rest when all servers are there."""
@@ -91,9 +93,9 @@ class Recovery:
         job.timeline = max(job.timeline, saved.timeline)
         self._resuming = True
         self._done = False
-        job.loosely(self._run(saved.version))
+        job.loosely(self._run())
 
-    async def _run(self, reached: int) -> None:
+    async def _run(self) -> None:
         job = self._job
         wished = job.consistency
         try:
@@ -102,7 +104,7 @@ class Recovery:
                 version = await self._insist()
                 if version is None:
                     return
-                self._tell(version, reached)
+                self._tell(version)
                 await self._go_on(version)
                 if not self._anew:
                     break
@@ -156,14 +158,14 @@ class Recovery:
                     return version
         return None
 
-    def _tell(self, version: int, reached: int) -> None:
+    def _tell(self, version: int) -> None:
         job, resuming = self._job, self._resuming
         self._resuming = False
         if resuming:
             log.info(f"the job goes on from version {version}, on timeline {job.timeline}")
             return
         self.count += 1
-        again = max(0, reached - version) if version >= 0 else 0
+        again = max(0, self._reached - version) if version >= 0 else 0
         self.steps_redone += again
         redo = f"{again} steps are done again" if version >= 0 else "it begins from the start"
         log.warning(
@@ -194,6 +196,7 @@ class Recovery:
             if found is None:
                 raise errors.JobFailedError("there is no complete checkpoint")
         stats = await job.server_stats()
+        self._reached = max([self._reached, *(reply.version for reply in stats if reply.timeline == job.timeline)])
         reach("coord.before_timeline")
         job.timeline = 1 + max(job.timeline, *(reply.timeline for reply in stats), found.timeline if found else 0)
         job.registry.grant += 1
