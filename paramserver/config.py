@@ -165,6 +165,9 @@ _Threads = Annotated[int, BeforeValidator(_refuse_bool), Field(ge=1, le=1024), M
 _Seconds = Annotated[
     float, BeforeValidator(_refuse_bool), Field(gt=0, le=1e7, allow_inf_nan=False), Must("a number of seconds above 0")
 ]
+_SecondsOrNone = Annotated[
+    float, BeforeValidator(_refuse_bool), Field(ge=0, le=1e7, allow_inf_nan=False), Must("a number of seconds, or 0")
+]
 _Count = Annotated[int, BeforeValidator(_refuse_bool), Field(ge=0, lt=2**32), Must("an integer from 0 to 4294967295")]
 _Seed = Annotated[
     int, BeforeValidator(_refuse_bool), Field(ge=0, lt=2**63), Must("an integer of 0 or more, below 2 to the power 63")
@@ -224,6 +227,11 @@ class Cluster(_Section):
     ] = Field(default="", description="Name of the job. Empty: `run` makes one up.")
     join_timeout_s: _Seconds = Field(default=180.0, description="How long a process waits for the others to arrive.")
     lease_s: _Seconds = Field(default=5.0, description="After this silence a member is taken for lost.")
+    stall_s: _SecondsOrNone = Field(
+        default=8.0,
+        description="After this time without a slice, or four times what slices usually take if that is longer, the "
+        "slices of a worker that lives go to others. 0: never.",
+    )
     wait_timeout_s: _Seconds = Field(
         default=600.0, description="How long a worker waits for the others' slices of a step."
     )

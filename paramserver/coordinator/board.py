@@ -144,6 +144,8 @@ class Board:
             ):
                 setattr(status, field, getattr(report, field))
             status.state = report.state or status.state
+            if member.ident in self._job.stalls.members:
+                status.state = "stalled"
             for name, value in report.metrics.items():
                 status.metrics[name] = value
         if server := self._server_reports.get(member.ident):
@@ -155,7 +157,7 @@ class Board:
 
     def _whose(self, server: shard_pb2.StatsResponse) -> str:
         """What a shard waits for, with the names of the workers who owe it."""
-        workers = self._job.members.of(Role.WORKER)
+        workers = [m for m in self._job.members.of(Role.WORKER) if m.ident not in self._job.stalls.members]
         if not workers:
             return ""
         if not server.missing_of:

@@ -24,6 +24,7 @@ from paramserver.coordinator.leasing import Leasing
 from paramserver.coordinator.model import ModelRegistry
 from paramserver.coordinator.recovery import Recovery
 from paramserver.coordinator.scaling import Scaling
+from paramserver.coordinator.stalls import Stalls
 from paramserver.coordinator.toggle import Toggle
 from paramserver.coordinator.watch import Watch
 from paramserver.core.consistency import Consistency
@@ -86,6 +87,8 @@ class JobOptions:
     seed: int = 0
     lease_s: float = 5.0
     grace_s: float = 1.0
+    # How long a worker that lives may get nowhere; 0: for ever.
+    stall_s: float = 8.0
     call_timeout_s: float = 30.0
     # How long the members of the start are waited for; 0: for ever.
     join_timeout_s: float = 0.0
@@ -139,6 +142,7 @@ class CoordinatorService:
         self.toggle = Toggle(self)
         self.board = Board(self)
         self.watch = Watch(self)
+        self.stalls = Stalls(self)
         self.scaling = Scaling(self)
         self.draining: set[int] = set()
         self._changed = asyncio.Condition()
@@ -281,6 +285,8 @@ class CoordinatorService:
         await self._happen(Renewed(request.member))
         self.board.hear(request)
         member = self.members.get(request.member)
+        if request.HasField("worker") and member is not None:
+            self.stalls.hear(member, request.worker)
         if request.HasField("server") and member is not None:
             self.checkpoints.hear(member.index, request.server)
         if request.server.term > self.term:
@@ -300,6 +306,7 @@ class CoordinatorService:
             try:
                 await self._happen(Tick())
                 await self.watch.look()
+                await self.stalls.look()
                 self.checkpoints.look()
                 if self.journal.fenced.is_set():
                     await self.replaced("the store says that another coordinator leads the job now")
@@ -346,6 +353,7 @@ class CoordinatorService:
                 await self.fail(f"{reason}; its shard of the model is gone")
         if member.role is Role.WORKER:
             self.leasing.give_back(member.ident)
+            self.stalls.gone(member.ident)
             self.registry.worker_gone(member.ident)
             self.draining.discard(member.ident)
             if self.finished and not self.members.of(Role.WORKER):
@@ -480,6 +488,7 @@ class CoordinatorService:
             term=self.term,
             draining=sorted(self.draining),
             released=self.released,
+            stalled=sorted(self.stalls.members),
             checkpoints=self.checkpoints.place is not None,
         )
 
@@ -567,6 +576,7 @@ class CoordinatorService:
         self.toggle = Toggle(self)
         self.board = Board(self)
         self.watch = Watch(self)
+        self.stalls = Stalls(self)
         self.consistency = self.options.consistency
         self.origin = SyncSchedule(0, self.slices_per_step)
         self.async_from = 0

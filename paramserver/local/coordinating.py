@@ -277,6 +277,7 @@ class Coordinating:
             slices_per_step=training.slices_per_step,
             seed=training.seed,
             lease_s=cluster.lease_s,
+            stall_s=cluster.stall_s,
             call_timeout_s=cluster.join_timeout_s,
             join_timeout_s=cluster.join_timeout_s if self._options.gather else 0.0,
             max_idle_s=cluster.max_idle_s,

@@ -216,6 +216,7 @@ def _alone(settings: Settings) -> InProcessJob:
         # Nobody can die alone; a debugger's pause is no reason to give a worker up.
         lease_s=1e9,
         grace_s=1e9,
+        stall_s=0.0,
     )
     job = InProcessJob(options)
     job.start()

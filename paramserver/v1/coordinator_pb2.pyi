@@ -90,7 +90,7 @@ class SessionResponse(_message.Message):
     def __init__(self, view: _Optional[_Union[_types_pb2.View, _Mapping]] = ...) -> None: ...
 
 class WorkerReport(_message.Message):
-    __slots__ = ("version", "clock", "epoch", "samples", "slices", "state", "waiting_for", "metrics", "transport", "epochs_planned")
+    __slots__ = ("version", "clock", "epoch", "samples", "slices", "state", "waiting_for", "metrics", "transport", "epochs_planned", "at_work", "slice_s")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +108,8 @@ class WorkerReport(_message.Message):
     METRICS_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_PLANNED_FIELD_NUMBER: _ClassVar[int]
+    AT_WORK_FIELD_NUMBER: _ClassVar[int]
+    SLICE_S_FIELD_NUMBER: _ClassVar[int]
     version: int
     clock: int
     epoch: int
@@ -118,7 +120,9 @@ class WorkerReport(_message.Message):
     metrics: _containers.ScalarMap[str, float]
     transport: str
     epochs_planned: int
-    def __init__(self, version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., state: _Optional[str] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., epochs_planned: _Optional[int] = ...) -> None: ...
+    at_work: bool
+    slice_s: float
+    def __init__(self, version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., state: _Optional[str] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., epochs_planned: _Optional[int] = ..., at_work: bool = ..., slice_s: _Optional[float] = ...) -> None: ...
 
 class RegisterModelRequest(_message.Message):
     __slots__ = ("member", "model")

@@ -69,7 +69,8 @@ class Context:
     @property
     def is_main(self) -> bool:
         """True on exactly one worker: the live one of the lowest rank. For printing and saving."""
-        return self.engine.place()[0] <= 0
+        workers = self.engine.session.view.workers
+        return not workers or workers[0].member == self.engine.session.member
 
     @property
     def version(self) -> int:

@@ -7,8 +7,10 @@ import concurrent.futures
 import contextlib
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
+from statistics import median
 from typing import Any, TypeVar, cast
 
 import structlog
@@ -44,6 +46,8 @@ _NEARLY_S = 0.1
 # How long a worker that leaves waits for the push that is under way.
 _LAST_PUSH_S = 5.0
 _LEAVE_S = 2.0
+# So many of the last slices tell how long one usually takes.
+_SLICES = 7
 
 
 class Engine:
@@ -97,6 +101,11 @@ class Engine:
         self._may_upload = False
         # The job went back while the script was in its present epoch.
         self._moved = self._look_back = False
+        # How long the last slices took the script, and when the present one was handed to it (monotonic seconds).
+        self._slice_times: deque[float] = deque(maxlen=_SLICES)
+        self._begun_at = 0.0
+        # Calls of the script that wait just now.
+        self._waiting = 0
         self._pushing: set[concurrent.futures.Future[frozenset[shard_pb2.Outcome]]] = set()
 
     # ---- facts
@@ -125,9 +134,10 @@ class Engine:
         return min(self._versions)
 
     @property
-    def generation(self) -> tuple[int, int]:
-        """Which membership the view at hand has: the term of its coordinator, and the generation."""
-        return self.session.view.term, self.session.view.generation
+    def generation(self) -> tuple[int, ...]:
+        """Which membership the view at hand has: the term of its coordinator, the generation, who is stalled."""
+        view = self.session.view
+        return view.term, view.generation, *view.stalled
 
     @property
     def consistency(self) -> Consistency:
@@ -138,10 +148,19 @@ class Engine:
         return self._consistency
 
     def place(self) -> tuple[int, int]:
-        """(position among the live workers, how many there are); position -1: this worker is not one of them."""
-        members = [worker.member for worker in self.session.view.workers]
+        """(position among the workers that get on, how many there are); position -1: this worker is none of them."""
+        view = self.session.view
+        members = [worker.member for worker in view.workers if worker.member not in view.stalled]
         mine = self.session.member
         return (members.index(mine) if mine in members else -1), len(members)
+
+    def _run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Run in the background and wait: whatever it is, it is not the script that takes this time."""
+        self._waiting += 1
+        try:
+            return self.background.run(work, timeout_s)
+        finally:
+            self._waiting -= 1
 
     # ---- getting there
 
@@ -152,7 +171,7 @@ class Engine:
             self._session = Session(self._coordinator, self.options, self._report)
             await self._session.join()
 
-        self.background.run(go())
+        self._run(go())
 
     def promote(self) -> None:
         """An observer becomes a worker: from now on it is given slices, and others wait for it."""
@@ -166,7 +185,7 @@ class Engine:
             await self._session.join()
             await former.leave()
 
-        self.background.run(go())
+        self._run(go())
 
     def attach(self, space: Callable[[Plan], FlatSpace]) -> types_pb2.ModelSpec:
         """Take over the model that the job trains, whatever it is, with its present weights; returns its description.
@@ -174,7 +193,7 @@ class Engine:
         Raises UserError if the job has none yet.
         """
 
-        model, servers = self.background.run(startup.present_model(self.session))
+        model, servers = self._run(startup.present_model(self.session))
         self._start(plan_of(model, servers), space, lambda: None, may_upload=False)
         return model
 
@@ -187,7 +206,7 @@ class Engine:
         whenever a version has been written into it. Raises ModelError if another worker registered another model.
         """
         self.state = "registering"
-        plan = self.background.run(startup.register_model(self.session, model))
+        plan = self._run(startup.register_model(self.session, model))
         self._start(plan, space, on_weights, may_upload=True)
         self.state = "training"
         return plan
@@ -221,7 +240,7 @@ class Engine:
                 except errors.RolledBackError as error:
                     log.info("the job went back meanwhile", reason=str(error))
 
-        self._install(self.background.run(go()))
+        self._install(self._run(go()))
 
     # ---- going back
 
@@ -246,9 +265,7 @@ class Engine:
             return view.timeline > former and view.state != types_pb2.JOB_STATE_RECOVERING
 
         try:
-            self.background.run(
-                self.session.wait_until(ready, lambda view: view.reason or "the servers", self._wait_timeout_s)
-            )
+            self._run(self.session.wait_until(ready, lambda view: view.reason or "the servers", self._wait_timeout_s))
             self._enter()
         finally:
             self.waiting_for = ""
@@ -277,7 +294,7 @@ class Engine:
         try:
             if self._pace is not None:
                 self._pace.finish()
-            reply = self.background.run(self.session.ask("Coordinator.Finish", request, self._wait_timeout_s))
+            reply = self._run(self.session.ask("Coordinator.Finish", request, self._wait_timeout_s))
         except errors.RolledBackError:
             reply = coordinator_pb2.FinishResponse(rolled_back=True)
         finally:
@@ -294,7 +311,7 @@ class Engine:
         def request() -> coordinator_pb2.RegisterDataRequest:
             return coordinator_pb2.RegisterDataRequest(member=self.session.member, data=data_to_proto(data))
 
-        self.background.run(self.session.ask("Coordinator.RegisterData", request, 60.0))
+        self._run(self.session.ask("Coordinator.RegisterData", request, 60.0))
         self._data = data
 
     def ensure_data(self) -> None:
@@ -313,6 +330,7 @@ class Engine:
                     return None
             try:
                 item = self._present_pace().next(epoch, last)
+                self._begun_at = time.monotonic()
             except errors.RolledBackError:
                 self.follow()
                 continue
@@ -331,6 +349,7 @@ class Engine:
         contribution of this name counts instead of this one.
         """
         reach("worker.after_grad", self.version)
+        self._slice_times.append(time.monotonic() - self._begun_at)
         self.slices += 1
         self.samples += node.samples
         assert self._pace is not None, "an item comes before its contribution"
@@ -378,7 +397,7 @@ class Engine:
     def advance(
         self,
         version: int,
-        generation: tuple[int, int],
+        generation: tuple[int, ...],
         waiting: Coroutine[Any, Any, list[Pulled] | int] | None = None,
     ) -> int | None:
         """Wait until every shard has published ``version`` and take it in; returns early on a new membership.
@@ -393,7 +412,7 @@ class Engine:
         results = self._watch(pulling, moved)
         if isinstance(results, int):
             return results
-        if not results and self.background.run(self.links.published(version)):
+        if not results and self._run(self.links.published(version)):
             # Whoever left had seen this step complete: nothing of it is to be computed again.
             results = self._watch(self.background.submit(self.links.pull_version(version)))
         if results is not None:
@@ -520,7 +539,7 @@ class Engine:
         revision = self._paced.revision if self._paced else 0
         self.waiting_for = "the change of mode"
         try:
-            self.background.run(
+            self._run(
                 self.session.wait_until(
                     lambda view: view.consistency.revision > revision, lambda view: "the change of mode", timeout_s
                 )
@@ -603,7 +622,7 @@ class Engine:
                 raise errors.RolledBackError("the job goes back to a checkpoint")
         if future.done():
             return future.result()
-        if self.background.run(watch()):
+        if self._run(watch()):
             return future.result()
         future.cancel()
         return cast(T, None)
@@ -636,6 +655,8 @@ class Engine:
             metrics=dict(self.metrics),
             transport=links.channels[0].kind if links and links.channels else "",
             epochs_planned=self.epochs_planned,
+            at_work=self.state == "training" and not self.through and not self._waiting,
+            slice_s=median(times) if (times := list(self._slice_times)) else 0.0,
         )
         return coordinator_pb2.SessionRequest(worker=report)
 
@@ -655,12 +676,12 @@ class Engine:
         finally:
             self.state = "done"
             timeout_s = self.options.join_timeout_s if finished else _LEAVE_S
-            self.background.run(self._leave(timeout_s, finished=finished))
+            self._run(self._leave(timeout_s, finished=finished))
 
     def abandon(self, reason: str) -> None:
         """Leave at once; what is not handed in goes to others. ``reason``: of a script that failed, else empty."""
         if self._session is not None:
-            self.background.run(self._leave(_LEAVE_S, failure=reason), _LEAVE_S + 1.0)
+            self._run(self._leave(_LEAVE_S, failure=reason), _LEAVE_S + 1.0)
 
     async def _leave(self, timeout_s: float, *, finished: bool = False, failure: str = "") -> None:
         assert self._session is not None

@@ -71,7 +71,7 @@ class SyncPace:
     def __init__(self, engine: Engine, schedule: SyncSchedule) -> None:
         self._engine = engine
         self._schedule = schedule
-        self._generation = (-1, -1)
+        self._generation: tuple[int, ...] = (-1, -1)
         self._range = (0, 0)
         self._workers = 0
         self._of = 0

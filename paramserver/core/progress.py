@@ -1,0 +1,60 @@
+"""Which workers live, but get nowhere: their scripts compute, load or do something else, and no slice comes of it.
+
+That is no matter of leases: a worker whose data loader hangs reports as punctually as any other. Times are arguments,
+in seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+# A worker may take so many times as long over a slice as is usual in this job.
+_TIMES = 4.0
+
+
+@dataclass(slots=True)
+class _Seen:
+    slices: int
+    slice_s: float
+    since: float  # when it last got somewhere, or waited for others
+
+
+class Progress:
+    """Told what workers report, says who is *stalled*."""
+
+    def __init__(self, stall_s: float) -> None:
+        """``stall_s``: how long a worker may get nowhere, if slices do not usually take longer; 0: for ever."""
+        self.stall_s = stall_s
+        self.stalled: frozenset[int] = frozenset()
+        self._seen: dict[int, _Seen] = {}
+
+    def hear(self, worker: int, slices: int, at_work: bool, slice_s: float, now: float) -> None:
+        """A report: slices so far, whether it is the script's turn, and how long its slices usually take (0: unknown).
+
+        Whoever gets somewhere is not stalled from now on.
+        """
+        seen = self._seen.get(worker)
+        if seen is None or not at_work or seen.slices != slices:
+            self._seen[worker] = _Seen(slices, slice_s, now)
+            self.stalled -= {worker}
+
+    def gone(self, worker: int) -> None:
+        """It is no member any more."""
+        self._seen.pop(worker, None)
+        self.stalled -= {worker}
+
+    @property
+    def limit_s(self) -> float:
+        """How long a worker may get nowhere at present."""
+        usual = [seen.slice_s for seen in self._seen.values() if seen.slice_s > 0]
+        return max(self.stall_s, _TIMES * median(usual) if usual else 0.0)
+
+    def look(self, now: float) -> frozenset[int]:
+        """Who has become stalled since the last look; nobody if that would be everybody."""
+        if not self.stall_s:
+            return frozenset()
+        limit_s, before = self.limit_s, self.stalled
+        slow = frozenset(worker for worker, seen in self._seen.items() if now - seen.since > limit_s)
+        self.stalled = slow if len(slow) < len(self._seen) else frozenset()
+        return self.stalled - before
