@@ -90,9 +90,9 @@ class _Door(grpc.GenericRpcHandler):
         self._security = security
         # gRPC has a limit of its own, which some versions do not keep.
         self._running, self._limit = running, limit
-        self._refusals = refusals = RefusalLog()
+        self._refusals = RefusalLog()
         self._methods = {
-            method.path: (method, _HANDLERS[method.kind](_Answering(method, security, running, refusals), handler))
+            method.path: (method, _HANDLERS[method.kind](self._answering(method), handler))
             for method, handler in handlers(services)
         }
 
@@ -105,12 +105,23 @@ class _Door(grpc.GenericRpcHandler):
         refusal = self._security.admit(method.name, details.invocation_metadata)
         if refusal is not None:
             return _refusing(method, refusal, self._refusals)
-        return answer if len(self._running) < self._limit else _busy(self._limit)
+        return answer if len(self._running) < self._room(method) else _busy(self._limit)
+
+    def _answering(self, method: Method) -> _Answering:
+        return _Answering(method, self._security, self._running, self._refusals, self._room(method))
+
+    def _room(self, method: Method) -> int:
+        """A member can say that it lives although there is no room for other calls."""
+        return 2 * self._limit if method.kind is MethodKind.SESSION else self._limit
+
+
+async def _turn_away(limit: int, context: Context) -> NoReturn:
+    await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{limit} calls are being answered already")
 
 
 def _busy(limit: int) -> grpc.RpcMethodHandler[bytes, bytes]:
     async def answer(_: AsyncIterator[bytes], context: Context) -> None:
-        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{limit} calls are being answered already")
+        await _turn_away(limit, context)
 
     return grpc.stream_stream_rpc_method_handler(answer)
 
@@ -137,11 +148,11 @@ class _Answering:
     """What all calls of one method have in common."""
 
     def __init__(
-        self, method: Method, security: Security, running: set[asyncio.Task[Any]], refusals: RefusalLog
+        self, method: Method, security: Security, running: set[asyncio.Task[Any]], refusals: RefusalLog, limit: int
     ) -> None:
         self.method = method
         self._security = security
-        self._running = running
+        self._running, self._limit = running, limit
         self._refusals = refusals
 
     async def run(self, context: Context, work: Callable[[], Awaitable[T]]) -> T:
@@ -150,6 +161,8 @@ class _Answering:
         if isinstance(caller, Refusal):
             await _refuse(self.method, caller, self._refusals, context)
         set_caller(caller)
+        if len(self._running) >= self._limit:  # many heads may have come before the first call of them began
+            await _turn_away(self._limit, context)
         task = asyncio.current_task()
         assert task is not None
         self._running.add(task)
@@ -160,6 +173,14 @@ class _Answering:
             await context.abort(CODES[kind], str(error), trailing_metadata=((ERROR_KEY, kind.__name__),))
         finally:
             self._running.discard(task)
+
+
+async def _write(context: Context, message: bytes) -> None:
+    """Send one message of an answer. Raises UnavailableError if the caller has gone away."""
+    try:
+        await context.write(message)
+    except Exception as error:  # gRPC has several, none of them public
+        raise errors.UnavailableError("the caller went away in the middle of the answer") from error
 
 
 def _unary(answering: _Answering, handler: Any) -> grpc.RpcMethodHandler[bytes, bytes]:
@@ -200,7 +221,7 @@ def _download(answering: _Answering, handler: Any) -> grpc.RpcMethodHandler[byte
         async def work() -> None:
             async with aclosing(handler(method.decode_request(raw))) as answers:
                 async for item in answers:
-                    await context.write(frame(method, item))
+                    await _write(context, frame(method, item))
 
         await answering.run(context, work)
 
@@ -218,7 +239,7 @@ def _session(answering: _Answering, handler: Any) -> grpc.RpcMethodHandler[bytes
         async def work() -> None:
             async with aclosing(handler(parsed())) as answers:
                 async for item in answers:
-                    await context.write(method.encode_response(item))
+                    await _write(context, method.encode_response(item))
 
         await answering.run(context, work)
 
