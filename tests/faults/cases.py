@@ -36,6 +36,11 @@ class Job:
         return (STEPS if self.mode == "sync" else ASYNC_SLICES) * self.epochs // 2
 
     @property
+    def limit_s(self) -> float:
+        """After this a run counts as hanging, on a busy machine, too."""
+        return 240.0 if self.pace_s else 120.0
+
+    @property
     def contributions(self) -> int:
         """What every server must have counted in the end."""
         return ASYNC_SLICES * self.epochs // 2
@@ -184,7 +189,8 @@ def campaign(seed: int, runs: int, each: int, kinds: tuple[str, ...] = KINDS) ->
 def kills(role: str, runs: int, each: int) -> list[Case]:
     """Runs in which a process of a role is killed again and again, while steps go on at a fixed pace."""
     cases = []
-    gap = 40
+    # A worker that is lost stops nobody, so others go on until its successor is there.
+    gap = {"worker": 120, "server": 40}[role]
     for number in range(runs):
         job = Job(workers=3, epochs=-(-2 * (each + 1) * gap // STEPS), pace_s=0.02)
         faults = []

@@ -15,7 +15,7 @@ from tests.faults.cases import WHEN, Case, Job, campaign, kills, matrix, sampled
 
 
 def outcome(name: str, place: str, when: str, verdict: str = "ok", total_s: float | None = None) -> runs.Outcome:
-    recoveries = [] if total_s is None else [runs.Recovery("server-1", 0.25, total_s - 0.25)]
+    recoveries = [] if total_s is None else [runs.Recovery("server-1", 0.25, total_s)]
     return runs.Outcome(name, "server-1", place, when, verdict, "", 3.0, 1, 1, 2, recoveries)
 
 
@@ -45,8 +45,9 @@ def test_a_campaign_has_as_many_faults_as_asked_for_and_every_run_its_own() -> N
 def test_kills_leave_steps_between_them(role: str) -> None:
     (case,) = kills(role, 1, 10)
     steps = [fault.step for fault in case.plan.faults]
-    assert steps == [40 * (time + 1) for time in range(10)]
-    assert case.job.steps >= 400 + 40
+    gap = {"worker": 120, "server": 40}[role]
+    assert steps == [gap * (time + 1) for time in range(10)]
+    assert case.job.steps >= 11 * gap
 
 
 def test_recovery_of_a_server_is_until_its_successor_publishes() -> None:
@@ -60,7 +61,7 @@ def test_recovery_of_a_server_is_until_its_successor_publishes() -> None:
         Fired(1, "server-0", "commit.after_log_before_reply", "note", 3, 11, 102.0),
         Fired(1, "server-1", "commit.after_log_before_reply", "note", 3, 13, 102.5),
     ]
-    assert runs._recoveries(case, noted) == [runs.Recovery("server-1", 0.5, 2.0)]
+    assert runs._recoveries(case, noted) == [runs.Recovery("server-1", 0.5, 2.5)]
     assert runs._recoveries(case, noted[:3]) == [runs.Recovery("server-1", None, None)]
 
 
@@ -75,7 +76,7 @@ def test_recovery_of_a_worker_is_until_all_servers_have_its_step() -> None:
         Fired(1, "server-1", "commit.after_log_before_reply", "note", 3, 13, 101.5),
         Fired(1, "server-0", "commit.after_log_before_reply", "note", 4, 11, 101.75),
     ]
-    assert runs._recoveries(case, noted) == [runs.Recovery("worker-1", 1.0, 0.5)]
+    assert runs._recoveries(case, noted) == [runs.Recovery("worker-1", 1.0, 1.5)]
 
 
 def test_the_document_shows_what_went_wrong() -> None:
@@ -93,7 +94,7 @@ def test_the_document_shows_what_went_wrong() -> None:
 
 
 def test_quantiles_of_recovery_times() -> None:
-    measured = [runs.Recovery("server-0", 0.1 * n, 1.0) for n in range(1, 21)]
+    measured = [runs.Recovery("server-0", 0.1 * n, 1.0 + 0.1 * n) for n in range(1, 21)]
     run = runs.Outcome("kills of servers, run 0", "server", "", "", "ok", "", 60.0, 20, 20, 0, measured)
     text = document.text({run.name: run})
     assert "| server | 20 | detection | 1.00 s | 1.90 s | 2.00 s |" in text
