@@ -110,9 +110,9 @@ def _kills(outcomes: Sequence[Outcome]) -> list[str]:
         "Processes killed again and again in a run of three workers whose slices take 20 ms, on "
         f"{os.cpu_count()} cores ({platform.machine()}). Detection is from the kill to the moment the coordinator acts "
         "on it, repair from there to the next published version, total from the kill to that version. Other workers "
-        "take the slices of a lost one as soon as they have nothing else to do, often before anybody has noticed that it is "
-        "lost: repair is 0 then. A server starts again, which takes most of the time, and all go back to the last "
-        "checkpoint.",
+        "take the slices of a lost one as soon as they have nothing else to do, often before anybody has noticed that "
+        "it is lost: repair is 0 then. A server starts again, which takes most of the time, and all go back to the "
+        "last checkpoint.",
         "",
         "| killed | kills | | p50 | p95 | max |",
         "|---|---|---|---|---|---|",
