@@ -487,6 +487,8 @@ class Engine:
         """Report finished slices and those ``holding`` (None: what the pace holds), and ask for more."""
         if holding is None:
             holding = self._pace.holding if isinstance(self._pace, AsyncPace) else ()
+        # That of `done`: this may be sent again after the job went back, and then nothing of it is done.
+        timeline = self.links.timeline
 
         async def go() -> coordinator_pb2.LeaseResponse:
             deadline = time.monotonic() + self._wait_timeout_s
@@ -500,7 +502,7 @@ class Engine:
                     last_epoch=last,
                     wait_s=wait_s,
                     revision=self._paced.revision if self._paced else 0,
-                    timeline=self.links.timeline,
+                    timeline=timeline,
                 )
                 try:
                     reply = await self.session.channel.call("Coordinator.Lease", request, timeout=wait_s + 30.0)

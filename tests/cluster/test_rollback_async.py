@@ -1,0 +1,183 @@
+"""Servers die during asynchronous training, and while the mode changes: every sample of every epoch counts once."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paramserver import errors
+from paramserver.coordinator import service as coordinating
+from paramserver.v1 import coordinator_pb2, shard_pb2
+from paramserver.worker.context import Context
+from tests.cluster.harness import until, wait
+from tests.cluster.programs import LedgerProgram
+from tests.cluster.rollback import Rig, Strike
+from tests.cluster.test_leadership import Held
+from tests.cluster.test_rollback_sync import fresh
+from tests.cluster.test_takeover import BATCH, CELLS, PER_EPOCH
+from tests.cluster.test_toggle import Pacer
+
+EVERY = 10
+
+
+@pytest.fixture(autouse=True)
+def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These jobs last a second: the coordinator looks more often whether a checkpoint is due."""
+    monkeypatch.setattr(coordinating, "_TICK_S", 0.02)
+
+
+class Kills:
+    """Kills processes when so many slices have been begun, all workers together."""
+
+    def __init__(self, *at: tuple[int, tuple[str, ...]]) -> None:
+        self.left = sorted(at)
+        self.rig: Rig | None = None
+        self._begun = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, ctx: Context, slices: int) -> None:
+        with self._lock:
+            self._begun += 1
+            while self.left and self._begun >= self.left[0][0]:
+                assert self.rig is not None
+                self.rig.kill_now(*self.left.pop(0)[1])
+
+
+def exact(rig: Rig, summary: Mapping[str, Any], epochs: int, slices_per_step: int = 1) -> None:
+    """Each cell once per epoch, and as many contributions as there are slices."""
+    assert torch.equal(rig.final("cells"), torch.full((CELLS,), float(epochs)))
+    assert summary["contributions_applied"] == PER_EPOCH * epochs
+    if slices_per_step == 1:
+        assert summary["steps"] == PER_EPOCH * epochs
+
+
+def random_kills(chance: random.Random, slices: int) -> Kills:
+    names = ("server-0", "server-1")
+    return Kills(
+        *(
+            (chance.randint(1, slices), names if chance.random() < 0.25 else (chance.choice(names),))
+            for _ in range(chance.randint(1, 3))
+        )
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_servers_die_at_random_slices(seed: int, tmp_path: Path) -> None:
+    """D09, D13, G14."""
+    chance = random.Random(seed)
+    epochs, staleness = 4, chance.choice([0, 1, 3])
+    kills = random_kills(chance, PER_EPOCH * epochs)
+    with Rig(
+        tmp_path, EVERY, mode="async", staleness=staleness, workers=chance.randint(1, 3), training__chunk_bytes=64
+    ) as rig:
+        kills.rig = rig
+        rig.begin(LedgerProgram(CELLS, BATCH, epochs, kills))
+        summary = rig.finish()
+        assert rig.rollbacks >= 1, f"seed {seed}"
+        exact(rig, summary, epochs)
+    assert not kills.left, f"seed {seed}: a kill never came"
+    assert summary["max_clock_spread"] <= staleness
+    assert summary["mode"] == "async"
+
+
+PLACES = {
+    "staged": [Strike("push.after_stage", "server-1", nth=30)],
+    "applied": [Strike("apply.mid", "server-0", nth=30)],
+    "published": [Strike("commit.after_log_before_reply", "server-1", nth=30)],
+    "while it restores": [Strike("apply.mid", "server-0", nth=30), Strike("restore.after_load", "server-0", times=2)],
+    "while workers are held": [Strike("ckpt.tmp_open", "server-1", nth=5)],
+    "a checkpoint is written": [Strike("ckpt.before_rename", "server-0", nth=4, also=("server-1",))],
+    "before version 0": [Strike("ckpt.before_fsync", "server-1", 0)],
+}
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_servers_die_at(where: str, tmp_path: Path) -> None:
+    epochs = 4
+    with Rig(tmp_path, EVERY, fresh(PLACES[where]), mode="async", training__chunk_bytes=64) as rig:
+        rig.begin(LedgerProgram(CELLS, BATCH, epochs))
+        summary = rig.finish()
+        assert rig.rollbacks >= 1
+        exact(rig, summary, epochs)
+
+
+def test_a_request_of_the_old_timeline_has_no_effect(tmp_path: Path) -> None:
+    """What was done there is undone, so saying that it is done must not count."""
+    held, epochs = Held(), 2
+    with Rig(tmp_path, EVERY, mode="async", training__chunk_bytes=64) as rig:
+        leader = rig.begin(LedgerProgram(CELLS, BATCH, epochs, held))
+        wait(held.reached, "the workers in their third slice")
+        rig.kill_now("server-1")
+        until("the job went back", lambda: rig.rollbacks == 1)
+        service = leader.service
+        assert service is not None
+        done = [shard_pb2.AsyncName(epoch=0, index=index) for index in range(PER_EPOCH)]
+        for member in service.worker_infos():
+            request = coordinator_pb2.LeaseRequest(
+                member=member.member, max_epoch=1, want=4, done=done, timeline=0, revision=service.consistency.revision
+            )
+            with pytest.raises(errors.RolledBackError, match="timeline 1"):
+                rig.ask("Coordinator.Lease", request)
+        assert service.leasing.table is not None
+        assert service.leasing.table.position()[0] == 0, "epoch 0 is not done"
+        held.released.set()
+        exact(rig, rig.finish(), epochs)
+
+
+# ---- the mode changes, and the checkpoint is of before
+
+
+@pytest.mark.parametrize("start", ["sync", "async"])
+@pytest.mark.parametrize("every", [0, EVERY])
+def test_the_setting_is_brought_back(start: str, every: int, tmp_path: Path) -> None:
+    """With 0 there is only the checkpoint of version 0."""
+    other, epochs, pacer = "async" if start == "sync" else "sync", 6, Pacer()
+    with Rig(tmp_path, every, mode=start, slices_per_step=1, training__chunk_bytes=64) as rig:
+        leader = rig.begin(LedgerProgram(CELLS, BATCH, epochs, pacer))
+        pacer.go(31)
+        pacer.free()
+        rig.toggle(other)
+        rig.kill_now("server-0")
+        until("the job went back", lambda: rig.rollbacks == 1)
+        summary = rig.finish()
+        exact(rig, summary, epochs)
+        assert leader.service is None
+    assert summary["mode"] == other
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_servers_die_while_the_mode_changes(seed: int, tmp_path: Path) -> None:
+    """To and fro; a change that fails since the job goes back may be asked for again."""
+    chance, epochs, pacer = random.Random(seed), 10, Pacer()
+    with Rig(tmp_path, EVERY, slices_per_step=1, training__chunk_bytes=64) as rig:
+        rig.begin(LedgerProgram(CELLS, BATCH, epochs, pacer))
+        modes = ["async", "sync", "async"]
+        for number, mode in enumerate(modes, 1):
+            pacer.go(chance.randint(5, 40))
+            pacer.free()
+            killer = threading.Timer(chance.random() * 0.05, rig.kill_now, [chance.choice(["server-0", "server-1"])])
+            killer.start()
+            insist(rig, mode)
+            killer.join()
+            until("the job went back", lambda number=number: rig.rollbacks >= number)  # type: ignore[misc]
+        summary = rig.finish()
+        exact(rig, summary, epochs)
+
+
+def insist(rig: Rig, mode: str) -> None:
+    """Ask for a mode until it is agreed on."""
+
+    def asked() -> bool:
+        try:
+            rig.toggle(mode)
+        except (errors.RetryableError, errors.FencedError):
+            return False
+        return True
+
+    until(f"the mode is {mode}", asked)
