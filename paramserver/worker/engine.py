@@ -340,7 +340,13 @@ class Engine:
     def ahead(self, epoch: int) -> Iterator[Item]:
         """The slices that are likely to come, beginning with the one that :meth:`next_item` has given."""
         assert self._pace is not None, "an item comes before those ahead of it"
-        return self._pace.ahead(epoch)
+        return self._ahead(self._pace, epoch)
+
+    def _ahead(self, pace: SyncPace | AsyncPace, epoch: int) -> Iterator[Item]:
+        """Ends with the pace: one of before the job went back must not lease, nor say what it has done."""
+        items = pace.ahead(epoch)
+        while self._pace is pace and (item := next(items, None)) is not None:
+            yield item
 
     def contribute(self, item: Item, node: Node, groups: Sequence[types_pb2.GroupHypers]) -> bool:
         """Hand in what a slice yielded; returns with the next version, or with more work on this one.
