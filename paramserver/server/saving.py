@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import inspect
 import json
 import time
 from array import array
@@ -273,8 +274,10 @@ class Saver:
             fetching.close()
             raise errors.CheckpointError("this server has ended") from error
         while not concurrent.futures.wait([future], _LOOK_S).done:
-            if self._closed:
+            if self._closed or self._loop.is_closed():
                 future.cancel()
+                if inspect.getcoroutinestate(fetching) == inspect.CORO_CREATED:
+                    fetching.close()
                 raise errors.CheckpointError("this server ends, or goes back to an earlier checkpoint")
         return future.result()
 
