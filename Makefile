@@ -59,7 +59,7 @@ test: .venv/.stamp
 
 test-soak: .venv/.stamp
 	SOAK_MEMBERS=1000 SOAK_REJECTED=100000 SOAK_CONTRIBUTIONS=100000 SOAK_PULL_MIB=500 OMP_NUM_THREADS=1 \
-		$(BIN)/python -m pytest -q -s tests/cluster/test_hygiene.py tests/cluster/test_overload.py \
+		$(BIN)/python -m pytest -q -s -o timeout=1800 tests/cluster/test_hygiene.py tests/cluster/test_overload.py \
 		tests/cluster/test_overload_network.py
 	$(BIN)/python -m pytest -q -s tests/soak
 
