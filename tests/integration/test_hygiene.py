@@ -15,7 +15,7 @@ import pytest
 from paramserver.coordinator.journal import parse_record
 from paramserver.local.valkey import EmbeddedStore
 from paramserver.v1 import types_pb2
-from tests.integration.harness import GONE_S, SCRIPTS, Place, Running, free_address, place_fixture, until
+from tests.integration.harness import GONE_S, SCRIPTS, Place, Running, complaint, free_address, place_fixture, until
 
 TRAIN = SCRIPTS / "train.py"
 SHARED_MEMORY = Path("/dev/shm")
@@ -153,3 +153,21 @@ def test_k05_start_leaves_its_record_only(place: Place, shared: Shared) -> None:
     assert shared.keys_of("apart") == RECORD
     entry = parse_record(shared.client.hget("paramserver:apart:entry:state", "value") or b"")
     assert entry.view.state == types_pb2.JOB_STATE_DONE
+
+
+def test_f16_a_port_that_is_taken(place: Place) -> None:
+    address = free_address()
+    start = ("start", "coordinator", "--listen", address, "--store", "memory", "--job")
+    first = place.launch(*start, "first")
+    first.wait_for("(?m)^coordinator of job")
+    port = address.rpartition(":")[2]
+    for late in (
+        place.launch(*start, "late"),
+        place.launch("start", "server", "--join", address, "--listen", f"127.0.0.1:{port}"),
+    ):
+        done = late.wait(30.0)
+        assert f"port {port} on 127.0.0.1 is in use" in complaint(done, 2)
+    first.send(signal.SIGTERM)
+    first.wait(GONE_S).check(143)
+    assert place.processes() == {}
+    assert place.leftovers() == []
