@@ -47,7 +47,7 @@ class ModelRegistry:
             if difference:
                 raise errors.ModelError(f"this worker's model differs: {difference}")
             self._registered.append(request.member)
-            if not self.initialiser and not self.ready:
+            if not self.initialiser and not self.ready and not self._job.recovery.under_way:
                 self._give_grant()
         await self._job.refresh()
         # Whoever has heard this does not register again: another coordinator must know of it.
@@ -128,7 +128,9 @@ class ModelRegistry:
     def worker_gone(self, ident: int) -> None:
         """If it was uploading version 0, somebody else does it from the start."""
         if ident == self.initialiser and not self.ready:
-            self._give_grant()
+            self.initialiser = 0
+            if not self._job.recovery.under_way:
+                self._give_grant()
 
     async def initialized(self, request: coordinator_pb2.InitializeDoneRequest) -> None:
         """The holder of the grant has uploaded version 0 to every server: publish it on all of them."""

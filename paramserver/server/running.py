@@ -85,6 +85,8 @@ class RunningShard:
         # Of all workers that there have been, by member number.
         self.names = {worker.member: worker.name for worker in config.workers}
         self.staged: tuple[int, Version] | None = None  # (grant, the first version of this timeline)
+        # It goes on from a checkpoint: nobody uploads anything.
+        self.restored = False
         self.versions: dict[int, Version] = {}
         self.buffers: dict[int, Contribution] = {}
         self.claims = ClaimDesk()

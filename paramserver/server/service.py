@@ -170,7 +170,7 @@ class ShardService:
             facts = restored.facts
             made.state.restore(facts.counted, facts.applied, facts.rows, facts.folded_steps)
             made.names = {**facts.names, **made.names}
-            made.staged = (request.grant, restored.version)
+            made.staged, made.restored = (request.grant, restored.version), True
             await self._replace(made)
         return shard_pb2.RestoreResponse(version=manifest.version, layout_digest=made.digest)
 
@@ -186,6 +186,8 @@ class ShardService:
         grant = upload.header.initialize.grant
         if shard.state.active or (shard.staged is not None and shard.staged[0] > grant):
             raise errors.FencedError("version 0 has been uploaded by somebody else")
+        if shard.restored:
+            raise errors.FencedError("this shard goes on from a checkpoint")
         # Buffers and frozen tensors may well hold an infinity, as masks do.
         trained = {i: t for i, t in upload.chunks.items() if shard.chunks[i].kind is Kind.PARAMETER}
         bad = await self._arithmetic(lambda: first_non_finite(shard.tensors.layout, trained))

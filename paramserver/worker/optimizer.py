@@ -95,6 +95,7 @@ class StepScheduler:
         if args or kwargs or isinstance(self.wrapped, ReduceLROnPlateau) or not self._in_loop():
             self.per_step = bool(self.per_step)
             self._outside += 1
+            self._told_of_steps()
             self.wrapped.step(*args, **kwargs)
             return
         self.per_step = True
@@ -123,9 +124,12 @@ class StepScheduler:
         self._counted = 0
 
     def _advance(self) -> None:
-        # The servers have stepped; torch would warn that this process has not.
-        self.wrapped.optimizer._opt_called = True  # type: ignore[attr-defined]
+        self._told_of_steps()
         self.wrapped.step()
+
+    def _told_of_steps(self) -> None:
+        """The servers have stepped; torch would warn that this process has not."""
+        self.wrapped.optimizer._opt_called = True  # type: ignore[attr-defined]
 
     def catch_up(self) -> None:
         """Bring a schedule that is advanced per step to the job's number of steps, also back."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -227,9 +228,14 @@ class Orders(Commands):
         super().take(address, request)
         if isinstance(request, shard_pb2.RestoreRequest):
             configure = request.configure
-            self.timelines.append((address, configure.term, configure.timeline, 0))
+            version = int(json.loads(request.manifest)["version"])
+            self.timelines.append((address, configure.term, configure.timeline, version))
         elif isinstance(request, shard_pb2.ConfigureRequest) and request.anew:
             self.timelines.append((address, request.term, request.timeline, -1))
+
+    def begun_with(self) -> int:
+        """The version that the first timeline began with, -1: with no checkpoint."""
+        return self.timelines[0][3]
 
     def check_timelines(self) -> None:
         """Each server begins a timeline once, and they rise; a timeline belongs to one coordinator."""

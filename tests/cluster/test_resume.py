@@ -1,0 +1,223 @@
+"""A job is stopped in the middle, and another one goes on from its files: other numbers of processes, the same bits."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paramserver import errors
+from paramserver.checkpoint import catalog
+from paramserver.checkpoint.manifest import Manifest
+from paramserver.checkpoint.place import Place
+from paramserver.coordinator import service as coordinating
+from paramserver.worker.context import Context
+from tests.cluster.harness import until, wait
+from tests.cluster.programs import LedgerProgram, Program, adamw, cosine, dataset, network, plain, sgd
+from tests.cluster.rollback import Rig, same, twin
+from tests.cluster.test_faults import BATCH, EPOCHS, SAMPLES, SLICES
+from tests.cluster.test_rollback_async import exact
+from tests.cluster.test_rollback_sync import PerEpoch
+from tests.cluster.test_takeover import BATCH as PAIR
+from tests.cluster.test_takeover import CELLS
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    """Adam with weight decay and AMSGrad."""
+    return torch.optim.Adam(parameters, lr=0.01, weight_decay=1e-3, amsgrad=True)
+
+
+def make(**options: Any) -> Program:
+    return Program(dataset(SAMPLES), BATCH, EPOCHS, **options)
+
+
+PROGRAMS: dict[str, Callable[..., Program]] = {
+    "momentum": lambda each=None: make(optimizer=sgd, schedule=cosine, each=each),
+    "adam": lambda each=None: make(optimizer=adam, each=each),
+    "adamw, buffers": lambda each=None: make(
+        model=lambda: network(norm=True), optimizer=adamw, schedule=cosine, each=each
+    ),
+    "per epoch": lambda each=None: PerEpoch(dataset(SAMPLES), BATCH, EPOCHS, optimizer=sgd, each=each),
+}
+
+
+class Stop:
+    """Holds the workers once the job has come to a version."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.reached, self.released = threading.Event(), threading.Event()
+
+    def __call__(self, ctx: Context, slices: int) -> None:
+        if ctx.version >= self.version:
+            self.reached.set()
+            wait(self.released, "the end of the test", 60.0)
+
+
+def found(rig: Rig) -> list[Manifest]:
+    """The complete checkpoints, newest first."""
+    return list(catalog.complete(Place(str(rig.checkpoints))))
+
+
+def train_until(
+    place: Path, version: int, saved: int, program: Callable[[Any], Any], every: int = 3, **options: Any
+) -> None:
+    """Train until version ``version``, wait for a checkpoint of ``saved`` or later, and end everything at once."""
+    stop = Stop(version)
+    with Rig(place, every, **options) as rig:
+        rig.begin(program(stop))
+        wait(stop.reached, f"version {version}")
+        until("the checkpoint", lambda: any(manifest.version >= saved for manifest in found(rig)))
+        for server in list(rig.keepers):
+            rig.call(server.die)
+        rig._ending = True
+        stop.released.set()
+
+
+def resumed(place: Path, program: Any, every: int = 3, **options: Any) -> tuple[Rig, dict[str, Any]]:
+    """Go on from there, to the end."""
+    with Rig(place, every, checkpoint__resume=str(place / "ckpt"), **options) as rig:
+        rig.begin(program)
+        summary = dict(rig.finish())
+    return rig, summary
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_e16_the_same_bits(name: str, servers: int, tmp_path: Path) -> None:
+    train_until(tmp_path, 5, 3, PROGRAMS[name])
+    rig, summary = resumed(tmp_path, PROGRAMS[name](), servers=servers, workers=3 if servers == 1 else 1)
+    assert rig.orders.begun_with() in (3, 6)
+    same(summary, twin(f"resume {name}", PROGRAMS[name](), slices_per_step=SLICES))
+    assert summary["rollbacks"] == 0
+
+
+def test_it_goes_on_twice(tmp_path: Path) -> None:
+    """Each time on a new timeline."""
+    program = PROGRAMS["adamw, buffers"]
+    train_until(tmp_path, 2, 0, program)
+    stop = Stop(5)
+    with Rig(tmp_path, 3, checkpoint__resume=str(tmp_path / "ckpt"), workers=1) as rig:
+        rig.begin(program(stop))
+        wait(stop.reached, "version 5")
+        until("the checkpoint", lambda: any(manifest.version >= 3 for manifest in found(rig)))
+        assert next((m.timeline, m.version) for m in found(rig)) == (1, 3)
+        stop.released.set()
+    rig, summary = resumed(tmp_path, program())
+    assert {timeline for _, _, timeline, _ in rig.orders.timelines} == {2}
+    same(summary, twin("resume adamw, buffers", program(), slices_per_step=SLICES))
+
+
+def test_of_a_job_that_was_through(tmp_path: Path) -> None:
+    """There is nothing left to do; the result is the same."""
+    program = PROGRAMS["momentum"]
+    with Rig(tmp_path, 3) as rig:
+        rig.begin(program())
+        first = rig.finish()
+    _, summary = resumed(tmp_path, program(), servers=3)
+    same(summary, first)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_g13_asynchronous_in_the_middle_of_an_epoch(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinating, "_TICK_S", 0.02)
+    epochs = 3
+
+    def program(each: Any = None) -> LedgerProgram:
+        return LedgerProgram(CELLS, PAIR, epochs, each)
+
+    train_until(tmp_path, 40, 5, program, every=5, mode="async", training__chunk_bytes=64)
+    rig, summary = resumed(
+        tmp_path, program(), every=5, mode="async", workers=workers, servers=3, training__chunk_bytes=64
+    )
+    assert rig.orders.begun_with() >= 5
+    exact(rig, summary, epochs)
+
+
+# ---- what does not fit
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    """What a job of AdamW leaves, with checkpoints of versions 0, 3 and 6."""
+    train_until(tmp_path, 7, 6, PROGRAMS["adamw, buffers"])
+    return tmp_path
+
+
+def checkpoint(place: Path, version: int) -> Path:
+    """Its directory."""
+    (path,) = (place / "ckpt").glob(f"step-{version:08d}-t*")
+    return path
+
+
+@pytest.mark.parametrize("part", ["model-00001", "optimizer-00002"])
+@pytest.mark.parametrize("how", ["a bit", "cut", "gone", "of another version (E25)"])
+def test_e09_a_damaged_checkpoint_is_passed_over(part: str, how: str, stopped: Path) -> None:
+    (victim,) = checkpoint(stopped, 6).glob(f"{part}-*")
+    (other,) = checkpoint(stopped, 3).glob(f"{part}-*")
+    if how == "a bit":
+        data = bytearray(victim.read_bytes())
+        data[-5] ^= 1
+        victim.write_bytes(data)
+    elif how == "cut":
+        victim.write_bytes(victim.read_bytes()[:-1])
+    elif how == "gone":
+        victim.unlink()
+    else:
+        shutil.copyfile(other, victim)
+    program = PROGRAMS["adamw, buffers"]
+    rig, summary = resumed(stopped, program())
+    restored = [version for _, _, _, version in rig.orders.timelines]
+    assert set(restored[-2:]) == {3}, restored
+    same(summary, twin("resume adamw, buffers", program(), slices_per_step=SLICES))
+
+
+def test_all_are_damaged(stopped: Path) -> None:
+    for path in (stopped / "ckpt").glob("step-*/model-00001-*"):
+        path.write_bytes(path.read_bytes()[:-1])
+    with Rig(stopped, 3, checkpoint__resume=str(stopped / "ckpt")) as rig:
+        leader = rig.coordinate("leader")
+        until("the leader gives up", leader.task.done)
+        with pytest.raises(errors.ConfigError, match="there is no complete checkpoint in"):
+            leader.task.result()
+
+
+MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "another model": (
+        lambda: make(model=lambda: network(norm=True, hidden=38), optimizer=adamw, schedule=cosine),
+        errors.ModelError,
+        "this worker's model differs",
+    ),
+    "another optimizer": (
+        lambda: make(model=lambda: network(norm=True), optimizer=plain),
+        errors.ModelError,
+        "this worker's model differs",
+    ),
+    "another data set": (
+        lambda: Program(dataset(SAMPLES + 1), BATCH, EPOCHS, model=lambda: network(norm=True), optimizer=adamw),
+        errors.DataError,
+        f"has {SAMPLES + 1} samples in slices of 8, the one registered first has {SAMPLES} samples|"
+        f"has {SAMPLES + 1} samples in slices of 8, the one registered first has {SAMPLES} in slices of 8",
+    ),
+    "another batch size": (
+        lambda: Program(dataset(SAMPLES), 9, EPOCHS, model=lambda: network(norm=True), optimizer=adamw),
+        errors.DataError,
+        "slices of 9",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+def test_something_else_is_trained(what: str, stopped: Path) -> None:
+    script, kind, text = MISTAKES[what]
+    with Rig(stopped, 3, checkpoint__resume=str(stopped / "ckpt")) as rig:
+        rig.begin(script())
+        with pytest.raises(kind, match=text):
+            rig.join()
