@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paramserver.testing.places import PLACES
 from paramserver.testing.plan import Plan, Planned
@@ -18,6 +18,8 @@ CHECKPOINT_EVERY = 3
 WHEN = {"first": 0, "second": 1, "middle": 6, "last": STEPS - 1}
 # Every server has at least so many.
 CHUNKS = 2
+# Checkpoints are of versions: the first one is of the initial weights.
+_SAVED = {"first": 0, "second": CHECKPOINT_EVERY, "middle": 2 * CHECKPOINT_EVERY, "last": STEPS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class Job:
     epochs: int = 2
     pace_s: float = 0.0
     checkpoints: bool = True
+    keep: int = 3
 
     @property
     def steps(self) -> int:
@@ -52,7 +55,14 @@ class Job:
         words += ["--slices-per-step", str(SLICES)] if self.mode == "sync" else ["--mode", "async"]
         if self.checkpoints:
             every = CHECKPOINT_EVERY * (1 if self.mode == "sync" else SLICES)
-            words += ["--checkpoint-every", str(every), "--checkpoint-dir", checkpoints]
+            words += [
+                "--checkpoint-every",
+                str(every),
+                "--checkpoint-dir",
+                checkpoints,
+                "--set",
+                f"checkpoint.keep={self.keep}",
+            ]
         words += ["--", "--epochs", str(self.epochs)]
         words += ["--pace", str(self.pace_s)] if self.pace_s else []
         return [*words, "--ledger"] if self.mode == "async" else words
@@ -93,9 +103,7 @@ def _of_servers() -> Iterator[Case]:
                     lost = Planned("at", "push.after_stage", "kill", "server-1", step=step)
                     yield _case(Planned("at", place, "kill", who), when, lost)
                 elif place.startswith("ckpt."):
-                    # Checkpoints are of versions: the first one is of the initial weights.
-                    version = {0: 0, 1: CHECKPOINT_EVERY, 6: 2 * CHECKPOINT_EVERY}.get(step, STEPS - CHECKPOINT_EVERY)
-                    yield _case(Planned("at", place, "kill", who, step=version), when)
+                    yield _case(Planned("at", place, "kill", who, step=_SAVED[when]), when)
                 elif place == "apply.mid":
                     for chunk in range(1, CHUNKS + 1):
                         yield _case(Planned("at", place, "kill", who, step=step, nth=chunk), f"{when}, chunk {chunk}")
@@ -148,9 +156,12 @@ def _of_coordinator() -> Iterator[Case]:
     for place in ("redis.before_script", "redis.after_script"):
         for when, nth in {"first": 1, "second": 2, "middle": 5, "last": 8}.items():
             yield _case(Planned("at", place, "kill", "coordinator", nth=nth), when)
-    for place in ("ckpt.manifest", "ckpt.pointer", "ckpt.gc"):
-        for when, nth in {"first": 1, "second": 2, "middle": 3, "last": 4}.items():
-            yield _case(Planned("at", place, "kill", "coordinator", nth=nth), when)
+    for place in ("ckpt.manifest", "ckpt.pointer"):
+        for when, version in _SAVED.items():
+            yield _case(Planned("at", place, "kill", "coordinator", step=version), when)
+    for nth, when in enumerate(WHEN, 1):
+        case = _case(Planned("at", "ckpt.gc", "kill", "coordinator", nth=nth), when)
+        yield replace(case, job=replace(case.job, keep=1))
 
 
 def _of_processes() -> Iterator[Case]:
