@@ -16,6 +16,7 @@ from paramserver import errors
 from paramserver.local.poll import POLL_S, Poll
 from paramserver.local.process import Child
 from paramserver.local.restarts import Restarts
+from paramserver.local.silence import Silence
 from paramserver.local.spawn import START_TIMEOUT_S, ChildFailedError, Spawner
 from paramserver.local.valkey import EmbeddedStore
 from paramserver.v1 import coordinator_pb2, types_pb2
@@ -54,8 +55,8 @@ class Seat:
 class Supervisor:
     """The processes of one run, from the first to the last. ``say`` prints a line for people.
 
-    ``hang_s``: a coordinator that has not answered for so long is killed, and started again. ``durable``: the store
-    outlives the coordinator, so that there is something to go on from.
+    ``hang_s``: a coordinator that has not answered for so long is killed, and started again; a server if it has been
+    no member for half as long. ``durable``: the store outlives the coordinator, so that there is something to go on from.
     """
 
     def __init__(
@@ -85,6 +86,10 @@ class Supervisor:
         self._worked_on = 0
         # How many workers there shall be.
         self._wanted = 0
+        # Since when the coordinator has not answered, and servers are no members.
+        self._unheard, self._absent = Silence(), Silence()
+        self._answered_at = 0.0
+        self._coordinated = 0
 
     # ---- starting
 
@@ -289,15 +294,34 @@ class Supervisor:
             raise errors.JobFailedError(f"the job has failed: {status.view.reason}")
 
     def _check_hung(self, poll: Poll) -> None:
-        seat = self.coordinator
-        if seat is None or not seat.child.running:
-            return
-        heard = poll.answered_at >= seat.started_at
-        silent_s = time.monotonic() - max(poll.answered_at, seat.started_at)
-        if silent_s > (self._hang_s if heard else max(self._hang_s, START_TIMEOUT_S)):
-            self._say(f"{seat.name} has not answered for {silent_s:.0f} s; it is killed")
-            seat.child.kill()
-            seat.started_at = time.monotonic()
+        """Kill who runs but does nothing; its end is dealt with like any other."""
+        now, seat = time.monotonic(), self.coordinator
+        if seat is not None and seat.child.running:
+            answered = poll.answered_at > self._answered_at
+            self._answered_at = max(self._answered_at, poll.answered_at)
+            # From its start on, it is expected to answer.
+            fresh = seat.child.pid != self._coordinated
+            self._coordinated = seat.child.pid
+            self._unheard.look(now, *(([seat.child.pid], []) if answered or fresh else ([], [seat.child.pid])))
+            heard = self._answered_at >= seat.started_at
+            silent_s = self._unheard.of(seat.child.pid)
+            if silent_s > (self._hang_s if heard else max(self._hang_s, START_TIMEOUT_S)):
+                self._say(f"{seat.name} has not answered for {silent_s:.0f} s; it is killed")
+                self._unheard.forget(seat.child.pid)
+                seat.child.kill()
+            if answered:
+                self._check_servers(now)
+
+    def _check_servers(self, now: float) -> None:
+        """One that was given up for lost would come back with its shard, but not if it hangs."""
+        members = {process.pid for process in self._status.processes if process.role == "server"}
+        running = [seat for seat in self.servers if seat.child.running]
+        self._absent.look(now, members, [seat.child.pid for seat in running if seat.child.pid not in members])
+        for seat in running:
+            if self._absent.of(seat.child.pid) > self._hang_s / 2:
+                self._say(f"{seat.name} runs, but the coordinator has given it up for lost; it is killed")
+                self._absent.forget(seat.child.pid)
+                seat.child.kill()
 
     # ---- the end
 

@@ -99,14 +99,17 @@ def test_all_workers_killed_and_replaced(place: Place, wanted: dict[str, Any]) -
     same(found, wanted)
 
 
-def test_a_coordinator_that_hangs_is_started_again(place: Place, wanted: dict[str, Any]) -> None:
+def test_a_coordinator_and_a_server_that_hang_are_started_again(place: Place, wanted: dict[str, Any]) -> None:
     run = Run(place, 2, "--set", "cluster.lease_s=1")
     os.kill(run.pid("coordinator"), signal.SIGSTOP)
     run.running.wait_for(r"coordinator has not answered for \d s; it is killed")
     run.running.wait_for(r"coordinator is started again \(1 of at most 3 times in a row\)")
     run.running.wait_for("took over")
+    os.kill(run.pid("server-1"), signal.SIGSTOP)
+    run.running.wait_for("server-1 runs, but the coordinator has given it up for lost; it is killed")
+    run.running.wait_for(r"the job went back to version \d+ on timeline 1")
     found = run.finish()
-    assert found["restarts"] == {"coordinator": 1}
+    assert found["restarts"] == {"coordinator": 1, "server-1": 1}
     same(found, wanted)
 
 

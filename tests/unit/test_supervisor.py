@@ -56,6 +56,8 @@ class World:
         self.status.view.state = RUNNING
         self.answered_at = time.monotonic()
         self.silent = False
+        # Servers that are no members.
+        self.absent: set[int] = set()
         # How the first coordinators end before they listen.
         self.stillborn: list[int] = []
         self.supervisor = Supervisor(
@@ -91,7 +93,7 @@ class World:
             return None
         del self.status.processes[:]
         for process in self.started:
-            if process.name.startswith("server") and process.running:
+            if process.name.startswith("server") and process.running and process.pid not in self.absent:
                 self.status.processes.add(role="server", pid=process.pid)
         self.answered_at = time.monotonic()
         self.supervisor.hear(self.status)
@@ -379,3 +381,38 @@ def test_who_waits_to_be_started_again_is_not_if_nobody_wishes_for_it() -> None:
     world = World()
     assert world.run(story) == 0
     assert len(world.of("worker-1")) == 2
+
+
+def test_a_server_that_runs_but_is_no_member_is_killed_and_started_again() -> None:
+    async def story(world: World) -> None:
+        first = world.of("server-0")[0]
+        for _ in range(20):  # the supervisor has seen it
+            await world.ask()
+            await asyncio.sleep(0.02)
+        world.absent = {first.pid}
+        while len(world.of("server-0")) == 1:
+            await world.ask()
+            await asyncio.sleep(0.02)
+        await all_well(world)
+
+    world = World(hang_s=0.4)
+    assert world.run(story) == 0
+    assert world.said == [
+        "server-0 runs, but the coordinator has given it up for lost; it is killed",
+        "server-0 ended unexpectedly (signal 9)",
+        "server-0 is started again (1 of at most 3 times in a row)",
+    ]
+
+
+def test_a_server_that_has_not_come_yet_has_time() -> None:
+    async def story(world: World) -> None:
+        world.absent = {process.pid for process in world.of("server-0")}
+        for _ in range(20):
+            await world.ask()
+            await asyncio.sleep(0.02)
+        world.absent = set()
+        await all_well(world)
+
+    world = World(hang_s=0.2)
+    assert world.run(story) == 0
+    assert world.said == []

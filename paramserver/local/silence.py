@@ -1,0 +1,34 @@
+"""For how long processes have not been heard of, by a clock that stands still while this process is paused itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+# More than so many seconds between two looks: it was not the others that were silent.
+_LONGEST_STEP_S = 1.0
+
+
+class Silence:
+    """Seconds of silence by pid. ``now``: monotonic seconds; call :meth:`look` several times a second."""
+
+    def __init__(self) -> None:
+        self._quiet: dict[int, float] = {}
+        self._looked_at: float | None = None
+
+    def look(self, now: float, heard: Iterable[int], silent: Iterable[int]) -> None:
+        """Who has been heard of since the last look, and who has not. Who has never been is not counted."""
+        step_s = min(now - self._looked_at, _LONGEST_STEP_S) if self._looked_at is not None else 0.0
+        self._looked_at = now
+        for pid in silent:
+            if pid in self._quiet:
+                self._quiet[pid] += step_s
+        for pid in heard:
+            self._quiet[pid] = 0.0
+
+    def of(self, pid: int) -> float:
+        """How long this process has been silent; 0 for one that was never heard of."""
+        return self._quiet.get(pid, 0.0)
+
+    def forget(self, pid: int) -> None:
+        """It is no more."""
+        self._quiet.pop(pid, None)
