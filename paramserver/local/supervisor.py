@@ -55,8 +55,8 @@ class Seat:
 class Supervisor:
     """The processes of one run, from the first to the last. ``say`` prints a line for people.
 
-    ``hang_s``: a coordinator that has not answered for so long is killed, and started again; a server if it has been
-    no member for half as long. ``durable``: the store outlives the coordinator, so that there is something to go on from.
+    ``hang_s``: a coordinator that has not answered for so long is killed and started again; a server if it has been no
+    member for half as long. ``durable``: the store outlives the coordinator: there is something to go on from.
     """
 
     def __init__(
