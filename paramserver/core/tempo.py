@@ -13,10 +13,10 @@ _PATIENCE, _PATIENCE_S = 0.25, 0.01
 _DOUBLINGS = 3
 # While nothing is known of the time that a slice takes.
 _UNKNOWN_S = 0.5
-# A worker whose slices others have taken is careful for so many steps.
-_CAREFUL_STEPS = 16
-# Who was found too slow for so many steps on end, and computed nothing, tries again whether it still is.
-_STARVED_STEPS = 8
+# Others were given so many slices of a worker's range in the last steps: it is slow, and not by chance.
+_LOST = 2
+# They come in the last part of a step, after this share of the time that steps take.
+_EARLY = 0.5
 # In a step that takes so many times as long as the ones before, and at least so long, others may be helping.
 _LONG, _LONG_S = 1.5, 0.1
 
@@ -28,15 +28,14 @@ class Tempo:
         self._works: deque[float] = deque(maxlen=_SLICES)
         self._pushes: deque[float] = deque(maxlen=_SLICES)
         self._steps: deque[float] = deque(maxlen=_STEPS)
+        self._lost: deque[int] = deque(maxlen=_STEPS)
         self._begun_at: float | None = None
         self._step_at: float | None = None
-        self._careful = 0
         # Questions in vain: steps on end that had nothing else, and those of this step.
         self._vain_steps = 0
         self._in_vain = 0
         self._useful = False  # the last question of this step gave a slice
         self._helped = False  # some question of this step did
-        self._starved = 0
 
     @property
     def work_s(self) -> float:
@@ -45,25 +44,29 @@ class Tempo:
             return 0.0
         return median(self._works) + (median(self._pushes) if self._pushes else 0.0)
 
-    def step(self, now: float, lost: bool) -> None:
-        """A step begins. ``lost``: in the one before, others were given slices of this worker's range."""
+    @property
+    def slow(self) -> bool:
+        """Others have to help this worker again and again: nothing it has is to be held back."""
+        return sum(self._lost) >= _LOST
+
+    def step(self, now: float, lost: int = 0, steps: int = 1) -> None:
+        """A step begins, so many ``steps`` after the last one that this worker has seen.
+
+        ``lost``: how many slices of this worker's range others were given in the one before.
+        """
         if self._step_at is not None:
-            self._steps.append(now - self._step_at)
+            self._steps.append((now - self._step_at) / steps)
         self._step_at = now
         if self._helped:
             self._vain_steps = 0
         elif self._in_vain:
             self._vain_steps += 1
         self._in_vain, self._useful, self._helped = 0, False, False
-        self._starved += 1
-        if self._starved > _STARVED_STEPS:
-            self._works.clear()
-        self._careful = _CAREFUL_STEPS if lost else max(0, self._careful - 1)
+        self._lost.append(lost)
 
     def begun(self, now: float) -> None:
         """A slice is handed to the script."""
         self._begun_at = now
-        self._starved = 0
 
     def finished(self, now: float) -> None:
         """The script has handed the slice in."""
@@ -87,12 +90,11 @@ class Tempo:
         base = max(_PATIENCE_S, _PATIENCE * self.work_s) if self._works else _UNKNOWN_S
         return base * float(2 ** min(_DOUBLINGS, self._vain_steps + self._in_vain))
 
-    def careful(self, now: float, first: bool) -> bool:
+    def asks(self, now: float, first: bool) -> bool:
         """Whether to ask before the next slice of the own range (``first``: of this step) is begun."""
-        if self._starved > _STARVED_STEPS:
-            return False
-        if self._careful:
-            return True
         if first or self._step_at is None:
             return False
-        return now - self._step_at > max(_LONG_S, _LONG * max(self._steps, default=0.0))
+        passed_s = now - self._step_at
+        if self.slow and passed_s > _EARLY * median(self._steps):
+            return True
+        return passed_s > max(_LONG_S, _LONG * max(self._steps, default=0.0))

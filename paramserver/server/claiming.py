@@ -7,9 +7,8 @@ import time
 from collections.abc import Iterable
 
 from paramserver import errors
-from paramserver.core.claims import Ask, Claims
+from paramserver.core.claims import Ask, Claims, Standing
 from paramserver.core.consistency import Mode
-from paramserver.core.names import Name, SyncName
 from paramserver.core.shard import ShardState
 from paramserver.v1 import shard_pb2
 
@@ -23,10 +22,9 @@ class ClaimDesk:
     def __init__(self) -> None:
         self._claims = Claims()
 
-    def published(self, version: int, names: Iterable[Name]) -> None:
-        """``version`` was made of the contributions of these names: the next step begins."""
-        of = next((name.of for name in names if isinstance(name, SyncName)), 0)
-        self._claims.begin(version, time.monotonic(), of)
+    def published(self, version: int) -> None:
+        """The step that makes something of ``version`` begins."""
+        self._claims.begin(version, time.monotonic())
 
     def keep(self, workers: Iterable[int]) -> None:
         """These are the workers that are left."""
@@ -35,6 +33,11 @@ class ClaimDesk:
     def taken(self, version: int) -> tuple[int, ...]:
         """Slices of the step that made ``version`` which were given to others than their owners."""
         return self._claims.taken(version)
+
+    def given(self, request: shard_pb2.PullRequest, version: int) -> None:
+        """The answer to this pull is ``version``. What a worker says of itself and makes no sense is not noted."""
+        if request.HasField("standing") and _sensible(request.standing):
+            self._claims.given(_standing(request.worker, request.standing), version)
 
     def answer(self, request: shard_pb2.ClaimRequest, state: ShardState) -> shard_pb2.ClaimResponse:
         """The slice to compute, if there is one. Raises ProtocolError for a question that makes no sense."""
@@ -52,17 +55,25 @@ class ClaimDesk:
         return shard_pb2.ClaimResponse(slice=self._claims.ask(ask, gaps, time.monotonic()))
 
 
+def _sensible(said: shard_pb2.Standing) -> bool:
+    return 0 < said.workers <= _MAX_SLICES and -1 <= said.place < said.workers and 0 <= said.work_s < math.inf
+
+
+def _standing(worker: int, said: shard_pb2.Standing) -> Standing:
+    return Standing(worker, said.place, said.workers, said.work_s)
+
+
 def _checked(request: shard_pb2.ClaimRequest) -> Ask:
-    of, own = request.of, (request.own.start, request.own.stop)
-    if not 0 < of <= _MAX_SLICES or not 0 < request.workers <= _MAX_SLICES:
-        raise errors.ProtocolError(f"a step of {of} slices among {request.workers} workers is out of bounds")
-    if not 0 <= own[0] <= own[1] <= of:
-        raise errors.ProtocolError(f"[{own[0]}, {own[1]}) is no range of a step of {of} slices")
-    if not 0 <= request.work_s < math.inf:
-        raise errors.ProtocolError(f"work_s must be finite and not negative, not {request.work_s}")
+    of, said = request.of, request.standing
+    if not 0 < of <= _MAX_SLICES:
+        raise errors.ProtocolError(f"a step of {of} slices is out of bounds")
+    if not _sensible(said):
+        raise errors.ProtocolError(
+            f"place {said.place} of {said.workers} workers, with {said.work_s} s per slice, makes no sense"
+        )
     if not all(0 <= part.start <= part.stop <= of for part in request.finished):
         raise errors.ProtocolError("finished slices lie outside of the step")
     if sum(part.stop - part.start for part in request.finished) > of:
         raise errors.ProtocolError("more slices are finished than the step has")
     finished = frozenset(s for part in request.finished for s in range(part.start, part.stop))
-    return Ask(request.worker, request.step, of, own, request.workers, request.work_s, finished)
+    return Ask(_standing(request.worker, said), request.step, of, finished)

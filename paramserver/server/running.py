@@ -218,7 +218,9 @@ class RunningShard:
 
     def _publish(self, version: Version, buffers: Sequence[int]) -> None:
         self.versions[version.number] = version
-        self.claims.published(version.number, [self.buffers.pop(buffer).name for buffer in buffers])
+        self.claims.published(version.number)
+        for buffer in buffers:
+            self.buffers.pop(buffer, None)
         self._building = False
         self.happen(Built(version.number))
         # Before anything else can begin: the next step must not have changed the state yet.

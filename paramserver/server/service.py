@@ -408,6 +408,7 @@ class ShardService:
             schedule=shard.tensors.schedule,
             taken=shard.claims.taken(version.number),
         )
+        shard.claims.given(request, version.number)
         yield encode_frame(shard_pb2.FrameHeader(pull=header), ())
         if bare:
             return

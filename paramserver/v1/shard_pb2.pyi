@@ -182,7 +182,7 @@ class InitializeResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("job", "timeline", "worker", "min_version", "exact_version", "clock", "join", "latest", "wait_s", "include_frozen", "have_version", "header_only")
+    __slots__ = ("job", "timeline", "worker", "min_version", "exact_version", "clock", "join", "latest", "wait_s", "include_frozen", "have_version", "header_only", "standing")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -195,6 +195,7 @@ class PullRequest(_message.Message):
     INCLUDE_FROZEN_FIELD_NUMBER: _ClassVar[int]
     HAVE_VERSION_FIELD_NUMBER: _ClassVar[int]
     HEADER_ONLY_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     worker: int
@@ -207,7 +208,8 @@ class PullRequest(_message.Message):
     include_frozen: bool
     have_version: int
     header_only: bool
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., min_version: _Optional[int] = ..., exact_version: _Optional[int] = ..., clock: _Optional[int] = ..., join: bool = ..., latest: bool = ..., wait_s: _Optional[float] = ..., include_frozen: bool = ..., have_version: _Optional[int] = ..., header_only: bool = ...) -> None: ...
+    standing: Standing
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., min_version: _Optional[int] = ..., exact_version: _Optional[int] = ..., clock: _Optional[int] = ..., join: bool = ..., latest: bool = ..., wait_s: _Optional[float] = ..., include_frozen: bool = ..., have_version: _Optional[int] = ..., header_only: bool = ..., standing: _Optional[_Union[Standing, _Mapping]] = ...) -> None: ...
 
 class PullHeader(_message.Message):
     __slots__ = ("ready", "version", "timeline", "consistency", "min_clock", "skipped", "waiting_for", "chunks", "schedule", "taken")
@@ -247,27 +249,33 @@ class IdleResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class Standing(_message.Message):
+    __slots__ = ("place", "workers", "work_s")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    WORK_S_FIELD_NUMBER: _ClassVar[int]
+    place: int
+    workers: int
+    work_s: float
+    def __init__(self, place: _Optional[int] = ..., workers: _Optional[int] = ..., work_s: _Optional[float] = ...) -> None: ...
+
 class ClaimRequest(_message.Message):
-    __slots__ = ("job", "timeline", "worker", "step", "of", "workers", "own", "work_s", "finished")
+    __slots__ = ("job", "timeline", "worker", "step", "of", "standing", "finished")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     OF_FIELD_NUMBER: _ClassVar[int]
-    WORKERS_FIELD_NUMBER: _ClassVar[int]
-    OWN_FIELD_NUMBER: _ClassVar[int]
-    WORK_S_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     worker: int
     step: int
     of: int
-    workers: int
-    own: _types_pb2.Range
-    work_s: float
+    standing: Standing
     finished: _containers.RepeatedCompositeFieldContainer[_types_pb2.Range]
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., step: _Optional[int] = ..., of: _Optional[int] = ..., workers: _Optional[int] = ..., own: _Optional[_Union[_types_pb2.Range, _Mapping]] = ..., work_s: _Optional[float] = ..., finished: _Optional[_Iterable[_Union[_types_pb2.Range, _Mapping]]] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., step: _Optional[int] = ..., of: _Optional[int] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., finished: _Optional[_Iterable[_Union[_types_pb2.Range, _Mapping]]] = ...) -> None: ...
 
 class ClaimResponse(_message.Message):
     __slots__ = ("slice", "complete")

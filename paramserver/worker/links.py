@@ -93,6 +93,8 @@ class ShardLinks:
         self.job = job
         self.timeline = 0
         self.waiting_for = ""
+        # What this worker says of itself when it pulls, where it says anything.
+        self.standing: shard_pb2.Standing | None = None
         self._worker = worker
         self._wait_timeout_s = wait_timeout_s
         self._log_interval_s = log_interval_s
@@ -230,6 +232,7 @@ class ShardLinks:
                     worker=self._worker(),
                     wait_s=_PARK_S,
                     include_frozen=frozen,
+                    standing=self.standing,
                 )
                 put_want(request, want)
                 try:

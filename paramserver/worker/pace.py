@@ -73,13 +73,14 @@ class SyncPace:
         self._schedule = schedule
         self._generation: tuple[int, ...] = (-1, -1)
         self._range = (0, 0)
-        self._workers = 0
+        self._place, self._workers = -1, 0
         self._of = 0
         self._version = -1
         self._done: set[int] = set()  # slice indices of the present step that are handed in or held
         self._left: set[int] = set()  # slices of the own range that others compute
         self._given: int | None = None  # the slice that this worker was given to compute next
         self._hurry = False  # others wait in this step: nothing is held back
+        self._given_away = False  # slices of the own range may have been given to others
         self._tempo = Tempo()
         self._spare = engine.spare()
         self._reducer: Reducer | None = None
@@ -104,15 +105,12 @@ class SyncPace:
         """The slice that this worker was given, else the first of its range that is not done, if it may begin that."""
         if self._given is None:
             mine = next(self._mine(), None)
-            careful = self._engine.named_by_data and (
-                self._hurry or self._tempo.careful(time.monotonic(), not self._done)
-            )
-            if mine is None or not careful:
+            if mine is None or not self._asks():
                 return None if mine is None else self._item(self._version, mine)
             reply = self._engine.ask_for_work(self._spare, self._question())
             if reply is None:  # as if nobody else were there
                 return self._item(self._version, mine)
-            self._hurry = True
+            self._hurry = self._given_away = True
             self._release()
             if not reply.HasField("slice"):
                 return None
@@ -123,6 +121,11 @@ class SyncPace:
         aside = position in self._left or not self._range[0] <= position < self._range[1]
         self._left.update(p for p in self._mine() if aside or p < position)
         return self._item(self._version, position, aside)
+
+    def _asks(self) -> bool:
+        """Whether to ask before a slice of the own range is begun."""
+        now, first = time.monotonic(), not self._done
+        return self._engine.named_by_data and (self._given_away or self._tempo.asks(now, first))
 
     def _mine(self) -> Iterator[int]:
         """The slices of the own range that are still to be computed here."""
@@ -156,12 +159,12 @@ class SyncPace:
         """Take in a new version or a new membership."""
         generation, (rank, workers) = self._engine.generation, self._engine.place()
         if self._version != self._engine.version:
-            lost = any(self._range[0] <= slice_ < self._range[1] for slice_ in self._engine.taken)
-            self._tempo.step(time.monotonic(), lost)
+            lost = sum(self._range[0] <= slice_ < self._range[1] for slice_ in self._engine.taken)
+            self._tempo.step(time.monotonic(), lost, max(1, self._engine.version - self._version))
             self._version = self._engine.version
             self._of = len(self._schedule.step(self._version).slices)
             self._done.clear()
-            self._given, self._hurry = None, False
+            self._given, self._given_away, self._hurry = None, False, self._tempo.slow
             for node in self._held.values():  # others have finished the step meanwhile
                 self._engine.pool.give(node)
             self._held.clear()
@@ -169,7 +172,7 @@ class SyncPace:
             return
         else:
             self._release()
-        self._generation, self._workers = generation, workers
+        self._generation, self._place, self._workers = generation, rank, workers
         self._left.clear()
         self._range = assign(self._of, workers)[rank] if rank >= 0 else (0, 0)
         self._reducer = Reducer(self._of, self._range)
@@ -231,11 +234,17 @@ class SyncPace:
         if not self._engine.named_by_data:
             self._engine.advance(self._version + 1, self._generation)
             return self._engine.mode_changed()
+        self._engine.links.standing = self._standing()
         own = next((p for p in range(*self._range) if p not in self._done), None)
         waiting = self._spare.wait(self._question(), own, self._tempo.patience_s, self._tempo.answered)
         self._given = self._engine.advance(self._version + 1, self._generation, waiting)
-        self._hurry = self._hurry or self._given is not None
+        if self._given is not None:
+            self._hurry = self._given_away = True
         return self._engine.mode_changed()
+
+    def _standing(self) -> shard_pb2.Standing:
+        """What servers are told of this worker."""
+        return shard_pb2.Standing(place=self._place, workers=self._workers, work_s=self._tempo.work_s)
 
     def _question(self) -> shard_pb2.ClaimRequest:
         """What server 0 has to know to say which slice this worker should compute."""
@@ -243,9 +252,7 @@ class SyncPace:
         return shard_pb2.ClaimRequest(
             step=self._version,
             of=self._of,
-            workers=self._workers,
-            own=types_pb2.Range(start=self._range[0], stop=self._range[1]),
-            work_s=self._tempo.work_s,
+            standing=self._standing(),
             finished=[types_pb2.Range(start=lo, stop=hi) for lo, hi in finished.ranges()],
         )
 

@@ -380,17 +380,15 @@ def question(raw: Raw, **fields: Any) -> shard_pb2.ClaimResponse:
         worker=2,
         step=0,
         of=2,
-        workers=2,
-        own=types_pb2.Range(start=1, stop=2),
-        work_s=0.001,
+        standing=shard_pb2.Standing(place=1, workers=2, work_s=0.001),
         finished=[types_pb2.Range(start=1, stop=2)],
     )
     for key, value in fields.items():
         if key == "finished":
             del request.finished[:]
             request.finished.extend(value)
-        elif key == "own":
-            request.own.CopyFrom(value)
+        elif key in ("place", "workers", "work_s"):
+            setattr(request.standing, key, value)
         else:
             setattr(request, key, value)
     reply = raw.run(raw.channel.call("Shard.Claim", request, timeout=CALL_S))
@@ -403,13 +401,14 @@ BAD_QUESTIONS: dict[str, tuple[dict[str, Any], type[errors.ParamServerError], st
     "another timeline": ({"timeline": 77}, errors.FencedError, "timeline 77"),
     "a step of nothing": ({"of": 0}, errors.ProtocolError, "out of bounds"),
     "a step of far too much": ({"of": 2**32 - 1}, errors.ProtocolError, "out of bounds"),
-    "no workers": ({"workers": 0}, errors.ProtocolError, "out of bounds"),
-    "a range beyond the step": ({"own": types_pb2.Range(start=1, stop=3)}, errors.ProtocolError, "no range of a step"),
-    "a range from back to front": ({"own": types_pb2.Range(start=2, stop=1)}, errors.ProtocolError, "no range"),
+    "no workers": ({"workers": 0}, errors.ProtocolError, "makes no sense"),
+    "far too many workers": ({"workers": 2**32 - 1}, errors.ProtocolError, "makes no sense"),
+    "a place beyond all workers": ({"place": 2}, errors.ProtocolError, "makes no sense"),
+    "a place before all workers": ({"place": -2}, errors.ProtocolError, "makes no sense"),
     "finished beyond the step": ({"finished": [types_pb2.Range(start=1, stop=3)]}, errors.ProtocolError, "outside"),
     "finished more than there is": ({"finished": [types_pb2.Range(stop=2)] * 2}, errors.ProtocolError, "more slices"),
-    "no number": ({"work_s": float("nan")}, errors.ProtocolError, "work_s must be finite"),
-    "less than no time": ({"work_s": -1.0}, errors.ProtocolError, "work_s must be finite"),
+    "no number": ({"work_s": float("nan")}, errors.ProtocolError, "makes no sense"),
+    "less than no time": ({"work_s": -1.0}, errors.ProtocolError, "makes no sense"),
 }
 
 
@@ -423,7 +422,7 @@ def test_a_bad_question_for_work_is_refused(name: str) -> None:
 def test_questions_for_work_are_answered_for_the_open_step_only() -> None:
     with job() as (raw, _):
         assert not question(raw, step=1).complete, "it has not begun here"
-        assert question(raw, own=types_pb2.Range(start=1, stop=2), finished=[]).slice == 1
+        assert question(raw, finished=[]).slice == 1
         sent(proper(raw, "sync"))
         with pytest.raises(errors.ProtocolError, match="of a step of 3 slices, this one has 2"):
             question(raw, of=3)

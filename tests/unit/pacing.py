@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from paramserver.core.claims import Ask, Claims
+from paramserver.core.claims import Ask, Claims, Standing
 from paramserver.core.slices import assign
 from paramserver.core.tempo import Tempo
 
@@ -28,7 +28,7 @@ class Hand:
         self.left: set[int] = set()
         self.held: set[int] = set()
         self.given: int | None = None
-        self.hurry = False
+        self.hurry = self.given_away = False
         self.waiting = True
         self.turn = 0  # what was planned in an earlier turn is void
 
@@ -93,7 +93,7 @@ class Simulation:
             self._covered.append(set(self._arrived))
             self._published_at = now
             self.version += 1
-            self._claims.begin(self.version, now, self.of)
+            self._claims.begin(self.version, now)
             self._arrived.clear()
             self._begun.clear()
             for hand in self._hands:
@@ -108,13 +108,13 @@ class Simulation:
         if hand.version != self.version:
             return True, None
         missing = [(s, s + 1) for s in range(self.of) if s not in self._arrived]
-        ranges, work_s = self._ranges, hand.tempo.work_s
-        question = Ask(
-            hand.number + 1, hand.version, self.of, ranges[hand.number], len(ranges), work_s, frozenset(hand.done)
-        )
+        question = Ask(self._standing(hand), hand.version, self.of, frozenset(hand.done))
         return True, self._claims.ask(question, missing, now)
 
     # ---- the workers
+
+    def _standing(self, hand: Hand) -> Standing:
+        return Standing(hand.number + 1, hand.number, len(self._ranges), hand.tempo.work_s)
 
     def _mine(self, hand: Hand) -> list[int]:
         return [p for p in range(*self._ranges[hand.number]) if p not in hand.done and p not in hand.left]
@@ -125,8 +125,12 @@ class Simulation:
         hand.waiting = False
         if hand.version != self.version:
             lo, hi = self._ranges[hand.number]
-            hand.tempo.step(now, any(lo <= s < hi for s in self._claims.taken(self.version)))
-            hand.version, hand.hurry, hand.given = self.version, False, None
+            lost = sum(lo <= s < hi for s in self._claims.taken(self.version))
+            hand.tempo.step(now, lost, self.version - hand.version)
+            hand.version, hand.given = self.version, None
+            hand.hurry, hand.given_away = hand.tempo.slow, False
+            if self.version:
+                self._claims.given(self._standing(hand), self.version)
             hand.done, hand.left, hand.held = set(), set(), set()
         self._next(now, hand)
 
@@ -135,12 +139,12 @@ class Simulation:
             mine = self._mine(hand)
             if not mine:
                 return self._wait(now, hand)
-            if not hand.hurry and not hand.tempo.careful(now, not hand.done):
+            if not hand.given_away and not hand.tempo.asks(now, not hand.done):
                 return self._begin(now, hand, mine[0])
             answered, hand.given = self._answer(now, hand)
             if not answered:
                 return self._begin(now, hand, mine[0])
-            hand.hurry = True
+            hand.hurry = hand.given_away = True
             self._release(now, hand)
             if hand.given is None:
                 return self._wait(now, hand)
@@ -196,5 +200,6 @@ class Simulation:
             hand.tempo.answered(slice_ is not None)
         if slice_ is None:
             return self._wait(now, hand)
-        hand.given, hand.hurry, hand.waiting = slice_, True, False
+        hand.given, hand.waiting = slice_, False
+        hand.hurry = hand.given_away = True
         return self._next(now + MESSAGE_S, hand)

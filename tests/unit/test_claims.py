@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from paramserver.core.claims import Ask, Claims
-from paramserver.core.slices import assign
+from paramserver.core.claims import Ask, Claims, Standing
 from tests.unit.pacing import Simulation
 
 # Slices of 16, dealt out to 4 workers.
@@ -17,77 +16,102 @@ OF, WORKERS = 16, 4
 
 def ask(worker: int, finished: Sequence[int] = (), work_s: float = 1.0, step: int = 0, of: int = OF) -> Ask:
     """A question of the worker of this number, from 1; its range is that of its number."""
-    return Ask(worker, step, of, assign(of, WORKERS)[worker - 1], WORKERS, work_s, frozenset(finished))
+    return Ask(Standing(worker, worker - 1, WORKERS, work_s), step, of, frozenset(finished))
 
 
-def everything(step: int = 0) -> Claims:
-    """A step that begins at time 0, after one that took 5 s."""
+def begun(*work_s: float) -> Claims:
+    """A step that begins at time 0, with all four workers in it, of these speeds."""
     claims = Claims()
-    claims.begin(step - 1, -5.0)
-    claims.begin(step, 0.0, OF)
+    claims.begin(0, 0.0)
+    for place, seconds in enumerate(work_s or (1.0, 1.0, 1.0, 4.0)):
+        claims.given(Standing(place + 1, place, WORKERS, seconds), 0)
     return claims
 
 
 def test_the_own_range_comes_first_and_from_its_near_end() -> None:
-    claims = everything()
+    claims = begun(1.0, 1.0, 1.0, 1.0)
     assert claims.ask(ask(4), [(0, 16)], 0.0) == 12
     assert claims.ask(ask(4, [12]), [(0, 16)], 1.0) == 13
+    claims.begin(1, 5.0)
     assert claims.taken(1) == ()
 
 
 def test_who_is_through_takes_the_far_end_of_the_slowest() -> None:
-    claims = everything()
-    claims.ask(ask(4, work_s=4.0), [(0, 16)], 0.0)
+    claims = begun()
     assert [claims.ask(ask(n, range(4 * n - 4, 4 * n)), [(12, 16)], 4.2) for n in (1, 2, 3)] == [15, 14, 13]
-    claims.begin(1, 5.0, OF)
+    assert claims.ask(ask(4, [12], work_s=4.0), [(13, 16)], 4.3) is None, "there is nothing left for the slow one"
+    claims.begin(1, 5.0)
     assert claims.taken(1) == (13, 14, 15)
     assert claims.taken(2) == ()
 
 
-def test_owners_that_say_nothing_are_expected_to_be_as_fast_as_the_others() -> None:
+def test_a_slow_worker_leaves_to_others_what_they_will_do_sooner() -> None:
+    claims = begun()
+    assert claims.ask(ask(4, [12], work_s=4.0), [(0, 16)], 4.0) is None, "three others are through now, too"
+    claims = begun(1.0, 1.0, 1.0, 1.4)
+    assert claims.ask(ask(4, [12, 13], work_s=1.4), [(0, 16)], 2.8) == 14
+
+
+def test_if_the_others_do_not_come_a_slow_worker_goes_on() -> None:
+    claims = begun()
+    assert [claims.ask(ask(4, [12], work_s=4.0), [(0, 16)], now) for now in (4.0, 6.0, 8.0)] == [None, None, 13]
+
+
+def test_owners_that_say_nothing_are_expected_to_be_through_with_their_ranges_in_time() -> None:
     """Held back for merging, their slices cannot be seen; only when they are late does somebody compute them, too."""
-    claims = everything()
+    claims = begun(1.0, 1.0, 1.0, 1.0)
     done = range(4)
     assert claims.ask(ask(1, done), [(4, 16)], 4.1) is None
     assert claims.ask(ask(1, done), [(4, 16)], 5.4) == 15, "of equals, the one farthest back"
 
 
+def test_an_owner_that_is_not_in_this_step_yet_does_nothing_of_it() -> None:
+    claims = begun(1.0, 1.0, 1.0, 1.0)
+    claims.begin(1, 10.0)
+    for place in range(3):  # worker 4 is still at an earlier step
+        claims.given(Standing(place + 1, place, WORKERS, 1.0), 1)
+    assert claims.ask(ask(1, range(4), step=1), [(4, 16)], 14.2) == 15
+
+
 def test_the_last_slice_is_computed_twice_if_that_is_faster_and_not_three_times() -> None:
-    claims = everything()
-    claims.ask(ask(4, [12, 13, 14], work_s=4.0), [(15, 16)], 0.0)
-    slow, fast = ask(2, range(4, 8), work_s=3.0), ask(1, range(4))
-    assert claims.ask(slow, [(15, 16)], 2.0) is None, "it would not be sooner than the owner"
-    assert claims.ask(fast, [(15, 16)], 2.0) == 15
-    assert claims.ask(ask(3, range(8, 12), work_s=0.1), [(15, 16)], 2.1) is None
-    assert claims.ask(ask(3, range(8, 12), work_s=0.1), [(15, 16)], 4.2) == 15, "perhaps both will never come"
+    claims = begun(1.0, 1.0, 1.0, 3.0)
+    assert claims.ask(ask(4, [12, 13, 14], work_s=3.0), [(15, 16)], 9.0) == 15
+    slow, fast = ask(2, range(4, 8), work_s=2.0), ask(1, range(4))
+    assert claims.ask(slow, [(15, 16)], 10.0) is None, "it would not be sooner than the owner"
+    assert claims.ask(fast, [(15, 16)], 10.0) == 15
+    assert claims.ask(ask(3, range(8, 12), work_s=0.1), [(15, 16)], 10.1) is None
+    assert claims.ask(ask(3, range(8, 12), work_s=0.1), [(15, 16)], 12.2) == 15, "perhaps both will never come"
 
 
 def test_an_answer_that_got_lost_is_given_again() -> None:
-    claims = everything()
-    claims.ask(ask(4, work_s=4.0), [(0, 16)], 0.0)
+    claims = begun()
     assert claims.ask(ask(1, range(4)), [(4, 16)], 4.2) == 15
     assert claims.ask(ask(1, range(4)), [(4, 16)], 4.3) == 15
 
 
-def test_who_would_come_too_late_waits_until_the_step_takes_longer_than_usual() -> None:
-    claims = everything()
-    assert claims.ask(ask(1, range(4), work_s=1.0), [(12, 16)], 4.0) is None
-    assert claims.ask(ask(4, [12], work_s=4.0), [(13, 16)], 4.0) is None
-    assert claims.ask(ask(4, [12], work_s=4.0), [(13, 16)], 5.1) == 13
-
-
 def test_what_the_lost_have_claimed_is_free_again() -> None:
-    claims = everything()
-    claims.ask(ask(4, work_s=4.0), [(0, 16)], 0.0)
+    claims = begun()
     assert claims.ask(ask(1, range(4)), [(12, 16)], 4.2) == 15
     claims.keep([2, 3, 4])
     assert claims.ask(ask(2, range(4, 8)), [(12, 16)], 4.2) == 15
+
+
+def test_slices_that_are_dealt_out_anew_have_other_owners() -> None:
+    claims = begun()
+    claims.given(Standing(1, 0, 3, 1.0), 0)
+    assert claims.ask(Ask(Standing(1, 0, 3, 1.0), 0, OF, frozenset(range(5))), [(5, 16)], 5.2) is None
 
 
 def test_a_step_that_nobody_announced_is_taken_up_where_it_stands() -> None:
     claims = Claims()
     assert claims.ask(ask(2, step=7), [(0, 16)], 100.0) == 4
     assert claims.taken(8) == ()
+
+
+def test_who_has_no_range_and_no_experience_can_help_all_the_same() -> None:
+    claims = begun()
+    idle = Ask(Standing(9, -1, WORKERS), 0, OF)
+    assert claims.ask(idle, [(12, 16)], 2.0) == 15
 
 
 # ---- whole jobs
@@ -102,7 +126,7 @@ def constant(*speeds: float) -> Callable[[int, int, float], float]:
     [
         ((1, 1, 1, 4), 16, 5.7),  # alone, the slow one would take 16
         ((1, 1, 1, 10), 16, 7.0),
-        ((1, 4), 8, 8.0),
+        ((1, 4), 8, 8.1),
         ((1, 2), 8, 6.4),
         ((1, 1, 1, 4), 4, 3.0),
         ((1, 1.25, 1.5, 1.75), 16, 6.5),

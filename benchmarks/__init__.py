@@ -1,0 +1,1 @@
+"""What paramserver takes for a piece of work, beside what others take for the same, in the same run."""

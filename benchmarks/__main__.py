@@ -1,0 +1,36 @@
+"""`python -m benchmarks NAME`: runs one benchmark and prints its rows."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks import straggle
+from benchmarks.rows import Row, table, write
+
+# By name: a function that takes the number of repetitions and returns rows; it raises RuntimeError if a run fails or a
+# result is not what it must be.
+BENCHMARKS: dict[str, Callable[[int], list[Row]]] = {"straggle": straggle.run}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("name", choices=sorted(BENCHMARKS))
+    parser.add_argument("--repetitions", type=int, default=3, help="how often each variant runs (default 3)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there, one JSON object per line")
+    args = parser.parse_args()
+    try:
+        found = BENCHMARKS[args.name](max(1, args.repetitions))
+    except RuntimeError as error:
+        print(f"benchmarks: error: {error}", file=sys.stderr)
+        return 1
+    print(table(found))
+    if args.json:
+        write(args.json, found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

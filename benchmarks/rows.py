@@ -1,0 +1,55 @@
+"""Results of a benchmark: one row per case and variant, as a table for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One variant of one case.
+
+    ``median_s``: seconds for a unit of work, the median of the repetitions; ``spread``: largest minus smallest, divided
+    by the median; ``ratio``: how many times as fast as the variant it is compared with.
+    """
+
+    benchmark: str
+    case: str
+    variant: str
+    median_s: float
+    spread: float
+    ratio: float
+
+
+def rows(benchmark: str, case: str, seconds: Mapping[str, Sequence[float]], against: str) -> list[Row]:
+    """One row per variant. ``seconds``: by variant, what each repetition took; ``against``: whom all are compared with.
+
+    Raises ValueError if a variant has no repetition.
+    """
+    for variant, times in seconds.items():
+        if not times:
+            raise ValueError(f"{variant} was never measured")
+    reference = median(seconds[against])
+    return [
+        Row(benchmark, case, variant, middle, (max(times) - min(times)) / middle, reference / middle)
+        for variant, times in seconds.items()
+        for middle in [median(times)]
+    ]
+
+
+def table(found: Iterable[Row]) -> str:
+    """For people to read."""
+    lines = [f"{'benchmark':<12}{'case':<34}{'variant':<18}{'median':>12}{'spread':>8}{'ratio':>7}"]
+    for row in found:
+        what = f"{row.benchmark:<12}{row.case:<34}{row.variant:<18}"
+        lines.append(f"{what}{row.median_s * 1000:>9.1f} ms{row.spread:>8.0%}{row.ratio:>7.2f}")
+    return "\n".join(lines)
+
+
+def write(path: Path, found: Iterable[Row]) -> None:
+    """One JSON object per line."""
+    path.write_text("".join(json.dumps(asdict(row)) + "\n" for row in found))

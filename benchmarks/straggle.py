@@ -1,0 +1,87 @@
+"""Four workers of which one is four times slower: steps of `paramserver run` beside those of PyTorch's DDP (gloo).
+
+Both compute the same 16 slices (micro-batches) per step with the same four processes. The weights after the run must be
+those of a run in which all workers are equally fast, to the bit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.rows import Row, rows
+
+SCRIPT = Path(__file__).parent / "scripts" / "straggle.py"
+WORKERS, SLICES = 4, 16
+# (seconds that a slice takes, how many times as long on the last worker, steps, steps that do not count).
+CASES = ((0.04, 4.0, 30, 5), (0.1, 4.0, 20, 4), (0.04, 1.0, 30, 5))
+# A run that takes longer hangs.
+_RUN_S = 240.0
+OURS, DDP = "paramserver run", "DDP, gloo"
+
+Case = tuple[float, float, int, int]
+
+
+def run(repetitions: int) -> list[Row]:
+    """All cases and variants in turn, ``repetitions`` times.
+
+    Raises RuntimeError if a run fails, or if the weights depend on who is slow.
+    """
+    seconds: dict[Case, dict[str, list[float]]] = {case: {DDP: [], OURS: []} for case in CASES}
+    digests: dict[int, set[str]] = {}
+    for number in range(repetitions):
+        for case in CASES:
+            seconds[case][DDP].append(_ddp(case))
+            measured, digest = _ours(case)
+            seconds[case][OURS].append(measured)
+            digests.setdefault(case[2], set()).add(digest)
+        print(f"repetition {number + 1} of {repetitions} is done", file=sys.stderr, flush=True)
+    with_even = next(steps for _, slower, steps, _ in CASES if slower == 1.0)
+    if any(len(found) != 1 for found in digests.values()):
+        raise RuntimeError(f"the weights depend on who is slow: {digests}")
+    print(f"weights with and without a slow worker: {min(digests[with_even])}")
+    return [row for case in CASES for row in rows("straggle", _text(case), seconds[case], DDP)]
+
+
+def _text(case: Case) -> str:
+    slice_s, slower, _, _ = case
+    return f"slices of {slice_s * 1000:.0f} ms, {f'one {slower:g}x slower' if slower > 1 else 'all equal'}"
+
+
+def _ours(case: Case) -> tuple[float, str]:
+    """Seconds per step, and the digest of the weights."""
+    with tempfile.TemporaryDirectory() as directory:
+        out, summary = Path(directory) / "out.json", Path(directory) / "summary.json"
+        sizes = ["--servers", "1", "--workers", str(WORKERS), "--slices-per-step", str(SLICES)]
+        command = [sys.executable, "-m", "paramserver", "run", str(SCRIPT), *sizes, "--summary", str(summary)]
+        _call([*command, "--", *_script(case, out)])
+        return json.loads(out.read_text()), json.loads(summary.read_text())["weights_sha256"]
+
+
+def _ddp(case: Case) -> float:
+    """Seconds per step."""
+    with tempfile.TemporaryDirectory() as directory:
+        out = Path(directory) / "out.json"
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORKERS}"]
+        _call([*torchrun, str(SCRIPT), "--ddp", *_script(case, out)])
+        return float(json.loads(out.read_text()))
+
+
+def _script(case: Case, out: Path) -> list[str]:
+    slice_s, slower, steps, skip = case
+    numbers = {"--steps": steps, "--skip": skip, "--slice-s": slice_s, "--slower": slower, "--out": out}
+    return [str(word) for pair in numbers.items() for word in pair]
+
+
+def _call(command: list[str]) -> None:
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_RUN_S)
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"{' '.join(command[:4])} took longer than {_RUN_S:g} s") from error
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command[:4])} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
