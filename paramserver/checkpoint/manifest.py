@@ -25,6 +25,8 @@ _MAX_NUMBER = 10**18 - 1
 _MAX_SERVERS = 1 << 16
 _HEX = re.compile(r"[0-9a-f]{1,128}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+# What a server keeps of checkpoints that are not complete yet: one copy being written, one that waits.
+COPIES_KEPT = 2
 
 
 class NewerFormatError(CheckpointError):

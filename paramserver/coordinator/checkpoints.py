@@ -15,7 +15,7 @@ from google.protobuf import json_format
 
 from paramserver import errors
 from paramserver.checkpoint import catalog
-from paramserver.checkpoint.manifest import Manifest, checkpoint_name, parse_name
+from paramserver.checkpoint.manifest import COPIES_KEPT, Manifest, checkpoint_name, parse_name
 from paramserver.checkpoint.place import Place
 from paramserver.checkpoint.tensorfile import FileInfo
 from paramserver.core.consistency import Mode
@@ -61,6 +61,8 @@ class Checkpoints:
         # Versions of this timeline that are complete (True) or never will be (False).
         self._settled: dict[int, bool] = {}
         self._settling: set[int] = set()
+        # Of those that never will be: some server had no room for another copy.
+        self._skipped: set[int] = set()
         self._changed = asyncio.Condition()
         self._cutting = asyncio.Lock()
         self._next = options.every
@@ -70,6 +72,7 @@ class Checkpoints:
         self._heard.clear()
         self._settled.clear()
         self._settling.clear()
+        self._skipped.clear()
         self._next = (version // self.options.every + 1) * self.options.every if self.options.every else 0
 
     # ---- what servers say
@@ -102,6 +105,8 @@ class Checkpoints:
         if broken:
             index, status = broken[0]
             self._settling.add(version)
+            if all(status.state == shard_pb2.COPY_STATE_SKIPPED for _, status in broken):
+                self._skipped.add(version)
             self._job.loosely(self._give_up(version, f"server-{index}: {status.reason or 'not written'}"))
         elif len(told) == self._job.options.servers and all(
             status.state == shard_pb2.COPY_STATE_SAVED for status in told.values()
@@ -296,6 +301,9 @@ class Checkpoints:
             if any(good and done >= version for done, good in self._settled.items()):
                 return
             try:
+                if not await self._room():
+                    await asyncio.sleep(_LOOK_S)
+                    continue
                 reached = await self.cut()
             except errors.RolledBackError:
                 raise
@@ -303,8 +311,21 @@ class Checkpoints:
                 log.info(f"the last checkpoint waits: {error}")
                 await asyncio.sleep(0.2)
                 continue
-            if await self.wait_settled(reached) or reached >= version:
+            if await self.wait_settled(reached):
                 return
+            if reached in self._skipped:  # there is room for it by and by
+                self._settled.pop(reached, None)
+                self._skipped.discard(reached)
+            elif reached >= version:
+                return
+
+    async def _room(self) -> bool:
+        """Whether no server would skip a copy now. A copy that one of them has already is waited for."""
+        writing = [
+            sum(copy.state != shard_pb2.COPY_STATE_SKIPPED for copy in reply.copies)
+            for reply in await self._job.server_stats()
+        ]
+        return max(writing) < COPIES_KEPT
 
     async def rolled_back(self) -> None:
         """Nobody gets a checkpoint of the old timeline any more."""

@@ -23,7 +23,7 @@ import structlog
 import torch
 
 from paramserver import errors
-from paramserver.checkpoint.manifest import checkpoint_name
+from paramserver.checkpoint.manifest import COPIES_KEPT, checkpoint_name
 from paramserver.checkpoint.place import Place
 from paramserver.checkpoint.tensorfile import Entry, FileInfo, write_tensors
 from paramserver.core.ledger import Row
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("paramserver.server")
 
-# Copies that are not released yet: one being written, one that waits.
-_KEPT = 2
 _FETCH_S = 120.0
 _CALL_S = 30.0
 _RETRY_S = 0.1
@@ -108,7 +106,7 @@ class Saver:
         status = shard_pb2.CopyStatus(
             timeline=self._config.timeline, version=number, revision=state.consistency.revision
         )
-        if len(self._copies) >= _KEPT:
+        if len(self._copies) >= COPIES_KEPT:
             status.state, status.reason = shard_pb2.COPY_STATE_SKIPPED, "earlier checkpoints are still being written"
             self._skipped[number] = status
             self._told()

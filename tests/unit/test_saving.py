@@ -1,0 +1,125 @@
+"""A copy for a checkpoint is of its moment, whatever happens to the shard before it is written: for every optimizer."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paramserver.checkpoint.manifest import checkpoint_name
+from paramserver.checkpoint.place import Place
+from paramserver.checkpoint.tensorfile import FileInfo
+from paramserver.core.consistency import Consistency, Mode
+from paramserver.core.names import SyncName
+from paramserver.core.plan import Chunk, TensorSpec
+from paramserver.core.shard import ShardState
+from paramserver.server.restoring import restore
+from paramserver.server.saving import Saver
+from paramserver.server.shard import Contribution, ShardTensors
+from paramserver.server.version import Version
+from paramserver.tensors.hypers import groups_from_proto, groups_to_proto
+from paramserver.tensors.optimizers import describe
+from paramserver.transport.messages import plan_of, tensor_to_proto
+from paramserver.v1 import shard_pb2, types_pb2
+from tests.unit.checkpoints import manifest
+from tests.unit.trained import OPTIMIZERS
+
+SHAPES = {"a": (37, 5), "b": (11,), "c": (64,)}
+BEFORE, AFTER = 3, 4
+
+
+class Shard:
+    """One shard with three tensors in several chunks, and the saver of its checkpoints."""
+
+    def __init__(self, place: Place, optimizer: Callable[[Any], torch.optim.Optimizer]) -> None:
+        name, groups = describe(optimizer([torch.zeros(1)]))
+        self.spec = types_pb2.ModelSpec(
+            tensors=[tensor_to_proto(TensorSpec(key, shape, "float32")) for key, shape in SHAPES.items()],
+            optimizer=types_pb2.OptimizerSpec(name=name, groups=groups_to_proto(groups)),
+            chunk_bytes=256,
+        )
+        self.plan = plan_of(self.spec, 1)
+        self.groups = tuple(groups_from_proto(self.spec.optimizer.groups))
+        self.tensors = self.empty()
+        self.state = ShardState(Consistency(Mode.SYNC))
+        self.numbers = torch.Generator().manual_seed(1)
+        chunks = {chunk.index: self.filled(chunk) for chunk in self.tensors.chunks}
+        self.version = Version(0, self.tensors.chunks, chunks)
+        config = shard_pb2.ConfigureRequest(index=0, servers=1, timeline=2, model=self.spec)
+        self.saver = Saver(place, self.plan, config, lambda address: pytest.fail("there is nobody else"))
+
+    def empty(self) -> ShardTensors:
+        """As it is before anything is loaded."""
+        return ShardTensors(self.plan.layout, self.plan.chunks_of(0), self.spec.optimizer.name)
+
+    def filled(self, chunk: Chunk) -> torch.Tensor:
+        """Random numbers; padding is zero."""
+        flat = torch.zeros(chunk.elements)
+        for piece in chunk.pieces:
+            numbers = torch.randn(piece.elements, generator=self.numbers)
+            flat[piece.chunk_start : piece.chunk_start + piece.elements] = numbers
+        return flat
+
+    def step(self, used: frozenset[int] = frozenset((0, 1, 2))) -> None:
+        """Apply a contribution."""
+        chunks = {index: self.filled(chunk) for index, chunk in self.tensors.chunks_used(used).items()}
+        number = self.version.number
+        one = Contribution(SyncName(number, 0, 1, 1), 1, 1, False, number, used, self.groups, chunks)
+        self.version = self.tensors.build(self.version, [one])
+
+
+def content(tensors: ShardTensors, version: Version) -> list[tuple[object, ...]]:
+    """Every number of a shard, as bytes."""
+    found: list[tuple[object, ...]] = [(i, t.numpy().tobytes()) for i, t in sorted(version.tensors.items())]
+    found += sorted((e[0], e[1], e[2], e[3].numpy().tobytes(), e[4]) for e in tensors.export_state())
+    return found
+
+
+@pytest.mark.parametrize("began", [True, False], ids=["in use", "unused"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_steps_before_it_is_written_do_not_show(optimizer: str, began: bool, tmp_path: Path) -> None:
+    """The thread that writes comes to it four steps later; in the second of them only one tensor is used."""
+
+    async def go() -> tuple[list[tuple[object, ...]], Shard, shard_pb2.CopyStatus]:
+        shard = Shard(Place(str(tmp_path)), OPTIMIZERS[optimizer])
+        for _ in range(BEFORE if began else 0):
+            shard.step()
+        wanted = content(shard.tensors, shard.version)
+        late = threading.Event()
+        shard.saver._thread.submit(late.wait, 30.0)
+        assert shard.saver.take(shard.version, shard.tensors, shard.state, {})
+        for number in range(AFTER):
+            shard.step(frozenset((1,)) if number == 1 else frozenset((0, 1, 2)))
+        assert content(shard.tensors, shard.version) != wanted
+        late.set()
+        (copy,) = shard.saver._copies.values()
+        assert copy.task is not None
+        await asyncio.wait_for(copy.task, 30.0)
+        (status,) = shard.saver.statuses()
+        await shard.saver.close()
+        return wanted, shard, status
+
+    wanted, shard, status = asyncio.run(go())
+    assert status.state == shard_pb2.COPY_STATE_SAVED, status.reason
+    version = BEFORE if began else 0
+    assert status.version == version
+    saved = manifest(
+        version=version,
+        timeline=2,
+        layout_digest=shard.plan.layout.digest,
+        weights=(file(status.weights),),
+        state=(file(status.optimizer),),
+    )
+    tensors = shard.empty()
+    restored = restore(Place(str(tmp_path)), saved, shard.plan.layout, tensors)
+    assert content(tensors, restored.version) == wanted
+    assert checkpoint_name(version, 2) in {path.name for path in tmp_path.iterdir()}
+
+
+def file(saved: shard_pb2.SavedFile) -> FileInfo:
+    return FileInfo(Path(saved.name).name, saved.bytes, saved.sha256)
