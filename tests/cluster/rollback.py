@@ -196,6 +196,13 @@ class Rig(Fleet):
 
     # ---- looking
 
+    def join_all(self) -> None:
+        """Wait for all workers, those that begin meanwhile included."""
+        joined = 0
+        while joined < len(self.hands):
+            joined = len(self.hands)
+            self.join()
+
     def finish(self, *args: Any) -> Mapping[str, Any]:
         """As `Fleet.finish`; also: every strike has struck, and no timeline was used twice."""
         summary = super().finish(*args)
