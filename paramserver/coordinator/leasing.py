@@ -35,7 +35,9 @@ class Leasing:
     async def register(self, data: DataSpec) -> None:
         """Learn how the data is cut."""
         self.data = data
-        if self.table is None and self._job.consistency.mode is Mode.ASYNC:
+        # A table made before the data was known has handed nothing out.
+        fits = self.table is not None and self.table.slices_per_epoch == data.slices_per_epoch
+        if self._job.consistency.mode is Mode.ASYNC and not fits:
             await self.begin(SliceLeases(data.slices_per_epoch))
 
     async def begin(self, table: SliceLeases | None) -> None:

@@ -222,7 +222,8 @@ async def _restore_consistency(
     agreed = {c.revision: c for c in (_agreed(reply) for reply in stats.values())}
     newest = agreed[max(agreed)]
     await job.toggle.settle(newest, [r.scheduled.revision for r in stats.values() if r.HasField("scheduled")])
-    was_async = job.consistency.mode is Mode.ASYNC
+    # Before the data is known nothing has been handed out.
+    was_async = job.consistency.mode is Mode.ASYNC and data is not None
     table = await lease_table(job) if was_async else None
     if newest.revision > job.consistency.revision:
         await job.toggle.complete(newest, table)

@@ -274,8 +274,10 @@ class Fleet:
             chief.store.cut = True
             chief.task.cancel()
         for keeper in self.keepers:
-            if keeper.process.killed and keeper.node.session._task is not None:
-                keeper.node.session._task.cancel()  # it need not try to say goodbye
+            if keeper.process.killed:
+                keeper.task.cancel()
+                if keeper.node.session._task is not None:
+                    keeper.node.session._task.cancel()  # it need not try to say goodbye
         for process in self._processes():
             if process.killed:
                 process.bury()

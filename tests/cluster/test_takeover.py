@@ -404,3 +404,14 @@ def test_without_settling_a_change_that_was_prepared_would_stop_the_job(monkeypa
         versions = [server.version for server in fleet.stats()]
         assert not threading.Event().wait(0.5)
         assert [server.version for server in fleet.stats()] == versions
+
+
+def test_async_the_leader_dies_before_the_data_is_known() -> None:
+    """Slices are cut from the data that is registered then, not taken for names without end."""
+    epochs, trap = 2, Trap("answer Coordinator.RegisterData", 0, "before")
+    with recorded() as log, Fleet(mode="async", trap=trap) as fleet:
+        fleet.begin(LedgerProgram(CELLS, BATCH, epochs))
+        summary = fleet.finish()
+    assert trap.fired.is_set(), trap.seen
+    counted_once(log, epochs)
+    assert summary["contributions_applied"] == PER_EPOCH * epochs
