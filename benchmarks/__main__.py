@@ -7,19 +7,22 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import straggle
+from benchmarks import checkpoint, straggle
 from benchmarks.rows import Row, table, write
 
 # By name: a function that takes the number of repetitions and returns rows; it raises RuntimeError if a run fails or a
 # result is not what it must be.
-BENCHMARKS: dict[str, Callable[[int], list[Row]]] = {"straggle": straggle.run}
+BENCHMARKS: dict[str, Callable[[int], list[Row]]] = {
+    "checkpoint": checkpoint.run,
+    "straggle": straggle.run,
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("name", choices=sorted(BENCHMARKS))
     parser.add_argument("--repetitions", type=int, default=3, help="how often each variant runs (default 3)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there, one JSON object per line")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there, as a JSON list")
     args = parser.parse_args()
     try:
         found = BENCHMARKS[args.name](max(1, args.repetitions))

@@ -14,7 +14,7 @@ class Row:
     """One variant of one case.
 
     ``median_s``: seconds for a unit of work, the median of the repetitions; ``spread``: largest minus smallest, divided
-    by the median; ``ratio``: how many times as fast as the variant it is compared with.
+    by the median; ``ratio``: its time over that of our variant; above 1 ours is faster.
     """
 
     benchmark: str
@@ -25,17 +25,17 @@ class Row:
     ratio: float
 
 
-def rows(benchmark: str, case: str, seconds: Mapping[str, Sequence[float]], against: str) -> list[Row]:
-    """One row per variant. ``seconds``: by variant, what each repetition took; ``against``: whom all are compared with.
+def rows(benchmark: str, case: str, seconds: Mapping[str, Sequence[float]], ours: str) -> list[Row]:
+    """One row per variant. ``seconds``: by variant, what each repetition took; ``ours``: the variant that is ours.
 
     Raises ValueError if a variant has no repetition.
     """
     for variant, times in seconds.items():
         if not times:
             raise ValueError(f"{variant} was never measured")
-    reference = median(seconds[against])
+    reference = median(seconds[ours])
     return [
-        Row(benchmark, case, variant, middle, (max(times) - min(times)) / middle, reference / middle)
+        Row(benchmark, case, variant, middle, (max(times) - min(times)) / middle, middle / reference)
         for variant, times in seconds.items()
         for middle in [median(times)]
     ]
@@ -51,5 +51,5 @@ def table(found: Iterable[Row]) -> str:
 
 
 def write(path: Path, found: Iterable[Row]) -> None:
-    """One JSON object per line."""
-    path.write_text("".join(json.dumps(asdict(row)) + "\n" for row in found))
+    """A JSON list of objects."""
+    path.write_text(json.dumps([asdict(row) for row in found], indent=1) + "\n")
