@@ -15,7 +15,9 @@ from paramserver import errors
 from paramserver.checkpoint import catalog
 from paramserver.checkpoint.manifest import Manifest
 from paramserver.checkpoint.place import Place
+from paramserver.config import load_settings
 from paramserver.coordinator import service as coordinating
+from paramserver.local import checkpointing
 from paramserver.worker.context import Context
 from tests.cluster.harness import until, wait
 from tests.cluster.programs import LedgerProgram, Program, adamw, cosine, dataset, network, plain, sgd
@@ -221,3 +223,40 @@ def test_something_else_is_trained(what: str, stopped: Path) -> None:
         rig.begin(script())
         with pytest.raises(kind, match=text):
             rig.join()
+
+
+REFUSED = {
+    "consistency.mode": (
+        "async",
+        r"consistency.mode is async here .* was made with sync: resume, then use",
+    ),
+    "training.slices_per_step": (5, r"training.slices_per_step is 5 here .* was made with 4: leave it out"),
+    "training.seed": (7, r"training.seed is 7 here .* was made with 0: leave it out"),
+    "training.chunk_bytes": (4096, r"training.chunk_bytes is 4096 here .* was made with 512: leave it out"),
+}
+
+
+def test_what_the_settings_take_over_and_refuse(stopped: Path) -> None:
+    """With `paramserver run --resume DIR`."""
+    where = {"checkpoint.resume": str(stopped / "ckpt")}
+    taken = checkpointing.resumed(load_settings(None, where, environ={}))
+    wanted = {
+        "consistency.mode": "sync",
+        "training.slices_per_step": 4,
+        "cluster.servers": 2,
+        "cluster.workers": 2,
+        "checkpoint.every": 3,
+        "checkpoint.dir": str(stopped / "ckpt"),
+    }
+    assert {key: taken[key] for key in wanted} == wanted
+    other = {**where, "cluster.servers": 5, "cluster.workers": 1}
+    assert not {"cluster.servers", "cluster.workers"} & set(
+        checkpointing.resumed(load_settings(None, other, environ={}))
+    ), "numbers of processes are free"
+    for key, (value, text) in REFUSED.items():
+        with pytest.raises(errors.ConfigError, match=text):
+            checkpointing.resumed(load_settings(None, {**where, key: value}, environ={}))
+    assert checkpointing.find_checkpoint(str(checkpoint(stopped, 3))).version == 3
+    assert checkpointing.find_checkpoint(str(stopped / "ckpt")).version == 6
+    with pytest.raises(errors.ConfigError, match=r"there is (no complete checkpoint|nothing to go on from) in"):
+        checkpointing.find_checkpoint(str(stopped / "elsewhere"))
