@@ -18,6 +18,7 @@ from paramserver.core.consistency import Consistency, Mode
 from paramserver.core.names import SyncName
 from paramserver.core.plan import Chunk, TensorSpec
 from paramserver.core.shard import ShardState
+from paramserver.errors import CheckpointError
 from paramserver.server.restoring import restore
 from paramserver.server.saving import Saver
 from paramserver.server.shard import Contribution, ShardTensors
@@ -123,3 +124,28 @@ def test_steps_before_it_is_written_do_not_show(optimizer: str, began: bool, tmp
 
 def file(saved: shard_pb2.SavedFile) -> FileInfo:
     return FileInfo(Path(saved.name).name, saved.bytes, saved.sha256)
+
+
+def test_a_thread_that_waits_for_another_server_ends_with_its_own(tmp_path: Path) -> None:
+    """The loop has ended before it came to the question: the thread must not wait for ever."""
+    answers: list[BaseException] = []
+
+    async def nothing() -> torch.Tensor:
+        raise AssertionError("the loop has ended")
+
+    async def go() -> Saver:
+        return Shard(Place(str(tmp_path)), OPTIMIZERS["sgd"]).saver
+
+    saver = asyncio.run(go())
+
+    def wait() -> None:
+        try:
+            saver._wait_for(nothing())
+        except CheckpointError as error:
+            answers.append(error)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    thread.join(10.0)
+    assert not thread.is_alive()
+    assert [str(error) for error in answers] == ["this server has ended"]
