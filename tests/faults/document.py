@@ -8,6 +8,7 @@ import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from tests.faults import cases
 from tests.faults.runs import Outcome, Recovery
 
 _WHEN = ("first", "second", "middle", "last")
@@ -54,7 +55,10 @@ def _matrix(outcomes: Sequence[Outcome]) -> list[str]:
     if not outcomes:
         return [*lines, "Not run."]
     verdicts = Counter(outcome.verdict for outcome in outcomes)
-    lines += [f"{len(outcomes)} cases: {', '.join(f'{n} {verdict}' for verdict, n in verdicts.most_common())}.", ""]
+    order = {case.name: number for number, case in enumerate(cases.matrix())}
+    outcomes = sorted(outcomes, key=lambda outcome: order.get(outcome.name, len(order)))
+    found = ", ".join(f"{n} {verdict}" for verdict, n in verdicts.most_common())
+    lines += [f"{len(outcomes)} of {len(order)} cases have been run: {found}.", ""]
     lines += [
         "| who is killed | at | first step | second | middle | last | recovery |",
         "|---|---|---|---|---|---|---|",
