@@ -35,11 +35,13 @@ def run(repetitions: int) -> list[Row]:
     digests: dict[int, set[str]] = {}
     for number in range(repetitions):
         for case in CASES:
-            seconds[case][DDP].append(_ddp(case))
-            measured, digest = _ours(case)
-            seconds[case][OURS].append(measured)
+            theirs = _ddp(case)
+            ours, digest = _ours(case)
+            seconds[case][DDP].append(theirs)
+            seconds[case][OURS].append(ours)
             digests.setdefault(case[2], set()).add(digest)
-        print(f"repetition {number + 1} of {repetitions} is done", file=sys.stderr, flush=True)
+            said = f"{_text(case)}: {DDP} {theirs * 1000:.1f} ms, {OURS} {ours * 1000:.1f} ms"
+            print(f"repetition {number + 1} of {repetitions}: {said}", file=sys.stderr, flush=True)
     with_even = next(steps for _, slower, steps, _ in CASES if slower == 1.0)
     if any(len(found) != 1 for found in digests.values()):
         raise RuntimeError(f"the weights depend on who is slow: {digests}")
