@@ -91,8 +91,9 @@ PLACES = {
     "applied": [Strike("apply.mid", "server-0", nth=30)],
     "published": [Strike("commit.after_log_before_reply", "server-1", nth=30)],
     "while it restores": [Strike("apply.mid", "server-0", nth=30), Strike("restore.after_load", "server-0", times=2)],
-    "while workers are held": [Strike("ckpt.tmp_open", "server-1", nth=5)],
-    "a checkpoint is written": [Strike("ckpt.before_rename", "server-0", nth=4, also=("server-1",))],
+    # Two files for version 0, and two for the first that is written later, at the latest when all is done.
+    "a file is opened": [Strike("ckpt.tmp_open", "server-1", nth=2)],
+    "a checkpoint is written": [Strike("ckpt.before_rename", "server-0", nth=3, also=("server-1",))],
     "before version 0": [Strike("ckpt.before_fsync", "server-1", 0)],
 }
 
