@@ -99,7 +99,7 @@ class Recovery:
         job = self._job
         wished = job.consistency
         try:
-            while not job.over.done():
+            while not job.given_up:
                 await self._begin()
                 version = await self._insist()
                 if version is None:
@@ -133,7 +133,7 @@ class Recovery:
     async def _insist(self) -> int | None:
         """Attempt after attempt, until one works; None if the job is over."""
         job = self._job
-        while not job.over.done():
+        while not job.given_up:
             await self._servers_there()
             self._anew = False
             self._included = {member.ident for member in job.members.of(Role.SERVER)}

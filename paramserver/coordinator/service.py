@@ -583,6 +583,14 @@ class CoordinatorService:
         await self.refresh()
 
     @property
+    def given_up(self) -> bool:
+        """Whether nothing more is to be done here: the job has ended, or another coordinator leads it.
+
+        Not while the result of a job whose workers are through has still to be gathered.
+        """
+        return self.ended or (self.over.done() and self.over.result() != "done")
+
+    @property
     def ended(self) -> bool:
         """Whether the job has ended, one way or another."""
         return self.state in _ENDED

@@ -307,24 +307,39 @@ class Coordinating:
         return code
 
     async def _gather(self, service: CoordinatorService, how: str) -> int:
-        """Gather the result and let the servers go."""
-        await service.wait_until(
-            lambda: not service.watch.absent or service.exit_code != 0, self._settings.cluster.max_idle_s
-        )
-        if service.exit_code:
-            return service.exit_code
+        """Gather the result and let the servers go. A server that dies meanwhile is waited for, as ever."""
+
+        def all_there() -> bool:
+            return not (service.watch.absent or service.recovery.under_way) or service.exit_code != 0
+
+        deadline = time.monotonic() + self._settings.cluster.max_idle_s
+        while True:
+            await service.wait_until(all_there, self._settings.cluster.max_idle_s)
+            if service.exit_code:
+                return service.exit_code
+            try:
+                return await self._gather_now(service, how)
+            except errors.RetryableError as error:
+                if time.monotonic() >= deadline:
+                    return await self._not_gathered(service, error)
+                log.warning(f"the result cannot be gathered yet; trying again: {error}")
+                await asyncio.sleep(_RETRY_S)
+            except errors.ParamServerError as error:
+                return await self._not_gathered(service, error)
+
+    async def _not_gathered(self, service: CoordinatorService, error: errors.ParamServerError) -> int:
+        reason = f"the result could not be gathered: {error}"
+        self._say(f"paramserver: error: {reason}")
+        await service.conclude(types_pb2.JOB_STATE_FAILED, reason)
+        return error.exit_code
+
+    async def _gather_now(self, service: CoordinatorService, how: str) -> int:
         status = await service.status(coordinator_pb2.StatusRequest(model=True))
         if not (status.HasField("model") and service.registry.ready):
             self._say("the job has ended without training")
             await service.conclude(types_pb2.JOB_STATE_STOPPED, "ended without training")
             return 0
-        try:
-            summary = await gather(status, self._security.connector("server"), self._settings.run)
-        except errors.ParamServerError as error:
-            reason = f"the result could not be gathered: {error}"
-            self._say(f"paramserver: error: {reason}")
-            await service.conclude(types_pb2.JOB_STATE_FAILED, reason)
-            return error.exit_code
+        summary = await gather(status, self._security.connector("server"), self._settings.run)
         lines = closing_lines(status, summary)
         for line in lines:
             self._say(line)

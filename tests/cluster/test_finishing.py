@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paramserver import errors
 from paramserver.checkpoint import catalog
 from paramserver.checkpoint.place import Place
+from paramserver.local import coordinating
+from paramserver.local import gather as gathering
 from tests.cluster.harness import until, wait
 from tests.cluster.rollback import Rig, Strike, same, twin
 from tests.cluster.test_faults import SLICES, program
@@ -100,4 +103,24 @@ def test_h10_a_slow_disk(tmp_path: Path) -> None:
         assert kept[0] == LAST
         assert {0, 1, 2} <= set(kept)
         assert len(kept) < LAST, f"none was skipped: {kept}"
+    same(summary, twin("faults", program(), slices_per_step=SLICES))
+
+
+def test_a_server_dies_while_the_result_is_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All workers have left by then: it comes back with the last checkpoint."""
+    killed: list[bool] = []
+
+    async def gather(*args: Any) -> Any:
+        if not killed:
+            killed.append(True)
+            rig.strike("server-1")
+            raise errors.UnavailableError("server-1 is dead")
+        return await gathering.gather(*args)
+
+    monkeypatch.setattr(coordinating, "gather", gather)
+    with Rig(tmp_path, 3, []) as rig:
+        rig.begin(program())
+        summary = rig.finish()
+        assert killed
+        assert rig.rollbacks == 1
     same(summary, twin("faults", program(), slices_per_step=SLICES))
