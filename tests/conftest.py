@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import hypothesis
+import pytest
+import structlog
 
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("repeatable")
+
+
+@pytest.fixture(autouse=True)
+def _own_log() -> Iterator[None]:
+    """How a test has set the log up is no concern of the next one."""
+    yield
+    structlog.reset_defaults()
