@@ -7,6 +7,7 @@
 # make test-compose  build the image and test real clusters of containers (needs Docker and docker-compose)
 # make test-machines  train on six emulated machines, with faults and strangers (needs root and iproute2)
 # make test-soak  the long variants of tests about overload and leaks: a hundred thousand contributions and the like
+# make test-long   more runs of real processes, which take longer
 # make test-scale  a run with 32 workers
 # make test-faults  the crash matrix, 200 random faults, 100 kills; writes docs/reliability.md (an hour or more)
 # make test-low  unit and contract tests with the lowest versions of grpcio, protobuf and redis (for contributors)
@@ -27,7 +28,7 @@ LOWEST := grpcio==1.76.0 protobuf==6.31.1 redis==5.0.0
 PROTO_TOOLS := grpcio-tools==1.76.0 grpcio==1.76.0 protobuf==6.33.6 setuptools==80.9.0
 PROTOC = .proto-venv/bin/python -m grpc_tools.protoc -I protos
 
-.PHONY: help demo test test-soak test-scale test-faults test-low test-gpu check format proto proto-check clean clean-all \
+.PHONY: help demo test test-long test-soak test-scale test-faults test-low test-gpu check format proto proto-check clean clean-all \
 	docker-image docker-wheels docker-base test-compose test-machines
 
 help:
@@ -54,8 +55,12 @@ demo: .venv/.stamp
 	$(BIN)/paramserver run workers/digits.py --servers 2 --workers 2
 
 test: .venv/.stamp
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile tests/unit tests/contract tests/cluster
-	$(BIN)/python -m pytest -q tests/integration
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile -m 'not long' \
+		tests/unit tests/contract tests/cluster
+	$(BIN)/python -m pytest -q -m 'not long' tests/integration
+
+test-long: .venv/.stamp
+	$(BIN)/python -m pytest -q -m long tests
 
 test-soak: .venv/.stamp
 	SOAK_MEMBERS=1000 SOAK_REJECTED=100000 SOAK_CONTRIBUTIONS=100000 SOAK_PULL_MIB=500 OMP_NUM_THREADS=1 \

@@ -146,6 +146,8 @@ def run_worker(argv: list[str], at_end: Callable[[], None] = lambda: None) -> No
     except BaseException as error:  # the top of the process: shown in full, from the script on
         traceback.print_exception(type(error), error, _from_script(error.__traceback__, script))
         code, failure = 1, f"{type(error).__name__}: {error}"
+    # The script is through; what is left takes a moment, and must not be interrupted in the middle of an import.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if code:
         # Nothing more is handed in: what is left goes to the other workers.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -23,6 +23,8 @@ from tests.cluster.imagined import Tally
 from tests.cluster.schedules import Schedule
 
 SCHEDULES, CASES = 100_000, 10
+# So many tenths with every `make test`, all of them with `make test-long`.
+SHORT = 4
 Log = Sequence[tuple[str, int, int, AsyncName | None]]
 
 
@@ -33,7 +35,9 @@ def play(seeds: range, trusting: bool = False) -> Tally:
     return total
 
 
-@pytest.mark.parametrize("case", range(CASES))
+@pytest.mark.parametrize(
+    "case", [*range(SHORT), *(pytest.param(case, marks=pytest.mark.long) for case in range(SHORT, CASES))]
+)
 def test_every_rule_holds_in_random_schedules(case: int) -> None:
     """D01, D02, D03, D13, D16: bound, own writes, freshness, all counted once, nobody stuck; 10^4 schedules a case."""
     total = play(range(case, SCHEDULES, CASES))

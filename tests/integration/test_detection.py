@@ -45,7 +45,7 @@ def wanted() -> Iterator[dict[str, Any]]:
     ("how", "seen_as", "within_s"),
     [
         ("killed", "lost", 2.0),
-        ("stopped", "lost", LEASE_S + SLACK_S),
+        pytest.param("stopped", "lost", LEASE_S + SLACK_S, marks=pytest.mark.long),
         ("gil", "lost", LEASE_S + SLACK_S),
         ("loader", "stalled", STALL_S + SLACK_S),
     ],

@@ -42,6 +42,7 @@ def test_file_counts_below_variables_and_variables_below_flags(by_file: dict[str
     assert by_file["workers"] == 2  # the variable says 3, the flag 2
 
 
+@pytest.mark.long
 def test_asynchronous_accuracy(place: Place) -> None:
     path = place.work / "async.json"
     counts = ["--servers", "2", "--workers", "2"]
@@ -57,6 +58,7 @@ def test_asynchronous_accuracy(place: Place) -> None:
     assert 0 < summary["max_clock_spread"] <= 4 + 1
 
 
+@pytest.mark.long
 def test_loading_processes_and_script_arguments_and_the_script_alone(place: Place) -> None:
     alone, cluster = place.work / "alone.json", place.work / "loaders.json"
     arguments = ["--epochs", "2", "--batch-size", "64", "--optimizer", "adamw", "--dropout", "0.1"]

@@ -87,8 +87,8 @@ class Run:
         until("the directories are gone", lambda: not self._directories(), GONE_S)
         assert _in_shared_memory() <= self.before
         host, _, port = self.address.rpartition(":")
-        with socket.create_server((host, int(port))):
-            pass
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host, int(port)), 1.0)
 
     def _directories(self) -> list[str]:
         # Python's own multiprocessing has no chance to remove its directories if it is killed.

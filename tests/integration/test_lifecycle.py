@@ -159,6 +159,7 @@ def test_exit_code_of_a_script(place: Place) -> None:
     assert "Traceback" not in done.said, done.text
 
 
+@pytest.mark.long
 def test_slices_of_a_killed_worker_go_to_the_others(place: Place) -> None:
     alone, path = place.work / "alone.json", place.work / "killed.json"
     environ = {"PARAMSERVER_RUN__SUMMARY": str(alone), "PARAMSERVER_TRAINING__SLICES_PER_STEP": "4"}

@@ -14,6 +14,7 @@ SLICES, EPOCHS = 64, 2
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_many_workers() -> None:
     with Place() as place:
         path = place.work / "summary.json"

@@ -89,6 +89,7 @@ def same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
         assert found[key] == wanted[key], key
 
 
+@pytest.mark.long
 def test_all_workers_killed_and_replaced(place: Place, wanted: dict[str, Any]) -> None:
     run = Run(place, 2)
     for name in ("worker-0", "worker-1"):
@@ -99,6 +100,7 @@ def test_all_workers_killed_and_replaced(place: Place, wanted: dict[str, Any]) -
     same(found, wanted)
 
 
+@pytest.mark.long
 def test_a_coordinator_and_a_server_that_hang_are_started_again(place: Place, wanted: dict[str, Any]) -> None:
     run = Run(place, 2, "--set", "cluster.lease_s=1")
     os.kill(run.pid("coordinator"), signal.SIGSTOP)
@@ -113,6 +115,7 @@ def test_a_coordinator_and_a_server_that_hang_are_started_again(place: Place, wa
     same(found, wanted)
 
 
+@pytest.mark.long
 def test_the_store_is_started_again(place: Place, wanted: dict[str, Any]) -> None:
     run = Run(place, 2)
     (pid,) = [pid for pid, command in place.processes().items() if "valkey-server" in command]

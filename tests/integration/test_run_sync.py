@@ -70,7 +70,10 @@ def digests(summary: dict[str, Any]) -> tuple[str, str, str]:
     return summary["weights_sha256"], summary["buffers_sha256"], summary["optimizer_sha256"]
 
 
-@pytest.mark.parametrize(("workers", "servers"), [(1, 1), (2, 1), (2, 2), (3, 2), (4, 3)])
+@pytest.mark.parametrize(
+    ("workers", "servers"),
+    [(3, 2), *(pytest.param(*shape, marks=pytest.mark.long) for shape in [(1, 1), (2, 1), (2, 2), (4, 3)])],
+)
 def test_adamw_with_a_cosine_schedule_and_dropout(runs: Runs, workers: int, servers: int) -> None:
     summary = runs.cluster("adamw", workers, servers)
     assert digests(summary) == digests(runs.alone("adamw"))
@@ -84,7 +87,7 @@ def test_from_run_to_run(runs: Runs) -> None:
     assert again["metrics"]["test_accuracy"] == runs.cluster("adamw", 2, 2)["metrics"]["test_accuracy"]
 
 
-@pytest.mark.parametrize(("workers", "servers"), [(2, 1), (3, 2)])
+@pytest.mark.parametrize(("workers", "servers"), [(2, 1), pytest.param(3, 2, marks=pytest.mark.long)])
 def test_sgd_with_momentum(runs: Runs, workers: int, servers: int) -> None:
     summary = runs.cluster("sgd", workers, servers)
     assert digests(summary) == digests(runs.alone("sgd"))

@@ -64,6 +64,7 @@ def test_members_may_come_before_the_coordinator(cluster: Cluster) -> None:
         one.wait().check()
 
 
+@pytest.mark.long
 def test_who_waits_in_vain_says_for_whom(cluster: Cluster) -> None:
     cluster.environ["PARAMSERVER_CLUSTER__JOIN_TIMEOUT_S"] = "3"
     cluster.addresses.append(free_address())
@@ -78,6 +79,7 @@ def test_who_waits_in_vain_says_for_whom(cluster: Cluster) -> None:
     assert "1/2 servers; missing: server-1; 0/3 workers; missing: worker-0, worker-1, worker-2" in text
 
 
+@pytest.mark.long
 def test_a_worker_that_is_told_to_end_gives_its_share_back(cluster: Cluster) -> None:
     wanted = reference(cluster.place, "--epochs", "12", "--pace", "0.0")
     summary = cluster.place.work / "out.json"
@@ -95,6 +97,7 @@ def test_a_worker_that_is_told_to_end_gives_its_share_back(cluster: Cluster) -> 
     same_result(read_summary(summary), wanted)
 
 
+@pytest.mark.long
 def test_drain_and_stop(cluster: Cluster) -> None:
     summary = cluster.place.work / "out.json"
     coordinator = cluster.coordinator("--workers", "2", "--summary", summary)

@@ -113,6 +113,7 @@ def _check_processes(place: Place, status: dict[str, Any]) -> None:
     assert len({process["pid"] for process in processes.values()}) == 5
 
 
+@pytest.mark.long
 def test_two_jobs_at_once(place: Place) -> None:
     stop = place.work / "stop"
     flags = ["--servers", "1", "--workers", "1", "--store", "memory"]

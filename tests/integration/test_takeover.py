@@ -76,6 +76,7 @@ def test_a_standby_takes_over(cluster: Cluster, wanted: dict[str, Any], mode: st
         assert "lost the coordinator; training goes on" in member.err
 
 
+@pytest.mark.long
 def test_a_restarted_coordinator_resumes_only_if_told_to(cluster: Cluster, wanted: dict[str, Any]) -> None:
     summary = cluster.place.work / "out.json"
     flags = (*JOB, "--servers", "2", "--summary", summary)
@@ -105,6 +106,7 @@ def test_a_restarted_coordinator_resumes_only_if_told_to(cluster: Cluster, wante
     cluster.place.paramserver("run", TRAIN, "--job", cluster.job, "--store", cluster.url, "--", "--epochs", "1").check()
 
 
+@pytest.mark.long
 def test_training_goes_on_without_a_coordinator(cluster: Cluster, wanted: dict[str, Any]) -> None:
     """All steps are made without one; the workers wait to tell the next coordinator that they are through."""
     summary = cluster.place.work / "out.json"
@@ -126,6 +128,7 @@ def test_training_goes_on_without_a_coordinator(cluster: Cluster, wanted: dict[s
     same_result(read_summary(summary), wanted)
 
 
+@pytest.mark.long
 def test_a_leader_that_was_paused_steps_down(cluster: Cluster, wanted: dict[str, Any]) -> None:
     summaries = [cluster.place.work / name for name in ("first.json", "second.json")]
     first, second = (cluster.coordinator(*JOB, "--servers", "2", "--summary", summary) for summary in summaries)
@@ -146,6 +149,7 @@ def test_a_leader_that_was_paused_steps_down(cluster: Cluster, wanted: dict[str,
     assert first.wait(10.0).code in (0, 143)
 
 
+@pytest.mark.long
 def test_the_store_goes_away_and_comes_back(cluster: Cluster, wanted: dict[str, Any]) -> None:
     summary = cluster.place.work / "out.json"
     coordinator = cluster.coordinator(*JOB, "--servers", "2", "--summary", summary)
