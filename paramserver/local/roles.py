@@ -130,6 +130,7 @@ def run_worker(argv: list[str], at_end: Callable[[], None] = lambda: None) -> No
     sys.path[0] = str(Path(script).resolve().parent)
     code, failure = 0, ""
     signal.signal(signal.SIGTERM, _leave_on_signal)
+    sys.unraisablehook = _leave_after_all
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as leave:
@@ -148,6 +149,8 @@ def run_worker(argv: list[str], at_end: Callable[[], None] = lambda: None) -> No
         code, failure = 1, f"{type(error).__name__}: {error}"
     # The script is through; what is left takes a moment, and must not be interrupted in the middle of an import.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.unraisablehook = sys.__unraisablehook__
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
     if code:
         # Nothing more is handed in: what is left goes to the other workers.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -160,6 +163,15 @@ def run_worker(argv: list[str], at_end: Callable[[], None] = lambda: None) -> No
 
 def _leave_on_signal(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
+
+
+def _leave_after_all(unraisable: sys.UnraisableHookArgs) -> None:
+    """The signal came in a place that Python lets nothing out of, such as a finaliser: leave a moment later."""
+    if not isinstance(unraisable.exc_value, SystemExit):
+        sys.__unraisablehook__(unraisable)
+        return
+    signal.signal(signal.SIGALRM, lambda number, frame: _leave_on_signal(signal.SIGTERM, frame))
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
 
 
 def _abandon(failure: str) -> None:
