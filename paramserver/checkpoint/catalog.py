@@ -43,7 +43,7 @@ class Found:
     @property
     def order(self) -> tuple[int, int]:
         """Larger is newer: timeline, then version."""
-        return _order(self.name)
+        return order(self.name)
 
 
 def write_manifest(place: Place, manifest: Manifest) -> None:
@@ -216,7 +216,7 @@ def _remove(inside: Inside, name: str) -> bool:
             inside.write_atomically(MANIFEST, text)
             return False
     with explained("remove", name):
-        reach("ckpt.gc", _order(name)[1])
+        reach("ckpt.gc", order(name)[1])
     for file in inside.files():
         inside.remove(file)
     inside.remove_folder()
@@ -280,7 +280,8 @@ def _check_present(inside: Inside, manifest: Manifest) -> None:
             raise CheckpointError(f"{inside.where(info.name)} has {size} bytes, and should have {info.bytes}")
 
 
-def _order(name: str) -> tuple[int, int]:
+def order(name: str) -> tuple[int, int]:
+    """Which checkpoint is newer: by timeline, then by version."""
     parsed = parse_name(name)
     assert parsed is not None, name
     version, timeline = parsed

@@ -25,7 +25,7 @@ from paramserver.checkpoint.place import Place, explained
 from paramserver.checkpoint.tensorfile import TensorFile
 from paramserver.core.hypers import RULES, validate
 from paramserver.errors import CheckpointError, ConfigError, ParamServerError
-from paramserver.tensors.dtypes import SIZES, buffer_of, tensor_from, torch_dtype
+from paramserver.tensors.dtypes import SIZES, buffer_of, in_model_type, tensor_from, torch_dtype
 from paramserver.tensors.hypers import groups_from_proto
 from paramserver.v1 import types_pb2
 
@@ -87,9 +87,8 @@ class Saved:
         entry = file.entries[spec.name]
         flat = _flat(file, entry)
         wanted = torch_dtype(spec.dtype)
-        if flat.is_floating_point() and not wanted.is_floating_point:
-            flat = flat > 0.5 if spec.dtype == "bool" else flat.round()
-        return flat.to(wanted).view(tuple(spec.shape))
+        values = in_model_type(flat, wanted) if flat.is_floating_point() else flat.to(wanted)
+        return values.view(tuple(spec.shape))
 
     def state(self, spec: types_pb2.TensorSpec) -> dict[str, torch.Tensor]:
         """The optimizer state of a parameter, by key; empty before its first update."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
+from paramserver.config import Settings, load_settings
 from paramserver.errors import ConfigError, ParamServerError
 
 USAGE_EXIT_CODE = 2
@@ -45,6 +47,16 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, object]:
             raise ConfigError(f"{key} is set twice; set it once")
         overrides[key] = value
     return overrides
+
+
+def load_job(config: Path | None, overrides: Mapping[str, object]) -> Settings:
+    """The settings of a job to begin; one that goes on from a checkpoint takes over what belongs to that."""
+    settings = load_settings(config, overrides)
+    if not settings.checkpoint.resume:
+        return settings
+    from paramserver.local.checkpointing import resumed
+
+    return load_settings(config, {**overrides, **resumed(settings)})
 
 
 def merge_overrides(flags: Mapping[str, object], assignments: Mapping[str, object]) -> dict[str, object]:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from paramserver.cli.common import merge_overrides, parse_assignments
-from paramserver.config import Settings, load_settings
+from paramserver.cli.common import load_job, merge_overrides, parse_assignments
+from paramserver.config import Settings
 from paramserver.errors import ConfigError
 
 # Values are checked by paramserver.config alone, whether they come from a flag, the environment or a file; so the
@@ -102,12 +102,7 @@ def run(
         "training.threads_per_worker": threads_per_worker,
         "training.nonfinite": nonfinite,
     }
-    overrides = merge_overrides(flags, parse_assignments(set_ or []))
-    settings = load_settings(config, overrides)
-    if settings.checkpoint.resume:
-        from paramserver.local.checkpointing import resumed
-
-        settings = load_settings(config, {**overrides, **resumed(settings)})
+    settings = load_job(config, merge_overrides(flags, parse_assignments(set_ or [])))
     path = script_path(settings)
     from paramserver.local.launcher import launch
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from paramserver.cli.common import merge_overrides, parse_assignments
+from paramserver.cli.common import load_job, merge_overrides, parse_assignments
 from paramserver.cli.run import script_path
 from paramserver.config import Settings, load_settings
 from paramserver.errors import ConfigError
@@ -105,12 +105,7 @@ def coordinator(
         "run.summary": summary,
         "run.save": save,
     }
-    overrides = merge_overrides(flags, parse_assignments(set_ or []))
-    settings = load_settings(config, overrides)
-    if settings.checkpoint.resume:
-        from paramserver.local.checkpointing import resumed
-
-        settings = load_settings(config, {**overrides, **resumed(settings)})
+    settings = load_job(config, merge_overrides(flags, parse_assignments(set_ or [])))
     from paramserver.local.coordinating import Options
     from paramserver.local.start import start_coordinator
 

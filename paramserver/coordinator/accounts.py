@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, cast
 
 from paramserver import errors
 from paramserver.core.ledger import Account, ShardLedger, accounts
-from paramserver.core.membership import Role
 from paramserver.core.slices import DataSpec, Step, SyncSchedule
 from paramserver.v1 import coordinator_pb2, shard_pb2
 
@@ -23,12 +22,7 @@ async def account(job: CoordinatorService, slices: bool) -> coordinator_pb2.Acco
     if data is None or not data.slice_size or not job.registry.ready:
         raise errors.UnavailableError("nothing has been counted yet: the job has no data set or is not running")
     request = shard_pb2.LedgerRequest(job=job.options.job)
-    replies = [
-        cast(shard_pb2.LedgerResponse, reply)
-        for reply in await job.servers.call_all(
-            job.members.of(Role.SERVER), "Shard.Ledger", lambda _: request, job.options.call_timeout_s
-        )
-    ]
+    replies = [cast(shard_pb2.LedgerResponse, reply) for reply in await job.ask_servers("Shard.Ledger", request)]
     names = {ident: name for reply in replies for ident, name in reply.names.items()}
     step_of = steps(job.origin, data, job.slices_per_step)
     made = accounts([_ledger(reply) for reply in replies], data, step_of)

@@ -15,11 +15,11 @@ from google.protobuf import json_format
 
 from paramserver import errors
 from paramserver.checkpoint import catalog
-from paramserver.checkpoint.manifest import COPIES_KEPT, Manifest, checkpoint_name, parse_name
+from paramserver.checkpoint.manifest import COPIES_KEPT, Manifest, checkpoint_name
 from paramserver.checkpoint.place import Place
 from paramserver.checkpoint.tensorfile import FileInfo
+from paramserver.coordinator.counted import counted
 from paramserver.core.consistency import Mode
-from paramserver.core.membership import Role
 from paramserver.failpoints import reach
 from paramserver.transport.session import versions
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
@@ -131,7 +131,7 @@ class Checkpoints:
         if timeline != job.timeline:
             return
         reach("ckpt.pointer", version)
-        self.last = max(self.last, manifest.name, key=_order)
+        self.last = max(filter(None, (self.last, manifest.name)), key=catalog.order)
         job.journal.record(job)
         log.info("checkpoint", version=version, name=manifest.name, MB=round(manifest.nbytes / 1e6, 1))
         await self._settle(version, True)
@@ -163,9 +163,7 @@ class Checkpoints:
             job=job.options.job, timeline=job.timeline, term=job.term, versions=list(copies)
         )
         try:
-            await job.servers.call_all(
-                job.members.of(Role.SERVER), "Shard.Release", lambda _: request, job.options.call_timeout_s
-            )
+            await job.ask_servers("Shard.Release", request)
         except errors.ParamServerError as error:  # who has not heard says so in its next report
             log.debug("release", error=str(error))
 
@@ -254,10 +252,7 @@ class Checkpoints:
         job = self._job
         if job.consistency.mode is Mode.SYNC:
             return True
-        request = shard_pb2.CountedRequest(job=job.options.job, timeline=job.timeline)
-        replies = await job.servers.call_all(
-            job.members.of(Role.SERVER), "Shard.Counted", lambda _: request, job.options.call_timeout_s
-        )
+        replies = await counted(job)
         return all(reply == replies[0] for reply in replies)
 
     async def _let_go(self, timeline: int) -> None:
@@ -277,10 +272,7 @@ class Checkpoints:
         request = shard_pb2.CutRequest(
             job=job.options.job, timeline=timeline, term=job.term, step=step, version=version
         )
-        replies = await job.servers.call_all(
-            job.members.of(Role.SERVER), "Shard.Cut", lambda _: request, job.options.call_timeout_s
-        )
-        return [cast(shard_pb2.CutResponse, reply) for reply in replies]
+        return [cast(shard_pb2.CutResponse, reply) for reply in await job.ask_servers("Shard.Cut", request)]
 
     async def wait_settled(self, version: int) -> bool:
         """Wait until the checkpoint of ``version`` is complete (True) or given up. Raises RolledBackError."""
@@ -373,12 +365,6 @@ def model_of(manifest: Manifest) -> types_pb2.ModelSpec:
         return json_format.ParseDict(manifest.model, types_pb2.ModelSpec(), ignore_unknown_fields=True)
     except json_format.ParseError as error:
         raise errors.CheckpointError(f"the manifest of {manifest.name} does not describe a model") from error
-
-
-def _order(name: str) -> tuple[int, int]:
-    """Which checkpoint is newer: by timeline, then by version."""
-    version, timeline = parse_name(name) or (-1, -1)
-    return timeline, version
 
 
 def _info(file: shard_pb2.SavedFile) -> FileInfo:

@@ -21,6 +21,7 @@ from paramserver.coordinator.toggle import Toggle
 from paramserver.core.consistency import Consistency, Mode
 from paramserver.core.leases import SliceLeases
 from paramserver.core.membership import Member, Role
+from paramserver.core.slices import SyncSchedule
 from paramserver.failpoints import reach
 from paramserver.transport.messages import (
     consistency_from_proto,
@@ -242,7 +243,7 @@ class Recovery:
         if where.HasField("data") or not data:
             job.origin = schedule_from_proto(where.view, data.slices_per_epoch if data else 0)
         else:  # saved before the data was known
-            job.origin = type(job.origin)(data.slices_per_epoch, job.slices_per_step)
+            job.origin = SyncSchedule(data.slices_per_epoch, job.slices_per_step)
 
     def _consistency(self, where: coordinator_pb2.JobRecord) -> Consistency:
         """As it was, under a number that no worker has heard of."""

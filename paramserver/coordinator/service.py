@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import structlog
+from google.protobuf.message import Message
 
 from paramserver import errors
 from paramserver.coordinator.accounts import account
@@ -724,8 +725,11 @@ class CoordinatorService:
 
     async def server_stats(self) -> list[shard_pb2.StatsResponse]:
         """Ask all servers now."""
-        request = shard_pb2.StatsRequest(job=self.options.job)
-        replies = await self.servers.call_all(
-            self.members.of(Role.SERVER), "Shard.Stats", lambda _: request, self.options.call_timeout_s
-        )
+        replies = await self.ask_servers("Shard.Stats", shard_pb2.StatsRequest(job=self.options.job))
         return [cast(shard_pb2.StatsResponse, reply) for reply in replies]
+
+    async def ask_servers(self, method: str, request: Message) -> list[Message]:
+        """Call all servers with the same message; the first error is raised after all have ended."""
+        return await self.servers.call_all(
+            self.members.of(Role.SERVER), method, lambda _: request, self.options.call_timeout_s
+        )

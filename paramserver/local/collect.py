@@ -72,7 +72,7 @@ class Result:
         import torch
         from safetensors.torch import save_file
 
-        from paramserver.tensors.dtypes import torch_dtype
+        from paramserver.tensors.dtypes import in_model_type, torch_dtype
 
         state: dict[str, torch.Tensor] = {}
         for placement, spec, data in zip(self.layout.placements, self.layout.tensors, self.tensors, strict=True):
@@ -80,13 +80,9 @@ class Result:
                 continue
             master = torch_dtype(self.layout.segments[placement.segment].dtype)
             flat = torch.frombuffer(bytearray(data), dtype=master) if data else torch.empty(0, dtype=master)
-            wanted = torch_dtype(spec.dtype)
-            if wanted is torch.bool:
-                flat = flat > 0.5
-            elif not wanted.is_floating_point:
-                flat = flat.round()
+            values = in_model_type(flat, torch_dtype(spec.dtype)).view(spec.shape)
             for name in (spec.name, *spec.aliases):
-                state[name] = flat.to(wanted).view(spec.shape).clone()
+                state[name] = values.clone()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             save_file(state, path, metadata={"format": "pt", "version": str(self.version)})

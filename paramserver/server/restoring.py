@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 
-from paramserver.checkpoint.manifest import Manifest, checkpoint_name
+from paramserver.checkpoint.manifest import Manifest
 from paramserver.checkpoint.place import Place
-from paramserver.checkpoint.tensorfile import TensorFile
+from paramserver.checkpoint.tensorfile import FileInfo, TensorFile
 from paramserver.core.hypers import RULES
 from paramserver.core.ledger import Row
 from paramserver.core.plan import Chunk, Layout
@@ -55,19 +56,19 @@ def restore(place: Place, manifest: Manifest, layout: Layout, tensors: ShardTens
     """Fill ``tensors`` and return the version. Raises CheckpointError naming the file that is damaged or odd."""
     if manifest.layout_digest != layout.digest:
         raise CheckpointError(f"checkpoint {manifest.version} is of another model: its layout differs")
-    where = checkpoint_name(manifest.version, manifest.timeline)
-    weights = [TensorFile(place, where, info) for info in manifest.weights]
-    states = [TensorFile(place, where, info) for info in manifest.state]
-    for file in (*weights, *states):
-        file.verify()
-    facts = _facts(states, manifest)
-    source = _Source(layout, weights, states)
-    chunks = {chunk.index: source.chunk(chunk) for chunk in tensors.chunks}
-    try:
-        for index, state in tensors.states.items():
-            state.load(source.state(layout.chunks[index]))
-    except ModelError as error:
-        raise CheckpointError(f"the optimizer state of {where} does not fit: {error}") from error
+    with ExitStack() as files:
+        weights = _open(files, place, manifest, manifest.weights)
+        states = _open(files, place, manifest, manifest.state)
+        for file in (*weights, *states):
+            file.verify()
+        facts = _facts(states, manifest)
+        source = _Source(layout, weights, states)
+        chunks = {chunk.index: source.chunk(chunk) for chunk in tensors.chunks}
+        try:
+            for index, state in tensors.states.items():
+                state.load(source.state(layout.chunks[index]))
+        except ModelError as error:
+            raise CheckpointError(f"the optimizer state of {manifest.name} does not fit: {error}") from error
     tensors.skipped, tensors.samples = facts.skipped, facts.samples
     tensors.schedule = cast(shard_pb2.Schedule, facts.schedule)
     return Restored(Version(manifest.version, tensors.chunks, chunks), facts)
@@ -75,8 +76,12 @@ def restore(place: Place, manifest: Manifest, layout: Layout, tensors: ShardTens
 
 def shard_facts(place: Place, manifest: Manifest) -> ShardFacts:
     """What the shards of a checkpoint knew. Raises CheckpointError."""
-    where = checkpoint_name(manifest.version, manifest.timeline)
-    return _facts([TensorFile(place, where, info) for info in manifest.state], manifest)
+    with ExitStack() as files:
+        return _facts(_open(files, place, manifest, manifest.state), manifest)
+
+
+def _open(files: ExitStack, place: Place, manifest: Manifest, infos: Iterable[FileInfo]) -> list[TensorFile]:
+    return [files.enter_context(TensorFile(place, manifest.name, info)) for info in infos]
 
 
 def _facts(states: Sequence[TensorFile], manifest: Manifest) -> ShardFacts:
@@ -176,15 +181,12 @@ class _Source:
             seen: set[str] = set()
             for key, start, entry, file in self._states.get(self._layout.tensors[piece.tensor].name, ()):
                 kind = file.entries[entry]
-                elements = 1
-                for size in kind.shape:
-                    elements *= size
                 if key in _SCALARS:
                     if key not in seen:
                         seen.add(key)
                         yield piece.tensor, key, 0, _read(file, entry, 0, 1, kind.dtype), True
                     continue
-                lo, hi = max(start, piece.tensor_start), min(start + elements, piece.tensor_start + piece.elements)
+                lo, hi = max(start, piece.tensor_start), min(start + kind.elements, piece.tensor_start + piece.elements)
                 if lo < hi:
                     yield piece.tensor, key, lo, _read(file, entry, lo - start, hi - lo, kind.dtype), False
 

@@ -31,7 +31,7 @@ from paramserver.core.plan import Chunk, Kind, Layout, Piece, Plan
 from paramserver.server.apply import StateEntry
 from paramserver.server.version import Version
 from paramserver.tensors.codec import chunk_frames, split_frame
-from paramserver.tensors.dtypes import buffer_of, tensor_from, torch_dtype
+from paramserver.tensors.dtypes import buffer_of, in_model_type, tensor_from, torch_dtype
 from paramserver.tensors.finite import is_finite
 from paramserver.transport.base import Channel
 from paramserver.transport.messages import chunk_ref
@@ -179,7 +179,6 @@ class Saver:
         optimizer = write_tensors(self._place, where, f"optimizer-{part}", entries, data, facts, number)
         copy.status.weights.CopyFrom(_saved(weights))
         copy.status.optimizer.CopyFrom(_saved(optimizer))
-        copy.status.tensors[:] = [self._plan.layout.tensors[tensor].name for tensor in mine]
         copy.status.finite = all(is_finite(copy.version.tensors[chunk.index]) for chunk in parameters)
 
     def _states(
@@ -244,8 +243,7 @@ class Saver:
                 continue
             flat = torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.float64) if spec.elements else None
             if flat is not None:
-                wanted = torch_dtype(spec.dtype)
-                yield buffer_of((flat > 0.5 if wanted is torch.bool else flat.round().to(wanted)).view(torch.uint8))
+                yield buffer_of(in_model_type(flat, torch_dtype(spec.dtype)).view(torch.uint8))
 
     def _master(self, copy: _Copy, tensor: int) -> Iterator[memoryview]:
         """The bytes of a tensor in master type, piece by piece."""

@@ -91,6 +91,15 @@ def dtype_name(dtype: torch.dtype) -> str:
     return name
 
 
+def in_model_type(master: torch.Tensor, wanted: torch.dtype) -> torch.Tensor:
+    """Values of the master type in the model's: what is not whole any more is rounded, a truth value is above 0.5."""
+    import torch
+
+    if wanted is torch.bool:
+        return master > 0.5
+    return (master if wanted.is_floating_point else master.round()).to(wanted)
+
+
 class _Writable:
     """Shows the memory of a read-only array to numpy as writable, and keeps it alive."""
 

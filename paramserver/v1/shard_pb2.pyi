@@ -486,14 +486,13 @@ class SavedFile(_message.Message):
     def __init__(self, name: _Optional[str] = ..., bytes: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
 
 class CopyStatus(_message.Message):
-    __slots__ = ("timeline", "version", "state", "reason", "weights", "optimizer", "tensors", "finite", "revision")
+    __slots__ = ("timeline", "version", "state", "reason", "weights", "optimizer", "finite", "revision")
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
-    TENSORS_FIELD_NUMBER: _ClassVar[int]
     FINITE_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     timeline: int
@@ -502,10 +501,9 @@ class CopyStatus(_message.Message):
     reason: str
     weights: SavedFile
     optimizer: SavedFile
-    tensors: _containers.RepeatedScalarFieldContainer[str]
     finite: bool
     revision: int
-    def __init__(self, timeline: _Optional[int] = ..., version: _Optional[int] = ..., state: _Optional[_Union[CopyState, str]] = ..., reason: _Optional[str] = ..., weights: _Optional[_Union[SavedFile, _Mapping]] = ..., optimizer: _Optional[_Union[SavedFile, _Mapping]] = ..., tensors: _Optional[_Iterable[str]] = ..., finite: bool = ..., revision: _Optional[int] = ...) -> None: ...
+    def __init__(self, timeline: _Optional[int] = ..., version: _Optional[int] = ..., state: _Optional[_Union[CopyState, str]] = ..., reason: _Optional[str] = ..., weights: _Optional[_Union[SavedFile, _Mapping]] = ..., optimizer: _Optional[_Union[SavedFile, _Mapping]] = ..., finite: bool = ..., revision: _Optional[int] = ...) -> None: ...
 
 class RestoreRequest(_message.Message):
     __slots__ = ("configure", "manifest", "grant")

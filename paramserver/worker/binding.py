@@ -10,7 +10,7 @@ from torch import nn
 from paramserver import errors
 from paramserver.core.hypers import Hypers
 from paramserver.core.plan import Kind, Plan, TensorSpec
-from paramserver.tensors.dtypes import SIZES
+from paramserver.tensors.dtypes import SIZES, in_model_type
 from paramserver.tensors.finite import is_finite
 from paramserver.tensors.hypers import groups_to_proto
 from paramserver.tensors.optimizers import describe
@@ -202,10 +202,7 @@ class ModelBinding:
 
     def _start(self, buffer: _Buffer, like: torch.Tensor) -> torch.Tensor:
         assert self._weights is not None
-        base = self._weights.view(buffer.index)
-        if like.is_floating_point():
-            return base.to(like.dtype)
-        return base > 0.5 if like.dtype is torch.bool else base.round().to(like.dtype)
+        return in_model_type(self._weights.view(buffer.index), like.dtype)
 
     # ---- gradients
 
