@@ -31,6 +31,7 @@ log = structlog.get_logger("paramserver.coordinator")
 
 _LOOK_S = 0.02
 _CUT_S = 120.0
+_LOST_S = 1.0
 # While workers are held back; what they have begun takes one slice.
 _HELD_S = 20.0
 
@@ -85,7 +86,8 @@ class Checkpoints:
         for status in stats.copies:
             if status.timeline != self._job.timeline:
                 continue
-            if status.version in self._settled and status.state != shard_pb2.COPY_STATE_WRITING:
+            if status.version in self._settled:
+                # One that is still being written is told too: it may wait for a part that nobody has any more.
                 again.append(status.version)
                 continue
             self._heard.setdefault(status.version, {})[index] = status
@@ -275,12 +277,31 @@ class Checkpoints:
         return [cast(shard_pb2.CutResponse, reply) for reply in await job.ask_servers("Shard.Cut", request)]
 
     async def wait_settled(self, version: int) -> bool:
-        """Wait until the checkpoint of ``version`` is complete (True) or given up. Raises RolledBackError."""
+        """Wait until the checkpoint of ``version`` is complete (True) or given up.
+
+        Raises RolledBackError, and UnavailableError if a server has let go of its copy meanwhile.
+        """
         timeline = self._job.timeline
-        async with self._changed:
-            await self._changed.wait_for(lambda: version in self._settled or self._gone(timeline))
+        while True:
+            try:
+                async with asyncio.timeout(_LOST_S), self._changed:
+                    await self._changed.wait_for(lambda: version in self._settled or self._gone(timeline))
+                break
+            except TimeoutError:
+                if not await self._kept(version) and version not in self._settled:
+                    raise errors.UnavailableError(f"a copy of version {version} was let go") from None
         self._check(timeline)
         return self._settled[version]
+
+    async def _kept(self, version: int) -> bool:
+        """Whether every server has a copy of ``version``, as one that is not settled must."""
+        if version in self._settling:
+            return True
+        try:
+            replies = await self._job.server_stats()
+        except errors.ParamServerError:  # if it is dead, the job goes back
+            return True
+        return all(any(copy.version == version for copy in reply.copies) for reply in replies)
 
     async def make_safe(self, version: int) -> None:
         """Return when a checkpoint of ``version`` or a later one is complete, or cannot be had.
@@ -297,14 +318,14 @@ class Checkpoints:
                     await asyncio.sleep(_LOOK_S)
                     continue
                 reached = await self.cut()
+                if await self.wait_settled(reached):
+                    return
             except errors.RolledBackError:
                 raise
             except errors.RetryableError as error:
                 log.info(f"the last checkpoint waits: {error}")
                 await asyncio.sleep(0.2)
                 continue
-            if await self.wait_settled(reached):
-                return
             if reached in self._skipped:  # there is room for it by and by
                 self._settled.pop(reached, None)
                 self._skipped.discard(reached)

@@ -156,6 +156,8 @@ class ModelRegistry:
             await self._job.checkpoints.wait_settled(0)
         except errors.RolledBackError:
             return
+        except errors.UnavailableError:
+            log.info("the checkpoint of version 0 was settled by the coordinator before this one")
         self.ready = True
         await self._job.refresh()
 

@@ -86,6 +86,8 @@ class Saver:
         self._channels: dict[int, Channel] = {}
         self._copies: dict[int, _Copy] = {}
         self._skipped: dict[int, shard_pb2.CopyStatus] = {}
+        # The newest version of which a copy was taken or skipped.
+        self._newest = -1
         self._news = asyncio.Condition()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pieces = _pieces_of(plan.layout)
@@ -109,9 +111,12 @@ class Saver:
         if len(self._copies) >= COPIES_KEPT:
             status.state, status.reason = shard_pb2.COPY_STATE_SKIPPED, "earlier checkpoints are still being written"
             self._skipped[number] = status
+            self._newest = max(self._newest, number)
             self._told()
             return False
         status.state = shard_pb2.COPY_STATE_WRITING
+        self._skipped.pop(number, None)
+        self._newest = max(self._newest, number)
         copy = _Copy(
             version, tensors.copy_states(), _facts(number, tensors, state), state.ledger.rows(), dict(names), status
         )
@@ -314,7 +319,7 @@ class Saver:
         """
         try:
             async with asyncio.timeout(wait_s), self._news:
-                await self._news.wait_for(lambda: version in self._copies or version in self._skipped)
+                await self._news.wait_for(lambda: version in self._copies or version <= self._newest)
         except TimeoutError as error:
             raise errors.UnavailableError(f"version {version} has not been copied here yet") from error
         copy = self._copies.get(version)

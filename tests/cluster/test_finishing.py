@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,23 @@ def test_e10_one_that_cannot_be_written(at: str, tmp_path: Path) -> None:
         assert failing.fired == 1
         assert versions(rig) == [LAST, 6, 0]
         assert left_over(rig) == []
+    same(summary, twin("faults", program(), slices_per_step=SLICES))
+
+
+def test_one_that_was_given_up_before_the_other_server_had_copied_it(tmp_path: Path) -> None:
+    """Server-0 needs a part of server-1's copy, which is gone by then: it does not wait for it."""
+    failing = Strike("ckpt.tmp_open", "server-1", 3, do="error")
+
+    def hold() -> None:
+        until("it was given up", lambda: rig.leader.service.checkpoints._settled.get(3) is False)
+
+    with Rig(tmp_path, 3, [failing, Strike("apply.mid", "server-0", 2, do=hold)], checkpoint__keep=10) as rig:
+        rig.begin(program())
+        began = time.monotonic()
+        summary = rig.finish()
+        assert time.monotonic() - began < 20.0
+        assert failing.fired == 1
+        assert versions(rig) == [LAST, 6, 0]
     same(summary, twin("faults", program(), slices_per_step=SLICES))
 
 

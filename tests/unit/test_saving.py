@@ -18,7 +18,7 @@ from paramserver.core.consistency import Consistency, Mode
 from paramserver.core.names import SyncName
 from paramserver.core.plan import Chunk, TensorSpec
 from paramserver.core.shard import ShardState
-from paramserver.errors import CheckpointError
+from paramserver.errors import CheckpointError, GoneError, UnavailableError
 from paramserver.server.restoring import restore
 from paramserver.server.saving import Saver
 from paramserver.server.shard import Contribution, ShardTensors
@@ -149,3 +149,26 @@ def test_a_thread_that_waits_for_another_server_ends_with_its_own(tmp_path: Path
     thread.join(10.0)
     assert not thread.is_alive()
     assert [str(error) for error in answers] == ["this server has ended"]
+
+
+def test_another_server_asks_for_a_copy_that_was_let_go(tmp_path: Path) -> None:
+    """It is told at once: there will be none. Of a later version it is told that there is none yet."""
+
+    async def go() -> None:
+        shard = Shard(Place(str(tmp_path)), OPTIMIZERS["sgd"])
+        chunk = shard.tensors.chunks[0].index
+        with pytest.raises(UnavailableError):
+            await shard.saver.copied(0, [chunk], wait_s=0.01)
+        shard.saver.take(shard.version, shard.tensors, shard.state, {})
+        assert len(await shard.saver.copied(0, [chunk])) == 1
+        (copy,) = shard.saver._copies.values()
+        assert copy.task is not None
+        await asyncio.wait_for(copy.task, 30.0)
+        shard.saver.release([0])
+        with pytest.raises(GoneError):
+            await shard.saver.copied(0, [chunk])
+        with pytest.raises(UnavailableError):
+            await shard.saver.copied(1, [chunk], wait_s=0.01)
+        await shard.saver.close()
+
+    asyncio.run(go())
