@@ -101,6 +101,7 @@ def ddp(args: argparse.Namespace) -> None:
     clock.at(args.steps)
     if rank == 0:
         args.out.write_text(json.dumps(clock.seconds()))
+    dist.barrier()  # nobody hangs up while another one still talks
     dist.destroy_process_group()
 
 
