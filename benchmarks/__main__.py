@@ -7,14 +7,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import checkpoint, straggle
+from benchmarks import calib, checkpoint, straggle, train, wire_bw
 from benchmarks.rows import Row, table, write
 
 # By name: a function that takes the number of repetitions and returns rows; it raises RuntimeError if a run fails or a
 # result is not what it must be.
 BENCHMARKS: dict[str, Callable[[int], list[Row]]] = {
+    "calib": calib.run,
     "checkpoint": checkpoint.run,
     "straggle": straggle.run,
+    "train": train.run,
+    "wire_bw": wire_bw.run,
 }
 
 

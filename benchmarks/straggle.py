@@ -6,21 +6,15 @@ those of a run in which all workers are equally fast, to the bit.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
+from benchmarks.launch import SCRIPTS, flags, under_run, under_torchrun
 from benchmarks.rows import Row, rows
 
-SCRIPT = Path(__file__).parent / "scripts" / "straggle.py"
+SCRIPT = SCRIPTS / "straggle.py"
 WORKERS, SLICES = 4, 16
 # (seconds that a slice takes, how many times as long on the last worker, steps, steps that do not count).
 CASES = ((0.04, 4.0, 30, 5), (0.1, 4.0, 20, 4), (0.04, 1.0, 30, 5))
-# A run that takes longer hangs.
-_RUN_S = 240.0
 OURS, DDP = "paramserver run", "DDP, gloo"
 
 Case = tuple[float, float, int, int]
@@ -56,34 +50,15 @@ def _text(case: Case) -> str:
 
 def _ours(case: Case) -> tuple[float, str]:
     """Seconds per step, and the digest of the weights."""
-    with tempfile.TemporaryDirectory() as directory:
-        out, summary = Path(directory) / "out.json", Path(directory) / "summary.json"
-        sizes = ["--servers", "1", "--workers", str(WORKERS), "--slices-per-step", str(SLICES)]
-        command = [sys.executable, "-m", "paramserver", "run", str(SCRIPT), *sizes, "--summary", str(summary)]
-        _call([*command, "--", *_script(case, out)])
-        return json.loads(out.read_text()), json.loads(summary.read_text())["weights_sha256"]
+    seconds, summary = under_run(SCRIPT, _script(case), WORKERS, options=["--slices-per-step", str(SLICES)])
+    return float(seconds), str(summary["weights_sha256"])
 
 
 def _ddp(case: Case) -> float:
     """Seconds per step."""
-    with tempfile.TemporaryDirectory() as directory:
-        out = Path(directory) / "out.json"
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORKERS}"]
-        _call([*torchrun, str(SCRIPT), "--ddp", *_script(case, out)])
-        return float(json.loads(out.read_text()))
+    return float(under_torchrun(SCRIPT, _script(case), WORKERS))
 
 
-def _script(case: Case, out: Path) -> list[str]:
+def _script(case: Case) -> list[str]:
     slice_s, slower, steps, skip = case
-    numbers = {"--steps": steps, "--skip": skip, "--slice-s": slice_s, "--slower": slower, "--out": out}
-    return [str(word) for pair in numbers.items() for word in pair]
-
-
-def _call(command: list[str]) -> None:
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    try:
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_RUN_S)
-    except subprocess.TimeoutExpired as error:
-        raise RuntimeError(f"{' '.join(command[:4])} took longer than {_RUN_S:g} s") from error
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command[:4])} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return flags({"--steps": steps, "--skip": skip, "--slice-s": slice_s, "--slower": slower})

@@ -1,0 +1,1 @@
+"""Two processes of one machine, and the ways in which bytes can travel between them."""
