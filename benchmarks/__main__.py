@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import calib, checkpoint, straggle, train, wire_bw
+from benchmarks import calib, checkpoint, counts, ctrl, incast, mem, step_ideal, straggle, train, wire_bw
 from benchmarks.rows import Row, table, write
 
 # By name: a function that takes the number of repetitions and returns rows; it raises RuntimeError if a run fails or a
@@ -15,6 +15,11 @@ from benchmarks.rows import Row, table, write
 BENCHMARKS: dict[str, Callable[[int], list[Row]]] = {
     "calib": calib.run,
     "checkpoint": checkpoint.run,
+    "counts": counts.run,
+    "ctrl": ctrl.run,
+    "incast": incast.run,
+    "mem": mem.run,
+    "step_ideal": step_ideal.run,
     "straggle": straggle.run,
     "train": train.run,
     "wire_bw": wire_bw.run,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -42,10 +43,10 @@ class Transformer(nn.Module):
 
 
 def network(case: str) -> nn.Module:
-    from workers.digits import DigitsNet
+    digits = import_module("workers.digits")
 
     torch.manual_seed(1)
-    return DigitsNet() if case == "digits" else Transformer()
+    return digits.DigitsNet() if case == "digits" else Transformer()
 
 
 def optimizer_of(case: str, model: nn.Module, fused: bool) -> torch.optim.Optimizer:
@@ -57,9 +58,7 @@ def optimizer_of(case: str, model: nn.Module, fused: bool) -> torch.optim.Optimi
 def data(case: str, samples: int) -> TensorDataset:
     """So many samples: the digits again and again, or text in which a token mostly follows from the one before."""
     if case == "digits":
-        from workers.digits import load_data
-
-        x, y = load_data()[0].tensors
+        x, y = import_module("workers.digits").load_data()[0].tensors
         again = torch.arange(samples) % len(y)
         return TensorDataset(x[again], y[again])
     numbers = torch.Generator().manual_seed(2)

@@ -154,9 +154,9 @@ class Network:
         ]
         return Traffic(found["rx"]["packets"], found["tx"]["packets"])
 
-    def limit(self, megabits: float) -> None:
-        """From now on every cable carries this much per second, in each direction."""
-        shape = ["tbf", "rate", f"{megabits}mbit", "burst", "64kb", "limit", "512kb"]
+    def limit(self, megabits: float, queue_kilobytes: int = 512) -> None:
+        """From now on every cable carries this much per second, in each direction; so much may wait at either end."""
+        shape = ["tbf", "rate", f"{megabits}mbit", "burst", "64kb", "limit", f"{queue_kilobytes}kb"]
         for name in self.addresses:
             self._in(name, "tc", "qdisc", "replace", "dev", _CARD, "root", *shape)
             self._in(_SWITCH, "tc", "qdisc", "replace", "dev", name, "root", *shape)

@@ -1,0 +1,131 @@
+"""Runs on emulated hosts: a cluster, or gloo, in network namespaces with links of a rate. Needs root and iproute2."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.launch import SCRIPTS, environment
+from tests.machines.network import Network
+
+SCRIPT = SCRIPTS / "ready.py"
+HEAD = "head"
+_PORT = 8790
+_RUN_S = 300.0
+
+
+def names(workers: int, servers: int) -> list[str]:
+    """One host for the coordinator, one for each worker and server."""
+    return [HEAD, *(f"w{i}" for i in range(workers)), *(f"s{i}" for i in range(servers))]
+
+
+@contextmanager
+def network(workers: int, servers: int, megabits: float, queue_kilobytes: int = 512) -> Iterator[Network]:
+    """The hosts, with links of this rate, and as much room before each. Raises RuntimeError if they cannot be made."""
+    try:
+        with Network(names(workers, servers)) as made:
+            for name in names(workers, servers):  # bbr would hide what a full switch does
+                _sysctl(made, name, "net.ipv4.tcp_congestion_control=cubic")
+            made.limit(megabits, queue_kilobytes)
+            yield made
+    except AssertionError as error:
+        raise RuntimeError(str(error)) from error
+
+
+def _sysctl(network: Network, host: str, setting: str) -> None:
+    subprocess.run(network.inside(host, "sysctl", "-qw", setting), check=True, timeout=20.0)
+
+
+def retransmitted(network: Network) -> int:
+    """Segments that TCP has sent again so far, on all hosts."""
+    total = 0
+    for host in network.addresses:
+        command = network.inside(host, "cat", "/proc/net/snmp")
+        said = subprocess.run(command, check=True, timeout=20.0, capture_output=True, text=True).stdout
+        names, numbers = (line.split() for line in said.splitlines() if line.startswith("Tcp:"))
+        total += int(numbers[names.index("RetransSegs")])
+    return total
+
+
+def cluster(network: Network, workers: int, servers: int, words: Sequence[str]) -> dict[str, Any]:
+    """Train `ready.py` on a cluster; what its rank 0 wrote. Raises RuntimeError if a process fails."""
+    at = f"{network.addresses[HEAD]}:{_PORT}"
+    flags = ("--insecure", "--listen", at, "--store", "memory")
+    sizes = ("--servers", str(servers), "--workers", str(workers), "--job", "ready")
+    with _Job() as job:
+        job.start(network, HEAD, "-m", "paramserver", "start", "coordinator", *flags, *sizes)
+        for i in range(servers):
+            job.start(network, f"s{i}", "-m", "paramserver", "start", "server", "--join", at, "--insecure")
+        for i in range(workers):
+            script = ("--", str(SCRIPT), *words, "--out", str(job.out))
+            job.start(network, f"w{i}", "-m", "paramserver", "start", "worker", "--join", at, "--insecure", *script)
+        return job.finish()
+
+
+def ring(network: Network, workers: int, words: Sequence[str]) -> dict[str, Any]:
+    """The same with gloo's all_reduce on the workers' hosts."""
+    with _Job() as job:
+        for i in range(workers):
+            where = {
+                "MASTER_ADDR": network.addresses["w0"],
+                "MASTER_PORT": "29500",
+                "RANK": str(i),
+                "WORLD_SIZE": str(workers),
+                "GLOO_SOCKET_IFNAME": "eth0",
+            }
+            job.start(network, f"w{i}", str(SCRIPT), "--ring", *words, "--out", str(job.out), environ=where)
+        return job.finish()
+
+
+class _Job:
+    """Processes on hosts that end together."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+        self.out = self._directory / "out.json"
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> _Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
+        self._stack.close()
+
+    def start(self, network: Network, host: str, *words: str, environ: dict[str, str] | None = None) -> None:
+        """Run Python there."""
+        runtime = self._directory / f"run-{host}"
+        runtime.mkdir(mode=0o700)
+        own = {"PARAMSERVER_INTERNAL_RUNTIME_DIR": str(runtime), **(environ or {})}
+        with (self._directory / f"{host}.log").open("wb") as log:
+            self._processes[host] = subprocess.Popen(
+                network.inside(host, sys.executable, *words),
+                env={**environment(), **own},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def finish(self) -> dict[str, Any]:
+        """What rank 0 wrote, once all have ended well."""
+        deadline = time.monotonic() + _RUN_S
+        for host, process in self._processes.items():
+            try:
+                code = process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                code = None
+            if code != 0:
+                said = "\n".join(f"--- {log.name}\n{log.read_text()[-1500:]}" for log in self._directory.glob("*.log"))
+                raise RuntimeError(f"the process on {host} ended with {code}:\n{said}")
+        found: dict[str, Any] = json.loads(self.out.read_text())
+        return found

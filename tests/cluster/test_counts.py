@@ -1,0 +1,42 @@
+"""What a step takes, counted: calls, operations on the store, encoded versions, copies. Any increase is a failure."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.counting import Counts, count
+from paramserver.core.tempo import Tempo
+
+
+@pytest.fixture(autouse=True)
+def _equally_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a worker may wait so long for another one that it offers its help, which are calls, too."""
+    monkeypatch.setattr(Tempo, "patience_s", lambda _: 30.0)
+    monkeypatch.setattr(Tempo, "asks", lambda *_: False)
+
+
+def check(counts: Counts) -> None:
+    assert {method: counts.per_worker_step(method) for method in counts.calls} == {"Shard.Push": 1, "Shard.Pull": 1}
+    assert counts.of_the_coordinator() == 0
+    assert counts.store_operations == 0
+
+
+def test_a_step_is_one_push_and_one_pull_of_each_worker_on_each_server() -> None:
+    """The coordinator and the store have no part in it."""
+    check(count(workers=2, servers=2))
+
+
+def test_a_version_is_encoded_once_for_any_number_of_workers() -> None:
+    frames = {}
+    for workers in (1, 3):
+        counts = count(workers, servers=1)
+        check(counts)
+        frames[workers] = counts.encoded_per_version
+    assert frames == {1: 1, 3: 1}
+
+
+def test_a_gradient_is_copied_twice_on_its_way_out_and_weights_once_on_their_way_in() -> None:
+    """By torch into the contribution, and out of the answer to a pull; once more into the frames."""
+    counts = count(workers=1, servers=1)
+    assert 1.0 <= counts.pushed_per_byte < 1.01
+    assert counts.copied_per_byte == pytest.approx(2.0, abs=0.01)
