@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import calib, checkpoint, counts, ctrl, incast, mem, step_ideal, straggle, train, wire_bw
+from benchmarks import calib, checkpoint, counts, ctrl, incast, mem, step_ideal, step_overlap, straggle, train, wire_bw
 from benchmarks.rows import Row, table, write
 
 # By name: a function that takes the number of repetitions and returns rows; it raises RuntimeError if a run fails or a
@@ -20,6 +20,7 @@ BENCHMARKS: dict[str, Callable[[int], list[Row]]] = {
     "incast": incast.run,
     "mem": mem.run,
     "step_ideal": step_ideal.run,
+    "step_overlap": step_overlap.run,
     "straggle": straggle.run,
     "train": train.run,
     "wire_bw": wire_bw.run,

@@ -59,7 +59,7 @@ def test_memory_that_is_shared_counts_in_part() -> None:
 
 
 def test_memory_that_a_training_needs() -> None:
-    """Per parameter: 20 bytes for a server without inboxes as in the cost model, less the gradients, plus two inboxes."""
+    """A server: two versions of the weights, two numbers of state, two inboxes. A worker: weights and gradients."""
     assert mem.needs(400, workers=2) == {"server": 2400, "worker": 800}
     assert mem.text("server", 3 * 10**9, 2 * 10**9) == "server: 3.00 GB, 1.50 × 2.00 GB"
 

@@ -1,0 +1,141 @@
+"""The step that `benchmarks.step_overlap` measures: layers whose compute is a sleep, with gradients of real sizes.
+
+Started by `paramserver run` as a worker of a cluster, with ``--ddp`` by torchrun as a rank of PyTorch's DDP. The first
+rank writes seconds per step, and one weight after the last step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+# Parameters of each layer, in the order of the forward pass, in thousands: a quarter of the real model.
+SHAPES = {
+    "ResNet-50": [2, *[18] * 3, *[70] * 4, *[295] * 6, *[1240] * 3, 512],
+    "VGG-16": [1, 9, 18, 37, 74, 148, 148, 295, 590, 590, 590, 590, 590, 25690, 4195, 1024],
+    "BERT-base": [5960, *[1772] * 12, 148],
+}
+# Of the time of a step, the rest is the backward pass.
+FORWARD = 1 / 3
+RATE = 0.5
+
+
+class _Sleep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, seconds: tuple[float, float]) -> Tensor:
+        time.sleep(seconds[0])
+        ctx.save_for_backward(weight)
+        ctx.seconds = seconds[1]
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        time.sleep(ctx.seconds)
+        (weight,) = ctx.saved_tensors
+        return gradients[0], torch.full_like(weight, 1 / 1024), None
+
+
+class Layer(nn.Module):
+    """Sleeps for as long as its forward and its backward pass take."""
+
+    def __init__(self, parameters: int, forward_s: float, backward_s: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(parameters))
+        self.seconds = (forward_s, backward_s)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = _Sleep.apply(x, self.weight, self.seconds)  # type: ignore[no-untyped-call]
+        return out
+
+
+def network(shape: str, seconds: float) -> nn.Module:
+    """All layers take equally long, ``seconds`` together."""
+    thousands = SHAPES[shape]
+    each = seconds / len(thousands)
+    return nn.Sequential(*(Layer(1000 * n, FORWARD * each, (1 - FORWARD) * each) for n in thousands))
+
+
+class Clock:
+    """When each step began."""
+
+    def __init__(self, skip: int) -> None:
+        self._skip, self._began = skip, dict[int, float]()
+
+    def at(self, step: int) -> None:
+        self._began.setdefault(step, time.monotonic())
+
+    def seconds(self) -> float:
+        """Per step, without the first ones."""
+        first, last = self._skip, max(self._began)
+        return (self._began[last] - self._began[first]) / (last - first)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> None:
+    model(x.requires_grad_()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def write(args: argparse.Namespace, clock: Clock, model: nn.Module) -> None:
+    weight = next(model.parameters())[0].item()
+    args.out.write_text(json.dumps({"step_s": clock.seconds(), "weight": weight}))
+
+
+def ours(args: argparse.Namespace) -> None:
+    import paramserver as ps
+
+    clock = Clock(args.skip)
+    with ps.init() as ctx:
+        model = network(args.shape, args.compute_s)
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        samples = TensorDataset(torch.zeros(args.steps * args.ranks, 1))
+        model, optimizer, loader = ctx.prepare(model, optimizer, DataLoader(samples, batch_size=1))
+        for _ in ctx.epochs(1):
+            for (x,) in loader:
+                clock.at(ctx.version)
+                step(model, optimizer, x)
+        clock.at(ctx.version)
+        if ctx.rank == 0:
+            write(args, clock, model)
+
+
+def ddp(args: argparse.Namespace) -> None:
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    clock = Clock(args.skip)
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(network(args.shape, args.compute_s), gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, fused=True)
+    for number in range(args.steps):
+        clock.at(number)
+        step(model, optimizer, torch.zeros(1, 1))
+    clock.at(args.steps)
+    if dist.get_rank() == 0:
+        write(args, clock, model.module)
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ddp", action="store_true", help="as a rank of torchrun")
+    parser.add_argument("--shape", choices=sorted(SHAPES), required=True)
+    parser.add_argument("--compute-s", type=float, required=True, help="forward and backward pass together, in seconds")
+    parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--skip", type=int, required=True, help="steps at the beginning that do not count")
+    parser.add_argument("--out", type=Path, required=True, help="seconds per step and a weight, as JSON")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    (ddp if args.ddp else ours)(args)
+
+
+if __name__ == "__main__":
+    main()
