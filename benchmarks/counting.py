@@ -6,6 +6,7 @@ A whole job in this process, its workers in threads; what they send and receive 
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from dataclasses import dataclass, field
@@ -47,6 +48,8 @@ class Counts:
     encoded: int = 0
     # Bytes of frames that workers have sent.
     pushed_bytes: int = 0
+    # CPU seconds of this whole process: workers, servers, coordinator.
+    cpu_s: float = 0.0
     # Bytes that torch has copied in one worker's `optimizer.step`.
     copied_bytes: int = 0
 
@@ -161,9 +164,10 @@ def count(workers: int, servers: int) -> Counts:
         """All workers have the weights of this step and have sent nothing."""
         journal = job.coordinator.journal
         if step == FIRST:
-            tap.on, counts.store_operations = True, -journal.operations
+            tap.on, counts.store_operations, counts.cpu_s = True, -journal.operations, -time.process_time()
         else:
-            tap.on, counts.store_operations = False, counts.store_operations + journal.operations
+            tap.on, counts.cpu_s = False, counts.cpu_s + time.process_time()
+            counts.store_operations += journal.operations
 
     stops = {step: threading.Barrier(workers, lambda step=step: at(step)) for step in (FIRST, FIRST + STEPS)}  # type: ignore[misc]
 

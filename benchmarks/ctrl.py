@@ -21,6 +21,8 @@ from statistics import median
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from benchmarks.counting import STEPS
+from benchmarks.counting import count as count_steps
 from benchmarks.rows import Row, rows
 from paramserver.core.consistency import Consistency, Mode
 from paramserver.core.events import (
@@ -53,6 +55,8 @@ _ENOUGH = 4000
 _LEASED, _LOW = 16, 4
 _LEASE_S, _STEP_S = 5.0, 0.1
 OURS_SYNC, OURS_SSP = "ours, sync", "ours, SSP"
+# Workers that really train, as threads of this process, with everything but sockets.
+REAL = 64
 
 
 def run(repetitions: int) -> list[Row]:
@@ -67,7 +71,22 @@ def run(repetitions: int) -> list[Row]:
                 found += _case(workers, repetitions, {"TCPStore": _tcp(tcp), "Valkey": _valkey(url)})
         finally:
             valkey.stop()
-    return found
+    return found + real(repetitions)
+
+
+def real(repetitions: int) -> list[Row]:
+    """CPU seconds per worker-step of 64 workers and 2 servers in this process, all included: messages, compute, update.
+
+    Raises RuntimeError if a steady step has asked the coordinator or the store.
+    """
+    seconds = []
+    for _ in range(repetitions):
+        counts = count_steps(REAL, 2)
+        seconds.append(counts.cpu_s / (REAL * STEPS))
+        if counts.of_the_coordinator() or counts.store_operations:
+            raise RuntimeError(f"steps asked the coordinator or the store: {counts}")
+    print(f"{REAL} threads that train, all included: {median(seconds) * 1e6:.0f} µs per worker-step", file=sys.stderr)
+    return rows("ctrl", f"{REAL} workers that train, all included", {"ours": seconds}, "ours")
 
 
 def _case(workers: int, repetitions: int, others: dict[str, Callable[[int], float]]) -> list[Row]:
