@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import rpc
-
-_given: dict[int, torch.Tensor] = {}
 
 
 def join(directory: str, rank: int) -> None:
@@ -23,7 +22,7 @@ def join(directory: str, rank: int) -> None:
 
 def gloo(order: str, size: int, count: int, other: int) -> None:
     """One side of ``count`` exchanges with rank ``other``. A byte follows a push and precedes a pull."""
-    there, back = torch.zeros(size // 4), torch.zeros(size // 4)
+    there, back = payload(size, "there"), payload(size, "back")
     little = torch.zeros(1, dtype=torch.uint8)
     parent = other == 1
     for _ in range(count):
@@ -47,4 +46,10 @@ def take(tensor: torch.Tensor) -> int:
 
 def give(size: int) -> torch.Tensor:
     """For RPC: so many bytes."""
-    return _given.setdefault(size, torch.zeros(size // 4))
+    return payload(size)
+
+
+@cache
+def payload(size: int, use: str = "") -> torch.Tensor:
+    """So many bytes, float32; the same ones for each ``use``."""
+    return torch.zeros(size // 4)

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import aclosing, suppress
+from functools import cache
 from types import TracebackType
 from typing import IO, Any, Protocol, cast
 
@@ -23,7 +24,7 @@ import torch
 from torch.distributed import rpc
 
 from benchmarks.launch import environment
-from benchmarks.wire.groups import give, gloo, join, take
+from benchmarks.wire.groups import give, gloo, join, payload, take
 from benchmarks.wire.peer import read_into, sizes
 from paramserver.tensors.codec import chunk_frames, split_frame
 from paramserver.tensors.dtypes import buffer_of, tensor_from
@@ -124,7 +125,7 @@ class Tcp:
         for one in self._sockets:
             one.settimeout(_CALL_S)
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._buffers: dict[tuple[str, int], memoryview] = {}
+        self._buffer = cache(_buffer)
 
     def push(self, size: int, count: int) -> None:
         """See `Path`."""
@@ -148,8 +149,9 @@ class Tcp:
         self.push(size, count)
         pull.join()
 
-    def _buffer(self, way: str, size: int) -> memoryview:
-        return self._buffers.setdefault((way, size), memoryview(bytearray(size)))
+
+def _buffer(way: str, size: int) -> memoryview:
+    return memoryview(bytearray(size))
 
 
 class _Grpc:
@@ -157,7 +159,6 @@ class _Grpc:
 
     def __init__(self, peer: Peer) -> None:
         self._background = peer.background
-        self._tensors: dict[int, torch.Tensor] = {}
 
     def push(self, size: int, count: int) -> None:
         """See `Path`."""
@@ -182,9 +183,6 @@ class _Grpc:
                 assert await work() == size
 
         self._background.run(go(), _CALL_S)
-
-    def _tensor(self, size: int) -> torch.Tensor:
-        return self._tensors.setdefault(size, torch.zeros(size // 4))
 
     async def _push(self, size: int) -> int:
         raise NotImplementedError
@@ -236,7 +234,7 @@ class Stock(Bare):
     """`grpc.aio` with stock protobuf: the tensor in a `bytes` field, from `tobytes`."""
 
     async def _push(self, size: int) -> int:
-        tensor = self._tensor(size)
+        tensor = payload(size)
         messages = (shard_pb2.Frame(data=part.numpy().tobytes()) for part in parts(tensor, size))
         serialize = shard_pb2.Frame.SerializeToString
         return await _send(self._channel.stream_unary("/stock/Push", serialize)(timeout=_CALL_S), messages)
@@ -280,7 +278,7 @@ class Ours(_Grpc):
         self._background.run(go(), _CALL_S)
 
     async def _push(self, size: int) -> int:
-        split = parts(self._tensor(size), size)
+        split = parts(payload(size), size)
         chunks = ((shard_pb2.ChunkRef(index=i, bytes=part.nbytes), buffer_of(part)) for i, part in enumerate(split))
         frames = chunk_frames(shard_pb2.PushHeader(chunks=len(split)), chunks)
         reply = await self._channel.upload("Shard.Push", frames, timeout=_CALL_S)
@@ -325,12 +323,11 @@ class Rpc:
 
     def __init__(self, peer: Peer) -> None:
         assert peer.groups
-        self._tensors: dict[int, torch.Tensor] = {}
 
     def push(self, size: int, count: int) -> None:
         """See `Path`."""
         for _ in range(count):
-            assert rpc.rpc_sync("peer", take, (self._tensor(size),)) == size
+            assert rpc.rpc_sync("peer", take, (payload(size),)) == size
 
     def pull(self, size: int, count: int) -> None:
         """See `Path`."""
@@ -340,10 +337,7 @@ class Rpc:
     def both(self, size: int, count: int) -> None:
         """See `Path`."""
         for _ in range(count):
-            there = rpc.rpc_async("peer", take, (self._tensor(size),))
+            there = rpc.rpc_async("peer", take, (payload(size),))
             back = rpc.rpc_async("peer", give, (size,))
             assert there.wait() == size
             assert back.wait().nbytes == size
-
-    def _tensor(self, size: int) -> torch.Tensor:
-        return self._tensors.setdefault(size, torch.zeros(size // 4))

@@ -56,7 +56,9 @@ def _talk(peer: socket.socket) -> None:
     head = memoryview(bytearray(9))
     while read_into(peer, head):
         order, size = struct.unpack("<cQ", head)
-        view = buffers.setdefault(size, memoryview(bytearray(size)))
+        if size not in buffers:
+            buffers[size] = memoryview(bytearray(size))
+        view = buffers[size]
         if order == b"<":
             read_into(peer, view)
             peer.sendall(b"k")
