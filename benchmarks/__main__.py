@@ -17,6 +17,7 @@ BENCHMARKS: dict[str, Callable[[int], list[Row]]] = {
     "checkpoint": checkpoint.run,
     "counts": counts.run,
     "ctrl": ctrl.run,
+    "ctrl_real": ctrl.real,
     "incast": incast.run,
     "mem": mem.run,
     "step_ideal": step_ideal.run,

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from paramserver.config import load_settings
 from paramserver.coordinator.service import JobOptions
 from paramserver.core.consistency import Consistency, Mode
+from paramserver.local import logs
 from paramserver.local.alone import InProcessJob
 from paramserver.tensors.codec import split_frame
 from paramserver.transport.base import Channel
@@ -154,6 +155,7 @@ def network() -> nn.Module:
 
 def count(workers: int, servers: int) -> Counts:
     """Train, and count :data:`STEPS` steps in the middle. Raises what a worker raises."""
+    logs.configure("warning")
     counts = Counts(servers, workers, sum(p.nbytes for p in network().parameters()))
     tap = _Tap(counts)
     options = JobOptions("count", servers, workers, Consistency(Mode.SYNC))
