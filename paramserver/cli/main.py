@@ -43,6 +43,7 @@ def build_app() -> App:
     app.command("paramserver.cli.render:render", name="render", help="Write files for systemd, compose, Kubernetes.")
     app.command("paramserver.cli.checkpoint:app", name="checkpoint", help="List, show, check, convert checkpoints.")
     app.command("paramserver.cli.ledger:ledger", name="ledger", help="Show which samples have counted how often.")
+    app.command("paramserver.cli.simulate:simulate", name="simulate", help="Predict how fast a job would be.")
     app.command("paramserver.cli.config:app", name="config", help="Show, check and describe the settings.")
     return app
 

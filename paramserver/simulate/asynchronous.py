@@ -1,0 +1,65 @@
+"""A simulated asynchronous worker: the loop of `worker.pace.AsyncPace`, with the real leases."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from paramserver.core.events import AtClock, Joining, Want
+from paramserver.core.leases import SliceLeases
+from paramserver.core.names import AsyncName
+from paramserver.simulate.clock import Process, Signal
+from paramserver.simulate.member import Member
+
+_LEASE_AHEAD, _LEASE_LOW = 16, 4
+
+
+class AsyncWorker:
+    """Leased slices, one after the other, as fast as the staleness bound allows."""
+
+    def __init__(self, member: Member, leases: SliceLeases, workers: int) -> None:
+        self._member, self._leases, self._workers = member, leases, workers
+        self._queue: deque[AsyncName] = deque()
+        self._done: list[AsyncName] = []
+        self._clock: int | None = None
+
+    def run(self) -> Process[None]:
+        """Work without end."""
+        member = self._member
+        pending: Signal[list[AsyncName]] | None = None
+        yield from self._pull()
+        while True:
+            if not self._queue:
+                self._queue.extend((yield pending or self._lease()))
+                pending = None
+            name = self._queue[0]
+            yield from member.compute()
+            if len(self._queue) <= _LEASE_LOW and pending is None:
+                pending = self._lease()
+            assert self._clock is not None
+            yield from member.wait_all([member.push(name, self._clock)])
+            self._queue.popleft()
+            self._done.append(name)
+            self._clock += 1
+            yield from self._pull()
+
+    def _lease(self) -> Signal[list[AsyncName]]:
+        """Report what is done and ask the coordinator for more."""
+        done, self._done = self._done, []
+        answer: Signal[list[AsyncName]] = Signal()
+
+        def asked() -> None:
+            self._leases.complete(done)
+            answer.set(self._leases.lease(self._member.ident, 0, _LEASE_AHEAD, self._workers))
+
+        self._member.clock.after(self._member.call_s, asked)
+        return answer
+
+    def _pull(self) -> Process[None]:
+        """Pull for the present clock; a newcomer takes the highest of the servers' slowest clocks, and says so."""
+        while True:
+            want: Want = Joining() if self._clock is None else AtClock(self._clock)
+            answers = yield from self._member.pull(want)
+            slowest = max(answer.min_clock for answer in answers)
+            if self._clock is not None and slowest <= self._clock:
+                return
+            self._clock = slowest

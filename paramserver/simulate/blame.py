@@ -1,0 +1,50 @@
+"""Where time goes: each event carries the chain of what it waited for, from the beginning up to itself.
+
+A chain is the seconds by part, and they add up to the present time: who waits for several takes over the chain of what
+came last. The difference between the chains of two versions says what the time between them was spent on.
+"""
+
+from __future__ import annotations
+
+import enum
+
+Chain = tuple[float, ...]
+
+
+class Part(enum.IntEnum):
+    """What time is spent on."""
+
+    COMPUTE = 0
+    WORKER_LINK = 1
+    SERVER_LINK = 2
+    ARITHMETIC = 3
+    CALLS = 4
+
+    def __str__(self) -> str:
+        return _NAMES[self]
+
+
+_NAMES = {
+    Part.COMPUTE: "compute",
+    Part.WORKER_LINK: "a worker's link",
+    Part.SERVER_LINK: "a server's link",
+    Part.ARITHMETIC: "a server's arithmetic",
+    Part.CALLS: "calls",
+}
+
+NOTHING: Chain = (0.0,) * len(Part)
+
+
+def longer(chain: Chain, part: Part, seconds: float) -> Chain:
+    """The chain with so many more seconds of one part at its end."""
+    return (*chain[:part], chain[part] + seconds, *chain[part + 1 :])
+
+
+def between(before: Chain, after: Chain) -> Chain:
+    """What came on top. A part may be less than nothing where the later chain does not go through the earlier event."""
+    return tuple(b - a for a, b in zip(before, after, strict=True))
+
+
+def largest(chain: Chain) -> Part:
+    """The part that took longest."""
+    return max(Part, key=lambda part: chain[part])

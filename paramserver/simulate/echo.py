@@ -1,0 +1,70 @@
+"""The other process of a calibration: takes what is pushed, gives as much when it is pulled, until its input ends.
+
+python -m paramserver.simulate.echo
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, NoReturn
+
+from paramserver.errors import ProtocolError
+from paramserver.tensors.codec import chunk_frames, split_frame
+from paramserver.transport.grpc import serve
+from paramserver.v1 import shard_pb2
+
+CHUNK_BYTES, CHUNKS = 4 << 20, 16
+# What one push or pull moves.
+NBYTES = CHUNK_BYTES * CHUNKS
+
+_PAYLOAD = bytes(CHUNK_BYTES)
+
+
+def frames_of(first: shard_pb2.PushHeader | shard_pb2.PullHeader) -> Iterator[bytes]:
+    """The frames of a contribution, or of a version, of ``NBYTES`` bytes."""
+    refs = (shard_pb2.ChunkRef(index=index, bytes=CHUNK_BYTES) for index in range(CHUNKS))
+    return chunk_frames(first, ((ref, _PAYLOAD) for ref in refs))
+
+
+class Echo:
+    """Calls of a shard without a shard; those that are not measured fail."""
+
+    def __init__(self) -> None:
+        self._frames: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return _unknown
+
+    async def stats(self, request: shard_pb2.StatsRequest) -> shard_pb2.StatsResponse:
+        """A small call."""
+        return shard_pb2.StatsResponse()
+
+    async def push(self, frames: AsyncIterator[bytes]) -> shard_pb2.PushResponse:
+        """Take a contribution in, as far as its frames are read."""
+        async for raw in frames:
+            split_frame(raw)
+        return shard_pb2.PushResponse()
+
+    async def pull(self, request: shard_pb2.PullRequest) -> AsyncIterator[bytes]:
+        """Give a version, encoded once."""
+        if not self._frames:
+            self._frames = list(frames_of(shard_pb2.PullHeader(ready=True, chunks=CHUNKS)))
+        for frame in self._frames:
+            yield frame
+
+
+async def _unknown(_: object) -> NoReturn:
+    raise ProtocolError("this process only helps to measure")
+
+
+async def _main() -> None:
+    server = await serve([("Shard", Echo())])
+    print(server.address, flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    await server.stop()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main())

@@ -1,0 +1,135 @@
+"""Outcomes as a short table, and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from paramserver.simulate.blame import NOTHING, Part, between, largest
+from paramserver.simulate.costs import Costs
+from paramserver.simulate.formulas import byteps_shares
+from paramserver.simulate.scenario import Outcome, Record, Scenario
+from paramserver.simulate.suggest import Suggestion, by_formula
+from paramserver.simulate.units import short
+
+_BAR = 30
+# Rows of a histogram; what is farther out is summed up.
+_ROWS = 12
+_WIDTH = 22
+
+
+def table(scenario: Scenario, outcome: Outcome, batch: int = 0) -> list[str]:
+    """What is printed. ``batch``: samples in a slice; 0: not known."""
+    lines = [_headline(scenario), ""]
+    step = 1000 / outcome.steps_per_s
+    name = "step" if scenario.sync else f"{scenario.slices} slices"
+    lines.append(_row("steps/s" if scenario.sync else f"{scenario.slices} slices, per s", f"{outcome.steps_per_s:.4g}"))
+    lines.append(_row("slices/s", f"{outcome.slices_per_s:.4g}"))
+    if batch:
+        lines.append(_row("samples/s", f"{outcome.slices_per_s * batch:.4g}"))
+    parts = sorted(outcome.step_parts.items(), key=lambda item: -item[1])
+    spent = ", ".join(f"{part} {1000 * seconds:.3g}" for part, seconds in parts if 1000 * seconds >= 0.001 * step)
+    lines.append(_row(f"{name}, ms", f"{step:.4g}: {spent}"))
+    lines.append(_row("what limits", f"{outcome.limit} ({_percent(outcome.step_parts[outcome.limit] * 1000 / step)})"))
+    if scenario.sync:
+        steps = sorted(outcome.limits.items(), key=lambda item: -item[1])
+        lines.append(_row("steps limited by", ", ".join(f"{part} {_percent(share)}" for part, share in steps)))
+    worker, share = max(outcome.waited_for.items(), key=lambda item: item[1])
+    if scenario.sync:
+        lines.append(_row("came last", f"worker-{worker} in {_percent(share)} of the steps"))
+    lines.append(_row("workers wait", f"{_percent(outcome.waiting)} of the time"))
+    if scenario.sync and (outcome.moved or outcome.repeated):
+        moved, repeated = _percent(outcome.moved), _percent(outcome.repeated)
+        lines.append(_row("slices", f"{moved} computed by others than their owners, {repeated} twice"))
+    if not scenario.sync:
+        lines.append(_row("clocks apart", f"{outcome.max_clock_spread} slices at most"))
+        lines += _histogram(outcome)
+    return lines
+
+
+def suggestion(scenario: Scenario, found: Suggestion) -> list[str]:
+    """Outcomes by number of servers, and what formulas say of communication alone."""
+    best = max(outcome.steps_per_s for outcome in found.outcomes.values())
+    lines = ["", f"{'servers':>7}  {'steps/s':>9}  {'of best':>7}  what limits"]
+    for servers, outcome in found.outcomes.items():
+        mark = "  <- enough" if servers == found.servers else ""
+        of_best = _percent(outcome.steps_per_s / best)
+        lines.append(f"{servers:>7}  {outcome.steps_per_s:>9.4g}  {of_best:>7}  {outcome.limit}{mark}")
+    lines += ["", "Communication alone, by formula, ms per step:"]
+    schemes = by_formula(scenario, found.servers).items()
+    lines += [f"  {1000 * seconds:>9.4g}  {scheme}" for scheme, seconds in schemes]
+    if scenario.workers > 1 and found.servers <= scenario.workers:
+        server, worker = byteps_shares(scenario.workers, found.servers)
+        lines.append(
+            f"With the BytePS split a server would hold {_percent(server)} of the model, a worker's host "
+            f"{_percent(worker)}."
+        )
+    return lines
+
+
+def costs_table(costs: Costs) -> list[str]:
+    """Costs as they are shown after a calibration."""
+    lines = [
+        _row("a call", f"{1000 * costs.call_s:.3g} ms, of which the server {1000 * costs.serve_s:.3g} ms"),
+        _row("pushing", f"{costs.push_bytes_s / 1e9:.3g} GB/s"),
+        _row("pulling", f"{costs.pull_bytes_s / 1e9:.3g} GB/s"),
+        _row("taking in a gradient", f"{costs.sum_ns:.3g} ns per parameter"),
+    ]
+    return lines + [_row(f"applying {name}", f"{ns:.3g} ns per parameter") for name, ns in costs.apply_ns.items()]
+
+
+def as_json(scenario: Scenario, outcome: Outcome, record: Record, found: Suggestion | None) -> dict[str, Any]:
+    """Everything: the scenario, the outcome, each version, and the numbers of servers if they were asked for."""
+    said = asdict(scenario)
+    said["consistency"] = str(scenario.consistency)
+    said["stragglers"] = [one.text for one in scenario.stragglers]
+    chains = [NOTHING, *record.chains]
+    versions = [
+        {
+            "at_s": at,
+            "limited_by": str(largest(between(before, after))),
+            "last_worker": worker,
+            **{str(part): between(before, after)[part] for part in Part},
+        }
+        for at, worker, before, after in zip(
+            record.published_at, record.last_worker, chains[:-1], chains[1:], strict=True
+        )
+    ]
+    result: dict[str, Any] = {"scenario": said, "outcome": asdict(outcome), "versions": versions}
+    if found is not None:
+        result["servers"] = {str(k): asdict(one) for k, one in found.outcomes.items()}
+        result["suggested_servers"] = found.servers
+        result["by_formula_s"] = by_formula(scenario, found.servers)
+    return result
+
+
+def _headline(scenario: Scenario) -> str:
+    many = f"{scenario.workers} workers, {scenario.servers} server{'s' if scenario.servers > 1 else ''}"
+    size = f"{short(scenario.params)}parameters ({short(scenario.nbytes)}B)"
+    slices = f", {scenario.slices} slices per step" if scenario.sync else ""
+    odd = "".join(f", {one.text}" for one in scenario.stragglers)
+    return f"{many}, {size}, {short(8 * scenario.bandwidth)}b/s, {scenario.consistency}{slices}{odd}"
+
+
+def _histogram(outcome: Outcome) -> list[str]:
+    """How many updates of others a contribution did not know of."""
+    lines = ["", "updates of others between a slice's weights and its own update:"]
+    numbers = sorted(outcome.behind)
+    width = max(1, -(-(numbers[-1] - numbers[0] + 1) // _ROWS)) if numbers else 1
+    rows: dict[int, float] = {}
+    for number, share in outcome.behind.items():
+        low = numbers[0] + (number - numbers[0]) // width * width
+        rows[low] = rows.get(low, 0.0) + share
+    most = max(rows.values(), default=1.0)
+    for low, share in sorted(rows.items()):
+        label = f"{low}" if width == 1 else f"{low}-{low + width - 1}"
+        lines.append(f"{label:>9}  {_percent(share):>6}  {'#' * max(1, round(_BAR * share / most))}")
+    return lines
+
+
+def _row(name: str, value: str) -> str:
+    return f"{name:<{_WIDTH}}{value}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %" if share < 0.0995 else f"{100 * share:.0f} %"

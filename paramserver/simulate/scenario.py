@@ -1,0 +1,126 @@
+"""What is simulated, and what came out: plain values."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from paramserver.core.consistency import Consistency, Mode
+from paramserver.errors import ConfigError
+from paramserver.simulate.blame import Chain
+from paramserver.simulate.costs import Costs
+from paramserver.simulate.stragglers import Straggler
+
+MAX_WORKERS, MAX_SERVERS, MAX_SLICES, MAX_STEPS = 4096, 512, 65536, 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A job to simulate.
+
+    ``params``: float32 parameters, of the optimizer ``optimizer``. ``compute_s``: what a slice takes an ordinary
+    worker, in seconds. ``bandwidth``: of the link of every host, bytes per second in each direction. ``slices``: per
+    step; asynchronous mode has no steps, there it is how many slices are counted as one. ``steps``: how many to
+    simulate. ``moves``: idle workers take slices of others, as they do when there is a data set. Raises ConfigError.
+    """
+
+    workers: int
+    servers: int
+    params: int
+    compute_s: float
+    bandwidth: float
+    consistency: Consistency = field(default_factory=lambda: Consistency(Mode.SYNC))
+    slices: int = 0
+    stragglers: tuple[Straggler, ...] = ()
+    steps: int = 200
+    seed: int = 0
+    optimizer: str = "sgd"
+    chunk_bytes: int = 0
+    moves: bool = True
+    costs: Costs = field(default_factory=Costs)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "slices", self.slices or self.workers)
+        for name, value, most in (
+            ("workers", self.workers, MAX_WORKERS),
+            ("servers", self.servers, MAX_SERVERS),
+            ("slices", self.slices, MAX_SLICES),
+            ("steps", self.steps, MAX_STEPS),
+            ("params", self.params, 10**13),
+        ):
+            if not 1 <= value <= most:
+                raise ConfigError(f"--{name} is {value}, but must be an integer from 1 to {most}")
+        if not 0 < self.compute_s < math.inf:
+            raise ConfigError(f"--compute is {self.compute_s:g} s, but must be a time above 0")
+        if not self.bandwidth > 0:
+            raise ConfigError(f"--bandwidth is {self.bandwidth:g} bytes per second, but must be above 0")
+        self.costs.apply(self.optimizer)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights, and of a gradient."""
+        return 4 * self.params
+
+    @property
+    def sync(self) -> bool:
+        """Whether the job is synchronous."""
+        return self.consistency.mode is Mode.SYNC
+
+
+@dataclass(slots=True)
+class Record:
+    """What is written down while the simulation runs. Versions are those that every server has published."""
+
+    # When each version was published, what the time up to it was spent on, and whose contribution came last.
+    published_at: list[float] = field(default_factory=list)
+    chains: list[Chain] = field(default_factory=list)
+    last_worker: list[int] = field(default_factory=list)
+    # When each worker began and ended each of its slices, in order.
+    spans: list[list[tuple[float, float]]] = field(default_factory=list)
+    # Asynchronous: how many updates of others came between the weights of a slice and its own update.
+    behind: Counter[int] = field(default_factory=Counter)
+    max_clock_spread: int = 0
+    # Slices that were counted, computed by others than their owners, and brought a second time.
+    applied: int = 0
+    moved: int = 0
+    repeated: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came out, after the first steps were left aside. Times in seconds; parts between 0 and 1.
+
+    ``step_parts``: seconds per step by part; ``limits``: the share of steps in which a part took longest;
+    ``waited_for``: by worker, the share of steps whose last contribution was its own. ``behind``: the shares of
+    asynchronous contributions by how many updates of others came in between. ``moved``, ``repeated``: slices computed
+    by others than their owners, and brought twice, as parts of all.
+    """
+
+    steps_per_s: float
+    slices_per_s: float
+    waiting: float
+    step_parts: dict[str, float]
+    limits: dict[str, float]
+    waited_for: dict[int, float]
+    behind: dict[int, float]
+    max_clock_spread: int
+    moved: float
+    repeated: float
+
+    @property
+    def limit(self) -> str:
+        """The part that takes the largest share of the time."""
+        return max(self.step_parts, key=lambda part: self.step_parts[part])
+
+
+def shares(counts: Counter[int]) -> dict[int, float]:
+    """Counts as parts of the whole, the numbers in order."""
+    total = sum(counts.values())
+    return {number: counts[number] / total for number in sorted(counts)}
+
+
+def busy(spans: Sequence[tuple[float, float]], begin: float, end: float) -> float:
+    """How many seconds of ``[begin, end)`` the spans cover."""
+    return sum(max(0.0, min(stop, end) - max(start, begin)) for start, stop in spans)

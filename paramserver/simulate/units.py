@@ -1,0 +1,58 @@
+"""Quantities as people write them: 25M parameters, 0.2s, 10Gb/s."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from paramserver.errors import ConfigError
+
+_COUNTS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0}
+# Bytes per second; a small b is a bit.
+_RATES = {
+    f"{prefix}{unit}/s": size * bytes_
+    for prefix, size in {"": 1.0, "K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}.items()
+    for unit, bytes_ in {"b": 1 / 8, "bit": 1 / 8, "B": 1.0}.items()
+}
+_QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z/]*)\s*")
+
+
+def count(flag: str, text: str) -> int:
+    """A number of things, such as 25M. Raises ConfigError."""
+    value = _read(text, _COUNTS)
+    if value is None or value != int(value) or value < 1:
+        raise ConfigError(f'{flag} is "{text}", but must be a number of parameters such as 25M, 350000 or 1.3B')
+    return int(value)
+
+
+def seconds(flag: str, text: str) -> float:
+    """A time, such as 0.2s or 150ms. Raises ConfigError."""
+    value = _read(text, _SECONDS)
+    if value is None or value <= 0:
+        raise ConfigError(f'{flag} is "{text}", but must be a time above 0 such as 0.2s or 150ms')
+    return value
+
+
+def bandwidth(flag: str, text: str) -> float:
+    """Bytes per second, from bits (10Gb/s) or bytes (1.2GB/s) per second. Raises ConfigError."""
+    value = _read(text, _RATES)
+    if value is None or value <= 0:
+        raise ConfigError(f'{flag} is "{text}", but must be a bandwidth such as 10Gb/s (bits) or 1.2GB/s (bytes)')
+    return value
+
+
+def _read(text: str, units: dict[str, float]) -> float | None:
+    found = _QUANTITY.fullmatch(text)
+    if found is None or found[2] not in units:
+        return None
+    value = float(found[1]) * units[found[2]]
+    return value if math.isfinite(value) else None
+
+
+def short(value: float) -> str:
+    """Three figures and a prefix, such as 25 M."""
+    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g} {prefix}"
+    return f"{value:.3g} "

@@ -1,0 +1,105 @@
+"""`paramserver simulate`: what it prints and writes, and how it refuses what makes no sense."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paramserver.cli.main import main
+from paramserver.simulate import costs, units
+
+JOB = "simulate --params 1M --compute 0.1s --steps 20"
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_synchronous_job(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*JOB.split(), "--workers", "4", "--servers", "2", "--batch", "32", "--json", "out.json"]) == 0
+    printed = capsys.readouterr().out
+    assert "4 workers, 2 servers, 1 Mparameters (4 MB), 10 Gb/s, sync, 4 slices per step" in printed
+    said = json.loads(Path("out.json").read_text())
+    assert said["scenario"]["workers"] == 4
+    assert len(said["versions"]) == 20
+    assert 7 < said["outcome"]["steps_per_s"] < 10
+    assert f"{said['outcome']['slices_per_s'] * 32:.4g}" in printed
+
+
+def test_an_asynchronous_job_shows_its_staleness(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*JOB.split(), "--mode", "async", "--staleness", "2", "--straggler", "exp:1"]) == 0
+    printed = capsys.readouterr().out
+    assert "async with staleness 2" in printed
+    assert "2 slices at most" in printed
+    assert "updates of others between" in printed
+    assert "#" in printed
+
+
+def test_suggestions_name_a_number_of_servers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*JOB.split(), "--workers", "4", "--bandwidth", "100Mb/s", "--suggest", "--json", "out.json"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("<- enough") == 1
+    assert "ring all-reduce" in printed
+    assert json.loads(Path("out.json").read_text())["suggested_servers"] in (1, 2, 3, 4)
+
+
+def test_numbers_come_from_a_file_of_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("job.toml").write_text(
+        '[cluster]\nworkers = 3\nservers = 2\n[consistency]\nmode = "async"\nstaleness = "unbounded"\n'
+    )
+    assert main([*JOB.split(), "--config", "job.toml", "--servers", "1"]) == 0
+    assert "3 workers, 1 server, " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("tokens", "says"),
+    [
+        ("simulate --compute 1s", "say what a slice takes and how large the model is"),
+        ("simulate --params 1M --compute 1", '--compute is "1"'),
+        ("simulate --params 1.5 --compute 1s", '--params is "1.5"'),
+        (f"{JOB} --bandwidth 10", '--bandwidth is "10", but must be a bandwidth such as 10Gb/s'),
+        (f"{JOB} --workers 0", "cluster.workers is"),
+        (f"{JOB} --straggler odd", '--straggler "odd" is not understood'),
+        (f"{JOB} --optimizer lion", '--optimizer "lion" has no cost; there are sgd, momentum, adamw'),
+        (f"{JOB} --out x.json", "add --calibrate"),
+        (f"{JOB} --calibrate --costs x.json", "give one of them"),
+        (f"{JOB} --costs none.json", 'the costs in "none.json" cannot be read'),
+        (f"{JOB} --json none/out.json", '"none/out.json" cannot be written'),
+    ],
+)
+def test_mistakes_are_one_line(tokens: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(tokens.split()) == 2
+    complaint = capsys.readouterr().err
+    assert says in complaint
+    assert complaint.count("\n") == 1
+
+
+def test_costs_are_read_as_they_were_written() -> None:
+    path = Path("costs.json")
+    costs.save(costs.Costs(call_s=0.5), path)
+    assert costs.load(path) == costs.Costs(call_s=0.5)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"call_s": 1}', "NaN"])
+def test_files_without_costs_are_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("costs.json").write_text(text)
+    assert main([*JOB.split(), "--costs", "costs.json"]) == 2
+    assert "costs.json" in capsys.readouterr().err
+
+
+def test_costs_that_are_no_numbers_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path("costs.json")
+    costs.save(costs.Costs(), path)
+    path.write_text(path.read_text().replace("0.001", "-0.001"))
+    assert main([*JOB.split(), "--costs", "costs.json"]) == 2
+    assert "no positive number" in capsys.readouterr().err
+
+
+def test_units() -> None:
+    assert units.count("--params", "1.3B") == 1_300_000_000
+    assert units.seconds("--compute", "150ms") == pytest.approx(0.15)
+    assert units.bandwidth("--bandwidth", "10Gb/s") == pytest.approx(1.25e9)
+    assert units.bandwidth("--bandwidth", "200 MB/s") == pytest.approx(2e8)
