@@ -7,6 +7,7 @@ from collections import deque
 from paramserver.core.events import AtClock, Joining, Want
 from paramserver.core.leases import SliceLeases
 from paramserver.core.names import AsyncName
+from paramserver.simulate.blame import Part, longer
 from paramserver.simulate.clock import Process, Signal
 from paramserver.simulate.member import Member
 
@@ -29,8 +30,10 @@ class AsyncWorker:
         yield from self._pull()
         while True:
             if not self._queue:
+                began_at = member.clock.now
                 self._queue.extend((yield pending or self._lease()))
                 pending = None
+                member.chain = longer(member.chain, Part.CALLS, member.clock.now - began_at)
             name = self._queue[0]
             yield from member.compute()
             if len(self._queue) <= _LEASE_LOW and pending is None:

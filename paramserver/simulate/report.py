@@ -87,25 +87,36 @@ def as_json(scenario: Scenario, outcome: Outcome, record: Record, found: Suggest
     versions = [
         {
             "at_s": at,
-            "limited_by": str(largest(between(before, after))),
+            "limited_by": _key(largest(between(before, after))),
             "last_worker": worker,
-            **{str(part): between(before, after)[part] for part in Part},
+            **{f"{_key(part)}_s": between(before, after)[part] for part in Part},
         }
         for at, worker, before, after in zip(
             record.published_at, record.last_worker, chains[:-1], chains[1:], strict=True
         )
     ]
-    result: dict[str, Any] = {"scenario": said, "outcome": asdict(outcome), "versions": versions}
+    result: dict[str, Any] = {"scenario": said, "outcome": _outcome(outcome), "versions": versions}
     if found is not None:
-        result["servers"] = {str(k): asdict(one) for k, one in found.outcomes.items()}
+        result["servers"] = {str(k): _outcome(one) for k, one in found.outcomes.items()}
         result["suggested_servers"] = found.servers
         result["by_formula_s"] = by_formula(scenario, found.servers)
     return result
 
 
+def _outcome(outcome: Outcome) -> dict[str, Any]:
+    said = asdict(outcome)
+    for name in ("step_parts", "limits"):
+        said[name] = {_key(part): value for part, value in said[name].items()}
+    return {**said, "limit": _key(outcome.limit)}
+
+
+def _key(part: Part) -> str:
+    return part.name.lower()
+
+
 def _headline(scenario: Scenario) -> str:
     many = f"{scenario.workers} workers, {scenario.servers} server{'s' if scenario.servers > 1 else ''}"
-    size = f"{short(scenario.params)}parameters ({short(scenario.nbytes)}B)"
+    size = f"{short(scenario.params)} parameters ({short(scenario.nbytes)}B)"
     slices = f", {scenario.slices} slices per step" if scenario.sync else ""
     odd = "".join(f", {one.text}" for one in scenario.stragglers)
     return f"{many}, {size}, {short(8 * scenario.bandwidth)}b/s, {scenario.consistency}{slices}{odd}"

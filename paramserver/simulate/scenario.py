@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from paramserver.core.consistency import Consistency, Mode
 from paramserver.errors import ConfigError
-from paramserver.simulate.blame import Chain
+from paramserver.simulate.blame import Chain, Part
 from paramserver.simulate.costs import Costs
 from paramserver.simulate.stragglers import Straggler
 
@@ -101,8 +101,8 @@ class Outcome:
     steps_per_s: float
     slices_per_s: float
     waiting: float
-    step_parts: dict[str, float]
-    limits: dict[str, float]
+    step_parts: dict[Part, float]
+    limits: dict[Part, float]
     waited_for: dict[int, float]
     behind: dict[int, float]
     max_clock_spread: int
@@ -110,7 +110,7 @@ class Outcome:
     repeated: float
 
     @property
-    def limit(self) -> str:
+    def limit(self) -> Part:
         """The part that takes the largest share of the time."""
         return max(self.step_parts, key=lambda part: self.step_parts[part])
 

@@ -67,7 +67,6 @@ class Work:
 @dataclass(slots=True)
 class _Call:
     answer: Signal[Answer]
-    chain: Chain
     host: Host | None = None
     standing: Standing | None = None
 
@@ -119,19 +118,7 @@ class Server:
             self._serve(chain, lambda chain: self._arrived(name, worker, base, clock, answer, chain))
 
         rate = min(self.host.rate, self._costs.push_bytes_s)
-        host.up.send(
-            Message(
-                self.blocks,
-                self.nbytes / self.blocks,
-                self.host.down,
-                rate,
-                Part.WORKER_LINK,
-                Part.SERVER_LINK,
-                self._clock.now,
-                chain,
-                arrived,
-            )
-        )
+        self._send(host, self.host, rate, (Part.WORKER_LINK, Part.SERVER_LINK), chain, arrived)
         return answer
 
     def pull(
@@ -143,14 +130,13 @@ class Server:
 
         def asked(chain: Chain) -> None:
             if call in self._calls:
-                self._calls[call].chain = chain
                 self._happen(PullAsked(call, worker, want, TIMELINE), chain)
 
         def call_off() -> None:
             if self._calls.pop(call, None) is not None:
                 self._happen(CallGone(call), chain)
 
-        self._calls[call] = _Call(answer, chain, host, standing)
+        self._calls[call] = _Call(answer, host, standing)
         self._serve(chain, asked)
         return answer, call_off
 
@@ -189,7 +175,7 @@ class Server:
 
     def _arrived(self, name: Name, worker: int, base: int, clock: int, answer: Signal[Answer], chain: Chain) -> None:
         call = next(self._numbers)
-        self._calls[call] = _Call(answer, chain)
+        self._calls[call] = _Call(answer)
         self._brought[call] = worker, base
         self._happen(Arrived(call, name, call, worker, TIMELINE, clock), chain)
 
@@ -234,19 +220,20 @@ class Server:
             self._clock.after(half_s, lambda: call.answer.set(answer))
 
         rate = min(call.host.rate, self._costs.pull_bytes_s)
-        self.host.up.send(
-            Message(
-                self.blocks,
-                self.nbytes / self.blocks,
-                call.host.down,
-                rate,
-                Part.SERVER_LINK,
-                Part.WORKER_LINK,
-                self._clock.now,
-                chain,
-                arrived,
-            )
-        )
+        self._send(self.host, call.host, rate, (Part.SERVER_LINK, Part.WORKER_LINK), chain, arrived)
+
+    def _send(
+        self,
+        sender: Host,
+        to: Host,
+        rate: float,
+        parts: tuple[Part, Part],
+        chain: Chain,
+        arrived: Callable[[Chain], None],
+    ) -> None:
+        """Send this server's part of the model from host to host; ``parts``: whose links these are."""
+        block = self.nbytes / self.blocks
+        sender.up.send(Message(self.blocks, block, to.down, rate, *parts, self._clock.now, chain, arrived))
 
     def _build(self, effect: Build, chain: Chain) -> None:
         now = self._clock.now

@@ -55,4 +55,4 @@ def short(value: float) -> str:
     for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:.3g} {prefix}"
-    return f"{value:.3g} "
+    return f"{value:.3g}"

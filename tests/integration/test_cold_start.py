@@ -50,6 +50,7 @@ def test_importing_the_settings_loads_nothing_heavy() -> None:
         (["run", "--help"], "--staleness"),
         (["status", "--help"], "--watch"),
         (["checkpoint", "export", "--help"], "safetensors"),
+        (["simulate", "--help"], "--straggler"),
         (["config", "show"], "[consistency]"),
     ],
 )

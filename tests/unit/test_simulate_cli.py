@@ -21,7 +21,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_synchronous_job(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*JOB.split(), "--workers", "4", "--servers", "2", "--batch", "32", "--json", "out.json"]) == 0
     printed = capsys.readouterr().out
-    assert "4 workers, 2 servers, 1 Mparameters (4 MB), 10 Gb/s, sync, 4 slices per step" in printed
+    assert "4 workers, 2 servers, 1 M parameters (4 MB), 10 Gb/s, sync, 4 slices per step" in printed
     said = json.loads(Path("out.json").read_text())
     assert said["scenario"]["workers"] == 4
     assert len(said["versions"]) == 20
