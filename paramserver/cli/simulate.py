@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _Text = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
 # Steps to simulate, if nothing else is said: fewer of large clusters, so that it takes seconds.
-_STEPS, _FEWEST, _WORK = 1000, 50, 16_000
+_STEPS, _FEWEST, _WORK = 1000, 50, 4_000
 
 
 def simulate(

@@ -11,6 +11,7 @@ from paramserver.core.plan import TensorSpec, make_layout, make_plan
 from paramserver.simulate.asynchronous import AsyncWorker
 from paramserver.simulate.blame import NOTHING, Chain, Part, between, largest
 from paramserver.simulate.clock import VirtualClock, start
+from paramserver.simulate.formulas import dedicated
 from paramserver.simulate.links import Queue, SendingPort
 from paramserver.simulate.member import Member
 from paramserver.simulate.scenario import Outcome, Record, Scenario, busy, shares
@@ -18,8 +19,9 @@ from paramserver.simulate.server import Host, Server
 from paramserver.simulate.stragglers import draws
 from paramserver.simulate.synchronous import SyncWorker
 
-# A worker's messages of one step are cut into so many blocks in all, at least one per server.
-_BLOCKS = 16
+# A worker's messages of one step are cut into so many blocks in all, at least one per server; only where links take
+# more than this part of the time of a slice, since it is the blocks that take time to simulate.
+_BLOCKS, _WORTH_IT = 64, 0.02
 # This part of the steps, at the beginning, is left aside.
 _WARM_UP = 0.05
 
@@ -43,7 +45,7 @@ def simulate(scenario: Scenario) -> tuple[Outcome, Record]:
     plan = make_plan(
         make_layout([TensorSpec("weights", (scenario.params,), "float32")], scenario.chunk_bytes), scenario.servers
     )
-    costs = scenario.costs
+    costs, blocks = scenario.costs, _blocks(scenario)
     servers = [
         Server(
             clock,
@@ -54,7 +56,7 @@ def simulate(scenario: Scenario) -> tuple[Outcome, Record]:
             costs,
             costs.apply(scenario.optimizer),
             plan.nbytes_of(index),
-            max(1, math.ceil(_BLOCKS / scenario.servers)),
+            blocks,
             on_built,
         )
         for index in range(scenario.servers)
@@ -85,6 +87,13 @@ def simulate(scenario: Scenario) -> tuple[Outcome, Record]:
     record.moved = sum(worker.moved for worker in synchronous)
     record.repeated = first.state.counters.duplicate
     return summed_up(scenario, record), record
+
+
+def _blocks(scenario: Scenario) -> int:
+    """Into how many parts a message is cut."""
+    rate = min(scenario.bandwidth, scenario.costs.push_bytes_s, scenario.costs.pull_bytes_s)
+    sending_s = dedicated(scenario.workers, scenario.servers, scenario.nbytes, rate, overlapped=False)
+    return math.ceil(_BLOCKS / scenario.servers) if sending_s > _WORTH_IT * scenario.compute_s else 1
 
 
 def summed_up(scenario: Scenario, record: Record) -> Outcome:

@@ -58,7 +58,8 @@ class SendingPort:
         """Begin with a message, beside those that are under way."""
         self._messages.append(message)
         if not self._busy:
-            self._next()
+            self._busy = True
+            self._clock.at(self._clock.now, self._next)  # after whatever else is sent at this moment
 
     def _next(self) -> None:
         self._busy = bool(self._messages)

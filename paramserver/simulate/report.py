@@ -28,8 +28,8 @@ def table(scenario: Scenario, outcome: Outcome, batch: int = 0) -> list[str]:
     if batch:
         lines.append(_row("samples/s", f"{outcome.slices_per_s * batch:.4g}"))
     parts = sorted(outcome.step_parts.items(), key=lambda item: -item[1])
-    spent = ", ".join(f"{part} {1000 * seconds:.3g}" for part, seconds in parts if 1000 * seconds >= 0.001 * step)
-    lines.append(_row(f"{name}, ms", f"{step:.4g}: {spent}"))
+    spent = ", ".join(f"{part} {_figure(1000 * seconds)}" for part, seconds in parts if 1000 * seconds >= 0.001 * step)
+    lines.append(_row(f"{name}, ms", f"{_figure(step)}: {spent}"))
     lines.append(_row("what limits", f"{outcome.limit} ({_percent(outcome.step_parts[outcome.limit] * 1000 / step)})"))
     if scenario.sync:
         steps = sorted(outcome.limits.items(), key=lambda item: -item[1])
@@ -56,10 +56,10 @@ def suggestion(scenario: Scenario, found: Suggestion) -> list[str]:
         of_best = _percent(outcome.steps_per_s / best)
         lines.append(f"{servers:>7}  {outcome.steps_per_s:>9.4g}  {of_best:>7}  {outcome.limit}{mark}")
     lines += ["", "Communication alone, by formula, ms per step:"]
-    schemes = by_formula(scenario, found.servers).items()
-    lines += [f"  {1000 * seconds:>9.4g}  {scheme}" for scheme, seconds in schemes]
-    if scenario.workers > 1 and found.servers <= scenario.workers:
-        server, worker = byteps_shares(scenario.workers, found.servers)
+    schemes = by_formula(scenario).items()
+    lines += [f"  {_figure(1000 * seconds):>9}  {scheme}" for scheme, seconds in schemes]
+    if scenario.workers > 1 and scenario.servers <= scenario.workers:
+        server, worker = byteps_shares(scenario.workers, scenario.servers)
         lines.append(
             f"With the BytePS split a server would hold {_percent(server)} of the model, a worker's host "
             f"{_percent(worker)}."
@@ -99,7 +99,7 @@ def as_json(scenario: Scenario, outcome: Outcome, record: Record, found: Suggest
     if found is not None:
         result["servers"] = {str(k): _outcome(one) for k, one in found.outcomes.items()}
         result["suggested_servers"] = found.servers
-        result["by_formula_s"] = by_formula(scenario, found.servers)
+        result["by_formula_s"] = by_formula(scenario)
     return result
 
 
@@ -140,6 +140,11 @@ def _histogram(outcome: Outcome) -> list[str]:
 
 def _row(name: str, value: str) -> str:
     return f"{name:<{_WIDTH}}{value}"
+
+
+def _figure(value: float) -> str:
+    """Three figures, or all before the point."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _percent(share: float) -> str:

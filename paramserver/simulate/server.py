@@ -182,7 +182,13 @@ class Server:
     # ---- the state machine and its effects
 
     def _happen(self, event: Event, chain: Chain) -> None:
-        for effect in self.state.handle(event, self._clock.now):
+        effects = self.state.handle(event, self._clock.now)
+        answers = [effect for effect in effects if isinstance(effect, AnswerPull)]
+        if len(answers) > 1:  # sent side by side: each server begins with another worker, as packets mix
+            turn = self.index % len(answers)
+            answers = answers[turn:] + answers[:turn]
+            effects = [effect for effect in effects if not isinstance(effect, AnswerPull)] + list(answers)
+        for effect in effects:
             self._perform(effect, chain)
 
     def _perform(self, effect: Effect, chain: Chain) -> None:

@@ -41,17 +41,16 @@ def suggest(scenario: Scenario) -> Suggestion:
     return Suggestion(outcomes, enough)
 
 
-def by_formula(scenario: Scenario, servers: int) -> dict[str, float]:
-    """Seconds of communication per step without anything else, by scheme; only all that apply to these numbers."""
-    n, size, bandwidth = scenario.workers, scenario.nbytes, scenario.bandwidth
+def by_formula(scenario: Scenario) -> dict[str, float]:
+    """Seconds of communication per step without anything else, by scheme, for the given number of servers."""
+    n, servers, size, bandwidth = scenario.workers, scenario.servers, scenario.nbytes, scenario.bandwidth
+    many = f"{servers} server{'s' if servers > 1 else ''}"
     found = {
-        f"{servers} servers, gradients then weights": formulas.dedicated(n, servers, size, bandwidth, overlapped=False),
-        f"{servers} servers, both at once": formulas.dedicated(n, servers, size, bandwidth, overlapped=True),
+        f"{many}, gradients then weights": formulas.dedicated(n, servers, size, bandwidth, overlapped=False),
+        f"{many}, both at once": formulas.dedicated(n, servers, size, bandwidth, overlapped=True),
     }
     if n > 1:
         found["ring all-reduce"] = formulas.all_reduce(n, size, bandwidth)
         if servers <= n:
-            found[f"{servers} servers and shards at the workers (BytePS)"] = formulas.byteps_split(
-                n, servers, size, bandwidth
-            )
+            found[f"{many} and shards at the workers (BytePS)"] = formulas.byteps_split(n, servers, size, bandwidth)
     return found
