@@ -34,8 +34,8 @@ def table(scenario: Scenario, outcome: Outcome, batch: int = 0) -> list[str]:
     if scenario.sync:
         steps = sorted(outcome.limits.items(), key=lambda item: -item[1])
         lines.append(_row("steps limited by", ", ".join(f"{part} {_percent(share)}" for part, share in steps)))
-    worker, share = max(outcome.waited_for.items(), key=lambda item: item[1])
-    if scenario.sync:
+    if scenario.sync and scenario.stragglers:
+        worker, share = max(outcome.waited_for.items(), key=lambda item: item[1])
         lines.append(_row("came last", f"worker-{worker} in {_percent(share)} of the steps"))
     lines.append(_row("workers wait", f"{_percent(outcome.waiting)} of the time"))
     if scenario.sync and (outcome.moved or outcome.repeated):

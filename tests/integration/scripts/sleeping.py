@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--slice-s", type=float, required=True, help="what a slice takes on average")
     parser.add_argument("--straggler", required=True, help="as of `paramserver simulate`")
     parser.add_argument("--wide", type=int, default=256, help="units of the hidden layer")
-    parser.add_argument("--out", type=Path, required=True, help="when the first worker saw each version, as JSON")
+    parser.add_argument("--out", type=Path, required=True, help="what the first worker saw, as JSON")
     args = parser.parse_args()
     torch.manual_seed(1)
     with ps.init() as ctx:
@@ -36,15 +36,18 @@ def main() -> None:
         model, optimizer, loader = ctx.prepare(model, optimizer, loader)
         factors = draws([parse(args.straggler)], ctx.rank, ctx.world_size, 0)
         seen: dict[int, float] = {}
+        drawn = took = 0.0
         for _ in ctx.epochs(1):
             for x, y in loader:
                 seen.setdefault(ctx.version, time.monotonic())
-                time.sleep(args.slice_s * next(factors))
+                factor, begin = next(factors), time.monotonic()
+                time.sleep(args.slice_s * factor)
                 F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+                drawn, took = drawn + factor, took + time.monotonic() - begin
                 optimizer.step()
                 optimizer.zero_grad()
         if ctx.rank == 0:
-            args.out.write_text(json.dumps(seen))
+            args.out.write_text(json.dumps({"seen": seen, "compute_s": took / drawn}))
 
 
 if __name__ == "__main__":
