@@ -18,8 +18,8 @@ from paramserver.simulate.echo import CHUNKS, NBYTES, frames_of
 from paramserver.v1 import shard_pb2
 
 # Parameters of the flat tensors that are summed and updated: more than fit any cache.
-_PARAMS = 8_000_000
-_CALLS, _AT_ONCE, _ROUNDS, _REPEATS = 200, 8, 6, 5
+_PARAMS = 4_000_000
+_CALLS, _AT_ONCE, _ROUNDS, _REPEATS = 100, 8, 5, 5
 _TIMEOUT_S = 30.0
 
 
