@@ -57,7 +57,7 @@ demo: .venv/.stamp
 test: .venv/.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile -m 'not long' \
 		tests/unit tests/contract tests/cluster
-	$(BIN)/python -m pytest -q -m 'not long' tests/integration
+	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile -m 'not long' tests/integration
 
 test-long: .venv/.stamp
 	$(BIN)/python -m pytest -q -m long tests

@@ -162,6 +162,7 @@ _Processes = Annotated[
     int, BeforeValidator(_refuse_bool), Field(ge=1, le=MAX_PROCESSES), Must(f"an integer from 1 to {MAX_PROCESSES}")
 ]
 _Threads = Annotated[int, BeforeValidator(_refuse_bool), Field(ge=1, le=1024), Must("an integer from 1 to 1024")]
+_ChosenThreads = Annotated[int, BeforeValidator(_refuse_bool), Field(ge=0, le=1024), Must("an integer from 0 to 1024")]
 _Seconds = Annotated[
     float, BeforeValidator(_refuse_bool), Field(gt=0, le=1e7, allow_inf_nan=False), Must("a number of seconds above 0")
 ]
@@ -284,7 +285,11 @@ class Training(_Section):
     threads_per_worker: _Threads = Field(
         default=1, description="Threads a worker computes with; other numbers change bits."
     )
-    threads_per_server: _Threads = Field(default=1, description="Threads a server applies updates with.")
+    threads_per_server: _ChosenThreads = Field(
+        default=0,
+        description="Threads a server applies updates with; bits do not depend on it. 0: its share of the machine's "
+        "processors, 8 at most.",
+    )
     device: Annotated[str, AfterValidator(_device_name), Must('"auto", "cpu", "mps", "cuda", or "cuda:N"')] = Field(
         default="auto", description="Where a worker computes. auto: a GPU if torch sees one."
     )

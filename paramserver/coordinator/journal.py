@@ -167,11 +167,20 @@ class Journal:
         self._wanted.pop(_MODEL, None)
         self._written.pop(_MODEL, None)
         self._revisions.pop(_MODEL, None)
+        said = f"no answer within {_CLOSE_S:g} s"
         try:
             async with asyncio.timeout(_CLOSE_S):
-                await self._store.delete(_MODEL, self.term)
-        except (errors.StoreError, errors.FencedError, TimeoutError) as error:
-            log.debug("the store keeps the model", error=str(error))
+                while True:
+                    try:
+                        await self._store.delete(_MODEL, self.term)
+                        return
+                    except errors.StoreError as error:
+                        said = str(error)
+                    await asyncio.sleep(_BACK_OFF_S[0])
+        except errors.FencedError as error:
+            log.debug("the job is another coordinator's now", error=str(error))
+        except TimeoutError:
+            log.warning("the store keeps the model of this job, which nobody needs any more", error=said)
 
     async def close(self) -> None:
         """Write what is pending (waiting 2 s at most) and close the store."""

@@ -58,15 +58,19 @@ class Serving:
 
         from paramserver.server.node import ServerNode
         from paramserver.server.service import ShardService
+        from paramserver.server.team import threads_for
         from paramserver.transport import grpc
         from paramserver.transport.addresses import join
 
         settings = self._settings
-        torch.set_num_threads(settings.training.threads_per_server)
+        torch.set_num_threads(1)
         # The first optimizer of a process loads a good part of torch: not during the first step.
         torch.optim.SGD([torch.zeros(1)], lr=0.0)
         service = ShardService(
-            settings.cluster.job, self._security.connector("server"), settings.cluster.wait_timeout_s
+            settings.cluster.job,
+            self._security.connector("server"),
+            settings.cluster.wait_timeout_s,
+            settings.training.threads_per_server or threads_for(settings.cluster.servers),
         )
         server = await grpc.serve([("Shard", service)], host, port, self._security)
         self.node = ServerNode.create(

@@ -105,7 +105,8 @@ class Spawner:
 
     async def server(self, index: int, replaces: int = 0) -> Child:
         """The server of this index. ``replaces``: pid of the one before it, which has ended; 0: there was none."""
-        return await self._member("server", index, ["server"], self._settings.training.threads_per_server, replaces)
+        # Its threads work on a chunk each.
+        return await self._member("server", index, ["server"], 1, replaces)
 
     async def worker(self, index: int, replaces: int = 0) -> Child:
         """A worker that wishes for this rank."""

@@ -317,6 +317,6 @@ def combine(nodes: Sequence[tuple[Node, Tensor]], of: int, divisor: float, out: 
     return total
 
 
-def apply_buffers(old: Tensor, change: Tensor) -> Tensor:
-    """The next buffers, a new tensor: old plus the mean change of the slices. Both flat, of one length and dtype."""
-    return old + change
+def apply_buffers(old: Tensor, change: Tensor, out: Tensor | None = None) -> Tensor:
+    """The next buffers: old plus the mean change of the slices. All flat, of one length and dtype."""
+    return torch.add(old, change, out=out)

@@ -37,6 +37,7 @@ from paramserver.server.restoring import restore
 from paramserver.server.running import RunningShard
 from paramserver.server.saving import Saver, place_of
 from paramserver.server.shard import Contribution, ShardTensors
+from paramserver.server.team import Team
 from paramserver.server.version import Version
 from paramserver.tensors.codec import encode_frame
 from paramserver.tensors.dtypes import buffer_of
@@ -76,8 +77,13 @@ _HELD_S = 30.0
 class ShardService:
     """One server behind its RPCs. Lives in one event loop; :meth:`close` ends its threads."""
 
-    def __init__(self, job: str, connect: Callable[[str], Channel], wait_timeout_s: float = 600.0) -> None:
-        """``connect`` opens a channel to another server; ``wait_timeout_s`` bounds the wait for it."""
+    def __init__(
+        self, job: str, connect: Callable[[str], Channel], wait_timeout_s: float = 600.0, threads: int = 1
+    ) -> None:
+        """``connect`` opens a channel to another server; ``wait_timeout_s`` bounds the wait for it.
+
+        ``threads``: how many work on chunks side by side.
+        """
         self.job = job
         self.failure: str = ""
         # Set by whoever makes this process a member.
@@ -92,6 +98,7 @@ class ShardService:
         self._connect, self._wait_timeout_s = connect, wait_timeout_s
         self._shard: RunningShard | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="arithmetic")
+        self._team = Team(threads)
         # A pull does not wait for the version that is being made.
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="encoding")
         self._pushed = self._pulled = self._refused = 0
@@ -138,7 +145,7 @@ class ShardService:
         exchange.configure(request.index, request.peers)
         place = place_of(request)
         saver = Saver(place, plan, request, self._connect, lambda: self.news()) if place is not None else None
-        tensors = ShardTensors(plan.layout, plan.chunks_of(request.index), spec.name)
+        tensors = ShardTensors(plan.layout, plan.chunks_of(request.index), spec.name, self._team)
         return RunningShard(request, plan, groups, state, tensors, exchange, self._pool, saver, self.fail)
 
     async def _replace(self, made: RunningShard) -> None:
@@ -466,6 +473,7 @@ class ShardService:
         if self._shard is not None:
             await self._shard.close()
         self._pool.shutdown(wait=True)
+        self._team.close()
         self._encoder.shutdown(wait=True)
 
     # ---- checks

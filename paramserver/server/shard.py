@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,9 +13,13 @@ import torch
 from paramserver.core.names import AsyncName, SyncName
 from paramserver.core.plan import Chunk, Kind, Layout
 from paramserver.core.reduction import Node
-from paramserver.failpoints import reach
+from paramserver.errors import NonFiniteError
+from paramserver.failpoints import planned, reach
 from paramserver.server.apply import ChunkState, StateEntry, apply_buffers, combine
+from paramserver.server.team import Team
 from paramserver.server.version import Version
+from paramserver.tensors.dtypes import torch_dtype
+from paramserver.tensors.finite import is_finite
 from paramserver.v1 import shard_pb2
 
 if TYPE_CHECKING:
@@ -44,6 +48,8 @@ class Contribution:
     clip_norm: float = 0.0
     # How its worker's script advances the schedule; 0: the worker does not know yet.
     schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_UNSPECIFIED
+    # All numbers have been seen to be finite by this server, not only by the worker.
+    checked: bool = True
 
 
 class StateCopy:
@@ -67,8 +73,11 @@ class ShardTensors:
     Runs in the server's arithmetic thread; the copies of :meth:`copy_states` may be read by another one.
     """
 
-    def __init__(self, layout: Layout, chunks: Sequence[Chunk], optimizer: str) -> None:
+    def __init__(self, layout: Layout, chunks: Sequence[Chunk], optimizer: str, team: Team | None = None) -> None:
+        """``team``: threads that work on a chunk each; the bits are the same with any number of them."""
         self.layout = layout
+        self._team = team or Team()
+        self._spare = threading.local()
         self.chunks = tuple(chunks)
         self.optimizer = optimizer
         self.skipped = 0
@@ -91,39 +100,60 @@ class ShardTensors:
         }
 
     def build(
-        self, base: Version, contributions: Sequence[Contribution], clipped: Mapping[int, torch.Tensor] | None = None
+        self,
+        base: Version,
+        contributions: Sequence[Contribution],
+        clipped: Mapping[int, torch.Tensor] | None = None,
+        space: Callable[[Chunk], torch.Tensor] | None = None,
     ) -> Version:
         """The version after ``base``: contributions in the order of their slices, combined and applied once.
 
         Skipped (same weights, counted in ``skipped``) if a gradient of the step was not finite; unchanged if no sample
         counted. ``clipped``: the gradients to apply, by chunk, where they have been combined and clipped already.
+        ``space``: memory for the new version; then all of its chunks but frozen ones lie there, unless it is the same
+        as ``base``. Called from several threads.
+
+        Raises NonFiniteError if the combined gradient of contributions that nobody has checked is not finite.
         """
         samples = sum(c.samples for c in contributions)
         self.samples += samples
         leader = leading(contributions)
         self.schedule = leader.schedule or self.schedule
-        tensors = base.tensors
         if any(c.overflow for c in contributions):
             self.skipped += 1
-        elif samples > 0:
-            used = used_by(contributions)
-            tensors = dict(base.tensors)
-            for chunk in self.chunks:
-                here = frozenset(piece.tensor for piece in chunk.pieces) & used
-                if not here or chunk.kind is Kind.FROZEN:
-                    continue
-                weights = base.tensors[chunk.index]
-                if chunk.kind is Kind.BUFFER:
-                    tensors[chunk.index] = self._next_buffers(chunk, base, contributions, samples)
-                    continue
-                known = clipped.get(chunk.index) if clipped is not None else None
-                gradient = known if known is not None else self._combined(chunk, weights, contributions, samples)
-                self._copy_first(chunk.index)
-                state = self.states[chunk.index]
-                reach("apply.mid", base.number)
-                tensors[chunk.index] = state.step(weights, gradient, here, leader.groups[chunk.group])
-                reach("apply.after_weights_before_opt", base.number)
+            return Version(base.number + 1, self.chunks, base.tensors)
+        if not samples:
+            return Version(base.number + 1, self.chunks, base.tensors)
+        used = used_by(contributions)
+
+        def following(chunk: Chunk) -> torch.Tensor:
+            here = frozenset([piece.tensor for piece in chunk.pieces if piece.tensor in used])
+            weights = base.tensors[chunk.index]
+            out = None if space is None else space(chunk)
+            if not here:
+                return weights if out is None else out.copy_(weights)
+            if chunk.kind is Kind.BUFFER:
+                change = self._change(chunk, base, contributions, samples)
+                return apply_buffers(weights, change, out)
+            gradient = None if clipped is None else clipped.get(chunk.index)
+            if gradient is None:
+                gradient = self._combined(chunk, weights, contributions, samples, self._scratch(chunk))
+            self._copy_first(chunk.index)
+            reach("apply.mid", base.number)
+            new = self.states[chunk.index].step(weights, gradient, here, leader.groups[chunk.group], out)
+            reach("apply.after_weights_before_opt", base.number)
+            return new
+
+        moving = [chunk for chunk in self.chunks if chunk.kind is not Kind.FROZEN]
+        made = self._each(following, moving)
+        tensors = {**base.tensors, **{chunk.index: new for chunk, new in zip(moving, made, strict=True)}}
         return Version(base.number + 1, self.chunks, tensors)
+
+    def _each(self, work: Callable[[Chunk], torch.Tensor], chunks: Sequence[Chunk]) -> list[torch.Tensor]:
+        # A planned fault strikes between two chunks, in the thread that is known to be this server's.
+        if planned("apply.mid") or planned("apply.after_weights_before_opt"):
+            return [work(chunk) for chunk in chunks]
+        return self._team.each(work, chunks)
 
     def gradients(self, base: Version, contributions: Sequence[Contribution]) -> dict[int, torch.Tensor]:
         """The combined gradient of every chunk of parameters that has one; nothing if the step changes no weights."""
@@ -131,24 +161,49 @@ class ShardTensors:
         if not samples or any(c.overflow for c in contributions):
             return {}
         used = used_by(contributions)
-        return {
-            chunk.index: self._combined(chunk, base.tensors[chunk.index], contributions, samples)
+        wanted = [
+            chunk
             for chunk in self.chunks
             if chunk.kind is Kind.PARAMETER and any(piece.tensor in used for piece in chunk.pieces)
-        }
+        ]
+        found = self._team.each(
+            lambda chunk: self._combined(chunk, base.tensors[chunk.index], contributions, samples), wanted
+        )
+        return {chunk.index: gradient for chunk, gradient in zip(wanted, found, strict=True)}
 
     def _combined(
-        self, chunk: Chunk, weights: torch.Tensor, contributions: Sequence[Contribution], samples: int
+        self,
+        chunk: Chunk,
+        weights: torch.Tensor,
+        contributions: Sequence[Contribution],
+        samples: int,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        """The gradient of a step; in ``out``, or where the only contribution has it, or in memory of its own."""
         nodes, of = self._nodes(chunk, weights, contributions)
-        return combine(nodes, of, 1.0 if self.optimizer == "sum" else float(samples))
+        divisor = 1.0 if self.optimizer == "sum" else float(samples)
+        alone = len(nodes) == 1 and divisor == 1.0
+        gradient = combine(nodes, of, divisor, None if alone else out)
+        if not all(c.checked for c in contributions) and not is_finite(gradient):
+            names = [self.layout.tensors[piece.tensor].name for piece in chunk.pieces]
+            workers = sorted({c.worker for c in contributions if not c.checked})
+            raise NonFiniteError(
+                f"the gradient of {names[0]!r} (or of its neighbours up to {names[-1]!r}) is not finite, although "
+                f"its workers ({', '.join(map(str, workers))}) say that they have checked theirs"
+            )
+        return gradient
 
-    def _next_buffers(
-        self, chunk: Chunk, base: Version, contributions: Sequence[Contribution], samples: int
-    ) -> torch.Tensor:
-        weights = base.tensors[chunk.index]
-        nodes, of = self._nodes(chunk, weights, contributions)
-        return apply_buffers(weights, combine(nodes, of, self._buffer_divisor(base, contributions, samples)))
+    def _scratch(self, chunk: Chunk) -> torch.Tensor:
+        """Memory of this thread for the gradient of a chunk, until it comes to the next chunk."""
+        known: dict[str, torch.Tensor] = self._spare.__dict__
+        if chunk.dtype not in known or known[chunk.dtype].numel() < chunk.elements:
+            known[chunk.dtype] = torch.empty(chunk.elements, dtype=torch_dtype(chunk.dtype))
+        return known[chunk.dtype][: chunk.elements]
+
+    def _change(self, chunk: Chunk, base: Version, contributions: Sequence[Contribution], samples: int) -> torch.Tensor:
+        """The mean change of buffers."""
+        nodes, of = self._nodes(chunk, base.tensors[chunk.index], contributions)
+        return combine(nodes, of, self._buffer_divisor(base, contributions, samples))
 
     def _nodes(
         self, chunk: Chunk, like: torch.Tensor, contributions: Sequence[Contribution]

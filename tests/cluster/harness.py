@@ -25,6 +25,7 @@ import paramserver as ps
 from paramserver import errors
 from paramserver.config import load_settings
 from paramserver.coordinator.service import JobOptions
+from paramserver.core.plan import Chunk
 from paramserver.local import logs
 from paramserver.local.adopt import consistency_of
 from paramserver.local.alone import COORDINATOR, InProcessJob
@@ -352,12 +353,13 @@ def recorded() -> Iterator[list[Applied]]:
         base: Version,
         contributions: Sequence[Contribution],
         clipped: Mapping[int, torch.Tensor] | None = None,
+        space: Callable[[Chunk], torch.Tensor] | None = None,
     ) -> Version:
         shard = shards.setdefault(id(self), len(shards))
         for one in contributions:
             copies = {index: data.clone() for index, data in one.chunks.items()}
             log.append(Applied(shard, replace(one, chunks=copies)))
-        return real(self, base, contributions, clipped)
+        return real(self, base, contributions, clipped, space)
 
     ShardTensors.build = build  # type: ignore[method-assign]
     try:

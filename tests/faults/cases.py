@@ -174,9 +174,9 @@ def _of_processes() -> Iterator[Case]:
 def sampled() -> list[Case]:
     """The fixed few that run with every test."""
     wanted = (
-        r"server-1 apply\.mid last, chunk 2",
         r"server-0 ckpt\.tmp_open first",
         r"worker-1 worker\.between_shards middle",
+        r"server-1 apply\.mid last, chunk 2",
         r"server-1 push\.after_stage middle",
         r"server-0 commit\.after_log_before_reply second",
         r"coordinator \(anywhere\) middle",

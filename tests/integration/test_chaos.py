@@ -47,6 +47,7 @@ def place() -> Iterator[Place]:
     yield from place_fixture()
 
 
+@pytest.mark.long
 def test_a_run_under_faults_has_the_bits_of_one_without(place: Place) -> None:
     (place.work / "chaos.toml").write_text(PLAN)
     done = place.paramserver(

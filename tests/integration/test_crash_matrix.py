@@ -16,7 +16,7 @@ def bench() -> Bench:
 
 CASES = sampled()
 # The first ones with every `make test`, all of them with `make test-long`.
-SHORT = 3
+SHORT = 2
 
 
 @pytest.mark.parametrize(

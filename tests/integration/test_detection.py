@@ -46,7 +46,7 @@ def wanted() -> Iterator[dict[str, Any]]:
     [
         ("killed", "lost", 2.0),
         pytest.param("stopped", "lost", LEASE_S + SLACK_S, marks=pytest.mark.long),
-        ("gil", "lost", LEASE_S + SLACK_S),
+        pytest.param("gil", "lost", LEASE_S + SLACK_S, marks=pytest.mark.long),
         ("loader", "stalled", STALL_S + SLACK_S),
     ],
 )

@@ -81,6 +81,7 @@ def test_adamw_with_a_cosine_schedule_and_dropout(runs: Runs, workers: int, serv
     assert summary["contributions_applied"] == EPOCHS * SLICES
 
 
+@pytest.mark.long
 def test_from_run_to_run(runs: Runs) -> None:
     again = runs.cluster("adamw", 2, 2, again=1)
     assert digests(again) == digests(runs.cluster("adamw", 2, 2))

@@ -18,6 +18,7 @@ def place() -> Iterator[Place]:
     yield from place_fixture()
 
 
+@pytest.mark.long
 def test_more_and_fewer_workers(place: Place) -> None:
     alone, scaled, hurry = place.work / "alone.json", place.work / "scaled.json", place.work / "hurry"
     environ = {"PARAMSERVER_RUN__SUMMARY": str(alone), "PARAMSERVER_TRAINING__SLICES_PER_STEP": "4"}

@@ -44,6 +44,7 @@ def command_lines(cluster: Cluster) -> str:
     return "\n".join(cluster.place.processes().values())
 
 
+@pytest.mark.long
 def test_a_job_over_tls_shows_no_secret(cluster: Cluster) -> None:
     wanted = reference(cluster.place, *SCRIPT)
     certs = make_certs(cluster)

@@ -54,7 +54,7 @@ def version_of(status: dict[str, Any]) -> int:
     return max((p["version"] for p in status["processes"] if p["role"] == "server"), default=0)
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.long)])
 def test_a_standby_takes_over(cluster: Cluster, wanted: dict[str, Any], mode: str) -> None:
     summary = cluster.place.work / "out.json"
     flags = (*JOB, "--servers", "2", "--mode", mode, "--summary", summary)

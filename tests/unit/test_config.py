@@ -61,7 +61,7 @@ def test_flag_over_environment_over_file_over_default() -> None:
     assert settings.training.seed == 3
     assert settings.training.slices_per_step == 2
     assert settings.training.threads_per_worker == 2
-    assert settings.training.threads_per_server == 1
+    assert settings.training.threads_per_server == 0
     origins = settings.origins()
     assert origins["training.seed"] == "flag"
     assert origins["training.slices_per_step"] == "env PARAMSERVER_TRAINING__SLICES_PER_STEP"

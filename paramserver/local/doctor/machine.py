@@ -41,11 +41,12 @@ def check_cpus(usable: int, limits: Limits, settings: Settings) -> Finding:
     cpus = min(float(usable), limits.cpus or usable)
     training, cluster = settings.training, settings.cluster
     value = f"{cpus:g}"
-    threads = max(training.threads_per_worker, training.threads_per_server)
+    per_server = max(1, training.threads_per_server)
+    threads = max(training.threads_per_worker, per_server)
     if threads > max(cpus, 1.0):
         remedy = f"set training.threads_per_worker and training.threads_per_server to {max(int(cpus), 1)} or less"
         return Finding("cpu", Level.WARN, f"{value}, for {threads} threads of one process", remedy)
-    together = cluster.workers * training.threads_per_worker + cluster.servers * training.threads_per_server
+    together = cluster.workers * training.threads_per_worker + cluster.servers * per_server
     if not cluster.coordinator and together > cpus:
         counts = f"cluster.workers {cluster.workers}, cluster.servers {cluster.servers}"
         remedy = "with `run`, fewer workers train as fast here"

@@ -273,7 +273,7 @@ def _container(request: Request, role: str, words: Sequence[str], values: Values
     if not request.insecure:
         mounts.append({"name": "keys", "mountPath": CERTS, "readOnly": True})
     training = request.settings.training
-    threads = {"server": training.threads_per_server, "worker": training.threads_per_worker}.get(role, "250m")
+    threads = {"server": max(1, training.threads_per_server), "worker": training.threads_per_worker}.get(role, "250m")
     container: Object = {
         "name": role,
         "image": request.image,

@@ -1,0 +1,106 @@
+"""The next version of a shard: the same bits with any number of threads, and in memory that is given or new."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from paramserver.core.names import SyncName
+from paramserver.core.plan import Chunk, Kind, Layout, TensorSpec, make_layout, make_plan
+from paramserver.errors import NonFiniteError
+from paramserver.server.shard import Contribution, ShardTensors
+from paramserver.server.team import Team
+from paramserver.server.version import Version
+from paramserver.tensors.optimizers import describe
+
+SPECS = [
+    TensorSpec("a", (37, 5), "float32"),
+    TensorSpec("b", (11,), "float32"),
+    TensorSpec("unused", (70,), "float32"),
+    TensorSpec("c", (300,), "float64"),
+    TensorSpec("running_mean", (9,), "float32", Kind.BUFFER),
+    TensorSpec("table", (20,), "float32", Kind.FROZEN),
+]
+USED = frozenset((0, 1, 3, 4))
+STEPS, SLICES = 3, 4
+
+
+def flat(layout: Layout, chunk: Chunk, numbers: torch.Generator) -> torch.Tensor:
+    """Random numbers; padding is zero."""
+    values = torch.zeros(chunk.elements, dtype=getattr(torch, chunk.dtype))
+    for piece in chunk.pieces:
+        part = torch.randn(piece.elements, generator=numbers, dtype=values.dtype)
+        values[piece.chunk_start : piece.chunk_start + piece.elements] = part
+    return values
+
+
+class Shard:
+    """All tensors in small chunks, and the contributions of a few steps."""
+
+    def __init__(self, optimizer: str, threads: int = 1) -> None:
+        self.layout = make_layout(SPECS, 128)
+        self.plan = make_plan(self.layout, 1)
+        made = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[optimizer]([torch.zeros(1)], lr=0.1)
+        self.name, (self.group, *_) = describe(made)
+        self.team = Team(threads)
+        self.tensors = ShardTensors(self.layout, self.plan.chunks_of(0), self.name, self.team)
+        self.numbers = torch.Generator().manual_seed(3)
+        chunks = {c.index: flat(self.layout, c, self.numbers) for c in self.tensors.chunks}
+        self.version = Version(0, self.tensors.chunks, chunks)
+
+    def contributions(self, checked: bool = True) -> list[Contribution]:
+        """Of all slices of the open step."""
+        step = self.version.number
+        wanted = self.tensors.chunks_used(USED)
+        return [
+            Contribution(
+                SyncName(step, slice_, slice_ + 1, SLICES), 1, 2, False, step, USED, (self.group,),
+                {index: flat(self.layout, chunk, self.numbers) for index, chunk in wanted.items()}, checked=checked,
+            )
+            for slice_ in range(SLICES)
+        ]  # fmt: skip
+
+    def bits(self) -> list[bytes]:
+        """The present weights, and the optimizer state."""
+        weights = [t.numpy().tobytes() for _, t in sorted(self.version.tensors.items())]
+        return weights + [entry[3].numpy().tobytes() for entry in self.tensors.export_state()]
+
+
+def plain(optimizer: str) -> list[bytes]:
+    """After all steps, as one thread makes it in memory of its own."""
+    shard = Shard(optimizer)
+    for _ in range(STEPS):
+        shard.version = shard.tensors.build(shard.version, shard.contributions())
+    return shard.bits()
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["new memory", "given memory"])
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_same_bits(optimizer: str, threads: int, given: bool) -> None:
+    shard = Shard(optimizer, threads)
+    slots = [{c.index: torch.full_like(shard.version.tensors[c.index], 7) for c in shard.tensors.chunks} for _ in "ab"]
+    for step in range(STEPS):
+        slot = slots[step % 2]
+        space = (lambda chunk, slot=slot: slot[chunk.index]) if given else None
+        before = {index: tensor.clone() for index, tensor in shard.version.tensors.items()}
+        base, shard.version = shard.version, shard.tensors.build(shard.version, shard.contributions(), None, space)
+        assert all(torch.equal(base.tensors[index], tensor) for index, tensor in before.items())
+        for chunk in shard.tensors.chunks if given else ():
+            there = shard.version.tensors[chunk.index]
+            assert (there.data_ptr() == slot[chunk.index].data_ptr()) == (chunk.kind is not Kind.FROZEN)
+    shard.team.close()
+    assert shard.bits() == plain(optimizer)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_gradient_that_nobody_here_has_checked(number: float) -> None:
+    shard = Shard("sgd", 2)
+    good = shard.contributions(checked=False)
+    chunk = next(c for c in shard.tensors.chunks if c.pieces[0].tensor == 3)
+    good[2].chunks[chunk.index][0] = number
+    with pytest.raises(NonFiniteError, match="'c'"):
+        shard.tensors.build(shard.version, good)
+    shard.team.close()
