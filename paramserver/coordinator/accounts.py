@@ -11,12 +11,12 @@ from paramserver.core.slices import DataSpec, Step, SyncSchedule
 from paramserver.v1 import coordinator_pb2, shard_pb2
 
 if TYPE_CHECKING:
-    from paramserver.coordinator.service import CoordinatorService
+    from paramserver.coordinator.job import Job
 
 UNKNOWN = "no longer known"
 
 
-async def account(job: CoordinatorService, slices: bool) -> coordinator_pb2.AccountsResponse:
+async def account(job: Job, slices: bool) -> coordinator_pb2.AccountsResponse:
     """Ask all shards now. Raises UnavailableError while the job has no model or data set."""
     data = job.leasing.data
     if data is None or not data.slice_size or not job.registry.ready:

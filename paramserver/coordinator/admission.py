@@ -15,13 +15,13 @@ from paramserver.transport.session import versions
 from paramserver.v1 import coordinator_pb2, types_pb2
 
 if TYPE_CHECKING:
-    from paramserver.coordinator.service import CoordinatorService
+    from paramserver.coordinator.job import Job
 
 # Members of other versions of these would not speak the same language, or not get the same bits.
 _SAME = ("paramserver", "torch")
 
 
-def check_join(job: CoordinatorService, request: coordinator_pb2.JoinRequest, role: Role) -> None:
+def check_join(job: Job, request: coordinator_pb2.JoinRequest, role: Role) -> None:
     """Raise what a newcomer is refused with: another role, an ended job, another job, other versions or settings."""
     _check_role(role)
     if job.state == types_pb2.JOB_STATE_FAILED:
@@ -66,7 +66,7 @@ def check_versions(protocol: int, theirs: Mapping[str, str], role: Role) -> None
     )
 
 
-def _check_settings(job: CoordinatorService, request: coordinator_pb2.JoinRequest, role: Role) -> None:
+def _check_settings(job: Job, request: coordinator_pb2.JoinRequest, role: Role) -> None:
     """What a newcomer says must be what the job runs, or (mode and staleness) what it was started with."""
     if request.mode != types_pb2.MODE_UNSPECIFIED:
         staleness = request.staleness if request.HasField("staleness") else None
@@ -99,7 +99,7 @@ def _same(mode: types_pb2.Mode, staleness: int | None, mine: Consistency) -> boo
     return mode == mode_to_proto(mine.mode) and (mine.mode is Mode.SYNC or staleness == mine.staleness)
 
 
-async def admit_server(job: CoordinatorService, request: coordinator_pb2.JoinRequest, wish: int | None) -> int | None:
+async def admit_server(job: Job, request: coordinator_pb2.JoinRequest, wish: int | None) -> int | None:
     """The index for a server, or None if any will do; raises if the job has no use for it.
 
     One that was cut off comes back with its shard. One that begins anew in its place does not, and the job goes back to

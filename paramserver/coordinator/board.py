@@ -12,13 +12,13 @@ from paramserver.transport.messages import data_to_proto
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
 if TYPE_CHECKING:
-    from paramserver.coordinator.service import CoordinatorService
+    from paramserver.coordinator.job import Job
 
 
 class Board:
     """The newest report of every member, and of the workers that are gone."""
 
-    def __init__(self, job: CoordinatorService) -> None:
+    def __init__(self, job: Job) -> None:
         self._job = job
         self._reports: dict[int, coordinator_pb2.WorkerReport] = {}
         self._server_reports: dict[int, shard_pb2.StatsResponse] = {}

@@ -25,7 +25,7 @@ from paramserver.transport.session import versions
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
 if TYPE_CHECKING:
-    from paramserver.coordinator.service import CoordinatorService
+    from paramserver.coordinator.job import Job
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -51,7 +51,7 @@ class CheckpointOptions:
 class Checkpoints:
     """The checkpoints of one job, on its present timeline."""
 
-    def __init__(self, job: CoordinatorService, options: CheckpointOptions) -> None:
+    def __init__(self, job: Job, options: CheckpointOptions) -> None:
         self.options = options
         self.place = Place(options.place) if options.place else None
         # The newest complete one.
@@ -353,7 +353,7 @@ class Checkpoints:
             raise errors.RolledBackError("the job goes back to a checkpoint")
 
 
-def position(job: CoordinatorService) -> coordinator_pb2.JobRecord:
+def position(job: Job) -> coordinator_pb2.JobRecord:
     """Where training stands beside the weights: how the data is cut and dealt out, mode, seed."""
     record = job.record()
     view = types_pb2.View(

@@ -9,16 +9,16 @@ from paramserver.core.ranges import RangeSet, common
 from paramserver.v1 import shard_pb2
 
 if TYPE_CHECKING:
-    from paramserver.coordinator.service import CoordinatorService
+    from paramserver.coordinator.job import Job
 
 
-async def counted(job: CoordinatorService) -> list[shard_pb2.CountedResponse]:
+async def counted(job: Job) -> list[shard_pb2.CountedResponse]:
     """The slices that each shard has counted."""
     request = shard_pb2.CountedRequest(job=job.options.job, timeline=job.timeline)
     return [cast(shard_pb2.CountedResponse, reply) for reply in await job.ask_servers("Shard.Counted", request)]
 
 
-async def lease_table(job: CoordinatorService) -> SliceLeases:
+async def lease_table(job: Job) -> SliceLeases:
     """The lease table as the shards know it: a slice is done when every shard has counted it."""
     shards = [
         {e.epoch: RangeSet.from_ranges((part.start, part.stop) for part in e.slices) for e in reply.epochs}

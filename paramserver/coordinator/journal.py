@@ -20,7 +20,7 @@ from paramserver.store.base import ConflictError, Store
 from paramserver.v1 import coordinator_pb2, types_pb2
 
 if TYPE_CHECKING:
-    from paramserver.coordinator.service import CoordinatorService
+    from paramserver.coordinator.job import Job
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -90,7 +90,7 @@ class Journal:
                 "the store holds a model that paramserver did not write: use another job name"
             ) from error
 
-    def record(self, job: CoordinatorService) -> None:
+    def record(self, job: Job) -> None:
         """Write the present state soon."""
         text = json_format.MessageToJson(job.record(), indent=None, preserving_proto_field_name=True)
         self._want(_STATE, text.encode())

@@ -15,7 +15,7 @@ from paramserver.failpoints import reach
 from paramserver.v1 import coordinator_pb2, shard_pb2
 
 if TYPE_CHECKING:
-    from paramserver.coordinator.service import CoordinatorService
+    from paramserver.coordinator.job import Job
 
 _MAX_WAIT_S = 60.0
 _MAX_WANT = 1024
@@ -24,7 +24,7 @@ _MAX_WANT = 1024
 class Leasing:
     """The slice leases of the job; ``table`` is None while the job is synchronous or has no data yet."""
 
-    def __init__(self, job: CoordinatorService) -> None:
+    def __init__(self, job: Job) -> None:
         self._job = job
         self.data: DataSpec | None = None
         self.table: SliceLeases | None = None

@@ -17,7 +17,7 @@ from paramserver.transport.messages import consistency_to_proto, first_differenc
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
 if TYPE_CHECKING:
-    from paramserver.coordinator.service import CoordinatorService
+    from paramserver.coordinator.job import Job
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -25,7 +25,7 @@ log = structlog.get_logger("paramserver.coordinator")
 class ModelRegistry:
     """The first model registered is the job's. One worker at a time holds the *grant* to upload version 0."""
 
-    def __init__(self, job: CoordinatorService) -> None:
+    def __init__(self, job: Job) -> None:
         self._job = job
         self.model: types_pb2.ModelSpec | None = None
         self.digest = ""

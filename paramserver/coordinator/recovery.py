@@ -32,7 +32,7 @@ from paramserver.transport.messages import (
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
 if TYPE_CHECKING:
-    from paramserver.coordinator.service import CoordinatorService
+    from paramserver.coordinator.job import Job
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -44,7 +44,7 @@ _RESTORE_S = 600.0
 class Recovery:
     """Rolls the job back. One roll-back at a time; what happens meanwhile leads to another attempt."""
 
-    def __init__(self, job: CoordinatorService) -> None:
+    def __init__(self, job: Job) -> None:
         self.count = 0
         self.steps_redone = 0
         self._job = job

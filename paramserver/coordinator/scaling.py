@@ -14,7 +14,7 @@ from paramserver.core.membership import Member, Role
 from paramserver.v1 import coordinator_pb2, types_pb2
 
 if TYPE_CHECKING:
-    from paramserver.coordinator.service import CoordinatorService
+    from paramserver.coordinator.job import Job
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -28,7 +28,7 @@ _ENDED = (types_pb2.JOB_STATE_FAILED, types_pb2.JOB_STATE_DONE, types_pb2.JOB_ST
 class Scaling:
     """The wish for a job. A launcher sees it in the status and obeys; where there is none, workers are only drained."""
 
-    def __init__(self, job: CoordinatorService) -> None:
+    def __init__(self, job: Job) -> None:
         # 0: nobody has said.
         self.wanted = 0
         self._job = job

@@ -14,7 +14,7 @@ from paramserver.core.progress import Progress
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
 if TYPE_CHECKING:
-    from paramserver.coordinator.service import CoordinatorService
+    from paramserver.coordinator.job import Job
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -22,7 +22,7 @@ log = structlog.get_logger("paramserver.coordinator")
 class Stalls:
     """Watches the reports of the workers of one job that computes slices of a data set."""
 
-    def __init__(self, job: CoordinatorService) -> None:
+    def __init__(self, job: Job) -> None:
         self._job = job
         self._progress = Progress(job.options.stall_s)
         self._told: frozenset[int] = frozenset()

@@ -23,7 +23,7 @@ from paramserver.transport.messages import consistency_from_proto, data_from_pro
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
 if TYPE_CHECKING:
-    from paramserver.coordinator.service import CoordinatorService
+    from paramserver.coordinator.job import Job
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -53,7 +53,7 @@ def _stopping(record: coordinator_pb2.JobRecord) -> bool:
 
 
 async def take_over(
-    job: CoordinatorService,
+    job: Job,
     record: coordinator_pb2.JobRecord,
     patience_s: float,
     newcomers: Callable[[], int] = lambda: 0,
@@ -122,7 +122,7 @@ async def take_over(
 
 
 async def _take_over_without(
-    job: CoordinatorService,
+    job: Job,
     record: coordinator_pb2.JobRecord,
     model: types_pb2.ModelSpec,
     members: list[Member],
@@ -159,7 +159,7 @@ def _member(entry: coordinator_pb2.MemberRecord) -> Member:
 
 
 async def _ask_servers(
-    job: CoordinatorService, record: coordinator_pb2.JobRecord, patience_s: float, newcomers: Callable[[], int]
+    job: Job, record: coordinator_pb2.JobRecord, patience_s: float, newcomers: Callable[[], int]
 ) -> tuple[Mapping[int, shard_pb2.StatsResponse], list[str]]:
     """What every server says, by its index, and the names of those whose shard is gone, where that can be mended."""
     request = shard_pb2.StatsRequest(job=job.options.job)
@@ -212,7 +212,7 @@ def _as_recorded(server: Member, reply: shard_pb2.StatsResponse, record: coordin
 
 
 async def _restore_consistency(
-    job: CoordinatorService, record: coordinator_pb2.JobRecord, stats: Mapping[int, shard_pb2.StatsResponse]
+    job: Job, record: coordinator_pb2.JobRecord, stats: Mapping[int, shard_pb2.StatsResponse]
 ) -> None:
     """Mode and staleness as the shards have them; a change that was under way is completed, or taken back."""
     job.consistency = consistency_from_proto(record.view.consistency)

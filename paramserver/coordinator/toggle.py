@@ -24,7 +24,7 @@ from paramserver.transport.messages import consistency_to_proto
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
 if TYPE_CHECKING:
-    from paramserver.coordinator.service import CoordinatorService
+    from paramserver.coordinator.job import Job
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -41,7 +41,7 @@ _MAX_WAIT_S = 600.0
 class Toggle:
     """One change at a time."""
 
-    def __init__(self, job: CoordinatorService) -> None:
+    def __init__(self, job: Job) -> None:
         self._job = job
         self._lock = asyncio.Lock()
         self._revision = job.consistency.revision

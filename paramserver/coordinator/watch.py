@@ -12,7 +12,7 @@ from paramserver.errors import DeadlineError
 from paramserver.v1 import types_pb2
 
 if TYPE_CHECKING:
-    from paramserver.coordinator.service import CoordinatorService
+    from paramserver.coordinator.job import Job
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -24,7 +24,7 @@ _TIMED_OUT = DeadlineError.exit_code
 class Watch:
     """Looks at the job several times a second (:meth:`look`), says every 5 s whom it waits for, gives up in time."""
 
-    def __init__(self, job: CoordinatorService) -> None:
+    def __init__(self, job: Job) -> None:
         self._job = job
         # Servers that were given up for lost but may come back with their shard, by index.
         self.absent: dict[int, Member] = {}

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 
+from paramserver.coordinator.job import JobOptions
 from paramserver.coordinator.journal import Journal
-from paramserver.coordinator.service import CoordinatorService, JobOptions
+from paramserver.coordinator.service import CoordinatorService
 from paramserver.core.consistency import Consistency
 from paramserver.server.node import ServerNode
 from paramserver.server.service import ShardService

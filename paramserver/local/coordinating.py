@@ -14,9 +14,10 @@ import structlog
 from paramserver import errors
 from paramserver.config import Settings
 from paramserver.coordinator.front import Front
+from paramserver.coordinator.job import JobOptions
 from paramserver.coordinator.journal import Journal, recorded_term
 from paramserver.coordinator.leader import Leadership
-from paramserver.coordinator.service import CoordinatorService, JobOptions
+from paramserver.coordinator.service import CoordinatorService
 from paramserver.coordinator.takeover import take_over, unfinished
 from paramserver.local.adopt import consistency_of, shared
 from paramserver.local.checkpointing import checkpoint_options, find_checkpoint

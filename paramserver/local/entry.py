@@ -15,7 +15,7 @@ import structlog
 
 from paramserver import errors
 from paramserver.config import Settings, load_settings, split_addresses
-from paramserver.coordinator.service import JobOptions
+from paramserver.coordinator.job import JobOptions
 from paramserver.failpoints import known_as
 from paramserver.local import logs
 from paramserver.local.adopt import adopted, consistency_of, fetch

@@ -24,7 +24,7 @@ import torch
 import paramserver as ps
 from paramserver import errors
 from paramserver.config import load_settings
-from paramserver.coordinator.service import JobOptions
+from paramserver.coordinator.job import JobOptions
 from paramserver.core.plan import Chunk
 from paramserver.local import logs
 from paramserver.local.adopt import consistency_of

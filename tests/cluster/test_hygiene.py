@@ -13,8 +13,9 @@ import pytest
 
 import paramserver as ps
 from paramserver.coordinator.front import Front
+from paramserver.coordinator.job import JobOptions
 from paramserver.coordinator.journal import Journal
-from paramserver.coordinator.service import CoordinatorService, JobOptions
+from paramserver.coordinator.service import CoordinatorService
 from paramserver.core.consistency import Consistency, Mode
 from paramserver.core.membership import Role
 from paramserver.local import logs

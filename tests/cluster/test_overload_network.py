@@ -14,8 +14,9 @@ import torch
 
 from paramserver import errors
 from paramserver.coordinator.front import Front
+from paramserver.coordinator.job import JobOptions
 from paramserver.coordinator.journal import Journal
-from paramserver.coordinator.service import CoordinatorService, JobOptions
+from paramserver.coordinator.service import CoordinatorService
 from paramserver.core.consistency import Consistency, Mode
 from paramserver.core.membership import Presence, Role
 from paramserver.core.shard import KEPT_VERSIONS

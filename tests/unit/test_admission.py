@@ -11,8 +11,9 @@ import pytest
 
 from paramserver import errors
 from paramserver.coordinator.admission import admit_server, check_join, check_versions
+from paramserver.coordinator.job import JobOptions
 from paramserver.coordinator.journal import Journal
-from paramserver.coordinator.service import CoordinatorService, JobOptions
+from paramserver.coordinator.service import CoordinatorService
 from paramserver.core.consistency import Consistency, Mode
 from paramserver.core.membership import Joined, Member, Role
 from paramserver.store.memory import MemoryStore

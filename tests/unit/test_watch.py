@@ -9,7 +9,8 @@ from typing import cast
 import pytest
 
 from paramserver.coordinator import watch as watching
-from paramserver.coordinator.service import CoordinatorService, JobOptions
+from paramserver.coordinator.job import JobOptions
+from paramserver.coordinator.service import CoordinatorService
 from paramserver.coordinator.watch import Watch
 from paramserver.core.consistency import Consistency, Mode
 from paramserver.core.membership import Joined, Left, Member, Membership, Role

@@ -1,0 +1,404 @@
+"""One job as its coordinator knows it: where it stands, who belongs to it, how it ends; and telling all of them.
+
+The RPCs are in `service`; the parts that decide on checkpoints, recovery, leases and so on each hold this object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import structlog
+from google.protobuf.message import Message
+
+from paramserver import errors
+from paramserver.coordinator.board import Board
+from paramserver.coordinator.checkpoints import CheckpointOptions, Checkpoints
+from paramserver.coordinator.cluster import Connect, Servers
+from paramserver.coordinator.journal import Journal
+from paramserver.coordinator.leasing import Leasing
+from paramserver.coordinator.model import ModelRegistry
+from paramserver.coordinator.recovery import Recovery
+from paramserver.coordinator.scaling import Scaling
+from paramserver.coordinator.stalls import Stalls
+from paramserver.coordinator.toggle import Toggle
+from paramserver.coordinator.watch import Watch
+from paramserver.core.consistency import Consistency
+from paramserver.core.membership import (
+    Membership,
+    Role,
+)
+from paramserver.core.ranges import complement
+from paramserver.core.slices import SyncSchedule
+from paramserver.transport.messages import (
+    consistency_to_proto,
+    data_to_proto,
+    origin_to_proto,
+)
+from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+
+log = structlog.get_logger("paramserver.coordinator")
+
+_ENDED = (types_pb2.JOB_STATE_FAILED, types_pb2.JOB_STATE_DONE, types_pb2.JOB_STATE_STOPPED)
+_RETRY_S = 0.5
+_IDENT_BITS = 16
+
+
+async def _nothing() -> None:
+    """There is nobody else."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """What the coordinator is told about the job. ``slices_per_step`` 0: the number of workers it starts with."""
+
+    job: str
+    servers: int
+    workers: int
+    consistency: Consistency
+    slices_per_step: int = 0
+    seed: int = 0
+    lease_s: float = 5.0
+    grace_s: float = 1.0
+    # How long a worker that lives may get nowhere; 0: for ever.
+    stall_s: float = 8.0
+    call_timeout_s: float = 30.0
+    # How long the members of the start are waited for; 0: for ever.
+    join_timeout_s: float = 0.0
+    # How long a job waits when a server, or every worker, is gone.
+    max_idle_s: float = 600.0
+    # By dotted name, as text: the settings that members take over.
+    settings: Mapping[str, str] = field(default_factory=dict)
+    # There is a launcher that starts and ends workers.
+    launched: bool = False
+    # How members talk to each other, for status pages.
+    security: str = "plain"
+    checkpoints: CheckpointOptions = field(default_factory=CheckpointOptions)
+
+
+class Job:
+    """Lives in one event loop."""
+
+    def __init__(self, options: JobOptions, connect: Connect, journal: Journal) -> None:
+        self.options = options
+        # Where others reach it; only shown.
+        self.address = ""
+        self.journal = journal
+        self.servers = Servers(connect)
+        self.state: types_pb2.JobState = types_pb2.JOB_STATE_WAITING
+        self.reason = ""
+        self.timeline = 0
+        self.term = journal.term
+        # The highest term that servers have heard of before this one.
+        self.known_term = 0
+        self.summary = ""
+        # The job has ended, and nobody needs the servers any more.
+        self.released = False
+        # With which a coordinator of this job ends.
+        self.exit_code = 0
+        # Some worker has been through all epochs.
+        self.finished = False
+        # Set once: "done" (all workers have left, one of them after its last epoch), "failed", "stopped", "replaced".
+        self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        # Raises NotLeaderError if another coordinator leads by now; asked before what cannot be taken back.
+        self.confirm: Callable[[], Awaitable[None]] = _nothing
+        self.consistency = options.consistency
+        self.origin = SyncSchedule(0, self.slices_per_step)
+        # The version with which asynchronous mode began, if the job is asynchronous.
+        self.async_from = 0
+        self.lost: list[str] = []
+        self.members = Membership(options.lease_s, options.grace_s, journal.generation, self._first_ident())
+        self.checkpoints = Checkpoints(self, options.checkpoints)
+        self.recovery = Recovery(self)
+        self.registry = ModelRegistry(self)
+        self.leasing = Leasing(self)
+        self.toggle = Toggle(self)
+        self.board = Board(self)
+        self.watch = Watch(self)
+        self.stalls = Stalls(self)
+        self.scaling = Scaling(self)
+        self.draining: set[int] = set()
+        self._changed = asyncio.Condition()
+        self._edition = 0
+        self.closing = False
+        self._spreading = asyncio.Lock()
+        # What goes on although the call that began it has ended.
+        self._loose: set[asyncio.Task[None]] = set()
+
+    def _first_ident(self) -> int:
+        """Member numbers of one term are none of another's: the store may not have heard of the last ones."""
+        return (max(self.term, 1) - 1 << _IDENT_BITS) + 1
+
+    @property
+    def slices_per_step(self) -> int:
+        """How many slices a synchronous step has; it does not change while the job runs."""
+        return self.options.slices_per_step or self.options.workers
+
+    def done_synchronously(self) -> tuple[int, list[tuple[int, int]]]:
+        """Where asynchronous mode began: (epoch, its ranges of slices that were done by then)."""
+        data = self.leasing.data
+        if data is not None and data.slice_size:
+            epoch, remaining = self.origin.position(self.async_from)
+            return epoch, complement(remaining, data.slices_per_epoch)
+        used = self.async_from * self.slices_per_step
+        return 0, [(0, used)] if used else []
+
+    # ---- facts
+
+    def worker_infos(self) -> list[types_pb2.WorkerInfo]:
+        """The live workers, by rank."""
+        return [types_pb2.WorkerInfo(member=m.ident, rank=m.index, name=m.name) for m in self.members.of(Role.WORKER)]
+
+    def server_infos(self) -> list[types_pb2.ServerInfo]:
+        """The servers, by index."""
+        return [
+            types_pb2.ServerInfo(index=m.index, address=m.address, name=m.name) for m in self.members.of(Role.SERVER)
+        ]
+
+    def view(self) -> types_pb2.View:
+        """What every member needs to know."""
+        return types_pb2.View(
+            generation=self.members.generation,
+            timeline=self.timeline,
+            state=self.state,
+            workers=self.worker_infos(),
+            servers=self.server_infos(),
+            consistency=consistency_to_proto(self.consistency),
+            sync_origin=origin_to_proto(self.origin),
+            slices_per_step=self.slices_per_step,
+            initialiser=self.registry.initialiser,
+            grant=self.registry.grant,
+            reason=self.reason,
+            term=self.term,
+            draining=sorted(self.draining),
+            released=self.released,
+            stalled=sorted(self.stalls.members),
+            checkpoints=self.checkpoints.place is not None,
+        )
+
+    def record(self) -> coordinator_pb2.JobRecord:
+        """What another coordinator has to know to take over."""
+        return coordinator_pb2.JobRecord(
+            view=self.view(),
+            settings=self.options.settings,
+            expected_servers=self.options.servers,
+            expected_workers=self.options.workers,
+            members=[
+                coordinator_pb2.MemberRecord(
+                    member=m.ident,
+                    role=types_pb2.ROLE_SERVER if m.role is Role.SERVER else types_pb2.ROLE_WORKER,
+                    index=m.index,
+                    address=m.address,
+                    pid=m.pid,
+                    incarnation=m.incarnation,
+                )
+                for m in (*self.members.of(Role.SERVER), *self.watch.absent.values(), *self.members.of(Role.WORKER))
+            ],
+            next_member=self.members.next_ident,
+            data=data_to_proto(self.leasing.data) if self.leasing.data else None,
+            layout=self.registry.digest,
+            ready=self.registry.ready,
+            departed=self.board.departed(),
+            training_s=self.board.training_s(),
+            lost=self.lost,
+            finished=self.finished,
+            summary=self.summary,
+            address=self.address,
+            async_from=self.async_from,
+            checkpoint=self.checkpoints.last,
+            rollbacks=self.recovery.count,
+            steps_redone=self.recovery.steps_redone,
+            wanted_workers=self.scaling.wanted,
+        )
+
+    def missing(self) -> str:
+        """Whom the start of the job waits for, in words; empty once everybody is there."""
+        parts = []
+        for role, wanted in ((Role.SERVER, self.options.servers), (Role.WORKER, self.options.workers)):
+            present = self.members.of(role)
+            if len(present) < wanted:
+                have = {m.index for m in present}
+                names = [f"{role.value}-{i}" for i in range(wanted) if i not in have]
+                parts.append(f"{len(present)}/{wanted} {role.value}s; missing: {', '.join(names[:8])}")
+        return "; ".join(parts)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job has ended, one way or another."""
+        return self.state in _ENDED
+
+    @property
+    def given_up(self) -> bool:
+        """Whether nothing more is to be done here: the job has ended, or another coordinator leads it.
+
+        Not while the result of a job whose workers are through has still to be gathered.
+        """
+        return self.ended or (self.over.done() and self.over.result() != "done")
+
+    def workers_present(self) -> bool:
+        """Whether there is a worker."""
+        return bool(self.members.of(Role.WORKER))
+
+    def members_present(self) -> bool:
+        """Whether there is a worker or a server, or a server that may come back."""
+        return bool(self.members.of(Role.WORKER) or self.members.of(Role.SERVER) or self.watch.absent)
+
+    # ---- changes
+
+    async def refresh(self) -> None:
+        """Work out where the job stands and tell everybody."""
+        if self.state not in (*_ENDED, types_pb2.JOB_STATE_RUNNING, types_pb2.JOB_STATE_RECOVERING):
+            self.reason = self.missing()
+            if self.registry.ready and not self.reason:
+                self.state = types_pb2.JOB_STATE_RUNNING
+                self.board.started()
+                log.info("running", consistency=str(self.consistency), slices_per_step=self.slices_per_step)
+            elif self.registry.model is not None:
+                self.state = types_pb2.JOB_STATE_INITIALISING
+        self.journal.record(self)
+        await self.notify()
+
+    async def notify(self) -> None:
+        async with self._changed:
+            self._edition += 1
+            self._changed.notify_all()
+
+    async def wait_edition(self, seen: int) -> int:
+        """Wait until the view is another than the one of edition ``seen``; the end of a session counts, too."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._edition != seen or self.closing)
+            if self._edition == seen:  # who stays tied to this one would never hear of another
+                raise errors.NotLeaderError("this coordinator leads the job no more")
+            return self._edition
+
+    async def wait_changed(self, deadline: float) -> bool:
+        """Wait for any change of the view until ``deadline`` (monotonic seconds); False when it has passed."""
+        seen = self._edition
+        try:
+            async with asyncio.timeout_at(deadline - time.monotonic() + asyncio.get_running_loop().time()):
+                await self.wait_edition(seen)
+        except TimeoutError:
+            return False
+        return True
+
+    async def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait for a change of the membership that makes it so; False after ``timeout_s``."""
+        deadline = time.monotonic() + timeout_s
+        while not ready():
+            if not await self.wait_changed(deadline):
+                return ready()
+        return True
+
+    # ---- the end
+
+    async def fail(self, reason: str, exit_code: int = 1) -> None:
+        """End the job for everybody."""
+        if self.state not in _ENDED:
+            self.exit_code = exit_code
+            log.error("job failed", reason=reason)
+            await self.conclude(types_pb2.JOB_STATE_FAILED, reason)
+            self.end("failed")
+
+    async def conclude(self, state: types_pb2.JobState, reason: str, summary: str = "", released: bool = True) -> None:
+        """The job has ended in this ``state``: tell everybody, and write it down."""
+        self.state, self.reason, self.summary, self.released = state, reason, summary, released
+        await self.refresh()
+
+    def end(self, how: str) -> None:
+        """Let whoever runs this coordinator know; the first word counts."""
+        if not self.over.done():
+            self.over.set_result(how)
+
+    async def replaced(self, reason: str) -> None:
+        """Another coordinator leads the job: say nothing more."""
+        if not self.over.done():
+            log.warning("this coordinator steps down", reason=reason)
+            self.end("replaced")
+
+    async def begin_again(self, record: coordinator_pb2.JobRecord) -> None:
+        """Nothing of an earlier run can be used: none of its numbers is, either, and its servers are not let in."""
+        self.timeline = record.view.timeline + 1
+        self.state, self.reason, self.finished = types_pb2.JOB_STATE_WAITING, "", False
+        self.lost.clear()
+        self.members = Membership(
+            self.options.lease_s,
+            self.options.grace_s,
+            record.view.generation + 1,
+            max(record.next_member, self._first_ident()),
+        )
+        self.checkpoints = Checkpoints(self, self.options.checkpoints)
+        self.recovery = Recovery(self)
+        self.registry = ModelRegistry(self)
+        self.leasing = Leasing(self)
+        self.toggle = Toggle(self)
+        self.board = Board(self)
+        self.watch = Watch(self)
+        self.stalls = Stalls(self)
+        self.consistency = self.options.consistency
+        self.origin = SyncSchedule(0, self.slices_per_step)
+        self.async_from = 0
+        await self.refresh()
+
+    # ---- servers
+
+    async def spread(self) -> None:
+        """Tell all servers who the workers are, those that do not hear of it later."""
+        if self.recovery.under_way:  # they hear of it when they are set up again
+            return
+        if self.registry.model is not None and not await self.tell_members():
+            self.tell_members_later()
+
+    async def tell_members(self) -> bool:
+        """Tell all servers who the workers are; False if some server did not hear of it."""
+        async with self._spreading:
+            request = shard_pb2.SetMembersRequest(
+                job=self.options.job,
+                generation=self.members.generation,
+                timeline=self.timeline,
+                workers=self.worker_infos(),
+                term=self.term,
+            )
+            try:
+                await self.servers.call_all(
+                    self.members.of(Role.SERVER), "Shard.SetMembers", lambda _: request, self.options.call_timeout_s
+                )
+            except errors.FencedError as error:
+                await self.replaced(str(error))
+                return True
+            except errors.ParamServerError as error:
+                if self.members.of(Role.WORKER):  # else the job is over, and servers leave in any order
+                    log.warning("a server did not hear of the new membership", error=str(error))
+                return False
+        return True
+
+    def tell_members_later(self) -> None:
+        """Try again until all servers have heard who the workers are."""
+        self.loosely(self._tell_members_again())
+
+    async def _tell_members_again(self) -> None:
+        """A shard that still counts a dead worker would hold the others back."""
+        while self.members.of(Role.WORKER) and self.state != types_pb2.JOB_STATE_FAILED:
+            await asyncio.sleep(_RETRY_S)
+            if await self.tell_members():
+                return
+
+    async def server_stats(self) -> list[shard_pb2.StatsResponse]:
+        """Ask all servers now."""
+        replies = await self.ask_servers("Shard.Stats", shard_pb2.StatsRequest(job=self.options.job))
+        return [cast(shard_pb2.StatsResponse, reply) for reply in replies]
+
+    async def ask_servers(self, method: str, request: Message) -> list[Message]:
+        """Call all servers with the same message; the first error is raised after all have ended."""
+        return await self.servers.call_all(
+            self.members.of(Role.SERVER), method, lambda _: request, self.options.call_timeout_s
+        )
+
+    def loosely(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Work that goes on although the call that began it may end; stopped when the service closes."""
+        task = asyncio.create_task(work)
+        self._loose.add(task)
+        task.add_done_callback(self._loose.discard)
+        return task
