@@ -22,6 +22,7 @@ from paramserver.local.adopt import adopted, consistency_of, fetch
 from paramserver.local.alone import InProcessJob
 from paramserver.local.hosts import route_to
 from paramserver.local.roles import ENV_INDEX, ENV_REPLACES
+from paramserver.tensors.uncompiled import postpone_compiler
 from paramserver.transport.base import Channel
 from paramserver.transport.security import Security
 from paramserver.transport.session import JoinOptions
@@ -45,6 +46,7 @@ def init(config: str | os.PathLike[str] | None = None, **overrides: object) -> C
     """
     settings = _settings(config, overrides)
     logs.configure(settings.log.level)
+    postpone_compiler()
     if settings.cluster.coordinator:
         with _background() as background:
             security = _security(settings)

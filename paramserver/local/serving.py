@@ -59,13 +59,13 @@ class Serving:
         from paramserver.server.node import ServerNode
         from paramserver.server.service import ShardService
         from paramserver.server.team import threads_for
+        from paramserver.tensors.uncompiled import postpone_compiler
         from paramserver.transport import grpc
         from paramserver.transport.addresses import join
 
         settings = self._settings
         torch.set_num_threads(1)
-        # The first optimizer of a process loads a good part of torch: not during the first step.
-        torch.optim.SGD([torch.zeros(1)], lr=0.0)
+        postpone_compiler()
         service = ShardService(
             settings.cluster.job,
             self._security.connector("server"),

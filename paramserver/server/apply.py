@@ -23,6 +23,7 @@ from paramserver.core.reduction import Node, fold_order
 from paramserver.errors import ModelError
 from paramserver.tensors.dtypes import torch_dtype
 from paramserver.tensors.optimizers import FUSED, build
+from paramserver.tensors.uncompiled import step
 
 # (tensor, key, first element in the tensor, data, one number for the whole tensor)
 StateEntry = tuple[int, str, int, Tensor, bool]
@@ -123,7 +124,7 @@ class ChunkState:
         for run in current.runs:
             run.param.data = new[run.start : run.stop]
             run.param.grad = gradient[run.start : run.stop]
-        current.optimizer.step()
+        step(current.optimizer)
         for run in current.runs:
             run.param.grad = None
             run.param.data = self._nothing
