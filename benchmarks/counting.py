@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 from paramserver.config import load_settings
-from paramserver.coordinator.service import JobOptions
+from paramserver.coordinator.job import JobOptions
 from paramserver.core.consistency import Consistency, Mode
 from paramserver.local import logs
 from paramserver.local.alone import InProcessJob
