@@ -2,7 +2,7 @@
 RPC and raw TCP. Tells what a faster transport could gain, and whether it is grpcio that limits us.
 
 A payload is a tensor here and a tensor there, which may be a view of what was received. "bytes" over grpcio has nothing
-to encode and nothing to decode: it is what grpcio can do.
+to encode and nothing to decode: it is what grpcio can do. Cases that end with "CPU" are CPU seconds of both processes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _case(peer: Peer, ways: dict[str, Path], direction: str, size: int, repetiti
     for name in ways:
         speed = f"{gigabytes(moved, median(seconds[name])):.2f} GB/s, {median(cpu[name]) / moved * 1e9:.2f} CPU s/GB"
         print(f"{case:<16}{name:<18}{speed}", file=sys.stderr, flush=True)
-    return rows("wire_bw", case, seconds, OURS)
+    return [*rows("wire_bw", case, seconds, OURS), *rows("wire_bw", f"{case}, CPU", cpu, OURS)]
 
 
 def payloads(size: int) -> int:

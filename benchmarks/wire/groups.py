@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import cache
 from typing import Any
 
@@ -16,6 +17,7 @@ def join(directory: str, rank: int) -> None:
     options = rpc.TensorPipeRpcBackendOptions(
         init_method=f"file://{directory}/rpc", _transports=["uv"], _channels=["mpt_uv", "basic"]
     )
+    warnings.filterwarnings("ignore", "You are using a Backend")  # said by torch to itself
     init: Any = rpc.init_rpc
     init(("parent", "peer")[rank], rank=rank, world_size=2, rpc_backend_options=options)
 

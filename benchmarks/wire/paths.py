@@ -226,7 +226,7 @@ class Bare(_Grpc):
         start: Any = self._channel.unary_stream("/bare/Pull")
         call = start(str(size).encode(), timeout=_CALL_S)
         while (raw := await call.read()) is not grpc.aio.EOF:
-            total += torch.frombuffer(raw, dtype=torch.uint8).nbytes
+            total += tensor_from(memoryview(raw), "float32").nbytes
         return total
 
 
@@ -245,7 +245,7 @@ class Stock(Bare):
         start: Any = self._channel.unary_stream("/stock/Pull", response_deserializer=parse)
         call = start(str(size).encode(), timeout=_CALL_S)
         while (message := await call.read()) is not grpc.aio.EOF:
-            total += torch.frombuffer(message.data, dtype=torch.uint8).nbytes
+            total += tensor_from(memoryview(message.data), "float32").nbytes
         return total
 
 

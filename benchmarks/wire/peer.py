@@ -105,7 +105,7 @@ class Bare(grpc.GenericRpcHandler):
     async def _push(self, requests: AsyncIterator[bytes], _: Any) -> bytes:
         total = 0
         async for raw in requests:
-            total += torch.frombuffer(raw, dtype=torch.uint8).nbytes
+            total += tensor_from(memoryview(raw), "float32").nbytes
         return str(total).encode()
 
     async def _pull(self, raw: bytes, context: Any) -> None:
@@ -118,7 +118,7 @@ class Bare(grpc.GenericRpcHandler):
     async def _push_stock(self, requests: AsyncIterator[shard_pb2.Frame], _: Any) -> bytes:
         total = 0
         async for message in requests:
-            total += torch.frombuffer(message.data, dtype=torch.uint8).nbytes
+            total += tensor_from(memoryview(message.data), "float32").nbytes
         return str(total).encode()
 
     async def _pull_stock(self, raw: bytes, context: Any) -> None:
