@@ -37,7 +37,8 @@ def measure(queue_kilobytes: int, repetitions: int) -> list[Row]:
             seconds += found["step_s"]
             again = hosts.retransmitted(network) - before
             print(f"{case}: {_said(found['step_s'])} s; sent again: {again}", file=sys.stderr, flush=True)
-    print(f"{case}: TCP alone reaches {rate:.0f} Mb/s", file=sys.stderr)
+        how = hosts.congestion_control(network)
+    print(f"{case}: TCP ({how}) alone reaches {rate:.0f} Mb/s", file=sys.stderr)
     bound = server_bound(MEGABYTES * 1e6, WORKERS, 1, rate * 1e6 / 8)
     return rows("incast", case, {OURS: seconds, BOUND: [bound], IN_TURN: [2 * bound]}, OURS)
 

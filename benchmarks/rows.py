@@ -43,9 +43,11 @@ def rows(benchmark: str, case: str, seconds: Mapping[str, Sequence[float]], ours
 
 def table(found: Iterable[Row]) -> str:
     """For people to read."""
-    lines = [f"{'benchmark':<12}{'case':<34}{'variant':<18}{'median':>12}{'spread':>8}{'ratio':>7}"]
-    for row in found:
-        what = f"{row.benchmark:<12}{row.case:<34}{row.variant:<18}"
+    all_rows = list(found)
+    wide = max((len(row.case) for row in all_rows), default=0) + 2
+    lines = [f"{'benchmark':<14}{'case':<{wide}}{'variant':<24}{'median':>12}{'spread':>8}{'ratio':>7}"]
+    for row in all_rows:
+        what = f"{row.benchmark:<14}{row.case:<{wide}}{row.variant:<24}"
         lines.append(f"{what}{row.median_s * 1000:>9.1f} ms{row.spread:>8.0%}{row.ratio:>7.2f}")
     return "\n".join(lines)
 

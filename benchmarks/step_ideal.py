@@ -49,7 +49,8 @@ def measure(case: Case, repetitions: int) -> list[Row]:
     seconds: dict[str, list[float]] = {OURS: [], GLOO: []}
     with hosts.network(case.workers, case.servers, case.megabits) as network:
         rate = network.megabits_per_s("w0", "w1", max(8, round(case.megabits / 10)))
-        print(f"{case.text}: TCP reaches {rate:.0f} Mb/s", file=sys.stderr, flush=True)
+        how = hosts.congestion_control(network)
+        print(f"{case.text}: TCP ({how}) reaches {rate:.0f} Mb/s", file=sys.stderr, flush=True)
         for number in range(repetitions):
             weights = {}
             for variant in (OURS, GLOO) if number % 2 else (GLOO, OURS):
