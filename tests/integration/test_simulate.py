@@ -15,7 +15,7 @@ from paramserver.simulate.scenario import Scenario
 from paramserver.simulate.stragglers import parse
 from tests.integration.harness import SCRIPTS, Place, place_fixture
 
-SLICE_S, WIDE = 0.25, 256
+SLICE_S, WIDE = 0.5, 256
 PARAMS = 64 * WIDE + WIDE + 10 * WIDE + 10
 # This part of the versions, at either end, is left aside: processes start, and run out of slices.
 EDGE = 0.15
@@ -23,10 +23,10 @@ WITHIN = 0.15
 
 SYNC = Consistency(Mode.SYNC)
 CASES = {
-    "sync, 2 workers, exp:0.3": (SYNC, 2, 2, "exp:0.3", 30),
-    "sync, 4 workers, 16 slices, slow:1x3": (SYNC, 4, 16, "slow:1x3", 12),
-    "async, 3 workers, staleness 1, exp:1": (Consistency(Mode.ASYNC, 1), 3, 3, "exp:1", 30),
-    "async, 4 workers, unbounded, slow:1x2": (Consistency(Mode.ASYNC), 4, 4, "slow:1x2", 30),
+    "sync, 2 workers, exp:0.3": (SYNC, 2, 2, "exp:0.3", 24),
+    "sync, 4 workers, 16 slices, slow:1x3": (SYNC, 4, 16, "slow:1x3", 10),
+    "async, 3 workers, staleness 1, exp:1": (Consistency(Mode.ASYNC, 1), 3, 3, "exp:1", 24),
+    "async, 4 workers, unbounded, slow:1x2": (Consistency(Mode.ASYNC), 4, 4, "slow:1x2", 24),
 }
 
 
