@@ -6,27 +6,35 @@ import asyncio
 import contextlib
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import aclosing
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from paramserver.errors import UnavailableError
 from paramserver.simulate.costs import Costs
 from paramserver.simulate.echo import CHUNKS, NBYTES, frames_of
+from paramserver.transport.grpc import GrpcChannel, connect
 from paramserver.v1 import shard_pb2
+
+T = TypeVar("T")
 
 # Parameters of the flat tensors that are summed and updated: more than fit any cache.
 _PARAMS = 4_000_000
-_CALLS, _AT_ONCE, _ROUNDS, _REPEATS = 100, 8, 5, 5
+_CALLS, _AT_ONCE, _REPEATS = 25, 4, 5
 _TIMEOUT_S = 30.0
 
 
 def calibrate() -> Costs:
     """Takes a few seconds. Raises UnavailableError if the other process does not start."""
     with _peer() as address:
-        call_s, serve_s, push_bytes_s, pull_bytes_s = asyncio.run(_network(address))
+        caller = _Caller(address)
+        try:
+            call_s, serve_s, push_bytes_s, pull_bytes_s = _network(caller)
+        finally:
+            caller.close()
     sum_ns, apply_ns = _arithmetic()
     return Costs(call_s, serve_s, push_bytes_s, pull_bytes_s, sum_ns, apply_ns)
 
@@ -46,44 +54,65 @@ def _peer() -> Iterator[str]:
             process.kill()
 
 
-async def _network(address: str) -> tuple[float, float, float, float]:
+class _Caller:
+    """Calls as a worker makes them: its network lives in a thread of its own, and it waits for each answer."""
+
+    def __init__(self, address: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self._channel = self.run(_connected(address))
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Let the other thread do it."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_TIMEOUT_S)
+
+    def close(self) -> None:
+        """Close the channel and end the thread."""
+        self.run(self._channel.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def push(self, chunks: int) -> None:
+        """Bring so many chunks."""
+        frames = frames_of(shard_pb2.PushHeader(chunks=chunks), chunks)
+        await self._channel.upload("Shard.Push", frames, timeout=_TIMEOUT_S)
+
+    async def pull(self, chunks: int) -> None:
+        """Get a version, or its header alone."""
+        request = shard_pb2.PullRequest(header_only=not chunks)
+        async with aclosing(self._channel.download("Shard.Pull", request, timeout=_TIMEOUT_S)) as frames:
+            async for _ in frames:
+                pass
+
+    async def in_a_row(self) -> None:
+        """As many small calls as one of several callers makes."""
+        for _ in range(_CALLS):
+            await self.push(0)
+            await self.pull(0)
+
+
+async def _connected(address: str) -> GrpcChannel:
+    return connect(address)
+
+
+def _network(caller: _Caller) -> tuple[float, float, float, float]:
     """Seconds of a small call alone, and of one among many; bytes per second of pushing and of pulling."""
-    from paramserver.transport.grpc import connect
 
-    channel = connect(address)
-    try:
-        request = shard_pb2.StatsRequest()
+    async def at_once() -> None:
+        await asyncio.gather(*(caller.in_a_row() for _ in range(_AT_ONCE)))
 
-        async def calls() -> None:
-            for _ in range(_CALLS):
-                await channel.call("Shard.Stats", request, timeout=_TIMEOUT_S)
+    def small_calls() -> None:
+        for _ in range(_CALLS):
+            caller.run(caller.push(0))
+            caller.run(caller.pull(0))
 
-        async def push() -> None:
-            await channel.upload("Shard.Push", frames_of(shard_pb2.PushHeader(chunks=CHUNKS)), timeout=_TIMEOUT_S)
-
-        async def pull() -> None:
-            async with aclosing(channel.download("Shard.Pull", shard_pb2.PullRequest(), timeout=_TIMEOUT_S)) as frames:
-                async for _ in frames:
-                    pass
-
-        for warm_up in (calls, push, pull):
-            await warm_up()
-        alone_s, pushing_s, pulling_s = [], [], []
-        for _ in range(_ROUNDS):
-            alone_s.append(await _timed(calls()) / _CALLS)
-            pushing_s.append(await _timed(push()))
-            pulling_s.append(await _timed(pull()))
-        many_s = await _timed(asyncio.gather(*(calls() for _ in range(_AT_ONCE)))) / (_CALLS * _AT_ONCE)
-    finally:
-        await channel.close()
-    call_s = median(alone_s)
-    return call_s, min(call_s, many_s), NBYTES / median(pushing_s), NBYTES / median(pulling_s)
-
-
-async def _timed(work: Any) -> float:
-    begin = time.perf_counter()
-    await work
-    return time.perf_counter() - begin
+    call_s = _seconds(small_calls) / (2 * _CALLS)
+    many_s = _seconds(lambda: caller.run(at_once())) / (2 * _CALLS * _AT_ONCE)
+    pushing_s = _seconds(lambda: caller.run(caller.push(CHUNKS)))
+    pulling_s = _seconds(lambda: caller.run(caller.pull(CHUNKS)))
+    return call_s, min(call_s, many_s), NBYTES / pushing_s, NBYTES / pulling_s
 
 
 def _arithmetic() -> tuple[float, dict[str, float]]:
@@ -124,11 +153,16 @@ def _arithmetic() -> tuple[float, dict[str, float]]:
 
 
 def _ns(work: Callable[[], None]) -> float:
-    """Nanoseconds per parameter, the median of a few times."""
+    """Nanoseconds per parameter."""
+    return 1e9 * _seconds(work) / _PARAMS
+
+
+def _seconds(work: Callable[[], None]) -> float:
+    """How long it takes: the median of a few times, after a first one that does not count."""
     work()
     times = []
     for _ in range(_REPEATS):
         begin = time.perf_counter()
         work()
         times.append(time.perf_counter() - begin)
-    return 1e9 * median(times) / _PARAMS
+    return median(times)

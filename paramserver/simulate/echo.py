@@ -22,9 +22,9 @@ NBYTES = CHUNK_BYTES * CHUNKS
 _PAYLOAD = bytes(CHUNK_BYTES)
 
 
-def frames_of(first: shard_pb2.PushHeader | shard_pb2.PullHeader) -> Iterator[bytes]:
-    """The frames of a contribution, or of a version, of ``NBYTES`` bytes."""
-    refs = (shard_pb2.ChunkRef(index=index, bytes=CHUNK_BYTES) for index in range(CHUNKS))
+def frames_of(first: shard_pb2.PushHeader | shard_pb2.PullHeader, chunks: int) -> Iterator[bytes]:
+    """The frames of a contribution, or of a version, of so many chunks."""
+    refs = (shard_pb2.ChunkRef(index=index, bytes=CHUNK_BYTES) for index in range(chunks))
     return chunk_frames(first, ((ref, _PAYLOAD) for ref in refs))
 
 
@@ -37,10 +37,6 @@ class Echo:
     def __getattr__(self, name: str) -> Any:
         return _unknown
 
-    async def stats(self, request: shard_pb2.StatsRequest) -> shard_pb2.StatsResponse:
-        """A small call."""
-        return shard_pb2.StatsResponse()
-
     async def push(self, frames: AsyncIterator[bytes]) -> shard_pb2.PushResponse:
         """Take a contribution in, as far as its frames are read."""
         async for raw in frames:
@@ -48,9 +44,12 @@ class Echo:
         return shard_pb2.PushResponse()
 
     async def pull(self, request: shard_pb2.PullRequest) -> AsyncIterator[bytes]:
-        """Give a version, encoded once."""
+        """Give a version, encoded once, or a header alone."""
+        if request.header_only:
+            yield next(frames_of(shard_pb2.PullHeader(ready=True), 0))
+            return
         if not self._frames:
-            self._frames = list(frames_of(shard_pb2.PullHeader(ready=True, chunks=CHUNKS)))
+            self._frames = list(frames_of(shard_pb2.PullHeader(ready=True, chunks=CHUNKS), CHUNKS))
         for frame in self._frames:
             yield frame
 
