@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import aclosing
+from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
@@ -24,19 +27,40 @@ T = TypeVar("T")
 # Parameters of the flat tensors that are summed and updated: more than fit any cache.
 _PARAMS = 4_000_000
 _CALLS, _AT_ONCE, _REPEATS = 25, 4, 5
-_TIMEOUT_S = 30.0
+_TIMEOUT_S, _RUN_S = 30.0, 120.0
 
 
 def calibrate() -> Costs:
-    """Takes a few seconds. Raises UnavailableError if the other process does not start."""
+    """Takes some seconds. Raises UnavailableError if a process that is needed for it does not start."""
+    call_s = _step_s() / 2
     with _peer() as address:
         caller = _Caller(address)
         try:
-            call_s, serve_s, push_bytes_s, pull_bytes_s = _network(caller)
+            serve_s, push_bytes_s, pull_bytes_s = _network(caller)
         finally:
             caller.close()
     sum_ns, apply_ns = _arithmetic()
-    return Costs(call_s, serve_s, push_bytes_s, pull_bytes_s, sum_ns, apply_ns)
+    return Costs(call_s, min(serve_s, call_s), push_bytes_s, pull_bytes_s, sum_ns, apply_ns)
+
+
+def _step_s() -> float:
+    """Seconds of a step in which a worker computes nothing: a push and a pull, with all that workers do around them."""
+    with tempfile.TemporaryDirectory() as directory:
+        out = Path(directory) / "seconds"
+        script = Path(__file__).with_name("probe.py")
+        sizes = ["--workers", "1", "--servers", "1", "--store", "memory"]
+        command = [sys.executable, "-m", "paramserver", "run", str(script), *sizes, "--", str(out)]
+        # The settings of this process are not those of the probe.
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("PARAMSERVER_")}
+        environ["PARAMSERVER_CONFIG"] = ""
+        try:
+            subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_RUN_S, check=True)
+        except subprocess.TimeoutExpired:
+            raise UnavailableError(f"the small job to measure calls with is not done after {_RUN_S:g} s") from None
+        except subprocess.CalledProcessError as error:
+            said = error.stderr.strip()[-500:]
+            raise UnavailableError(f"the small job to measure calls with has failed: {said}") from error
+        return float(out.read_text())
 
 
 @contextlib.contextmanager
@@ -97,22 +121,16 @@ async def _connected(address: str) -> GrpcChannel:
     return connect(address)
 
 
-def _network(caller: _Caller) -> tuple[float, float, float, float]:
-    """Seconds of a small call alone, and of one among many; bytes per second of pushing and of pulling."""
+def _network(caller: _Caller) -> tuple[float, float, float]:
+    """Seconds of a small call among many; bytes per second of pushing and of pulling."""
 
     async def at_once() -> None:
         await asyncio.gather(*(caller.in_a_row() for _ in range(_AT_ONCE)))
 
-    def small_calls() -> None:
-        for _ in range(_CALLS):
-            caller.run(caller.push(0))
-            caller.run(caller.pull(0))
-
-    call_s = _seconds(small_calls) / (2 * _CALLS)
     many_s = _seconds(lambda: caller.run(at_once())) / (2 * _CALLS * _AT_ONCE)
     pushing_s = _seconds(lambda: caller.run(caller.push(CHUNKS)))
     pulling_s = _seconds(lambda: caller.run(caller.pull(CHUNKS)))
-    return call_s, min(call_s, many_s), NBYTES / pushing_s, NBYTES / pulling_s
+    return many_s, NBYTES / pushing_s, NBYTES / pulling_s
 
 
 def _arithmetic() -> tuple[float, dict[str, float]]:

@@ -80,6 +80,7 @@ def test_a_real_run_is_as_fast_as_predicted(place: Place, costs: Costs, case: st
     assert predicted == pytest.approx(real, rel=WITHIN)
 
 
+@pytest.mark.long
 def test_a_calibration_measures_something_on_every_path(place: Place) -> None:
     """It measures between processes, shows what it found, keeps it where it is told to, and simulates with it."""
     path = place.work / "costs.json"

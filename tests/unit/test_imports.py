@@ -32,8 +32,8 @@ ALLOWED: dict[str, set[str]] = {
     "worker": LOWER | EDGES | {"config", "v1", "checkpoint"},
     "testing": LOWER | EDGES | ROLES | {"config", "v1", "checkpoint"},
     "local": LOWER | EDGES | ROLES | {"config", "v1", "testing", "checkpoint"},
-    # Calibration alone needs more than the core: it measures the transport and the arithmetic.
-    "simulate": LOWER | {"config", "tensors", "transport", "v1"},
+    # Calibration alone needs more than the core: it measures transport and arithmetic, and a script of its own.
+    "simulate": LOWER | {"__init__", "config", "tensors", "transport", "v1"},
     "cli": LOWER | EDGES | ROLES | {"config", "v1", "testing", "local", "checkpoint", "simulate"},
     "__init__": LOWER | EDGES | ROLES | {"config", "v1", "local"},
     "__main__": {"cli"},
