@@ -18,13 +18,14 @@ _APPLY_NS = {"sgd": 0.3, "momentum": 0.45, "adamw": 0.8}
 class Costs:
     """Costs of one machine.
 
-    ``call_s``: a small call there and back, in seconds, of which ``serve_s`` keeps the server from anything else.
+    ``call_s``: a small push or pull there and back, with what a worker does around it, in seconds; of which ``serve_s``
+    keeps the server from anything else.
     ``push_bytes_s``, ``pull_bytes_s``: bytes per second that the transport moves where no link limits it.
     ``sum_ns``: to take in one contribution, ``apply_ns``: to apply an update, by optimizer; nanoseconds per parameter.
     """
 
-    call_s: float = 0.001
-    serve_s: float = 0.0003
+    call_s: float = 0.002
+    serve_s: float = 0.0005
     push_bytes_s: float = 1.5e9
     pull_bytes_s: float = 1.6e9
     sum_ns: float = 0.4

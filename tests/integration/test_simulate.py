@@ -15,7 +15,7 @@ from paramserver.simulate.scenario import Scenario
 from paramserver.simulate.stragglers import parse
 from tests.integration.harness import SCRIPTS, Place, place_fixture
 
-SLICE_S, WIDE = 0.5, 256
+SLICE_S, WIDE = 0.25, 256
 PARAMS = 64 * WIDE + WIDE + 10 * WIDE + 10
 # This part of the versions, at either end, is left aside: processes start, and run out of slices.
 EDGE = 0.15

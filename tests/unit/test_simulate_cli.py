@@ -92,8 +92,7 @@ def test_files_without_costs_are_refused(text: str, capsys: pytest.CaptureFixtur
 
 def test_costs_that_are_no_numbers_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     path = Path("costs.json")
-    costs.save(costs.Costs(), path)
-    path.write_text(path.read_text().replace("0.001", "-0.001"))
+    costs.save(costs.Costs(call_s=-0.001), path)
     assert main([*JOB.split(), "--costs", "costs.json"]) == 2
     assert "no positive number" in capsys.readouterr().err
 
