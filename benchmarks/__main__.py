@@ -7,7 +7,20 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import calib, checkpoint, counts, ctrl, incast, mem, step_ideal, step_overlap, straggle, train, wire_bw
+from benchmarks import (
+    calib,
+    checkpoint,
+    counts,
+    ctrl,
+    exchange,
+    incast,
+    mem,
+    step_ideal,
+    step_overlap,
+    straggle,
+    train,
+    wire_bw,
+)
 from benchmarks.rows import Row, table, write
 
 # By name: a function that takes the number of repetitions and returns rows; it raises RuntimeError if a run fails or a
@@ -18,6 +31,7 @@ BENCHMARKS: dict[str, Callable[[int], list[Row]]] = {
     "counts": counts.run,
     "ctrl": ctrl.run,
     "ctrl_real": ctrl.real,
+    "exchange": exchange.run,
     "incast": incast.run,
     "mem": mem.run,
     "step_ideal": step_ideal.run,

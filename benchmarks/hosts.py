@@ -119,7 +119,9 @@ class _Job:
         """Run Python there."""
         runtime = self._directory / f"run-{host}"
         runtime.mkdir(mode=0o700)
-        own = {"PARAMSERVER_INTERNAL_RUNTIME_DIR": str(runtime), **(environ or {})}
+        # The hosts share the memory of this machine, which real ones do not.
+        apart = {"PARAMSERVER_CLUSTER__TRANSPORT": "grpc"}
+        own = {"PARAMSERVER_INTERNAL_RUNTIME_DIR": str(runtime), **apart, **(environ or {})}
         with (self._directory / f"{host}.log").open("wb") as log:
             self._processes[host] = subprocess.Popen(
                 network.inside(host, sys.executable, *words),

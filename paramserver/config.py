@@ -239,6 +239,11 @@ class Cluster(_Section):
     max_idle_s: _Seconds = Field(
         default=600.0, description="How long a job waits when a server, or every worker, is gone."
     )
+    transport: Annotated[Literal["auto", "grpc", "shm"], Must('"auto", "grpc" or "shm"')] = Field(
+        default="auto",
+        description="How weights and gradients travel. auto: in shared memory between a worker and a server on one "
+        "host, else over gRPC. shm: in shared memory, or not at all.",
+    )
     max_restarts: _Count = Field(
         default=3,
         description="How often in a row `run` starts a process again while the job gets no further. 0: never.",

@@ -51,7 +51,13 @@ class InProcessJob:
             await node.join()
             self.nodes.append(node)
 
-    def worker(self, index: int | None = None, connect: Connect | None = None, wait_timeout_s: float = 600.0) -> Engine:
+    def worker(
+        self,
+        index: int | None = None,
+        connect: Connect | None = None,
+        wait_timeout_s: float = 600.0,
+        transport: str = "grpc",
+    ) -> Engine:
         """A worker that has joined. ``connect`` replaces the way it reaches others (to inject faults)."""
         connect = connect or self.network.connect
         engine = Engine(
@@ -60,6 +66,7 @@ class InProcessJob:
             connect(COORDINATOR),
             worker_options(self.options.consistency, self.options, index),
             wait_timeout_s,
+            transport,
         )
         engine.join()
         return engine

@@ -22,7 +22,8 @@ from paramserver.tensors.dtypes import itemsize
 from paramserver.transport.base import Channel
 from paramserver.transport.messages import plan_of
 from paramserver.v1 import shard_pb2, types_pb2
-from paramserver.worker.links import ShardLinks, merge
+from paramserver.worker.links import ShardLinks
+from paramserver.worker.pulled import merge
 
 _TIMEOUT_S = 600.0
 _SETTLE_S = 5.0

@@ -159,7 +159,14 @@ def _connected(
         log_interval_s=settings.log.interval_s,
         replaces=int(os.environ.get(ENV_REPLACES, "0")),
     )
-    engine = Engine(background, security.connector("server"), coordinator, options, settings.cluster.wait_timeout_s)
+    engine = Engine(
+        background,
+        security.connector("server"),
+        coordinator,
+        options,
+        settings.cluster.wait_timeout_s,
+        settings.cluster.transport,
+    )
     engine.join()
     known_as(engine.session.name)
     _engines.add(engine)

@@ -40,6 +40,7 @@ from paramserver.server.claiming import ClaimDesk
 from paramserver.server.norms import NormExchange
 from paramserver.server.saving import Saver
 from paramserver.server.shard import Contribution, ShardTensors, leading
+from paramserver.server.sharing import Sharing, own
 from paramserver.server.version import Version
 from paramserver.v1 import shard_pb2
 
@@ -79,6 +80,7 @@ class RunningShard:
         self.config, self.plan, self.groups = config, plan, groups
         self.state, self.tensors, self.norms = state, tensors, norms_
         self.saver = saver
+        self.sharing = Sharing(plan, config.index)
         self.digest = plan.layout.digest
         self.chunks = {chunk.index: chunk for chunk in plan.chunks_of(config.index)}
         self.nbytes = sum(chunk.nbytes for chunk in self.chunks.values())
@@ -206,7 +208,9 @@ class RunningShard:
         base = self.versions[self.state.version]
         try:
             clipped = await self._clipped(base, contributions)
-            version = await self._arithmetic(lambda: self.tensors.build(base, contributions, clipped))
+            slot = self.sharing.take()
+            version, placed = await self._arithmetic(lambda: self._made(base, contributions, clipped, slot))
+            self.sharing.settle(version, slot, base, placed)
             reach("commit.before_log", base.number)
             self._publish(version, effect.buffers)
             reach("commit.after_log_before_reply", base.number)
@@ -215,6 +219,21 @@ class RunningShard:
                 return
             log.exception("could not apply", step=base.number)
             self._failed(f"could not apply step {base.number}: {error}")
+
+    def _made(
+        self,
+        base: Version,
+        contributions: Sequence[Contribution],
+        clipped: Mapping[int, Tensor] | None,
+        slot: int | None,
+    ) -> tuple[Version, bool]:
+        """The next version, and whether it lies in ``slot``. In the arithmetic thread."""
+        space = self.sharing.space(slot) if slot is not None else None
+        version = self.tensors.build(base, contributions, clipped, space)
+        if space is None and base.slot is not None and not version.same_as(base):
+            # Nothing of it may lie where something else will.
+            version.tensors = own(version.tensors, base.tensors, [chunk.index for chunk in version.moving(False)])
+        return version, space is not None
 
     def _publish(self, version: Version, buffers: Sequence[int]) -> None:
         self.versions[version.number] = version
@@ -266,3 +285,4 @@ class RunningShard:
         if self.saver is not None:
             await self.saver.close()
         await self.norms.close()
+        self.sharing.close()

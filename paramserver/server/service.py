@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from typing import TypeVar
 
 import structlog
+from torch import Tensor
 
 from paramserver import errors
 from paramserver.checkpoint import manifest as manifests
@@ -220,6 +221,8 @@ class ShardService:
         shard = self._ready(active=False)
         shard.names.update((w.member, w.name) for w in request.workers)
         workers = frozenset(w.member for w in request.workers)
+        if request.generation >= shard.state.generation:
+            shard.sharing.keep(workers)
         shard.happen(MembersChanged(request.generation, workers))
         shard.claims.keep(workers)
         return shard_pb2.SetMembersResponse()
@@ -243,6 +246,16 @@ class ShardService:
         return shard_pb2.SetConsistencyResponse(
             scheduled=present.revision == wanted.revision, version=shard.state.version
         )
+
+    async def attach(self, request: shard_pb2.AttachRequest) -> shard_pb2.AttachResponse:
+        """Share memory with a worker on this host; the answer says why if that cannot be."""
+        self._check_job(request.job)
+        shard = self._ready(active=False)
+        if request.timeline != shard.config.timeline:
+            raise errors.RolledBackError(f"this server is on timeline {shard.config.timeline}, not {request.timeline}")
+        if request.layout_digest != shard.digest:
+            raise errors.ProtocolError("this shard holds another model")
+        return shard.sharing.attach(request)
 
     async def idle(self, request: shard_pb2.IdleRequest) -> shard_pb2.IdleResponse:
         """The worker has nothing to do and holds nobody back until it pulls again."""
@@ -344,19 +357,26 @@ class ShardService:
         self.used_at = time.monotonic()
         shard = self._ready()
         used: frozenset[int] = frozenset()
+        lying: dict[int, Tensor] = {}
 
         def expect(header: shard_pb2.FrameHeader) -> tuple[Mapping[int, Chunk], int]:
             nonlocal used
             reach("push.recv", header.push.base_version)
             used = self._checked_used(header.push, shard)
             arriving.enter_context(self.intake.arriving(shard.queued, shard.nbytes))
-            return shard.tensors.chunks_used(used), header.push.chunks
+            needed = shard.tensors.chunks_used(used)
+            if header.push.HasField("shared"):
+                lying.update(shard.sharing.contribution(header.push.shared, header.push.worker, needed))
+                needed = {}
+            return needed, header.push.chunks
 
         try:
             with ExitStack() as arriving:
                 upload = await receive(frames, "push", expect)
-                contribution = _contribution(upload, shard, used)
-                bad = await self._arithmetic(lambda: first_non_finite(shard.tensors.layout, upload.chunks))
+                contribution = _contribution(upload, {**upload.chunks, **lying}, shard, used)
+                bad = None
+                if contribution.checked:
+                    bad = await self._arithmetic(lambda: first_non_finite(shard.tensors.layout, contribution.chunks))
             if bad is not None:
                 raise errors.NonFiniteError(
                     f"{contribution.name} of worker {contribution.worker}: the gradient of {bad!r} is not finite"
@@ -364,7 +384,7 @@ class ShardService:
         except errors.ProtocolError:
             self._refused += 1
             raise
-        self._pushed += upload.payload_bytes
+        self._pushed += upload.payload_bytes + sum(tensor.nbytes for tensor in lying.values())
         pushed, own = await shard.push(contribution, upload.header.push)
         reach("reply.drop", contribution.base_version)
         return shard_pb2.PushResponse(outcome=_OUTCOMES[pushed.outcome], version=pushed.version, own=own)
@@ -391,6 +411,7 @@ class ShardService:
         if not 0 <= request.wait_s <= _MAX_WAIT_S:
             raise errors.ProtocolError(f"wait_s must be between 0 and {_MAX_WAIT_S:g} seconds, not {request.wait_s:g}")
         shard = self._ready(active=False)
+        attached = request.HasField("shared") and shard.sharing.asks(request.shared, request.worker)
         pulled = await shard.pull(lambda call: PullAsked(call, request.worker, want, request.timeline), request.wait_s)
         state = shard.state
         if pulled is None:
@@ -404,6 +425,9 @@ class ShardService:
             request.HasField("have_version") and request.have_version == version.number and not request.include_frozen
         )
         frozen = request.include_frozen
+        slot = await self._slot(shard, version) if attached and not bare else None
+        if slot is not None and not shard.sharing.lend(request.shared.attachment, slot):
+            slot = None
         header = shard_pb2.PullHeader(
             ready=True,
             version=version.number,
@@ -411,13 +435,16 @@ class ShardService:
             consistency=consistency_to_proto(state.consistency),
             min_clock=pulled.min_clock,
             skipped=shard.tensors.skipped,
-            chunks=0 if bare else len(version.moving(frozen)),
+            chunks=0 if bare or slot is not None else len(version.moving(frozen)),
             schedule=shard.tensors.schedule,
             taken=shard.claims.taken(version.number),
+            slot=slot,
         )
         shard.claims.given(request, version.number)
         yield encode_frame(shard_pb2.FrameHeader(pull=header), ())
-        if bare:
+        if slot is not None:
+            self._pulled += sum(chunk.nbytes for chunk in version.moving(frozen))
+        if bare or slot is not None:
             return
         for frame in await self._frames(version, frozen):
             self._pulled += len(frame)
@@ -429,6 +456,22 @@ class ShardService:
                 loop = asyncio.get_running_loop()
                 await loop.run_in_executor(self._encoder, lambda: version.frames(frozen))
         return version.frames(frozen)
+
+    async def _slot(self, shard: RunningShard, version: Version) -> int | None:
+        """Where the version lies in shared memory; it moves there if it must. None: there is no room."""
+        sharing = shard.sharing
+        if not sharing.lies(version):
+            async with self._encoding:
+                if not sharing.lies(version):
+                    slot = sharing.take() if version.slot is None else None
+                    if slot is None and version.slot is None:
+                        return None
+                    loop = asyncio.get_running_loop()
+                    done = await loop.run_in_executor(self._encoder, lambda: sharing.share(version, slot))
+                    sharing.shared(version, slot, done)
+                    if not done:
+                        return None
+        return version.slot
 
     async def export(self, request: shard_pb2.ExportRequest) -> AsyncIterator[bytes]:
         """The optimizer state, tensor by tensor, in pieces."""
@@ -514,7 +557,9 @@ def _check_base(header: shard_pb2.PushHeader, state: ShardState) -> None:
         raise errors.ProtocolError(f"{name} was computed on version {base}, which this shard has not published")
 
 
-def _contribution(upload: Upload, shard: RunningShard, used: frozenset[int]) -> Contribution:
+def _contribution(
+    upload: Upload, chunks: Mapping[int, Tensor], shard: RunningShard, used: frozenset[int]
+) -> Contribution:
     header = upload.header.push
     groups: Sequence[Mapping[str, float | bool | tuple[float, ...]]] = groups_from_proto(header.groups)
     try:
@@ -529,7 +574,9 @@ def _contribution(upload: Upload, shard: RunningShard, used: frozenset[int]) -> 
         base_version=header.base_version,
         used=used,
         groups=tuple(groups),
-        chunks=upload.chunks,
+        chunks=chunks,
         schedule=header.schedule,
         clip_norm=header.clip_norm,
+        # What this server would have to read for that alone, it reads when it sums.
+        checked=not (header.HasField("shared") and header.shared.checked),
     )

@@ -20,12 +20,18 @@ class Version:
     def __init__(self, number: int, chunks: Sequence[Chunk], tensors: Mapping[int, torch.Tensor]) -> None:
         self.number = number
         self.tensors = dict(tensors)
+        # Where it lies in memory shared with workers, if it does.
+        self.slot: int | None = None
         self._chunks = chunks
         self._frames: dict[bool, list[bytes]] = {}
 
     def moving(self, frozen: bool) -> list[Chunk]:
         """The chunks that change with versions; with ``frozen``, also those that never do."""
         return [chunk for chunk in self._chunks if frozen or chunk.kind is not Kind.FROZEN]
+
+    def same_as(self, other: Version) -> bool:
+        """Whether it has the very tensors of another version of this shard."""
+        return all(self.tensors[chunk.index] is other.tensors[chunk.index] for chunk in self.moving(False))
 
     def frames(self, frozen: bool) -> list[bytes]:
         """The frames of a pull, without its header. Encoded on first use; not thread-safe."""

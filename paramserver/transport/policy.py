@@ -50,6 +50,7 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "Shard.Cut": frozenset({COORDINATOR}),
     "Shard.Release": frozenset({COORDINATOR}),
     "Shard.Copied": frozenset({SERVER}),
+    "Shard.Attach": frozenset({WORKER}),
 }
 
 # Methods that take the admin token in addition.

@@ -121,7 +121,7 @@ class AsyncName(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("job", "timeline", "worker", "sync", "samples", "overflow", "base_version", "clock", "used", "groups", "chunks", "schedule", "clip_norm", "nonce")
+    __slots__ = ("job", "timeline", "worker", "sync", "samples", "overflow", "base_version", "clock", "used", "groups", "chunks", "schedule", "clip_norm", "nonce", "shared")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +137,7 @@ class PushHeader(_message.Message):
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     CLIP_NORM_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     worker: int
@@ -151,7 +152,18 @@ class PushHeader(_message.Message):
     schedule: Schedule
     clip_norm: float
     nonce: int
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., sync: _Optional[_Union[SyncName, _Mapping]] = ..., samples: _Optional[int] = ..., overflow: bool = ..., base_version: _Optional[int] = ..., clock: _Optional[int] = ..., used: _Optional[bytes] = ..., groups: _Optional[_Iterable[_Union[_types_pb2.GroupHypers, _Mapping]]] = ..., chunks: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., clip_norm: _Optional[float] = ..., nonce: _Optional[int] = ..., **kwargs) -> None: ...
+    shared: SharedPush
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., sync: _Optional[_Union[SyncName, _Mapping]] = ..., samples: _Optional[int] = ..., overflow: bool = ..., base_version: _Optional[int] = ..., clock: _Optional[int] = ..., used: _Optional[bytes] = ..., groups: _Optional[_Iterable[_Union[_types_pb2.GroupHypers, _Mapping]]] = ..., chunks: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., clip_norm: _Optional[float] = ..., nonce: _Optional[int] = ..., shared: _Optional[_Union[SharedPush, _Mapping]] = ..., **kwargs) -> None: ...
+
+class SharedPush(_message.Message):
+    __slots__ = ("attachment", "node", "checked")
+    ATTACHMENT_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    CHECKED_FIELD_NUMBER: _ClassVar[int]
+    attachment: int
+    node: int
+    checked: bool
+    def __init__(self, attachment: _Optional[int] = ..., node: _Optional[int] = ..., checked: bool = ...) -> None: ...
 
 class PushResponse(_message.Message):
     __slots__ = ("outcome", "version", "own")
@@ -182,7 +194,7 @@ class InitializeResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("job", "timeline", "worker", "min_version", "exact_version", "clock", "join", "latest", "wait_s", "include_frozen", "have_version", "header_only", "standing")
+    __slots__ = ("job", "timeline", "worker", "min_version", "exact_version", "clock", "join", "latest", "wait_s", "include_frozen", "have_version", "header_only", "standing", "shared")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -196,6 +208,7 @@ class PullRequest(_message.Message):
     HAVE_VERSION_FIELD_NUMBER: _ClassVar[int]
     HEADER_ONLY_FIELD_NUMBER: _ClassVar[int]
     STANDING_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     worker: int
@@ -209,10 +222,19 @@ class PullRequest(_message.Message):
     have_version: int
     header_only: bool
     standing: Standing
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., min_version: _Optional[int] = ..., exact_version: _Optional[int] = ..., clock: _Optional[int] = ..., join: bool = ..., latest: bool = ..., wait_s: _Optional[float] = ..., include_frozen: bool = ..., have_version: _Optional[int] = ..., header_only: bool = ..., standing: _Optional[_Union[Standing, _Mapping]] = ...) -> None: ...
+    shared: SharedPull
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., min_version: _Optional[int] = ..., exact_version: _Optional[int] = ..., clock: _Optional[int] = ..., join: bool = ..., latest: bool = ..., wait_s: _Optional[float] = ..., include_frozen: bool = ..., have_version: _Optional[int] = ..., header_only: bool = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., shared: _Optional[_Union[SharedPull, _Mapping]] = ...) -> None: ...
+
+class SharedPull(_message.Message):
+    __slots__ = ("attachment", "reading")
+    ATTACHMENT_FIELD_NUMBER: _ClassVar[int]
+    READING_FIELD_NUMBER: _ClassVar[int]
+    attachment: int
+    reading: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, attachment: _Optional[int] = ..., reading: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PullHeader(_message.Message):
-    __slots__ = ("ready", "version", "timeline", "consistency", "min_clock", "skipped", "waiting_for", "chunks", "schedule", "taken")
+    __slots__ = ("ready", "version", "timeline", "consistency", "min_clock", "skipped", "waiting_for", "chunks", "schedule", "taken", "slot")
     READY_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
@@ -223,6 +245,7 @@ class PullHeader(_message.Message):
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     TAKEN_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
     ready: bool
     version: int
     timeline: int
@@ -233,7 +256,8 @@ class PullHeader(_message.Message):
     chunks: int
     schedule: Schedule
     taken: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, ready: bool = ..., version: _Optional[int] = ..., timeline: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., min_clock: _Optional[int] = ..., skipped: _Optional[int] = ..., waiting_for: _Optional[str] = ..., chunks: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., taken: _Optional[_Iterable[int]] = ...) -> None: ...
+    slot: int
+    def __init__(self, ready: bool = ..., version: _Optional[int] = ..., timeline: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., min_clock: _Optional[int] = ..., skipped: _Optional[int] = ..., waiting_for: _Optional[str] = ..., chunks: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., taken: _Optional[_Iterable[int]] = ..., slot: _Optional[int] = ...) -> None: ...
 
 class IdleRequest(_message.Message):
     __slots__ = ("job", "timeline", "worker")
@@ -649,3 +673,29 @@ class WorkerClock(_message.Message):
     worker: int
     clock: int
     def __init__(self, worker: _Optional[int] = ..., clock: _Optional[int] = ...) -> None: ...
+
+class AttachRequest(_message.Message):
+    __slots__ = ("job", "timeline", "worker", "layout_digest", "meeting", "inbox_bytes")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    MEETING_FIELD_NUMBER: _ClassVar[int]
+    INBOX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    timeline: int
+    worker: int
+    layout_digest: str
+    meeting: str
+    inbox_bytes: int
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., layout_digest: _Optional[str] = ..., meeting: _Optional[str] = ..., inbox_bytes: _Optional[int] = ...) -> None: ...
+
+class AttachResponse(_message.Message):
+    __slots__ = ("attachment", "weights_bytes", "refusal")
+    ATTACHMENT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    attachment: int
+    weights_bytes: int
+    refusal: str
+    def __init__(self, attachment: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., refusal: _Optional[str] = ...) -> None: ...

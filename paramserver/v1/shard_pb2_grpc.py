@@ -125,6 +125,11 @@ class ShardServiceStub(object):
                 request_serializer=paramserver_dot_v1_dot_shard__pb2.CopiedRequest.SerializeToString,
                 response_deserializer=paramserver_dot_v1_dot_shard__pb2.Frame.FromString,
                 _registered_method=True)
+        self.Attach = channel.unary_unary(
+                '/paramserver.v1.ShardService/Attach',
+                request_serializer=paramserver_dot_v1_dot_shard__pb2.AttachRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_shard__pb2.AttachResponse.FromString,
+                _registered_method=True)
 
 
 class ShardServiceServicer(object):
@@ -247,6 +252,13 @@ class ShardServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Attach(self, request, context):
+        """A worker on this server's host shares memory with it from now on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ShardServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -339,6 +351,11 @@ def add_ShardServiceServicer_to_server(servicer, server):
                     servicer.Copied,
                     request_deserializer=paramserver_dot_v1_dot_shard__pb2.CopiedRequest.FromString,
                     response_serializer=paramserver_dot_v1_dot_shard__pb2.Frame.SerializeToString,
+            ),
+            'Attach': grpc.unary_unary_rpc_method_handler(
+                    servicer.Attach,
+                    request_deserializer=paramserver_dot_v1_dot_shard__pb2.AttachRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_shard__pb2.AttachResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -828,6 +845,33 @@ class ShardService(object):
             '/paramserver.v1.ShardService/Copied',
             paramserver_dot_v1_dot_shard__pb2.CopiedRequest.SerializeToString,
             paramserver_dot_v1_dot_shard__pb2.Frame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attach(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.ShardService/Attach',
+            paramserver_dot_v1_dot_shard__pb2.AttachRequest.SerializeToString,
+            paramserver_dot_v1_dot_shard__pb2.AttachResponse.FromString,
             options,
             channel_credentials,
             insecure,

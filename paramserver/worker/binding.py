@@ -55,6 +55,9 @@ class ModelBinding:
         self._collect_buffers(model)
         self._check()
         self._weights: FlatSpace | None = None
+        # The space of which parameters are views, and how often each had been changed when it became one.
+        self._adopted: FlatSpace | None = None
+        self._edits: list[int] = []
 
     # ---- what the model consists of
 
@@ -175,23 +178,32 @@ class ModelBinding:
         self._weights = space
         return space
 
-    def adopt(self) -> None:
-        """Let parameters be views of the flat space where the element type allows it, so that a pull is one copy."""
-        assert self._weights is not None
-        for index, parameter in enumerate(self.parameters):
-            view = self._weights.view(index)
-            if view.dtype == parameter.dtype:
-                parameter.data = view
+    def load(self, weights: FlatSpace) -> None:
+        """Bring the model to the version in ``weights``.
 
-    def load(self) -> None:
-        """A version has been written into the flat space: bring the model to it."""
-        assert self._weights is not None
+        Parameters become views of it where the element type allows that, so that a pull is one copy, or none.
+        """
+        self._weights = weights
         with torch.no_grad():
             for index, parameter in enumerate(self.parameters):
-                view = self._weights.view(index)
-                if parameter.data_ptr() != view.data_ptr():
+                view = weights.view(index)
+                if weights is not self._adopted and view.dtype == parameter.dtype:
+                    parameter.data = view
+                elif parameter.data_ptr() != view.data_ptr():
                     parameter.copy_(view)
+        self._adopted = weights
+        self._edits = [parameter._version for parameter in self.parameters]
         self.reset_buffers()
+
+    def written(self) -> list[int]:
+        """The trained parameters that are views of the weights, and have been changed in place since :meth:`load`."""
+        assert self._weights is not None
+        return [
+            index
+            for index in (self._trained if self._edits else ())
+            if self.parameters[index]._version != self._edits[index]
+            and self.parameters[index].data_ptr() == self._weights.view(index).data_ptr()
+        ]
 
     def reset_buffers(self) -> None:
         """Every slice begins with the buffers of its version."""

@@ -87,7 +87,7 @@ class RawClient:
                 self._space = made
                 return made
 
-            self._engine.register(model, space, lambda: None)
+            self._engine.register(model, space, self._use)
             return self._copy(None)
 
     def push(self, grads: Mapping[str, Array], samples: int = 1) -> int:
@@ -139,6 +139,9 @@ class RawClient:
             return self._space
 
         self._groups = list(self._engine.attach(space).optimizer.groups)
+
+    def _use(self, weights: FlatSpace) -> None:
+        self._space = weights
 
     def _copy(self, names: Sequence[str] | None) -> dict[str, Array]:
         assert self._space is not None

@@ -20,7 +20,7 @@ from paramserver.core.slices import slice_samples, slice_seed
 from paramserver.v1 import shard_pb2
 from paramserver.worker.binding import ModelBinding
 from paramserver.worker.engine import Engine
-from paramserver.worker.flat import Node
+from paramserver.worker.flat import FlatSpace, Node
 from paramserver.worker.loader import SliceLoader, describe_loader
 from paramserver.worker.optimizer import ServerOptimizer, StepScheduler
 from paramserver.worker.pace import Item
@@ -52,6 +52,7 @@ class Context:
         self._in_loop = False
         self._closed = False
         self._told_skip = False
+        self._told_written = False
         self._clip_norm = 0.0
 
     # ---- facts
@@ -124,18 +125,29 @@ class Context:
             raise errors.ModelError("the model has no parameters to train: give it at least one")
         model.to(self.device)
         binding = ModelBinding(model, optimizer)
-        adopted = False
 
-        def on_weights() -> None:
-            nonlocal adopted
-            if not adopted:
-                adopted = True
-                binding.adopt()
-            binding.load()
+        def on_weights(weights: FlatSpace) -> None:
+            self._check_written(binding)
+            binding.load(weights)
 
         self.engine.register(binding.message(self.settings.training.chunk_bytes), binding.space, on_weights)
         self._binding = binding
         self._optimizer = ServerOptimizer(optimizer, self._contribute)
+
+    def _check_written(self, binding: ModelBinding) -> None:
+        """Where weights are used in place, undo what the script has written to those that are about to be replaced."""
+        in_place = self.engine.in_place
+        if in_place is None:
+            return
+        written = binding.written()
+        in_place.take_back(written)
+        written += in_place.find_written()
+        if written and not self._told_written:
+            self._told_written = True
+            log.warning(
+                f"the script has changed the parameter {binding.specs[written[0]].name!r} in place: the servers hold "
+                "the weights, and the next version has replaced what was written (see docs/training.md)"
+            )
 
     def _prepare_loader(self, loader: DataLoader[Any]) -> SliceLoader:
         if self._loader is not None:

@@ -32,8 +32,10 @@ from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.worker import startup
 from paramserver.worker.background import Background
 from paramserver.worker.flat import FlatSpace, Node, NodePool
-from paramserver.worker.links import Pulled, PushFacts, ShardLinks, merge
+from paramserver.worker.inplace import InPlace
+from paramserver.worker.links import PushFacts, ShardLinks
 from paramserver.worker.pace import AsyncPace, Item, SyncPace, make_pace
+from paramserver.worker.pulled import Pulled, merge
 from paramserver.worker.spare import Spare
 
 log = structlog.get_logger("paramserver.worker")
@@ -65,9 +67,12 @@ class Engine:
         coordinator: Channel,
         options: JoinOptions,
         wait_timeout_s: float = 600.0,
+        transport: str = "grpc",
     ) -> None:
         self.background = background
         self.options = options
+        # "shm": share memory with all servers, "auto": with those on this host, "grpc": with none.
+        self.transport = transport
         self.state = "joining"
         self.waiting_for = ""
         self.samples = 0
@@ -92,7 +97,9 @@ class Engine:
         self._links: ShardLinks | None = None
         self._weights: FlatSpace | None = None
         self._pool: NodePool | None = None
-        self._on_weights: Callable[[], None] = lambda: None
+        self._on_weights: Callable[[FlatSpace], None] = lambda weights: None
+        # Set where the weights are used where servers have them.
+        self.in_place: InPlace | None = None
         self._versions: list[int] = []
         self._consistency: Consistency | None = None
         self._data: DataSpec | None = None
@@ -194,16 +201,17 @@ class Engine:
         """
 
         model, servers = self._run(startup.present_model(self.session))
-        self._start(plan_of(model, servers), space, lambda: None, may_upload=False)
+        self._start(plan_of(model, servers), space, lambda weights: None, may_upload=False)
         return model
 
     def register(
-        self, model: types_pb2.ModelSpec, space: Callable[[Plan], FlatSpace], on_weights: Callable[[], None]
+        self, model: types_pb2.ModelSpec, space: Callable[[Plan], FlatSpace], on_weights: Callable[[FlatSpace], None]
     ) -> Plan:
         """Register the model, bring or fetch version 0, wait until everybody is there.
 
         ``space`` makes the flat space of the plan and fills in this worker's initial values; ``on_weights`` is called
-        whenever a version has been written into it. Raises ModelError if another worker registered another model.
+        with a space, that one or another, whenever there is another version in it. Raises ModelError if another worker
+        registered another model.
         """
         self.state = "registering"
         plan = self._run(startup.register_model(self.session, model))
@@ -212,7 +220,11 @@ class Engine:
         return plan
 
     def _start(
-        self, plan: Plan, space: Callable[[Plan], FlatSpace], on_weights: Callable[[], None], may_upload: bool
+        self,
+        plan: Plan,
+        space: Callable[[Plan], FlatSpace],
+        on_weights: Callable[[FlatSpace], None],
+        may_upload: bool,
     ) -> None:
         """Connect to the shards, see to it that there is a version 0, and take the present version in."""
         self._weights = space(plan)
@@ -224,7 +236,8 @@ class Engine:
         assert self._plan is not None
         assert self._weights is not None
         plan, initial = self._plan, self._weights.on_cpu()
-        self._pool = NodePool(plan.layout, self._weights.device)
+        # Who only looks needs no memory of its own.
+        transport = self.transport if self.options.role == types_pb2.ROLE_WORKER else "grpc"
 
         async def go() -> list[Pulled]:
             while True:
@@ -234,13 +247,21 @@ class Engine:
                     self.session, plan, self._connect, lambda: self.session.member, self._wait_timeout_s
                 )
                 try:
+                    await startup.share_memory(self.session, self._links, plan, transport)
                     return await startup.first_version(
                         self.session, self._links, initial.read if self._may_upload else None
                     )
                 except errors.RolledBackError as error:
                     log.info("the job went back meanwhile", reason=str(error))
 
-        self._install(self._run(go()))
+        first = self._run(go())
+        device, shared = self._weights.device, self.links.shared
+        near = shared if device.type == "cpu" else None
+        self._pool = NodePool(plan.layout, device, near.inbox.space if near is not None else lambda: None)
+        self.in_place = InPlace(near) if near is not None and InPlace.possible(near) else None
+        if self.in_place is None and self._weights.lent:
+            self._weights = FlatSpace(plan.layout, device)
+        self._install(first)
 
     # ---- going back
 
@@ -474,11 +495,18 @@ class Engine:
             schedule=self.schedule,
             clip_norm=self.clip_norm if isinstance(name, SyncName) else 0.0,
             nonce=secrets.randbits(63) | 1,
+            node=space.number,
         )
         future = self.background.submit(self.links.push(facts, space.read))
         self._pushing.add(future)
         future.add_done_callback(self._pushing.discard)
-        future.add_done_callback(lambda _: self.pool.give(node))
+        pool = self.pool
+        if space.number is None:
+            future.add_done_callback(lambda _: pool.give(node))
+        elif isinstance(name, SyncName):  # servers read it when they have all of the step
+            pool.lend(node, name.step, future.done)
+        else:  # answered when it is in a version; after an error a server may still be about to read it
+            future.add_done_callback(lambda done: pool.give(node) if _succeeded(done) else None)
         return future
 
     def lease(
@@ -637,15 +665,19 @@ class Engine:
 
     def _install(self, results: list[Pulled]) -> None:
         assert self._weights is not None
-        self._weights.write(merge(results))
+        if self.in_place is not None:
+            self._weights = self.in_place.install(results)
+        else:
+            self._weights.write(merge(results))
         self._versions = [result.version for result in results]
+        self.pool.installed(self.version)
         self.skipped = max(result.skipped for result in results)
         self.taken = results[0].taken
         self.heard_schedule = max(result.schedule for result in results)
         newest = max((result.consistency for result in results), key=lambda c: c.revision)
         if self._consistency is None or newest.revision > self._consistency.revision:
             self._consistency = newest
-        self._on_weights()
+        self._on_weights(self._weights)
         reach("worker.after_pull", self.version)
 
     # ---- leaving
@@ -661,7 +693,7 @@ class Engine:
             state=self.state,
             waiting_for=self.waiting_for or (links.waiting_for if links else ""),
             metrics=dict(self.metrics),
-            transport=links.channels[0].kind if links and links.channels else "",
+            transport=links.kind if links else "",
             epochs_planned=self.epochs_planned,
             at_work=self.state == "training" and not self.through and not self._waiting,
             slice_s=median(times) if (times := list(self._slice_times)) else 0.0,
@@ -683,8 +715,17 @@ class Engine:
             log.info("leaving, while the job goes back to a checkpoint", reason=str(error))
         finally:
             self.state = "done"
+            self._take_home()
             timeout_s = self.options.join_timeout_s if finished else _LEAVE_S
             self._run(self._leave(timeout_s, finished=finished))
+
+    def _take_home(self) -> None:
+        """Whoever has left is read from no more: the script keeps a copy of the last weights."""
+        if self.in_place is not None and self._weights is not None:
+            lent, self._weights = self._weights, FlatSpace(self._weights.layout, self._weights.device)
+            self._weights.copy_of(lent)
+            self.in_place = None
+            self._on_weights(self._weights)
 
     def abandon(self, reason: str) -> None:
         """Leave at once; what is not handed in goes to others. ``reason``: of a script that failed, else empty."""
@@ -702,3 +743,7 @@ class Engine:
         if self._links is not None:
             await self._links.close()
         await self._session.channel.close()
+
+
+def _succeeded(future: concurrent.futures.Future[Any]) -> bool:
+    return not future.cancelled() and future.exception() is None

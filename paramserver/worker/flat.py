@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from paramserver.core.plan import Kind, Layout
+from paramserver.core.plan import Kind, Layout, Segment
 from paramserver.tensors.dtypes import buffer_of, tensor_from, torch_dtype
 
 
 class FlatSpace:
     """One value for every element of a layout, by segment, on one device.
 
-    ``kinds``: segments of other kinds stay unallocated. Padding between tensors is zero and stays zero.
+    ``kinds``: segments of other kinds stay unallocated. Padding between tensors is zero and stays zero. ``memory``
+    gives the flat tensor of a segment, where it is not to be allocated; ``number`` is the place in an inbox where it
+    lies.
     """
 
-    def __init__(self, layout: Layout, device: torch.device, kinds: Sequence[Kind] = tuple(Kind)) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        device: torch.device,
+        kinds: Sequence[Kind] = tuple(Kind),
+        memory: Callable[[Segment], torch.Tensor] | None = None,
+        number: int | None = None,
+    ) -> None:
         self.layout = layout
         self.device = device
+        self.number = number
+        # The memory is somebody else's.
+        self.lent = memory is not None
+
+        def zeros(segment: Segment) -> torch.Tensor:
+            return torch.zeros(segment.elements, dtype=torch_dtype(segment.dtype), device=device)
+
         self._segments: dict[int, torch.Tensor] = {
-            segment.index: torch.zeros(segment.elements, dtype=torch_dtype(segment.dtype), device=device)
-            for segment in layout.segments
-            if segment.kind in kinds
+            segment.index: (memory or zeros)(segment) for segment in layout.segments if segment.kind in kinds
         }
         self._views: dict[int, torch.Tensor] = {}
         for placement, spec in zip(layout.placements, layout.tensors, strict=True):
@@ -52,7 +66,8 @@ class FlatSpace:
         if self.device.type == "cpu":
             return self
         copy = FlatSpace.__new__(FlatSpace)
-        copy.layout, copy.device, copy._views = self.layout, torch.device("cpu"), {}
+        copy.layout, copy.device, copy.number, copy._views = self.layout, torch.device("cpu"), None, {}
+        copy.lent = False
         copy._segments = {index: flat.cpu() for index, flat in self._segments.items()}
         return copy
 
@@ -61,6 +76,11 @@ class FlatSpace:
         where = self.layout.chunks[chunk]
         part = self._segments[where.segment][where.start : where.start + where.elements]
         return buffer_of(part)
+
+    def copy_of(self, other: FlatSpace) -> None:
+        """Take over all values of another space of the same layout."""
+        for index, flat in self._segments.items():
+            flat.copy_(other._segments[index])
 
     def zero(self) -> None:
         """Set everything to zero."""
@@ -91,16 +111,23 @@ class Node:
 
 
 class NodePool:
-    """Reuses the memory of nodes: a step needs a few, every step the same."""
+    """Reuses the memory of nodes: a step needs a few, every step the same.
 
-    def __init__(self, layout: Layout, device: torch.device) -> None:
-        self._layout, self._device = layout, device
+    ``spaces`` gives memory that servers can read where it is, while it has some.
+    """
+
+    def __init__(
+        self, layout: Layout, device: torch.device, spaces: Callable[[], FlatSpace | None] = lambda: None
+    ) -> None:
+        self._layout, self._device, self._spaces = layout, device, spaces
         self._free: list[FlatSpace] = []
+        self._lent: list[tuple[int, FlatSpace, Callable[[], bool]]] = []
 
     def take(self) -> Node:
         """A node of nothing, whose places hold zeros."""
         if not self._free:
-            return Node(FlatSpace(self._layout, self._device, (Kind.PARAMETER, Kind.BUFFER)))
+            space = self._spaces()
+            return Node(space or FlatSpace(self._layout, self._device, (Kind.PARAMETER, Kind.BUFFER)))
         space = self._free.pop()
         space.zero()
         return Node(space)
@@ -108,3 +135,13 @@ class NodePool:
     def give(self, node: Node) -> None:
         """The node is no longer needed."""
         self._free.append(node.space)
+
+    def lend(self, node: Node, step: int, sent: Callable[[], bool]) -> None:
+        """Servers read the node where it is until the step is done, whether or not the push that names it is over."""
+        self._lent.append((step, node.space, sent))
+
+    def installed(self, version: int) -> None:
+        """All shards have published ``version``: what they were lent for earlier steps is no longer read."""
+        back = [lent for lent in self._lent if lent[0] < version and lent[2]()]
+        self._lent = [lent for lent in self._lent if lent not in back]
+        self._free += [space for _, space, _ in back]

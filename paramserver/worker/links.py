@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,6 @@ from typing import Any, TypeVar, cast
 import structlog
 
 from paramserver import errors
-from paramserver.core.consistency import Consistency
 from paramserver.core.events import (
     AtLeast,
     Exactly,
@@ -26,7 +25,6 @@ from paramserver.core.names import Name
 from paramserver.core.plan import Plan
 from paramserver.failpoints import planned, reach
 from paramserver.tensors.codec import chunk_frames, split_frame
-from paramserver.tensors.dtypes import wire_dtype
 from paramserver.transport.base import Channel
 from paramserver.transport.messages import (
     chunk_ref,
@@ -36,6 +34,8 @@ from paramserver.transport.messages import (
     put_want,
 )
 from paramserver.v1 import shard_pb2, types_pb2
+from paramserver.worker.pulled import Pulled, checked
+from paramserver.worker.shared import SharedMemory
 
 log = structlog.get_logger("paramserver.worker")
 
@@ -44,25 +44,15 @@ _BACK_OFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _ATTEMPT_S = 60.0
 _PARK_S = 5.0
 _CLAIM_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Pulled:
-    """What one shard answered: raw bytes by chunk index, and its header."""
-
-    version: int
-    min_clock: int
-    skipped: int
-    consistency: Consistency
-    chunks: dict[int, memoryview]
-    schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_UNSPECIFIED
-    # Slices of the step before that were given to others than their owners; server 0 knows.
-    taken: frozenset[int] = frozenset()
+_ATTACH_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class PushFacts:
-    """A contribution but for its bytes. ``base_versions``: by server, the version it was computed on."""
+    """A contribution but for its bytes. ``base_versions``: by server, the version it was computed on.
+
+    ``node``: its place in this worker's inbox, if it lies there.
+    """
 
     name: Name
     samples: int
@@ -74,6 +64,7 @@ class PushFacts:
     schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_OTHER
     clip_norm: float = 0.0
     nonce: int = 0
+    node: int | None = None
 
 
 class ShardLinks:
@@ -95,6 +86,8 @@ class ShardLinks:
         self.waiting_for = ""
         # What this worker says of itself when it pulls, where it says anything.
         self.standing: shard_pb2.Standing | None = None
+        # Shared with those of the servers that are on this host; set once, by whoever attaches.
+        self.shared: SharedMemory | None = None
         self._worker = worker
         self._wait_timeout_s = wait_timeout_s
         self._log_interval_s = log_interval_s
@@ -139,6 +132,9 @@ class ShardLinks:
         ]
 
         async def attempt(timeout_s: float) -> shard_pb2.PushResponse:
+            attached = None
+            if self.shared is not None and facts.node is not None:
+                attached = self.shared.attached(server, self._worker())
             header = shard_pb2.PushHeader(
                 job=self.job,
                 timeline=self.timeline,
@@ -152,15 +148,53 @@ class ShardLinks:
                 nonce=facts.nonce,
                 used=pack_mask(facts.used, len(tensors)),
                 groups=facts.groups,
-                chunks=len(wanted),
+                chunks=0 if attached is not None else len(wanted),
             )
             put_name(header, facts.name)
-            frames = chunk_frames(header, ((chunk_ref(chunk), read(chunk.index)) for chunk in wanted))
-            reply = await self.channels[server].upload("Shard.Push", frames, timeout=timeout_s)
+            if attached is None:
+                frames = chunk_frames(header, ((chunk_ref(chunk), read(chunk.index)) for chunk in wanted))
+                reply = await self.channels[server].upload("Shard.Push", frames, timeout=timeout_s)
+                return cast(shard_pb2.PushResponse, reply)
+            header.shared.attachment, header.shared.node, header.shared.checked = attached.number, facts.node or 0, True
+            try:
+                reply = await self.channels[server].upload("Shard.Push", chunk_frames(header, ()), timeout=timeout_s)
+            except errors.GoneError:
+                self._detached(server)
+                return await attempt(timeout_s)
             return cast(shard_pb2.PushResponse, reply)
 
         reply = await self._persist(server, f"to push {facts.name}", attempt)
         return shard_pb2.OUTCOME_ACCEPTED if reply.own else reply.outcome
+
+    # ---- shared memory
+
+    async def attach(self, shared: SharedMemory) -> dict[int, str]:
+        """Share memory with the servers on this host; by server, why others cannot."""
+
+        async def one(server: int) -> str:
+            return await self._persist(server, "to attach", partial(self._attach, shared, server))
+
+        refusals = await asyncio.gather(*(one(server) for server in range(len(self.channels))))
+        self.shared = shared if shared.servers else None
+        return {server: refusal for server, refusal in enumerate(refusals) if refusal}
+
+    async def _attach(self, shared: SharedMemory, server: int, timeout_s: float) -> str:
+        return await shared.attach(
+            server, self.channels[server], self.job, self.timeline, self._worker(), min(timeout_s, _ATTACH_S)
+        )
+
+    def _detached(self, server: int) -> None:
+        log.info("a server does not share memory with this worker any more", server=f"server-{server}")
+        assert self.shared is not None
+        self.shared.lost(server)
+
+    @property
+    def kind(self) -> str:
+        """What carries weights and gradients, as `status` shows it."""
+        kind = self.channels[0].kind if self.channels else ""
+        if self.shared is None or not self.shared.servers:
+            return kind
+        return "shm" if len(self.shared.servers) == len(self.channels) else f"shm+{kind}"
 
     # ---- initial weights
 
@@ -235,6 +269,11 @@ class ShardLinks:
                     standing=self.standing,
                 )
                 put_want(request, want)
+                if self.shared is not None:
+                    if self.shared.outdated(server, request.worker):  # joined again, as another member
+                        await self._persist(server, "to attach", partial(self._attach, self.shared, server))
+                    if (question := self.shared.question(server, request.worker)) is not None:
+                        request.shared.CopyFrom(question)
                 try:
                     answer = await self._persist(server, "to pull", partial(self._download, server, request))
                 except errors.RolledBackError:
@@ -277,9 +316,14 @@ class ShardLinks:
                     if not header.ready:
                         return header.waiting_for
                 for ref, data in parts:
-                    chunks[_checked(ref, self.plan, server, chunks)] = data
+                    chunks[checked(ref, self.plan, server, chunks)] = data
         if header is None or header.chunks != len(chunks):
             raise errors.UnavailableError(f"the answer of server-{server} was cut short")
+        slot = header.slot if header.HasField("slot") else None
+        if slot is not None:
+            if self.shared is None or server not in self.shared.servers:
+                raise errors.UnavailableError(f"server-{server} and this worker share no memory any more")
+            chunks = self.shared.chunks(server, slot, request.include_frozen)
         return Pulled(
             header.version,
             header.min_clock,
@@ -288,6 +332,7 @@ class ShardLinks:
             chunks,
             header.schedule,
             frozenset(header.taken),
+            slot,
         )
 
     async def idle(self) -> None:
@@ -341,23 +386,3 @@ class ShardLinks:
     async def close(self) -> None:
         """Close the channels."""
         await asyncio.gather(*(channel.close() for channel in self.channels), return_exceptions=True)
-
-
-def _checked(ref: shard_pb2.ChunkRef | shard_pb2.StateRef, plan: Plan, server: int, seen: Mapping[int, object]) -> int:
-    """The index of a chunk that this server may send, in the shape that the plan says."""
-    if not isinstance(ref, shard_pb2.ChunkRef):
-        raise errors.ProtocolError(f"server-{server} sent optimizer state where weights were asked for")
-    if ref.index >= len(plan.owner) or plan.owner[ref.index] != server or ref.index in seen:
-        raise errors.ProtocolError(f"server-{server} sent chunk {ref.index}, which is not its to send")
-    chunk = plan.layout.chunks[ref.index]
-    if (ref.start, ref.bytes, ref.dtype) != (chunk.start, chunk.nbytes, wire_dtype(chunk.dtype)):
-        raise errors.ProtocolError(f"server-{server} sent chunk {ref.index} of another shape")
-    return ref.index
-
-
-def merge(results: Sequence[Pulled]) -> Mapping[int, memoryview]:
-    """All chunks of all shards."""
-    chunks: dict[int, memoryview] = {}
-    for result in results:
-        chunks.update(result.chunks)
-    return chunks

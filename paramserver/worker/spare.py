@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 from paramserver.v1 import shard_pb2
-from paramserver.worker.links import Pulled, ShardLinks
+from paramserver.worker.links import ShardLinks
+from paramserver.worker.pulled import Pulled
 
 
 class Spare:

@@ -16,7 +16,9 @@ from paramserver.transport.base import Channel
 from paramserver.transport.messages import plan_of
 from paramserver.transport.session import Session
 from paramserver.v1 import coordinator_pb2, types_pb2
-from paramserver.worker.links import Pulled, ShardLinks
+from paramserver.worker.links import ShardLinks
+from paramserver.worker.pulled import Pulled
+from paramserver.worker.shared import SharedMemory
 
 log = structlog.get_logger("paramserver.worker")
 
@@ -69,6 +71,30 @@ async def open_links(
     links = ShardLinks(channels, plan, session.job, worker, wait_timeout_s, session.options.log_interval_s)
     links.timeline = view.timeline
     return links
+
+
+async def share_memory(session: Session, links: ShardLinks, plan: Plan, transport: str) -> None:
+    """Share memory with the servers on this host. ``transport``: "auto", "grpc" (with none) or "shm" (with all).
+
+    Raises UnavailableError if it must be all and is not, RolledBackError once the job goes on with other servers.
+    """
+    if transport == "grpc":
+        return
+    try:
+        shared = SharedMemory(plan)
+    except OSError as error:
+        refusals = dict.fromkeys(range(plan.servers), str(error))
+    else:
+        refusals = await _on_this_timeline(session, links, links.attach(shared))
+    for server, reason in refusals.items():
+        if transport == "shm":
+            raise errors.UnavailableError(
+                f"cluster.transport = shm, but no memory can be shared with server-{server}: {reason}; "
+                'start it on this host, or set cluster.transport to "auto"'
+            )
+    if refusals:
+        which = ", ".join(f"server-{server}" for server in refusals)
+        log.info(f"weights and gradients go over the network to {which}", reason=next(iter(refusals.values())))
 
 
 async def first_version(

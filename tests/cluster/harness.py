@@ -148,6 +148,7 @@ class Cluster:
         slices_per_step: int = 0,
         faults: FaultPlan | None = None,
         wait_timeout_s: float = 30.0,
+        transport: str = "grpc",
         **options: Any,
     ) -> None:
         torch.set_num_threads(1)
@@ -159,6 +160,7 @@ class Cluster:
         self.faults = faults
         self.workers: list[Worker] = []
         self._wait_timeout_s = wait_timeout_s
+        self._transport = transport
         self._settings = {
             "consistency.mode": mode,
             "consistency.staleness": staleness,
@@ -204,7 +206,7 @@ class Cluster:
         connect = self.job.network.connect
         for faults in (plan, self.faults):
             connect = faults.wrap(connect) if faults is not None else connect  # type: ignore[assignment]
-        engine = self.job.worker(index, connect, self._wait_timeout_s)
+        engine = self.job.worker(index, connect, self._wait_timeout_s, self._transport)
         dotted = {key.replace("__", "."): value for key, value in settings.items()}
         return Context(
             load_settings(None, {**self._settings, **dotted}, environ={}), engine, lambda ctx: ctx.engine.close()
@@ -213,7 +215,7 @@ class Cluster:
     def client(self, index: int | None = None, plan: FaultPlan | None = None, chunk_bytes: int = 0) -> RawClient:
         """What `ps.Client` gives, for this job."""
         connect = plan.wrap(self.job.network.connect) if plan is not None else None
-        engine = self.job.worker(index, connect, self._wait_timeout_s)
+        engine = self.job.worker(index, connect, self._wait_timeout_s, self._transport)
         return RawClient(engine, engine.close, chunk_bytes)
 
     def start(self, script: Script, settings: Mapping[str, object] | None = None) -> Worker:

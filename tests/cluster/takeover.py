@@ -221,6 +221,7 @@ class Fleet:
             "consistency.staleness": staleness,
             "training.slices_per_step": slices_per_step,
             "training.device": "cpu",
+            "cluster.transport": "grpc",
             **{key.replace("__", "."): value for key, value in settings.items()},
         }
         self._values = values
@@ -329,7 +330,8 @@ class Fleet:
         options = JoinOptions(
             role=types_pb2.ROLE_WORKER, job=JOB, index=hand.number, pid=os.getpid() + hand.number, join_timeout_s=JOB_S
         )
-        engine = Engine(self.background, connect, coordinator_channel(self.places, connect), options, JOB_S)
+        coordinator, transport = coordinator_channel(self.places, connect), self.settings.cluster.transport
+        engine = Engine(self.background, connect, coordinator, options, JOB_S, transport)
         engine.join()
         return Context(self.settings, engine, lambda ctx: ctx.engine.close())
 

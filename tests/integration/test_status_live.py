@@ -108,6 +108,7 @@ def _check_processes(place: Place, status: dict[str, Any]) -> None:
         assert type(process["version"]) is type(process["clock"]) is int
         assert process["state"] == {"coordinator": "running", "server": "serving", "worker": "training"}[role]
         assert process["address"], name
+        assert process["transport"] == ("shm" if role == "worker" else "")
         if role != "worker":
             assert re.fullmatch(r"127\.0\.0\.1:\d+", process["address"])
     assert len({process["pid"] for process in processes.values()}) == 5

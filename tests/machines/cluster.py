@@ -118,7 +118,13 @@ class Site:
         runtime = home / f"run-{role}"
         runtime.mkdir(mode=0o700, parents=True, exist_ok=True)
         words = [sys.executable, "-m", "paramserver", *(str(token) for token in tokens)]
-        more = {**PROXIES, "PARAMSERVER_INTERNAL_RUNTIME_DIR": str(runtime), **(environ or {})}
+        more = {
+            **PROXIES,
+            "PARAMSERVER_INTERNAL_RUNTIME_DIR": str(runtime),
+            # They share the memory of this host, which real machines do not.
+            "PARAMSERVER_CLUSTER__TRANSPORT": "grpc",
+            **(environ or {}),
+        }
         return self.place.start(*self.network.inside(machine, *words), cwd=home, environ=more)
 
     def trust(self, machine: str, role: str) -> Path:

@@ -1,0 +1,114 @@
+"""One whole synchronous step on one host: from gradients ready to new weights readable by all, in real processes.
+
+Ours over shared memory and over gRPC, beside gloo's all-reduce with the local fused optimizer, and the floor: what the
+least traffic takes at the speed of an in-place triad on all processors. A step begins when the last worker's gradients
+are ready, and ends when the last worker has the weights.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.rows import Row, rows
+
+SCRIPT = Path(__file__).parent / "scripts" / "exchange.py"
+MEGABYTES, STEPS, SKIP = 256, 14, 4
+# (workers, optimizer)
+CASES = ((2, "sgd"), (2, "adamw"), (4, "sgd"), (4, "adamw"))
+# Bytes per parameter beside the gradients, each of which is read once: docs/performance.md.
+_FLOOR_BYTES = {"sgd": 8, "adamw": 24}
+_RUN_S = 240.0
+OURS, GRPC, GLOO, FLOOR = "ours, shm", "ours, gRPC", "gloo + fused", "DRAM floor"
+
+Case = tuple[int, str]
+
+
+def run(repetitions: int) -> list[Row]:
+    """All cases and variants in turn. Raises RuntimeError if a run fails, or if the weights differ."""
+    seconds: dict[Case, dict[str, list[float]]] = {case: {v: [] for v in (OURS, GRPC, GLOO, FLOOR)} for case in CASES}
+    for number in range(repetitions):
+        for case in CASES:
+            weights = {}
+            for variant in (OURS, GRPC, GLOO):
+                times, weights[variant] = measure(case, variant)
+                seconds[case][variant] += times
+            seconds[case][FLOOR].append(floor(case))
+            said = ", ".join(f"{v} {min(t) * 1000:.0f} to {max(t) * 1000:.0f} ms" for v, t in seconds[case].items())
+            print(f"repetition {number + 1} of {repetitions}, {_text(case)}: {said}", file=sys.stderr, flush=True)
+            if weights[OURS] != weights[GRPC] or abs(weights[OURS] - weights[GLOO]) > 1e-6 * abs(weights[GLOO]):
+                raise RuntimeError(f"the weights differ: {weights}")
+    return [row for case in CASES for row in rows("exchange", _text(case), seconds[case], OURS)]
+
+
+def _text(case: Case) -> str:
+    return f"{MEGABYTES} MiB, {case[0]} workers, {case[1]}"
+
+
+def measure(case: Case, variant: str) -> tuple[list[float], float]:
+    """Seconds of each step but the first ones, and a weight after the last one."""
+    workers, optimizer = case
+    with tempfile.TemporaryDirectory() as directory:
+        numbers = {"--megabytes": MEGABYTES, "--ranks": workers, "--steps": STEPS, "--optimizer": optimizer}
+        script = [*(str(word) for pair in numbers.items() for word in pair), "--out", directory]
+        if variant == GLOO:
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
+            _call([*torchrun, str(SCRIPT), "--gloo", *script])
+        else:
+            transport = "shm" if variant == OURS else "grpc"
+            sizes = ["--servers", "1", "--workers", str(workers), "--set", f"cluster.transport={transport}"]
+            _call([sys.executable, "-m", "paramserver", "run", str(SCRIPT), *sizes, "--", *script])
+        found = [json.loads(path.read_text()) for path in Path(directory).glob("*.json")]
+    if len(found) != workers or len({one["weight"] for one in found}) != 1:
+        raise RuntimeError(f"{variant}: the workers' weights differ: {[one['weight'] for one in found]}")
+    return _steps(found), found[0]["weight"]
+
+
+def _steps(found: list[dict[str, Any]]) -> list[float]:
+    """Seconds per step; steps that not every worker took part in (somebody was faster) do not count."""
+    ends: dict[int, list[tuple[float, float]]] = {}
+    whole = [one["times"] for one in found]
+    if len({len(times) for times in whole}) != 1:
+        raise RuntimeError("not every worker took part in every step: is the machine busy?")
+    for times in whole:
+        for step, (began, ended) in enumerate(times):
+            ends.setdefault(step, []).append((began, ended))
+    return [max(e for _, e in both) - max(b for b, _ in both) for step, both in ends.items() if step >= SKIP]
+
+
+def floor(case: Case) -> float:
+    """What the memory needs for the least traffic of a step."""
+    workers, optimizer = case
+    threads = torch.get_num_threads()
+    torch.set_num_threads(os.cpu_count() or 1)
+    try:
+        elements = MEGABYTES * 2**20 // 4
+        one, other = torch.ones(elements), torch.ones(elements)
+        one.add_(other, alpha=0.5)
+        times = []
+        for _ in range(5):
+            began = time.monotonic()
+            one.add_(other, alpha=0.5)
+            times.append(time.monotonic() - began)
+    finally:
+        torch.set_num_threads(threads)
+    per_byte = min(times) / (12 * elements)
+    return per_byte * elements * (4 * workers + _FLOOR_BYTES[optimizer])
+
+
+def _call(command: list[str]) -> None:
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_RUN_S)
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"{' '.join(command[:4])} took longer than {_RUN_S:g} s") from error
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command[:4])} ended with {done.returncode}:\n{done.stdout}{done.stderr}")

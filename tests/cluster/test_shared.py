@@ -1,0 +1,239 @@
+"""Shared memory between workers and servers: every path gives the bits of the plain one."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from paramserver import errors
+from paramserver.transport.segments import Segment
+from paramserver.worker.context import Context
+from tests.cluster.harness import Cluster, Outcome, train, until
+from tests.cluster.programs import LedgerProgram, Program, adamw, dataset, network, plain
+from tests.cluster.rollback import Rig, same, twin
+from tests.cluster.test_faults import SLICES, program
+from tests.cluster.test_rollback_sync import EVERY, MOMENTS, fresh
+
+DATA = dataset(48)
+
+
+def shared(
+    script: Callable[[Context], object], settings: Mapping[str, object] | None = None, **options: Any
+) -> Outcome:
+    """The same job over shared memory; fails where that is not used."""
+    with Cluster(transport="shm", **options) as cluster:
+        outcome = cluster.train(script, settings)
+        assert all(
+            worker.context is not None and worker.context.engine.links.kind == "shm" for worker in cluster.workers
+        )
+        return outcome
+
+
+def wide(**options: Any) -> nn.Module:
+    """Several pages."""
+    return network(hidden=1500, **options)
+
+
+def partly_frozen() -> nn.Module:
+    """The optimizer does not get the first layer."""
+    return wide()
+
+
+def of_second_layer(parameters: Any) -> torch.optim.Optimizer:
+    return plain(list(parameters)[2:], lr=0.1)
+
+
+CASES: dict[str, tuple[Program, dict[str, Any]]] = {
+    "one of each": (Program(DATA, 8), {}),
+    "several slices": (Program(DATA, 4, model=wide), {"workers": 2, "slices_per_step": 4}),
+    "three servers": (
+        Program(DATA, 8, model=wide, optimizer=adamw),
+        {"workers": 2, "servers": 3, "settings": {"training.chunk_bytes": 16384}},
+    ),
+    "odd chunks": (
+        Program(DATA, 8, model=wide),
+        {"workers": 2, "servers": 3, "settings": {"training.chunk_bytes": 832}},
+    ),
+    "buffers": (Program(DATA, 8, model=partial(network, norm=True)), {"workers": 2, "servers": 2}),
+    "frozen": (Program(DATA, 8, model=partly_frozen, optimizer=of_second_layer), {"workers": 2, "servers": 2}),
+    "bfloat16": (
+        Program(dataset(48, torch.bfloat16), 8, model=partial(wide, dtype=torch.bfloat16)),
+        {"workers": 2},
+    ),
+    "clipped": (
+        Program(DATA, 8, model=wide, each=lambda ctx, _: ctx.clip_grad_norm(0.1)),
+        {"workers": 2, "servers": 2, "settings": {"training.chunk_bytes": 16384}},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_same_bits(case: str) -> None:
+    script, options = CASES[case]
+    assert shared(script, **options).digests == train(script, **options).digests
+
+
+@pytest.mark.parametrize(("chunk_bytes", "in_place"), [(16384, True), (832, False)])
+def test_weights_are_used_in_place_where_servers_share_whole_pages(chunk_bytes: int, in_place: bool) -> None:
+    seen: list[bool] = []
+
+    def look(ctx: Context, _: int) -> None:
+        space = ctx.engine._weights
+        assert space is not None
+        seen.append(space.lent)
+
+    shared(Program(DATA, 8, model=wide, each=look), servers=2, settings={"training.chunk_bytes": chunk_bytes})
+    assert set(seen) == {in_place}
+
+
+def test_three_slots_are_enough_in_step() -> None:
+    used: list[int] = []
+    with Cluster(workers=2, transport="shm") as cluster:
+
+        def look(ctx: Context, _: int) -> None:
+            shard = cluster.job.nodes[0].service._shard
+            assert shard is not None
+            used.append(max(shard.sharing.used, default=0))
+
+        cluster.train(Program(DATA, 8, model=wide, epochs=5, each=look))
+    assert max(used) == 2
+
+
+@pytest.mark.parametrize(("servers", "staleness"), [(1, 0), (2, 2), (3, "unbounded")])
+def test_asynchronous_contributions_count_once(servers: int, staleness: int | str) -> None:
+    program = LedgerProgram(samples=60, batch_size=3, epochs=3)
+    outcome = shared(
+        program,
+        workers=3,
+        servers=servers,
+        mode="async",
+        staleness=staleness,
+        settings={"training.chunk_bytes": 64},
+    )
+    assert torch.equal(outcome.tensor("cells"), torch.full((60,), 3.0))
+
+
+def test_whoever_rests_keeps_its_weights_while_others_go_on() -> None:
+    kept: list[bool] = []
+
+    with Cluster(workers=2, mode="async", staleness="unbounded", transport="shm") as cluster:
+
+        def rest(ctx: Context, slices: int) -> None:
+            if ctx.rank != 0 or slices != 2:
+                return
+            model = list(ctx._binding.parameters) if ctx._binding is not None else []
+            before = [parameter.detach().clone() for parameter in model]
+            version = ctx.version
+            until("others are far ahead", lambda: cluster.stats()[0].version >= version + 8)
+            kept.append(all(torch.equal(a, b) for a, b in zip(before, model, strict=True)))
+
+        cluster.train(Program(DATA, 2, model=wide, each=rest))
+    assert kept == [True]
+
+
+def test_slots_of_a_worker_that_is_lost_are_used_again() -> None:
+    program = Program(DATA, 8, model=wide, epochs=4)
+    with Cluster(workers=2, transport="shm", lease_s=0.5, grace_s=0.1) as cluster:
+
+        def vanish(ctx: Context, slices: int) -> None:
+            if ctx.rank == 0 and slices == 2:
+                cluster.workers[0].cut()
+
+        program.each = vanish
+        for _ in range(2):
+            cluster.start(program)
+        cluster.join(cluster.workers[1:])
+        shard = cluster.job.nodes[0].service._shard
+        assert shard is not None
+        assert len(shard.sharing._attachments) <= 1
+        digests = cluster.outcome().digests
+    program.each = None
+    assert digests == train(program, workers=2).digests
+
+
+@pytest.mark.parametrize("room", [0, 2, 3])
+def test_without_memory_everything_goes_over_the_network(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    reserve, calls = Segment.reserve, []
+
+    def full(self: Segment, start: int, length: int) -> None:
+        calls.append(start)
+        if len(calls) > room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        reserve(self, start, length)
+
+    monkeypatch.setattr(Segment, "reserve", full)
+    script = Program(DATA, 8, model=wide, optimizer=adamw)
+    assert shared(script, workers=2).digests == train(script, workers=2).digests
+    assert len(calls) > room
+
+
+@pytest.mark.parametrize("how", ["in place", "data"])
+def test_what_scripts_write_to_weights_is_replaced_and_said(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    def scribble(ctx: Context, _: int) -> None:
+        assert ctx._binding is not None
+        first = ctx._binding.parameters[0]
+        with torch.no_grad():
+            (first if how == "in place" else first.data).add_(1.0)
+
+    told: list[bool] = []
+
+    def script(ctx: Context) -> None:
+        Program(DATA, 8, model=wide, each=scribble, epochs=4)(ctx)
+        told.append(ctx._told_written)
+
+    assert shared(script).digests == train(Program(DATA, 8, model=wide, epochs=4)).digests
+    assert told == [True]
+
+
+def test_the_model_stays_as_it_is_after_leaving() -> None:
+    models: list[tuple[nn.Module, list[torch.Tensor]]] = []
+
+    def script(ctx: Context) -> None:
+        made = wide()
+
+        def model() -> nn.Module:
+            return made
+
+        Program(DATA, 8, model=model)(ctx)
+        models.append((made, [parameter.detach().clone() for parameter in made.parameters()]))
+
+    with Cluster(transport="shm") as cluster:
+        outcome = cluster.train(script)
+        ((model, before),) = models
+        for (name, parameter), value in zip(model.named_parameters(), before, strict=True):
+            assert torch.equal(parameter, value)
+            assert torch.equal(parameter, outcome.tensor(name))
+
+
+def test_a_server_elsewhere_is_reached_over_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def elsewhere(*_: Any) -> None:
+        raise FileNotFoundError
+
+    script = Program(DATA, 8, model=wide)
+    wanted = train(script).digests
+    monkeypatch.setattr("paramserver.server.sharing.Visit", elsewhere)
+    with Cluster(transport="auto") as cluster:
+        assert cluster.train(script).digests == wanted
+    with (
+        Cluster(transport="shm") as cluster,
+        pytest.raises(errors.UnavailableError, match=r"(?s)transport = shm.*server-0.*another host"),
+    ):
+        cluster.train(script)
+
+
+@pytest.mark.parametrize(
+    "when", ["staged (C01)", "half applied (C05)", "published, not answered (A07)", "both at once (C03)"]
+)
+def test_going_back(tmp_path: Path, when: str) -> None:
+    with Rig(tmp_path, EVERY, fresh(MOMENTS[when]), cluster__transport="shm") as rig:
+        rig.begin(program())
+        summary = rig.finish()
+        assert rig.rollbacks >= 1
+    same(summary, twin("faults", program(), slices_per_step=SLICES))

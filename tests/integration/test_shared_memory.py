@@ -1,0 +1,44 @@
+"""Shared memory between processes of a run: the bits are those of gRPC, and nothing of it is left, whatever dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.integration.harness import GONE_S, SCRIPTS, Place, place_fixture, read_summary, until
+
+TRAIN = SCRIPTS / "train.py"
+SAME = ("weights_sha256", "buffers_sha256", "optimizer_sha256", "steps", "contributions_applied")
+SIZES = ("--servers", "2", "--workers", "2", "--slices-per-step", "4")
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    yield from place_fixture()
+
+
+def test_same_bits_as_over_grpc(place: Place) -> None:
+    found = {}
+    for transport in ("shm", "grpc"):
+        summary = place.work / f"{transport}.json"
+        flags = (*SIZES, "--set", f"cluster.transport={transport}", "--summary", summary)
+        place.paramserver("run", TRAIN, *flags, "--", "--epochs", "2", "--optimizer", "adamw").check()
+        found[transport] = read_summary(summary)
+    assert {key: found["shm"][key] for key in SAME} == {key: found["grpc"][key] for key in SAME}
+
+
+def test_nothing_is_left_when_everything_is_killed_at_once(place: Place) -> None:
+    folder = Path("/dev/shm")
+    before = set(folder.iterdir())
+    running = place.launch("run", TRAIN, *SIZES, "--set", "cluster.transport=shm", "--", "--pace", "0.2")
+    running.wait_for(r"rank \d of 2 trains", count=2)
+    for pid in place.processes():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    until("all processes are gone", lambda: not place.processes(), GONE_S)
+    assert {path for path in folder.iterdir() if path.name.startswith("paramserver")} <= before
