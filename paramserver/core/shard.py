@@ -84,6 +84,11 @@ class ShardState:
         self._committed = False
         self._aborted_revision = 0
         self._parked: dict[int, PullAsked] = {}
+        # Of them, those that wait for a version whatever the clocks are, and those never looked at; some may be gone.
+        self._for_version: list[int] = []
+        self._fresh: list[int] = []
+        # When parked pulls were looked at last: the version, and all on which an answer at a clock depends.
+        self._seen: tuple[int, tuple[object, ...]] | None = None
         self._building: Batch | None = None
         # Pushes to be answered once their contribution is in a version: by its buffer, who brought it first.
         self._waiting: dict[int, list[Arrived]] = {}
@@ -262,6 +267,9 @@ class ShardState:
         if self._given_up(event):
             return [Refuse(event.call, Refusal.FENCED, _NO_MEMBER)]
         self._parked[event.call] = event
+        self._fresh.append(event.call)
+        if not isinstance(event.want, AtClock | Joining):
+            self._for_version.append(event.call)
         self._enter(event)
         return self._advance()
 
@@ -282,17 +290,35 @@ class ShardState:
 
     def _advance(self) -> list[Effect]:
         """Move the slowest clock and answer every pull that may be answered now."""
-        if self.clocks:
-            self.floor = max(self.floor, min(self.clocks.values()))
+        slowest = min(self.clocks.values()) if self.clocks else None
+        if slowest is not None:
+            self.floor = max(self.floor, slowest)
         if not self.active:
+            self._fresh.clear()
             return []
         effects: list[Effect] = []
-        for call, pull in list(self._parked.items()):
-            answer = self._answer(pull)
+        for call in self._worth_a_look(slowest):
+            pull = self._parked.get(call)
+            answer = self._answer(pull) if pull is not None else None
             if answer is not None:
                 del self._parked[call]
                 effects.append(answer)
         return effects
+
+    def _worth_a_look(self, slowest: int | None) -> list[int]:
+        """Pulls that may be answered now and could not be before: with a thousand workers most of them wait for others.
+
+        May name some that are not parked any more, or a pull twice.
+        """
+        fresh, self._fresh = self._fresh, []
+        facts = slowest, self._held_back, self.consistency, self._members
+        seen, self._seen = self._seen, (self.version, facts)
+        if seen is None or seen[1] != facts:
+            return list(self._parked)
+        if seen[0] != self.version:
+            self._for_version = [call for call in self._for_version if call in self._parked]
+            return [*self._for_version, *fresh]
+        return fresh
 
     def _answer(self, pull: PullAsked) -> Effect | None:
         match pull.want:
@@ -385,7 +411,7 @@ class ShardState:
 
     def _activated(self, timeline: int, version: int) -> list[Effect]:
         assert timeline > self.timeline or not self.active, "a timeline is activated once"
-        self.timeline, self.active = timeline, True
+        self.timeline, self.active, self._seen = timeline, True, None
         self._history.version = version
         self._history.steps_done = version
         self._versions = [version]

@@ -1,0 +1,58 @@
+"""A step costs a shard the same for each of many workers: parked pulls are left alone until it is their turn."""
+
+from __future__ import annotations
+
+import pytest
+
+from paramserver.core.consistency import Consistency, Mode
+from paramserver.core.events import Activated, AnswerPull, Arrived, AtClock, AtLeast, Built, Effect, Joining, PullAsked
+from paramserver.core.names import AsyncName, SyncName
+from paramserver.core.shard import ShardState
+
+WORKERS = 100
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[PullAsked]:
+    """The pulls that were looked at."""
+    found: list[PullAsked] = []
+    right = ShardState._answer
+
+    def answer(self: ShardState, pull: PullAsked) -> Effect | None:
+        found.append(pull)
+        return right(self, pull)
+
+    monkeypatch.setattr(ShardState, "_answer", answer)
+    return found
+
+
+def active(mode: Mode) -> ShardState:
+    state = ShardState(Consistency(mode, 0 if mode is Mode.ASYNC else None), range(1, WORKERS + 1))
+    state.handle(Activated(0))
+    return state
+
+
+def test_a_synchronous_pull_is_looked_at_when_it_comes_and_when_its_version_stands(looks: list[PullAsked]) -> None:
+    state = active(Mode.SYNC)
+    for worker in range(WORKERS):
+        state.handle(Arrived(worker, SyncName(0, worker, worker + 1, WORKERS), worker, worker + 1, 0))
+        assert not any(isinstance(e, AnswerPull) for e in state.handle(PullAsked(worker, worker + 1, AtLeast(1), 0)))
+    assert sum(isinstance(effect, AnswerPull) for effect in state.handle(Built(1))) == WORKERS
+    assert len(looks) == 2 * WORKERS
+
+
+def test_a_pull_at_a_clock_is_looked_at_when_it_comes_and_when_the_slowest_clock_moves(looks: list[PullAsked]) -> None:
+    """Versions that others make meanwhile change nothing for it."""
+    state = active(Mode.ASYNC)
+    for worker in range(WORKERS):
+        state.handle(PullAsked(worker, worker + 1, Joining(), 0))
+    looks.clear()
+    answered = 0
+    for worker in range(WORKERS):
+        state.handle(Arrived(WORKERS + worker, AsyncName(0, worker), worker, worker + 1, 0))
+        effects = state.handle(Built(worker + 1))
+        effects += state.handle(PullAsked(2 * WORKERS + worker, worker + 1, AtClock(1), 0))
+        answered += sum(isinstance(effect, AnswerPull) for effect in effects)
+    assert answered == WORKERS
+    # The last one moves the slowest clock with its contribution, when the others' pulls are parked.
+    assert len(looks) == 2 * WORKERS - 1
