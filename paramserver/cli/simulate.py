@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _Text = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
 # Steps to simulate, if nothing else is said: fewer of large clusters, so that it takes seconds.
-_STEPS, _FEWEST, _WORK = 1000, 50, 4_000
+_STEPS, _FEWEST, _WORK = 1000, 20, 60_000
 
 
 def simulate(
@@ -168,6 +168,7 @@ def _scenario(settings: Settings, *, steps: int, **facts: Any) -> Scenario:
     bound = None if said.staleness == "unbounded" else said.staleness
     mode = Mode(said.mode)
     slices = training.slices_per_step or cluster.workers
+    work = max(cluster.workers, slices) * (cluster.servers + 8)
     return Scenario(
         workers=cluster.workers,
         servers=cluster.servers,
@@ -175,7 +176,7 @@ def _scenario(settings: Settings, *, steps: int, **facts: Any) -> Scenario:
         slices=slices,
         seed=training.seed,
         chunk_bytes=training.chunk_bytes,
-        steps=steps or max(_FEWEST, min(_STEPS, _WORK // (cluster.workers + slices))),
+        steps=steps or max(_FEWEST, min(_STEPS, _WORK // work)),
         **facts,
     )
 
