@@ -16,7 +16,7 @@ from math import prod
 
 # Bytes. Tensors and chunks begin at multiples of it, so that vector instructions treat them as tensors of their own.
 ALIGNMENT = 64
-MIN_CHUNK_BYTES = 16 * 1024
+MIN_CHUNK_BYTES = 64 * 1024
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
 # Element types of segments and chunks, with their sizes in bytes.
 ITEMSIZE = {"float32": 4, "float64": 8}
@@ -169,7 +169,7 @@ def master_dtype(dtype: str, kind: Kind) -> str:
 
 
 def default_chunk_bytes(total_bytes: int) -> int:
-    """A power of two from 16 KiB to 4 MiB; in between it makes 16 to 32 chunks of ``total_bytes``."""
+    """A power of two from 64 KiB to 4 MiB; in between it makes 16 to 32 chunks of ``total_bytes``."""
     wanted = 1 << max(0, -(-total_bytes // 32) - 1).bit_length()
     return min(MAX_CHUNK_BYTES, max(MIN_CHUNK_BYTES, wanted))
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from paramserver.core.hypers import RULES, Hypers
 from paramserver.core.plan import Chunk, Kind
-from paramserver.core.reduction import Node, fold_order
+from paramserver.core.reduction import Merge, Node, fold_order
 from paramserver.errors import ModelError
 from paramserver.tensors.dtypes import torch_dtype
 from paramserver.tensors.optimizers import FUSED, build
@@ -283,7 +284,7 @@ def combine(nodes: Sequence[tuple[Node, Tensor]], of: int, divisor: float, out: 
     """
     tensors = dict(nodes)
     assert len(tensors) == len(nodes), "a node comes twice"
-    merges = fold_order(list(tensors), of)
+    merges = _merges(tuple(tensors), of)
     first = nodes[0][1]
     if not merges:
         if divisor != 1.0:
@@ -291,14 +292,14 @@ def combine(nodes: Sequence[tuple[Node, Tensor]], of: int, divisor: float, out: 
         return first if out is None else out.copy_(first)
     total = torch.empty_like(first) if out is None else out
     # Every node's tensor as a row of tiles; partial sums share a few scratch tiles.
-    rows = {node: torch.split(tensor, _TILE) for node, tensor in tensors.items()}
+    rows = {node: _tiles(tensor) for node, tensor in tensors.items()}
     partial: set[Node] = set()
     free: list[tuple[Tensor, ...]] = []
     sums: list[tuple[tuple[Tensor, ...], ...]] = []
     for left, right, result in merges:
         done = [rows[node] for node in (left, right) if node in partial]
         if result == merges[-1][2]:
-            into = torch.split(total, _TILE)
+            into = _tiles(total)
         elif done:
             into = done.pop()
         elif free:
@@ -316,6 +317,16 @@ def combine(nodes: Sequence[tuple[Node, Tensor]], of: int, divisor: float, out: 
         if divisor != 1.0:
             tile.div_(divisor)
     return total
+
+
+@lru_cache(maxsize=256)
+def _merges(nodes: tuple[Node, ...], of: int) -> tuple[Merge, ...]:
+    """The same for all chunks of a step, and often for the next step."""
+    return tuple(fold_order(nodes, of))
+
+
+def _tiles(tensor: Tensor) -> tuple[Tensor, ...]:
+    return (tensor,) if tensor.numel() <= _TILE else torch.split(tensor, _TILE)
 
 
 def apply_buffers(old: Tensor, change: Tensor, out: Tensor | None = None) -> Tensor:

@@ -49,6 +49,14 @@ def _postpone(outer: Callable[..., Any], inner: Any) -> None:
 
 def step(optimizer: Optimizer) -> None:
     """A step on gradients that are there, as ``optimizer.step()`` does, without its hooks."""
-    plain: Callable[[Optimizer], Any] = inspect.unwrap(type(optimizer).step)
     with torch.no_grad():
-        plain(optimizer)
+        _plain_step(type(optimizer))(optimizer)
+
+
+_plain_steps: dict[type[Optimizer], Callable[[Optimizer], Any]] = {}
+
+
+def _plain_step(kind: type[Optimizer]) -> Callable[[Optimizer], Any]:
+    if kind not in _plain_steps:
+        _plain_steps[kind] = inspect.unwrap(kind.step)
+    return _plain_steps[kind]

@@ -336,3 +336,4 @@ def seed_and_threads(settings: Settings) -> None:
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     seed_everything(settings.training.seed)
+    torch.manual_seed(settings.training.seed)  # also for devices that will be used only later

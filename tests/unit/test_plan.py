@@ -130,7 +130,7 @@ def test_chunks_tile_segments_and_pieces_tile_tensors(tensors: list[TensorSpec],
     assert painted == expected
     for chunk in layout.chunks:
         if chunk.kind is Kind.FROZEN:
-            assert chunk.nbytes <= max(layout.chunk_bytes, 16 * KIB)
+            assert chunk.nbytes <= max(layout.chunk_bytes, 64 * KIB)
         elif whole and chunk.kind is Kind.PARAMETER:
             assert all(piece.elements == tensors[piece.tensor].elements for piece in chunk.pieces)
             assert chunk.nbytes <= layout.chunk_bytes or len(chunk.pieces) == 1
@@ -213,7 +213,7 @@ def test_default_chunks_of_realistic_models(name: str) -> None:
 
 
 def test_default_chunk_bytes() -> None:
-    assert [default_chunk_bytes(n) for n in (0, 1, 100, 512 * KIB, 512 * KIB + 1)] == [16 * KIB] * 4 + [32 * KIB]
+    assert [default_chunk_bytes(n) for n in (0, 1, 100, 2 * MIB, 2 * MIB + 1)] == [64 * KIB] * 4 + [128 * KIB]
     assert default_chunk_bytes(32 * MIB) == MIB
     assert default_chunk_bytes(32 * MIB + 1) == 2 * MIB
     assert [default_chunk_bytes(n) for n in (128 * MIB, 10**12)] == [4 * MIB] * 2
@@ -376,13 +376,17 @@ def test_every_chunk_has_one_owner_and_loads_differ_by_one_chunk(
 @pytest.mark.parametrize("name", REALISTIC)
 @pytest.mark.parametrize("servers", [1, 2, 3, 4, 8])
 def test_realistic_models_are_balanced(name: str, servers: int) -> None:
-    """Largest load over smallest, of all and of what is trained. Of 16 to 32 chunks, 8 servers may get 2 or 3 each."""
+    """Largest load over smallest, of all and of what is trained. Of 16 to 32 chunks, 8 servers may get 2 or 3 each.
+
+    A model of a few hundred kilobytes has few chunks, since each costs time; only its share in chunks is even.
+    """
     layout = make_layout(REALISTIC[name])
     plan = make_plan(layout, servers)
     assert plan.layout is layout
     bound = 1.3 if servers <= 4 else 1.6
-    assert max(loads(plan)) <= bound * min(loads(plan))
-    assert max(loads(plan, Kind.PARAMETER)) <= bound * min(loads(plan, Kind.PARAMETER))
+    spare = layout.chunk_bytes if layout.nbytes < MIB else 0
+    assert max(loads(plan)) <= bound * min(loads(plan)) + spare
+    assert max(loads(plan, Kind.PARAMETER)) <= bound * min(loads(plan, Kind.PARAMETER)) + spare
 
 
 def test_a_large_frozen_model_has_chunks_of_its_own_size() -> None:
