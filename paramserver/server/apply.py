@@ -98,6 +98,12 @@ class ChunkState:
         if not any(mask):
             return weights
         structure = self._checked_structure(hypers)
+        if self.optimizer == "sgd" and all(mask) and _plain(hypers):
+            # The same bits as the optimizer's, in one pass over the memory.
+            self._structure = structure
+            lr = hypers["lr"]
+            assert isinstance(lr, float | int)
+            return torch.add(weights, gradient, alpha=-lr, out=out)
         if out is None:
             new = weights.clone()
         else:
@@ -271,6 +277,11 @@ class ChunkState:
         place = self._arrays[key][run.start : run.stop]
         if place.data_ptr() != value.data_ptr():
             place.copy_(value)
+
+
+def _plain(hypers: Hypers) -> bool:
+    """SGD without anything, which has no state."""
+    return not any(hypers[key] for key in ("momentum", "weight_decay", "nesterov", "maximize"))
 
 
 def combine(nodes: Sequence[tuple[Node, Tensor]], of: int, divisor: float, out: Tensor | None = None) -> Tensor:
