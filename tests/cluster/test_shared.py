@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -15,8 +16,9 @@ from torch import nn
 from paramserver import errors
 from paramserver.transport.segments import Segment
 from paramserver.worker.context import Context
+from paramserver.worker.flat import FlatSpace
 from tests.cluster.harness import Cluster, Outcome, train, until
-from tests.cluster.programs import LedgerProgram, Program, adamw, dataset, network, plain
+from tests.cluster.programs import LedgerProgram, Program, adamw, dataset, fill, network, plain
 from tests.cluster.rollback import Rig, same, twin
 from tests.cluster.test_faults import SLICES, program
 from tests.cluster.test_rollback_sync import EVERY, MOMENTS, fresh
@@ -93,6 +95,20 @@ def test_weights_are_used_in_place_where_servers_share_whole_pages(chunk_bytes: 
     assert set(seen) == {in_place}
 
 
+def test_a_worker_holds_no_second_copy_of_the_weights() -> None:
+    private: list[object] = []
+
+    def look(ctx: Context, _: int) -> None:
+        gc.collect()
+        layout = ctx.engine.links.plan.layout
+        spaces = [o for o in gc.get_objects() if type(o) is FlatSpace and o.layout is layout]
+        private.extend(space for space in spaces if not space.lent)
+        assert any(space is ctx.engine._weights for space in spaces)
+
+    shared(Program(DATA, 8, model=wide, epochs=1, each=look))
+    assert private == []
+
+
 def test_three_slots_are_enough_in_step() -> None:
     used: list[int] = []
     with Cluster(workers=2, transport="shm") as cluster:
@@ -158,7 +174,23 @@ def test_slots_of_a_worker_that_is_lost_are_used_again() -> None:
     assert digests == train(program, workers=2).digests
 
 
-@pytest.mark.parametrize("room", [0, 2, 3])
+class Idle(nn.Module):
+    """The second layer has a gradient in some steps only, and chunks of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.idle = network(hidden=1500), fill(nn.Linear(1500, 8, bias=False))
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """Scores of the classes."""
+        self.calls += 1
+        scores = self.used(x)
+        total: Any = torch.sum(next(self.idle.parameters()))
+        return scores + total if self.calls % 4 == 0 else scores
+
+
+@pytest.mark.parametrize("room", [0, 1, 2, 3])
 def test_without_memory_everything_goes_over_the_network(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
     reserve, calls = Segment.reserve, []
 
@@ -169,8 +201,8 @@ def test_without_memory_everything_goes_over_the_network(monkeypatch: pytest.Mon
         reserve(self, start, length)
 
     monkeypatch.setattr(Segment, "reserve", full)
-    script = Program(DATA, 8, model=wide, optimizer=adamw)
-    assert shared(script, workers=2).digests == train(script, workers=2).digests
+    script, settings = Program(DATA, 8, model=Idle, optimizer=adamw), {"training.chunk_bytes": 16384}
+    assert shared(script, settings).digests == train(script, settings=settings).digests
     assert len(calls) > room
 
 
