@@ -37,6 +37,8 @@ PLACES = (
     "restore.after_load",
 )
 LEADS = ("ckpt.manifest", "ckpt.pointer", "coord.before_timeline", "coord.after_timeline", "coord.after_generation")
+# By turns, from seed to seed.
+TRANSPORTS = ("grpc", "shm")
 
 
 def seeds() -> list[int]:
@@ -94,7 +96,8 @@ def survived(rig: Rig, seed: int) -> None:
 def test_synchronous(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)
     strikes, mortal = planned(chance), Mortal(chance, 28)
-    with Rig(tmp_path, chance.choice((1, 2, 3)), strikes, workers=chance.randint(1, 3), lease_s=3.0) as rig:
+    every, workers, transport = chance.choice((1, 2, 3)), chance.randint(1, 3), TRANSPORTS[seed % 2]
+    with Rig(tmp_path, every, strikes, workers=workers, lease_s=3.0, cluster__transport=transport) as rig:
         mortal.rig, mortal.again = rig, program(mortal)
         rig.begin(program(mortal))
         rig.join_all()
@@ -117,6 +120,7 @@ def test_asynchronous(seed: int, tmp_path: Path) -> None:
         workers=chance.randint(1, 3),
         lease_s=3.0,
         training__chunk_bytes=64,
+        cluster__transport=TRANSPORTS[seed % 2],
     ) as rig:
         script = LedgerProgram(CELLS, BATCH, epochs, mortal)
         mortal.rig, mortal.again = rig, script
