@@ -31,7 +31,10 @@ class SliceLeases:
         self._done: dict[int, RangeSet] = {epoch: RangeSet.from_ranges(done)}
         self._fresh: dict[int, int] = {}
         self._returned: dict[int, RangeSet] = {}
+        # Who computes what; and the same counted, since a thousand workers hold many slices.
         self._holder: dict[AsyncName, int] = {}
+        self._held_by: dict[int, set[AsyncName]] = defaultdict(set)
+        self._held_of: dict[int, int] = defaultdict(int)
 
     @classmethod
     def restored(cls, slices_per_epoch: int, epoch: int, done: Mapping[int, Iterable[tuple[int, int]]]) -> SliceLeases:
@@ -75,7 +78,7 @@ class SliceLeases:
             take = want if left < 0 else max(1, min(want, left // (_SHARE * max(1, workers))))
             for index in self._take(epoch, take, not held_back):
                 name = AsyncName(epoch, index)
-                self._holder[name] = worker
+                self._hold(name, worker)
                 granted.append(name)
             break
         return granted
@@ -104,7 +107,7 @@ class SliceLeases:
     def complete(self, names: Iterable[AsyncName]) -> None:
         """Every shard has these slices. Names that were never handed out, or are done already, change nothing."""
         for name in names:
-            self._holder.pop(name, None)
+            self._let_go(name)
             if name.epoch < self._first_epoch or name.index >= self._fresh.get(name.epoch, 0):
                 continue
             self._done_of(name.epoch).add(name.index)
@@ -118,23 +121,40 @@ class SliceLeases:
         What was leased to it besides has got lost on the way; what another coordinator leased to it, it keeps.
         """
         said = set(holding)
-        lost = [name for name, holder in self._holder.items() if holder == worker and name not in said]
+        lost = [name for name in self._held_by[worker] if name not in said]
         for name in lost:
-            del self._holder[name]
+            self._let_go(name)
             self._returned.setdefault(name.epoch, RangeSet()).add(name.index)
         for name in said:
             if name.index in self._returned.get(name.epoch, ()):
-                self._holder[name] = worker
+                self._hold(name, worker)
                 self._returned[name.epoch] = _without(self._returned[name.epoch], name.index)
         return bool(lost)
 
     def give_back(self, worker: int) -> list[AsyncName]:
         """The worker is gone: its unfinished slices return to the queue."""
-        names = sorted(name for name, holder in self._holder.items() if holder == worker)
+        names = sorted(self._held_by[worker])
         for name in names:
-            del self._holder[name]
+            self._let_go(name)
             self._returned.setdefault(name.epoch, RangeSet()).add(name.index)
+        del self._held_by[worker]
         return names
+
+    def _hold(self, name: AsyncName, worker: int) -> None:
+        self._let_go(name)
+        self._holder[name] = worker
+        self._held_by[worker].add(name)
+        self._held_of[name.epoch] += 1
+
+    def _let_go(self, name: AsyncName) -> None:
+        """Whoever holds it, if anybody does."""
+        worker = self._holder.pop(name, None)
+        if worker is None:
+            return
+        self._held_by[worker].discard(name)
+        self._held_of[name.epoch] -= 1
+        if not self._held_of[name.epoch]:
+            del self._held_of[name.epoch]
 
     # ---- facts
 
@@ -192,15 +212,14 @@ class SliceLeases:
         return epoch
 
     def _newest(self) -> int:
-        begun = [name.epoch for name in self._holder] + [e for e, done in self._done.items() if len(done)]
-        return max([*begun, *self._fresh, self._first_epoch])
+        begun = [e for e, done in self._done.items() if len(done)]
+        return max([*self._held_of, *begun, *self._fresh, self._first_epoch])
 
     def _left(self, epoch: int) -> int:
         """Slices of the epoch that wait for a worker; -1: without end."""
         if self.slices_per_epoch == 0:
             return -1
-        held = sum(1 for name in self._holder if name.epoch == epoch)
-        return self.slices_per_epoch - len(self._done_of(epoch)) - held
+        return self.slices_per_epoch - len(self._done_of(epoch)) - self._held_of.get(epoch, 0)
 
 
 def _without(ranges: RangeSet, index: int) -> RangeSet:

@@ -74,7 +74,7 @@ class ShardState:
         self.counters = Counters()
         # Clocks of the workers that are at work; a member that has not started, or is idle, is not among them.
         self.clocks: dict[int, int] = {}
-        self.floor = 0
+        self.floor = self._slowest = 0
         self._members = frozenset(workers)
         # The highest number of a worker so far. Numbers rise, so who has a lower one and is no member was one once.
         self._newest = max(self._members, default=0)
@@ -292,7 +292,7 @@ class ShardState:
         """Move the slowest clock and answer every pull that may be answered now."""
         slowest = min(self.clocks.values()) if self.clocks else None
         if slowest is not None:
-            self.floor = max(self.floor, slowest)
+            self._slowest, self.floor = slowest, max(self.floor, slowest)
         if not self.active:
             self._fresh.clear()
             return []
@@ -343,7 +343,7 @@ class ShardState:
         clock = self.clocks.get(pull.worker)  # None: idle by now, and the caller gone
         if clock is None or self._held_back or not self._gate.admits(clock, self.clocks):
             return None
-        self.counters.max_clock_spread = max(self.counters.max_clock_spread, clock - min(self.clocks.values()))
+        self.counters.max_clock_spread = max(self.counters.max_clock_spread, clock - self._slowest)
         return AnswerPull(pull.call, self.version, self.floor)
 
     # ---- membership, mode, timeline

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections import Counter
 
 import pytest
 
@@ -252,3 +253,26 @@ def test_memory_does_not_grow_with_what_is_done(slices_per_epoch: int) -> None:
             del slices[:12]
         largest = max(largest, size_of(leases))
     assert largest < 50_000
+
+
+def test_what_is_held_is_counted_whatever_becomes_of_it() -> None:
+    """Leased, done, done by others, come back, said to be held: counts by worker and epoch are those of the names."""
+    table = SliceLeases(40)
+    numbers = random.Random(3)
+    for _ in range(400):
+        worker = numbers.randrange(1, 5)
+        held = [name for name, holder in table._holder.items() if holder == worker]
+        match numbers.randrange(5):
+            case 0 | 1:
+                table.lease(worker, 3, numbers.randrange(1, 9), 4)
+            case 2:
+                table.complete(numbers.sample(list(table._holder), min(3, len(table._holder))))
+            case 3:
+                table.reconcile(worker, [*held[1:], AsyncName(0, numbers.randrange(40))])
+            case _:
+                table.give_back(worker)
+        names = list(table._holder)
+        assert {w: held for w, held in table._held_by.items() if held} == {
+            w: {name for name in names if table._holder[name] == w} for w in set(table._holder.values())
+        }
+        assert dict(table._held_of) == Counter(name.epoch for name in names)
