@@ -89,7 +89,7 @@ def simulate(
     costs
         Costs of calls, bytes and arithmetic, as written by --calibrate --out; else those of a small machine.
     calibrate
-        Measure the costs of this machine, which takes about ten seconds, and simulate with them if there is a job to.
+        Measure the costs of this machine, which takes half a minute, and simulate with them if there is a job to.
     out
         Write what --calibrate measured to this file.
     config

@@ -185,13 +185,21 @@ class ShardTensors:
         alone = len(nodes) == 1 and divisor == 1.0
         gradient = combine(nodes, of, divisor, None if alone else out)
         if not all(c.checked for c in contributions) and not is_finite(gradient):
-            names = [self.layout.tensors[piece.tensor].name for piece in chunk.pieces]
-            workers = sorted({c.worker for c in contributions if not c.checked})
-            raise NonFiniteError(
-                f"the gradient of {names[0]!r} (or of its neighbours up to {names[-1]!r}) is not finite, although "
-                f"its workers ({', '.join(map(str, workers))}) say that they have checked theirs"
-            )
+            for one in contributions:  # a sum of finite numbers may overflow, and is then applied as it is
+                part = None if one.checked else one.chunks.get(chunk.index)
+                bad = None if part is None else self._not_finite(chunk, part)
+                if bad is not None:
+                    raise NonFiniteError(
+                        f"the gradient of {bad!r} is not finite, although worker {one.worker} says it has checked it"
+                    )
         return gradient
+
+    def _not_finite(self, chunk: Chunk, values: torch.Tensor) -> str | None:
+        """The name of the first tensor of a chunk with a NaN or an infinite number."""
+        for piece in chunk.pieces:
+            if not is_finite(values[piece.chunk_start : piece.chunk_start + piece.elements]):
+                return self.layout.tensors[piece.tensor].name
+        return None
 
     def _scratch(self, chunk: Chunk) -> torch.Tensor:
         """Memory of this thread for the gradient of a chunk, until it comes to the next chunk."""

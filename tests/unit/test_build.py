@@ -104,3 +104,17 @@ def test_a_gradient_that_nobody_here_has_checked(number: float) -> None:
     with pytest.raises(NonFiniteError, match="'c'"):
         shard.tensors.build(shard.version, good)
     shard.team.close()
+
+
+def test_finite_gradients_whose_sum_is_not() -> None:
+    """As over a network, where each was checked on its own: it is applied."""
+    weights = []
+    for checked in (True, False):
+        shard = Shard("sgd")
+        large = shard.contributions(checked)
+        for one in large:
+            for values in one.chunks.values():
+                values.fill_(torch.finfo(values.dtype).max)
+        weights.append(shard.tensors.build(shard.version, large).tensors)
+    assert all(torch.equal(one, weights[1][index]) for index, one in weights[0].items())
+    assert any(one.isinf().any() for one in weights[0].values())
