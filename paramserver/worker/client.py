@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -87,7 +88,9 @@ class RawClient:
                 self._space = made
                 return made
 
-            self._engine.register(model, space, self._use)
+            # The engine must not keep alive a client that the program has forgotten.
+            use = weakref.WeakMethod(self._use)
+            self._engine.register(model, space, lambda weights: (use() or _nobody)(weights))
             return self._copy(None)
 
     def push(self, grads: Mapping[str, Array], samples: int = 1) -> int:
@@ -209,3 +212,7 @@ def _optimizer(optimizer: str | torch.optim.Optimizer, hypers: Mapping[str, Any]
         raise errors.ModelError(f"optimizer {optimizer!r}: {error}") from error
     name, groups = describe(made)
     return name, groups[0]
+
+
+def _nobody(weights: FlatSpace) -> None:
+    """The client is gone."""
