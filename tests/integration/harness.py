@@ -26,8 +26,8 @@ SCRIPTS = Path(__file__).resolve().parent / "scripts"
 DIGITS = ROOT / "workers" / "digits.py"
 # How long a run may take on a busy machine before it counts as hanging.
 RUN_S = 110.0
-# After this nothing of an interrupted or killed run may be left.
-GONE_S = 5.0
+# After this nothing of an interrupted or killed run may be left; half of it on a machine that does nothing else.
+GONE_S = 10.0
 _MARK = "PST_MARK"
 
 T = TypeVar("T")
