@@ -110,15 +110,7 @@ class Job:
         # The version with which asynchronous mode began, if the job is asynchronous.
         self.async_from = 0
         self.lost: list[str] = []
-        self.members = Membership(options.lease_s, options.grace_s, journal.generation, self._first_ident())
-        self.checkpoints = Checkpoints(self, options.checkpoints)
-        self.recovery = Recovery(self)
-        self.registry = ModelRegistry(self)
-        self.leasing = Leasing(self)
-        self.toggle = Toggle(self)
-        self.board = Board(self)
-        self.watch = Watch(self)
-        self.stalls = Stalls(self)
+        self._begin(journal.generation, self._first_ident())
         self.scaling = Scaling(self)
         self.draining: set[int] = set()
         self._changed = asyncio.Condition()
@@ -127,6 +119,18 @@ class Job:
         self._spreading = asyncio.Lock()
         # What goes on although the call that began it has ended.
         self._loose: set[asyncio.Task[None]] = set()
+
+    def _begin(self, generation: int, first_ident: int) -> None:
+        """With nobody and nothing yet. ``generation``: the newest that was used; ``first_ident``: the next member."""
+        self.members = Membership(self.options.lease_s, self.options.grace_s, generation, first_ident)
+        self.checkpoints = Checkpoints(self, self.options.checkpoints)
+        self.recovery = Recovery(self)
+        self.registry = ModelRegistry(self)
+        self.leasing = Leasing(self)
+        self.toggle = Toggle(self)
+        self.board = Board(self)
+        self.watch = Watch(self)
+        self.stalls = Stalls(self)
 
     def _first_ident(self) -> int:
         """Member numbers of one term are none of another's: the store may not have heard of the last ones."""
@@ -323,20 +327,8 @@ class Job:
         self.timeline = record.view.timeline + 1
         self.state, self.reason, self.finished = types_pb2.JOB_STATE_WAITING, "", False
         self.lost.clear()
-        self.members = Membership(
-            self.options.lease_s,
-            self.options.grace_s,
-            record.view.generation + 1,
-            max(record.next_member, self._first_ident()),
-        )
-        self.checkpoints = Checkpoints(self, self.options.checkpoints)
-        self.recovery = Recovery(self)
-        self.registry = ModelRegistry(self)
-        self.leasing = Leasing(self)
-        self.toggle = Toggle(self)
-        self.board = Board(self)
-        self.watch = Watch(self)
-        self.stalls = Stalls(self)
+        self._begin(record.view.generation + 1, max(record.next_member, self._first_ident()))
+        # After the toggle, which goes on counting from the revision that was in force.
         self.consistency = self.options.consistency
         self.origin = SyncSchedule(0, self.slices_per_step)
         self.async_from = 0

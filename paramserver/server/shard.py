@@ -16,6 +16,7 @@ from paramserver.core.reduction import Node
 from paramserver.errors import NonFiniteError
 from paramserver.failpoints import planned, reach
 from paramserver.server.apply import ChunkState, StateEntry, apply_buffers, combine
+from paramserver.server.receive import first_non_finite
 from paramserver.server.team import Team
 from paramserver.server.version import Version
 from paramserver.tensors.dtypes import torch_dtype
@@ -187,19 +188,12 @@ class ShardTensors:
         if not all(c.checked for c in contributions) and not is_finite(gradient):
             for one in contributions:  # a sum of finite numbers may overflow, and is then applied as it is
                 part = None if one.checked else one.chunks.get(chunk.index)
-                bad = None if part is None else self._not_finite(chunk, part)
+                bad = None if part is None else first_non_finite(self.layout, {chunk.index: part})
                 if bad is not None:
                     raise NonFiniteError(
                         f"the gradient of {bad!r} is not finite, although worker {one.worker} says it has checked it"
                     )
         return gradient
-
-    def _not_finite(self, chunk: Chunk, values: torch.Tensor) -> str | None:
-        """The name of the first tensor of a chunk with a NaN or an infinite number."""
-        for piece in chunk.pieces:
-            if not is_finite(values[piece.chunk_start : piece.chunk_start + piece.elements]):
-                return self.layout.tensors[piece.tensor].name
-        return None
 
     def _scratch(self, chunk: Chunk) -> torch.Tensor:
         """Memory of this thread for the gradient of a chunk, until it comes to the next chunk."""
