@@ -46,7 +46,8 @@ Every case is a run of real processes: two servers, two workers, twelve steps of
 steps. It is "ok" if the planned fault struck, the run ended with exit code 0, weights, optimizer state and buffers are
 bit-identical to those of a run without faults, every contribution counts exactly once, and no process or temporary file
 is left. Asynchronous runs train a ledger, a tensor in which every sample that counts adds exactly 1, so they are
-compared as well. Recovery is the time from the kill to the next published version, the longest of the cases in a row.
+compared as well. Recovery is the time from the kill to the next published version, the longest of the cases in a row;
+three cases ran at a time on two cores, so it says little about speed: the last table does.
 """.splitlines()
 
 
