@@ -1,7 +1,9 @@
-"""Arithmetic on chunks: contributions are combined, and the optimizer makes the next weights of a chunk.
+"""Arithmetic on chunks: the optimizer makes the next weights of a chunk out of the sum of contributions.
 
 Everything here is a function of its arguments (and of the optimizer state of the chunk), whoever calls it and in
-whichever process. Results are new tensors; weights and gradients that come in are only read.
+whichever process. Results are new tensors; weights and gradients that come in are only read. Where torch has a fused
+kernel, a tile is summed and updated before the next one, so that nothing but what must be read and written passes
+through main memory.
 
 A chunk is updated in *runs*: the pieces of it that have the same history share one run, with the padding between them,
 and the optimizer sees each run as one parameter. Usually that is the whole chunk. Pieces whose tensor has no gradient
@@ -13,15 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from paramserver.core.hypers import RULES, Hypers
 from paramserver.core.plan import Chunk, Kind
-from paramserver.core.reduction import Merge, Node, fold_order
 from paramserver.errors import ModelError
+from paramserver.server.combine import Sum, scratch, split
+from paramserver.server.fused import Kernel, kernel_of
 from paramserver.tensors.dtypes import torch_dtype
 from paramserver.tensors.optimizers import FUSED, build
 from paramserver.tensors.uncompiled import step
@@ -31,32 +33,44 @@ StateEntry = tuple[int, str, int, Tensor, bool]
 
 # With an epsilon below this, padding could become 0 / 0 and is kept out of the runs.
 _SMALL_EPS = 1e-30
-# Elements that are combined, or updated by an optimizer without a fused kernel, at a time: they are passed over several
-# times and should stay in cache.
-_TILE = 131072
+# Elements that are updated at a time by an optimizer without a fused kernel: they are passed over several times and
+# should stay in cache.
 _UNFUSED_TILE = 65536
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Run:
-    """Elements ``start`` to ``stop`` of the chunk, in the pieces ``first`` to ``last`` (exclusive)."""
+    """Elements ``start`` to ``stop`` of the chunk, in the pieces ``first`` to ``last`` (exclusive), and their history.
+
+    ``numbers``: state that is one number. ``keys``: state arrays that have begun. ``param``: what the optimizer knows
+    the run as, where it has no fused kernel.
+    """
 
     start: int
     stop: int
     first: int
     last: int
-    fresh: bool
+    numbers: dict[str, Tensor]
+    keys: frozenset[str]
     param: Tensor
+
+    @property
+    def fresh(self) -> bool:
+        """Whether it has no history yet."""
+        return not self.numbers and not self.keys
 
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """A torch optimizer set up for what is used; while it exists, it owns the state of the pieces in its runs."""
+    """What is updated as long as the same pieces are used; while it exists, it owns the history of these pieces.
+
+    ``optimizer``: None where there is a fused kernel, which needs none.
+    """
 
     mask: tuple[bool, ...]
     exact: bool
     runs: tuple[_Run, ...]
-    optimizer: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer | None
 
 
 class ChunkState:
@@ -81,7 +95,7 @@ class ChunkState:
         self._nothing = torch.empty(0, dtype=self._dtype)
 
     def step(
-        self, weights: Tensor, gradient: Tensor, used: Collection[int], hypers: Hypers, out: Tensor | None = None
+        self, weights: Tensor, gradient: Tensor | Sum, used: Collection[int], hypers: Hypers, out: Tensor | None = None
     ) -> Tensor:
         """The next weights of the chunk, in new memory (or in ``out``); updates the state.
 
@@ -92,52 +106,106 @@ class ChunkState:
 
         Raises ModelError, and changes nothing, if ``hypers`` asks for state that was not kept from the beginning.
         """
-        assert weights.shape == gradient.shape == (self.chunk.elements,), (weights.shape, gradient.shape)
-        assert weights.dtype == gradient.dtype == self._dtype, (weights.dtype, gradient.dtype)
+        summed = gradient if isinstance(gradient, Sum) else Sum.of(gradient)
+        like = summed.like
+        assert weights.shape == like.shape == (self.chunk.elements,), (weights.shape, like.shape)
+        assert weights.dtype == like.dtype == self._dtype, (weights.dtype, like.dtype)
         mask = tuple([tensor in used for tensor in self._tensors])
         if not any(mask):
             return weights
+        assert out is not weights
         structure = self._checked_structure(hypers)
-        if self.optimizer == "sgd" and all(mask) and _plain(hypers):
-            # The same bits as the optimizer's, in one pass over the memory.
-            self._structure = structure
-            lr = hypers["lr"]
-            assert isinstance(lr, float | int)
-            return torch.add(weights, gradient, alpha=-lr, out=out)
-        if out is None:
-            new = weights.clone()
-        else:
-            assert out is not weights
-            new = out.copy_(weights)
+        new = torch.empty_like(weights) if out is None else out
         if self.optimizer == "sum":
-            if all(mask):
-                return new.add_(gradient)
-            for piece, wanted in zip(self.chunk.pieces, mask, strict=True):
-                if wanted:
-                    span = slice(piece.chunk_start, piece.chunk_start + piece.elements)
-                    new[span] += gradient[span]
+            self._add(weights, summed, mask, 1.0, new)
             return new
         self._structure = structure
-        eps = hypers.get("eps", 1.0)
-        assert isinstance(eps, float | int)
-        exact = eps < _SMALL_EPS
+        if self.optimizer == "sgd" and all(mask) and _plain(hypers):
+            # The same bits as the optimizer's, in one pass over the memory.
+            self._add(weights, summed, mask, -_number(hypers["lr"]), new)
+            return new
+        exact = _number(hypers.get("eps", 1.0)) < _SMALL_EPS
         current = self._runs
         if current is None or current.mask != mask or current.exact != exact:
             self._collect()
             current = self._runs = self._arrange(weights, mask, exact, hypers)
-        for group in current.optimizer.param_groups:
-            for key in self._rule.fields:
-                group[key] = hypers[key]
-        for run in current.runs:
-            run.param.data = new[run.start : run.stop]
-            run.param.grad = gradient[run.start : run.stop]
-        step(current.optimizer)
-        for run in current.runs:
-            run.param.grad = None
-            run.param.data = self._nothing
-        if len(current.runs) > 1 and any(run.fresh and run.param in current.optimizer.state for run in current.runs):
+        fresh = [run for run in current.runs if run.fresh]
+        if current.optimizer is None:
+            self._update_fused(current, weights, summed, kernel_of(self.optimizer, hypers), new)
+        else:
+            self._update(current.runs, current.optimizer, weights, summed, hypers, new)
+        if len(current.runs) > 1 and any(not run.fresh for run in fresh):
             self._collect()  # those that were fresh now have a history, perhaps the same one as their neighbours
         return new
+
+    def _add(self, weights: Tensor, summed: Sum, mask: tuple[bool, ...], factor: float, new: Tensor) -> None:
+        """Weights plus factor × gradient, where the mask says so."""
+        spans = [(0, self.chunk.elements)]
+        if not all(mask):
+            new.copy_(weights)
+            used = [piece for piece, wanted in zip(self.chunk.pieces, mask, strict=True) if wanted]
+            spans = [(piece.chunk_start, piece.chunk_start + piece.elements) for piece in used]
+        for start, stop in spans:
+            places = zip(split(weights[start:stop]), split(new[start:stop]), summed.tiles(start, stop), strict=True)
+            for old, place, tile in places:
+                torch.add(old, tile, alpha=factor, out=place)
+
+    def _update_fused(self, current: _Runs, weights: Tensor, summed: Sum, kernel: Kernel, new: Tensor) -> None:
+        """A step tile by tile: its gradient is summed, its weights are copied and updated."""
+        covered = len(current.runs) == 1 and current.runs[0].stop - current.runs[0].start == self.chunk.elements
+        if not covered:
+            new.copy_(weights)
+        for run in current.runs:
+            first = not run.keys
+            arrays = [split(self._begun(run, key, kernel.initial)) for key in kernel.arrays]
+            if kernel.counts:
+                run.numbers.setdefault("step", torch.zeros((), dtype=torch.float32)).add_(1)
+            count = run.numbers.get("step", self._nothing)
+            places = split(new[run.start : run.stop])
+            olds = split(weights[run.start : run.stop])
+            tiles = summed.tiles(run.start, run.stop)
+            for place, old, tile, *state in zip(places, olds, tiles, *arrays, strict=True):
+                if covered:
+                    place.copy_(old)
+                kernel.apply(place, tile, state, count, first)
+
+    def _begun(self, run: _Run, key: str, initial: float) -> Tensor:
+        """A state array, as far as it belongs to a run; it begins as ``initial``."""
+        if key not in self._arrays:
+            self._arrays[key] = torch.zeros(self.chunk.elements, dtype=self._dtype)
+        part = self._arrays[key][run.start : run.stop]
+        if key not in run.keys:
+            part.fill_(initial)
+            run.keys |= {key}
+        return part
+
+    def _update(
+        self,
+        runs: Sequence[_Run],
+        optimizer: torch.optim.Optimizer,
+        weights: Tensor,
+        summed: Sum,
+        hypers: Hypers,
+        new: Tensor,
+    ) -> None:
+        """A step of torch's optimizer, which sees each run as a parameter."""
+        gradient = summed.whole(None if summed.ready else scratch.flat(self._dtype, self.chunk.elements))
+        new.copy_(weights)
+        for group in optimizer.param_groups:
+            for key in self._rule.fields:
+                group[key] = hypers[key]
+        for run in runs:
+            run.param.data = new[run.start : run.stop]
+            run.param.grad = gradient[run.start : run.stop]
+        step(optimizer)
+        for run in runs:
+            run.param.grad = None
+            run.param.data = self._nothing
+            state: dict[str, Tensor] = optimizer.state.get(run.param, {})
+            run.numbers = {key: value for key, value in state.items() if key in self._rule.scalars}
+            for key in state.keys() - run.numbers.keys():
+                state[key] = self._keep(run, key, state[key])
+                run.keys |= {key}
 
     def export(self) -> Iterator[StateEntry]:
         """The state by piece: tensor, key, first element in the tensor, data, whether it is one number for all of it.
@@ -217,12 +285,12 @@ class ChunkState:
         return {hyper: key in kept for hyper, key in self._rule.structural.items()} if started else None
 
     def _arrange(self, weights: Tensor, mask: tuple[bool, ...], exact: bool, hypers: Hypers) -> _Runs:
-        """Sets a torch optimizer up for the pieces in ``mask``, with neighbours of the same history in one run."""
+        """Gathers the pieces in ``mask``, with neighbours of the same history in one run; sets an optimizer up."""
         pieces = self.chunk.pieces
         ends = [piece.chunk_start for piece in pieces[1:]] + [self.chunk.elements]
         histories = [self._history(index) if wanted else None for index, wanted in enumerate(mask)]
+        fused = self.optimizer in FUSED
         runs: list[_Run] = []
-        states: list[dict[str, Tensor]] = []
         first = 0
         while first < len(pieces):
             last = first + 1
@@ -231,19 +299,19 @@ class ChunkState:
                     last += 1
                 start = pieces[first].chunk_start
                 stop = start + pieces[first].elements if exact else ends[last - 1]
-                tile = stop - start if self.optimizer in FUSED else _UNFUSED_TILE
+                tile = stop - start if fused else _UNFUSED_TILE
                 for lo in range(start, stop, tile):
                     hi = min(lo + tile, stop)
-                    state = {key: number.clone() for key, number in self._scalars[first].items()}
-                    state |= {key: self._arrays[key][lo:hi] for key in self._keys[first]}
-                    runs.append(_Run(lo, hi, first, last, not state, weights[lo:hi].detach()))
-                    states.append(state)
+                    numbers = {key: number.clone() for key, number in self._scalars[first].items()}
+                    param = self._nothing if fused else weights[lo:hi].detach()
+                    runs.append(_Run(lo, hi, first, last, numbers, self._keys[first], param))
             first = last
-        # Separate groups, since torch's fused SGD takes momentum buffers for all parameters of a group or for none.
-        groups = [[run.param for run in runs if run.fresh == fresh] for fresh in (False, True)]
-        optimizer = build(self.optimizer, groups, hypers)
-        for run, state in zip(runs, states, strict=True):
-            if state:
+        if fused:
+            return _Runs(mask, exact, tuple(runs), None)
+        optimizer = build(self.optimizer, [[run.param for run in runs]], hypers)
+        for run in runs:
+            if not run.fresh:
+                state = run.numbers | {key: self._arrays[key][run.start : run.stop] for key in run.keys}
                 optimizer.state[run.param] = state
         return _Runs(mask, exact, tuple(runs), optimizer)
 
@@ -253,91 +321,34 @@ class ChunkState:
         return (*numbers, *sorted(self._keys[index]))
 
     def _collect(self) -> None:
-        """Takes the state back from the torch optimizer."""
+        """Takes the history back from the runs."""
         current, self._runs = self._runs, None
-        if current is None:
-            return
-        for run in current.runs:
-            state: dict[str, Tensor] = current.optimizer.state.get(run.param, {})
-            for key, value in state.items():
-                if key in self._rule.scalars:
-                    for index in range(run.first, run.last):
-                        self._scalars[index][key] = value.clone()
-                    continue
-                self._keep(run, key, value)
-                for index in range(run.first, run.last):
-                    self._keys[index] |= {key}
+        for run in current.runs if current is not None else ():
+            for index in range(run.first, run.last):
+                self._scalars[index] = {key: value.clone() for key, value in run.numbers.items()}
+                self._keys[index] = run.keys
 
-    def _keep(self, run: _Run, key: str, value: Tensor) -> None:
+    def _keep(self, run: _Run, key: str, value: Tensor) -> Tensor:
+        """A state array of a run, now as a part of the chunk's."""
         if run.start == 0 and run.stop == self.chunk.elements:
             self._arrays[key] = value
-            return
+            return value
         if key not in self._arrays:
             self._arrays[key] = torch.zeros(self.chunk.elements, dtype=self._dtype)
         place = self._arrays[key][run.start : run.stop]
         if place.data_ptr() != value.data_ptr():
             place.copy_(value)
+        return place
+
+
+def _number(value: object) -> float:
+    assert isinstance(value, float | int)
+    return value
 
 
 def _plain(hypers: Hypers) -> bool:
     """SGD without anything, which has no state."""
     return not any(hypers[key] for key in ("momentum", "weight_decay", "nesterov", "maximize"))
-
-
-def combine(nodes: Sequence[tuple[Node, Tensor]], of: int, divisor: float, out: Tensor | None = None) -> Tensor:
-    """The sum of the tensors in the fixed tree over ``[0, of)``, divided by ``divisor``.
-
-    ``nodes`` tile the tree, or one node of it, in any order; the tensors are flat, of one length and dtype, and are
-    only read. Whoever added which nodes before, the bits are the same. The divisor is the samples of the step, or 1;
-    it divides, since a product with its reciprocal would round twice. The result goes into ``out`` if given. Otherwise
-    it is a new tensor, or the input itself where there is just one and nothing to divide. Beside the result only small
-    scratch memory is taken. Raises ValueError if the nodes do not tile.
-    """
-    tensors = dict(nodes)
-    assert len(tensors) == len(nodes), "a node comes twice"
-    merges = _merges(tuple(tensors), of)
-    first = nodes[0][1]
-    if not merges:
-        if divisor != 1.0:
-            return torch.div(first, divisor, out=out)
-        return first if out is None else out.copy_(first)
-    total = torch.empty_like(first) if out is None else out
-    # Every node's tensor as a row of tiles; partial sums share a few scratch tiles.
-    rows = {node: _tiles(tensor) for node, tensor in tensors.items()}
-    partial: set[Node] = set()
-    free: list[tuple[Tensor, ...]] = []
-    sums: list[tuple[tuple[Tensor, ...], ...]] = []
-    for left, right, result in merges:
-        done = [rows[node] for node in (left, right) if node in partial]
-        if result == merges[-1][2]:
-            into = _tiles(total)
-        elif done:
-            into = done.pop()
-        elif free:
-            into = free.pop()
-        else:
-            scratch = torch.empty_like(total[:_TILE])
-            into = tuple([scratch[: tile.numel()] for tile in rows[left]])
-        free += done
-        sums.append((rows[left], rows[right], into))
-        rows[result] = into
-        partial.add(result)
-    for number, tile in enumerate(rows[merges[-1][2]]):
-        for one, other, into in sums:
-            torch.add(one[number], other[number], out=into[number])
-        if divisor != 1.0:
-            tile.div_(divisor)
-    return total
-
-
-@lru_cache(maxsize=256)
-def _merges(nodes: tuple[Node, ...], of: int) -> tuple[Merge, ...]:
-    """The same for all chunks of a step, and often for the next step."""
-    return tuple(fold_order(nodes, of))
-
-
-def _tiles(tensor: Tensor) -> tuple[Tensor, ...]:
-    return (tensor,) if tensor.numel() <= _TILE else torch.split(tensor, _TILE)
 
 
 def apply_buffers(old: Tensor, change: Tensor, out: Tensor | None = None) -> Tensor:

@@ -15,12 +15,11 @@ from paramserver.core.plan import Chunk, Kind, Layout
 from paramserver.core.reduction import Node
 from paramserver.errors import NonFiniteError
 from paramserver.failpoints import planned, reach
-from paramserver.server.apply import ChunkState, StateEntry, apply_buffers, combine
+from paramserver.server.apply import ChunkState, StateEntry, apply_buffers
+from paramserver.server.combine import Sum, combine
 from paramserver.server.receive import first_non_finite
 from paramserver.server.team import Team
 from paramserver.server.version import Version
-from paramserver.tensors.dtypes import torch_dtype
-from paramserver.tensors.finite import is_finite
 from paramserver.v1 import shard_pb2
 
 if TYPE_CHECKING:
@@ -78,7 +77,6 @@ class ShardTensors:
         """``team``: threads that work on a chunk each; the bits are the same with any number of them."""
         self.layout = layout
         self._team = team or Team()
-        self._spare = threading.local()
         self.chunks = tuple(chunks)
         self.optimizer = optimizer
         self.skipped = 0
@@ -136,12 +134,12 @@ class ShardTensors:
             if chunk.kind is Kind.BUFFER:
                 change = self._change(chunk, base, contributions, samples)
                 return apply_buffers(weights, change, out)
-            gradient = None if clipped is None else clipped.get(chunk.index)
-            if gradient is None:
-                gradient = self._combined(chunk, weights, contributions, samples, self._scratch(chunk))
+            ready = None if clipped is None else clipped.get(chunk.index)
+            summed = self._summed(chunk, weights, contributions, samples) if ready is None else Sum.of(ready)
             self._copy_first(chunk.index)
             reach("apply.mid", base.number)
-            new = self.states[chunk.index].step(weights, gradient, here, leader.groups[chunk.group], out)
+            new = self.states[chunk.index].step(weights, summed, here, leader.groups[chunk.group], out)
+            self._check(chunk, summed, contributions)
             reach("apply.after_weights_before_opt", base.number)
             return new
 
@@ -167,40 +165,33 @@ class ShardTensors:
             for chunk in self.chunks
             if chunk.kind is Kind.PARAMETER and any(piece.tensor in used for piece in chunk.pieces)
         ]
-        found = self._team.each(
-            lambda chunk: self._combined(chunk, base.tensors[chunk.index], contributions, samples), wanted
-        )
+
+        def whole(chunk: Chunk) -> torch.Tensor:
+            summed = self._summed(chunk, base.tensors[chunk.index], contributions, samples)
+            gradient = summed.whole()
+            self._check(chunk, summed, contributions)
+            return gradient
+
+        found = self._team.each(whole, wanted)
         return {chunk.index: gradient for chunk, gradient in zip(wanted, found, strict=True)}
 
-    def _combined(
-        self,
-        chunk: Chunk,
-        weights: torch.Tensor,
-        contributions: Sequence[Contribution],
-        samples: int,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """The gradient of a step; in ``out``, or where the only contribution has it, or in memory of its own."""
+    def _summed(self, chunk: Chunk, weights: torch.Tensor, contributions: Sequence[Contribution], samples: int) -> Sum:
+        """The gradient of a step. Who has used it up calls :meth:`_check`."""
         nodes, of = self._nodes(chunk, weights, contributions)
         divisor = 1.0 if self.optimizer == "sum" else float(samples)
-        alone = len(nodes) == 1 and divisor == 1.0
-        gradient = combine(nodes, of, divisor, None if alone else out)
-        if not all(c.checked for c in contributions) and not is_finite(gradient):
-            for one in contributions:  # a sum of finite numbers may overflow, and is then applied as it is
-                part = None if one.checked else one.chunks.get(chunk.index)
-                bad = None if part is None else first_non_finite(self.layout, {chunk.index: part})
-                if bad is not None:
-                    raise NonFiniteError(
-                        f"the gradient of {bad!r} is not finite, although worker {one.worker} says it has checked it"
-                    )
-        return gradient
+        return Sum(nodes, of, divisor, look=not all(c.checked for c in contributions))
 
-    def _scratch(self, chunk: Chunk) -> torch.Tensor:
-        """Memory of this thread for the gradient of a chunk, until it comes to the next chunk."""
-        known: dict[str, torch.Tensor] = self._spare.__dict__
-        if chunk.dtype not in known or known[chunk.dtype].numel() < chunk.elements:
-            known[chunk.dtype] = torch.empty(chunk.elements, dtype=torch_dtype(chunk.dtype))
-        return known[chunk.dtype][: chunk.elements]
+    def _check(self, chunk: Chunk, summed: Sum, contributions: Sequence[Contribution]) -> None:
+        """Raises NonFiniteError if something in a gradient is not finite that its worker has called so."""
+        if summed.finite:
+            return
+        for one in contributions:  # a sum of finite numbers may overflow, and is then applied as it is
+            part = None if one.checked else one.chunks.get(chunk.index)
+            bad = None if part is None else first_non_finite(self.layout, {chunk.index: part})
+            if bad is not None:
+                raise NonFiniteError(
+                    f"the gradient of {bad!r} is not finite, although worker {one.worker} says it has checked it"
+                )
 
     def _change(self, chunk: Chunk, base: Version, contributions: Sequence[Contribution], samples: int) -> torch.Tensor:
         """The mean change of buffers."""

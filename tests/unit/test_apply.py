@@ -15,7 +15,8 @@ from paramserver.core.hypers import RULES, HyperValue, validate
 from paramserver.core.plan import Kind, Layout, TensorSpec, make_layout
 from paramserver.core.reduction import Node, cover, split
 from paramserver.errors import ModelError
-from paramserver.server.apply import ChunkState, apply_buffers, combine
+from paramserver.server.apply import ChunkState, apply_buffers
+from paramserver.server.combine import TILE, Sum, combine
 from paramserver.tensors.dtypes import tensor_from, torch_dtype
 from paramserver.tensors.finite import is_finite
 from paramserver.tensors.optimizers import FUSED, describe
@@ -264,6 +265,43 @@ def test_a_large_chunk_is_updated_in_tiles_with_the_same_bits(name: str) -> None
     check_state(chunked, tensors, optimizer, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"), [setting for setting in SETTINGS if setting[0].lower() in FUSED], ids=lambda value: str(value)
+)
+def test_a_fused_kernel_sees_tiles_and_gives_the_bits_of_whole_tensors(name: str, settings: dict[str, Any]) -> None:
+    """Three tiles, the last of them short, of a tensor that is used always, beside one that is used now and then."""
+    sizes = (2 * TILE + 48, TILE + 16)
+    generator = torch.Generator().manual_seed(3)
+    tensors = [torch.randn(size, generator=generator).requires_grad_() for size in sizes]
+    optimizer: torch.optim.Optimizer = getattr(torch.optim, name)(tensors, fused=True, **settings)
+    _, (hypers,) = describe(optimizer)
+    chunked = Chunked(tensors, 2**22, name.lower(), "float32")
+    assert len(chunked.states) == 1
+    for step in range(3):
+        gradients = [torch.randn(size, generator=generator) for size in sizes]
+        given = [gradients[0], gradients[1] if step in (0, 2) else None]
+        for tensor, gradient in zip(tensors, given, strict=True):
+            tensor.grad = gradient
+        optimizer.step()
+        chunked.step(given, hypers)
+    assert same_bits(chunked.tensors(), tensors)
+    check_state(chunked, tensors, optimizer, 0.0)
+
+
+@pytest.mark.parametrize(("name", "settings"), SETTINGS, ids=IDS)
+def test_summed_and_updated_at_once_gives_the_bits_of_one_after_the_other(name: str, settings: dict[str, Any]) -> None:
+    generator = torch.Generator().manual_seed(5)
+    tensor = torch.randn(TILE + 100, generator=generator)
+    _, (hypers,) = describe(getattr(torch.optim, name)([tensor.requires_grad_()], **settings))
+    once, after = (Chunked([tensor], 2**21, name.lower(), "float32") for _ in range(2))
+    for _ in range(3):
+        parts = [once.flatten([torch.randn(tensor.shape, generator=generator)])[0] for _ in range(3)]
+        nodes = [((number, number + 1), part) for number, part in enumerate(parts)]
+        once.weights = [once.states[0].step(once.weights[0], Sum(nodes, 3, 5.0), {0}, hypers)]
+        after.weights = [after.states[0].step(after.weights[0], combine(nodes, 3, 5.0), {0}, hypers)]
+    assert same_bits(once.weights, after.weights)
+
+
 @pytest.mark.parametrize("name", ["Adam", "AdamW", "RMSprop", "NAdam", "RAdam", "Adagrad", "Adamax", "Adadelta"])
 def test_padding_stays_zero_without_an_epsilon(name: str) -> None:
     """0 / 0 in the padding would be found by every later check for NaN."""
@@ -389,7 +427,7 @@ def by_hand(node: Node, of: int, leaves: Sequence[Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize("of", [1, 2, 3, 5, 8, 13])
-@pytest.mark.parametrize("elements", [16, 200_000])
+@pytest.mark.parametrize("elements", [16, TILE + 1000])
 def test_combine_is_the_pairwise_sum_divided(of: int, elements: int) -> None:
     leaves = drawn(of, elements)
     copies = [leaf.clone() for leaf in leaves]
@@ -453,6 +491,29 @@ def test_combine_into_given_memory() -> None:
             out = torch.empty_like(a)
             assert combine(nodes, of, divisor, out) is out
             assert same_bits([out], [combine(nodes, of, divisor)])
+
+
+@pytest.mark.parametrize("divisor", [1.0, 2.0, 3.0, 1024.0, 0.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_sum_rounds_once_when_it_is_divided(divisor: float, dtype: torch.dtype) -> None:
+    """Also where the quotient is too small to keep all its digits."""
+    tiny = torch.finfo(dtype).tiny
+    leaves = [leaf * tiny * 3 for leaf in drawn(3, 1000, dtype)]
+    nodes = [((number, number + 1), leaf) for number, leaf in enumerate(leaves)]
+    assert same_bits([combine(nodes, 3, divisor)], [((leaves[0] + leaves[1]) + leaves[2]) / divisor])
+
+
+def test_a_sum_notes_whether_what_was_asked_for_is_finite() -> None:
+    values = torch.zeros(3 * TILE)
+    values[2 * TILE] = math.inf
+    nodes = [((0, 1), values), ((1, 2), torch.zeros(3 * TILE))]
+    parts = {stop: Sum(nodes, 2, look=True) for stop in (2 * TILE, 3 * TILE)}
+    assert {stop: len(list(part.tiles(0, stop))) for stop, part in parts.items()} == {2 * TILE: 2, 3 * TILE: 3}
+    assert [part.finite for part in parts.values()] == [True, False]
+    for nodes_ in (nodes, nodes[:1]):
+        whole = Sum(nodes_, len(nodes_), look=True)
+        whole.whole()
+        assert not whole.finite
 
 
 def test_buffers_get_the_mean_change() -> None:
