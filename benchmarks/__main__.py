@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import (
+    agg,
+    apply,
     calib,
     checkpoint,
     counts,
@@ -26,6 +28,8 @@ from benchmarks.rows import Row, table, write
 # By name: a function that takes the number of repetitions and returns rows; it raises RuntimeError if a run fails or a
 # result is not what it must be.
 BENCHMARKS: dict[str, Callable[[int], list[Row]]] = {
+    "agg": agg.run,
+    "apply": apply.run,
     "calib": calib.run,
     "checkpoint": checkpoint.run,
     "counts": counts.run,

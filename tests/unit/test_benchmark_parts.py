@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
-from benchmarks import busy, ctrl, mem, step_ideal, train, wire_bw
+from benchmarks import agg, apply, busy, ctrl, mem, shards, step_ideal, train, wire_bw
 from benchmarks.counting import STEPS, Counts
 from benchmarks.counts import lines
 from benchmarks.launch import flags
@@ -93,3 +94,20 @@ def test_what_is_counted_is_said_per_worker_step() -> None:
         "  bytes sent per byte of gradient: 1.1000",
         "  copies of each byte by torch, per worker-step: 2.0000",
     ]
+
+
+@pytest.mark.parametrize("name", shards.STATE_BYTES)
+def test_every_way_to_update_ends_at_the_same_weights(name: str) -> None:
+    seconds = apply.compare(name, elements=4800, repetitions=2, unfused=True)
+    assert {len(times) for times in seconds.values()} == {2}
+    assert len(seconds) == 6
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_every_way_to_sum_ends_at_the_same_weights(count: int) -> None:
+    assert set(agg.compare(count, elements=4800, repetitions=1)) == {agg.OURS, agg.PLAIN, agg.TREE, agg.FLOOR}
+
+
+def test_weights_that_differ_are_noticed() -> None:
+    with pytest.raises(RuntimeError, match=r"other: the weights differ by 0\.1"):
+        apply.check(torch.ones(3), {"other": torch.tensor([1.0, 1.1, 1.0])})
