@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """What a stream brought: its first header and read-only views of the received bytes, by chunk index."""
+    """What a stream brought: its first header and, by chunk index, read-only views of the received bytes, or copies."""
 
     header: shard_pb2.FrameHeader
     chunks: dict[int, torch.Tensor]
@@ -31,12 +31,16 @@ class Upload:
 
 
 async def receive(
-    frames: AsyncIterator[bytes], kind: str, expect: Callable[[shard_pb2.FrameHeader], tuple[Mapping[int, Chunk], int]]
+    frames: AsyncIterator[bytes],
+    kind: str,
+    expect: Callable[[shard_pb2.FrameHeader], tuple[Mapping[int, Chunk], int]],
+    keep: Callable[[torch.Tensor], torch.Tensor] = lambda values: values,
 ) -> Upload:
     """Read a whole upload.
 
     ``kind`` is the field of the first header that must be set ("push", "initialize"). ``expect`` gets that first
-    header, checks it, and returns the chunks that must follow with the number that the sender announced.
+    header, checks it, and returns the chunks that must follow with the number that the sender announced. ``keep`` says
+    what is kept of each chunk instead of a view of what was received.
     Raises ProtocolError for anything else than exactly these chunks.
     """
     first: shard_pb2.FrameHeader | None = None
@@ -56,7 +60,7 @@ async def receive(
             raise ProtocolError("only the first frame of a stream may carry its header")
         for ref, data in parts:
             chunk = _checked(ref, expected, chunks)
-            chunks[chunk.index] = tensor_from(data, chunk.dtype)
+            chunks[chunk.index] = keep(tensor_from(data, chunk.dtype))
             payload += len(data)
     if first is None:
         raise ProtocolError("the stream ended before its first frame")

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from typing import TypeVar
 
 import structlog
+import torch
 from torch import Tensor
 
 from paramserver import errors
@@ -190,7 +191,8 @@ class ShardService:
             self._check_job(header.initialize.job)
             return shard.chunks, header.initialize.chunks
 
-        upload = await receive(frames, "initialize", expect)
+        # Copied as they come, so that the messages need not all be kept.
+        upload = await receive(frames, "initialize", expect, torch.clone)
         grant = upload.header.initialize.grant
         if shard.state.active or (shard.staged is not None and shard.staged[0] > grant):
             raise errors.FencedError("version 0 has been uploaded by somebody else")
@@ -201,8 +203,7 @@ class ShardService:
         bad = await self._arithmetic(lambda: first_non_finite(shard.tensors.layout, trained))
         if bad is not None:
             raise errors.NonFiniteError(f"the initial value of {bad!r} is not finite")
-        own = await self._arithmetic(lambda: {i: t.clone() for i, t in upload.chunks.items()})
-        shard.staged = (grant, Version(0, shard.tensors.chunks, own))
+        shard.staged = (grant, Version(0, shard.tensors.chunks, upload.chunks))
         return shard_pb2.InitializeResponse()
 
     async def activate(self, request: shard_pb2.ActivateRequest) -> shard_pb2.ActivateResponse:

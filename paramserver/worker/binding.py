@@ -168,11 +168,14 @@ class ModelBinding:
     # ---- weights
 
     def space(self, plan: Plan) -> FlatSpace:
-        """A flat space filled with the model's present values."""
+        """A flat space filled with the present values of the model, whose parameters become views of it."""
         space = FlatSpace(plan.layout, self.device)
         with torch.no_grad():
             for index, parameter in enumerate(self.parameters):
-                space.view(index).copy_(parameter)
+                view = space.view(index)
+                view.copy_(parameter)
+                if view.dtype == parameter.dtype:
+                    parameter.data = view
             for buffer in self._buffers:
                 space.view(buffer.index).copy_(buffer.tensor)
         self._weights = space
