@@ -5,6 +5,7 @@ A whole job in this process, its workers in threads; what they send and receive 
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections import Counter
@@ -128,6 +129,9 @@ class _Counted:
 
     def session(self, method: str, requests: AsyncIterator[Message]) -> AsyncGenerator[Message, None]:
         return self._inner.session(method, requests)
+
+    def beside(self, sock: socket.socket) -> Channel:
+        return _Counted(self._inner.beside(sock), self._tap)
 
     async def close(self) -> None:
         await self._inner.close()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import hashlib
+import socket
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
@@ -268,6 +269,10 @@ class FaultyChannel:
                 yield answer
             if not coming.result():
                 return
+
+    def beside(self, sock: socket.socket) -> Channel:
+        """The same peer over a socket, with the same faults."""
+        return FaultyChannel(self._inner.beside(sock), self._plan)
 
     async def close(self) -> None:
         """Close the channel."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import enum
 import re
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -100,6 +101,10 @@ class Channel(Protocol):
         The end of ``requests`` is passed on to the peer, answers still come. An exception of ``requests`` ends the
         session and passes through. Close the generator to hang up.
         """
+        ...
+
+    def beside(self, sock: socket.socket) -> Channel:
+        """The same peer, over a connected socket that it has handed over; see `local`. Does not close this channel."""
         ...
 
     async def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Iterable
 from typing import Any
 
@@ -11,11 +12,12 @@ from google.protobuf.message import Message
 from paramserver import errors
 from paramserver.transport import fork
 from paramserver.transport.addresses import target
-from paramserver.transport.base import Method, MethodKind, find, frame
+from paramserver.transport.base import Channel, Method, MethodKind, find, frame
 from paramserver.transport.failures import ERROR_KEY, arrived, connection_hint, denied, from_code, unavailable
 from paramserver.transport.grpc_server import END
 from paramserver.transport.grpcio import grpc
 from paramserver.transport.limits import LIMITS, Limits
+from paramserver.transport.local import LocalChannel
 from paramserver.transport.policy import COORDINATOR
 from paramserver.transport.security import DENIED, OPEN, Security
 from paramserver.transport.tls import Identity, channel_credentials, server_name
@@ -140,6 +142,10 @@ class GrpcChannel:
                 sender.cancel()
                 await asyncio.wait([sender])
                 _failure(sender)
+
+    def beside(self, sock: socket.socket) -> Channel:
+        """See `base.Channel`."""
+        return LocalChannel(self, sock)
 
     async def close(self) -> None:
         """See `base.Channel`."""

@@ -46,12 +46,12 @@ class Meeting:
             self.close()
             raise
 
-    def swap(self, fd: int) -> int:
-        """Hand over a descriptor to whoever has come, and take theirs. Raises OSError if nobody has."""
+    def swap(self, fd: int, take: int = 1) -> list[int]:
+        """Hand over a descriptor to whoever has come, and ``take`` so many of theirs. Raises OSError if nobody has."""
         connection, _ = self._socket.accept()
         with connection:
             connection.setblocking(False)
-            theirs = _receive(connection)
+            theirs = _receive(connection, take)
             socket.send_fds(connection, [_BYTE], [fd])
         return theirs
 
@@ -65,8 +65,8 @@ class Meeting:
 class Visit:
     """The other side of a meeting."""
 
-    def __init__(self, name: str, fd: int, folder: Path | None = None) -> None:
-        """Come to the meeting ``name`` and leave a descriptor there.
+    def __init__(self, name: str, *fds: int, folder: Path | None = None) -> None:
+        """Come to the meeting ``name`` and leave descriptors there.
 
         Raises OSError if it cannot be reached, ValueError if ``name`` is none.
         """
@@ -76,7 +76,7 @@ class Visit:
         try:
             self._socket.connect(str((folder or FOLDER) / name))
             _check_peer(self._socket)
-            socket.send_fds(self._socket, [_BYTE], [fd])
+            socket.send_fds(self._socket, [_BYTE], fds)
         except BaseException:
             self._socket.close()
             raise
@@ -84,7 +84,7 @@ class Visit:
     def take(self) -> int:
         """The descriptor that the other process has left. Raises OSError if there is none. Ends the visit."""
         try:
-            return _receive(self._socket)
+            return _receive(self._socket, 1)[0]
         finally:
             self._socket.close()
 
@@ -105,13 +105,16 @@ def sweep(folder: Path) -> None:
                         os.unlink(entry.path)
 
 
-def _receive(connection: socket.socket) -> int:
+def _receive(connection: socket.socket, count: int) -> list[int]:
     _check_peer(connection)
-    _, fds, _, _ = socket.recv_fds(connection, 1, 1)
-    if not fds:
-        raise ConnectionAbortedError("the other process left without handing anything over")
-    os.set_inheritable(fds[0], False)
-    return fds[0]
+    _, fds, _, _ = socket.recv_fds(connection, 1, count)
+    if len(fds) < count:
+        for fd in fds:
+            os.close(fd)
+        raise ConnectionAbortedError("the other process left without handing everything over")
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    return list(fds)
 
 
 def _check_peer(connection: socket.socket) -> None:

@@ -7,6 +7,7 @@ name and text: what works here works over gRPC.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
@@ -15,8 +16,9 @@ from typing import Any, Generic, TypeVar
 from google.protobuf.message import Message
 
 from paramserver import errors
-from paramserver.transport.base import Caller, Method, MethodKind, find, frame, handlers, set_caller
+from paramserver.transport.base import Caller, Channel, Method, MethodKind, find, frame, handlers, set_caller
 from paramserver.transport.failures import answered, late, unavailable, unknown_call
+from paramserver.transport.local import LocalChannel
 from paramserver.transport.policy import ROLES
 
 T = TypeVar("T")
@@ -204,6 +206,10 @@ class MemoryChannel:
             finally:
                 sender.cancel()
                 await asyncio.wait([sender])
+
+    def beside(self, sock: socket.socket) -> Channel:
+        """See `base.Channel`."""
+        return LocalChannel(self, sock)
 
     async def close(self) -> None:
         """See `base.Channel`."""

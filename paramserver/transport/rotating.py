@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 
@@ -66,6 +67,10 @@ class RotatingChannel:
             async with aclosing(channel.session(method, requests)) as replies:
                 async for reply in replies:
                     yield reply
+
+    def beside(self, sock: socket.socket) -> Channel:
+        """See `base.Channel`."""
+        return self._channels[self._present].beside(sock)
 
     async def close(self) -> None:
         """See `base.Channel`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from fnmatch import fnmatchcase
@@ -119,6 +120,10 @@ class TappedChannel:
     def session(self, method: str, requests: AsyncIterator[Message]) -> AsyncGenerator[Message, None]:
         """See `base.Channel`."""
         return self._inner.session(method, requests)
+
+    def beside(self, sock: socket.socket) -> Channel:
+        """See `base.Channel`."""
+        return self._inner.beside(sock)
 
     async def close(self) -> None:
         """See `base.Channel`."""

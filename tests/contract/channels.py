@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from paramserver.transport import grpc as over_grpc
-from paramserver.transport.base import Channel
+from paramserver.transport import local
+from paramserver.transport.base import Caller, Channel
 from paramserver.transport.memory import MemoryNetwork
+from paramserver.transport.policy import ROLES
 from paramserver.v1 import coordinator_pb2, shard_pb2
 
 DEADLINE_S = 20.0
@@ -98,7 +101,54 @@ class GrpcWires(Wires):
         return over_grpc.connect(address)
 
 
-WIRES: tuple[type[Wires], ...] = (MemoryWires, GrpcWires)
+class LocalWires(MemoryWires):
+    """A socket between two processes of one host; where it is gone, within the event loop."""
+
+    kind = "memory"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._services: dict[str, Sequence[tuple[str, object]]] = {}
+        self._served: dict[str, list[asyncio.Task[local.LocalServer]]] = {}
+
+    async def _serve(self, services: Sequence[tuple[str, object]], again: str) -> Server:
+        server = await super()._serve(services, again)
+        self._services[server.address] = services
+        return _Both(server, self._served.setdefault(server.address, []))
+
+    def _connect(self, address: str) -> Channel:
+        main = super()._connect(address)
+        self.opened.append(main)
+        if address not in self._services:
+            return main
+        mine, theirs = socket.socketpair()
+        anybody = Caller(ROLES, admin=True)
+        self._served[address].append(spawn(local.serve(theirs, self._services[address], anybody)))
+        return _Whole(main, mine)
+
+
+class _Whole(local.LocalChannel):
+    """Sessions go over the main channel, which ends with this one."""
+
+    async def close(self) -> None:
+        await super().close()
+        await self._main.close()
+
+
+class _Both:
+    """A server that is reached both ways."""
+
+    def __init__(self, main: Server, served: list[asyncio.Task[local.LocalServer]]) -> None:
+        self.address = main.address
+        self._main, self._served = main, served
+
+    async def stop(self, grace: float = 0.0) -> None:
+        while self._served:
+            await (await self._served.pop()).stop(grace)
+        await self._main.stop(grace)
+
+
+WIRES: tuple[type[Wires], ...] = (MemoryWires, GrpcWires, LocalWires)
 
 
 def run(wires: type[Wires], test: Callable[[Any], Awaitable[None]]) -> None:

@@ -90,8 +90,8 @@ def test_a_meeting_swaps_memory_and_leaves_nothing(folder: Path) -> None:
     meeting = Meeting(folder)
     assert re.fullmatch("paramserver-[0-9a-f]{32}", meeting.name)
     assert (folder / meeting.name).stat().st_mode & 0o777 == 0o600
-    visit = Visit(meeting.name, theirs.reading_fd, folder)
-    got = Foreign(meeting.swap(mine.reading_fd), PAGE)
+    visit = Visit(meeting.name, theirs.reading_fd, folder=folder)
+    got = Foreign(meeting.swap(mine.reading_fd)[0], PAGE)
     meeting.close()
     assert list(folder.iterdir()) == []
     given = Foreign(visit.take(), PAGE)
@@ -102,13 +102,13 @@ def test_a_meeting_swaps_memory_and_leaves_nothing(folder: Path) -> None:
 def test_who_cannot_reach_the_place_is_on_another_host(folder: Path) -> None:
     segment = Segment(PAGE)
     with pytest.raises(FileNotFoundError):
-        Visit("paramserver-" + "0" * 32, segment.reading_fd, folder)
+        Visit("paramserver-" + "0" * 32, segment.reading_fd, folder=folder)
 
 
 @pytest.mark.parametrize("name", ["", "../etc/passwd", "paramserver-" + "0" * 31 + "/", "paramserver-../../x"])
 def test_names_are_names_only(folder: Path, name: str) -> None:
     with pytest.raises(ValueError, match="no name"):
-        Visit(name, 0, folder)
+        Visit(name, 0, folder=folder)
 
 
 def test_nobody_came_or_left_anything(folder: Path) -> None:
@@ -116,7 +116,7 @@ def test_nobody_came_or_left_anything(folder: Path) -> None:
     meeting = Meeting(folder)
     with pytest.raises(BlockingIOError):
         meeting.swap(segment.reading_fd)
-    visit = Visit(meeting.name, segment.reading_fd, folder)
+    visit = Visit(meeting.name, segment.reading_fd, folder=folder)
     meeting.close()
     with pytest.raises(OSError, match=r"(?i)reset|left without"):
         visit.take()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 
 import pytest
 from google.protobuf.message import Message
 
 from paramserver import errors
+from paramserver.transport.base import Channel
 from paramserver.transport.rotating import RotatingChannel, coordinator_channel
 from paramserver.v1 import coordinator_pb2
 
@@ -44,6 +46,9 @@ class Fake:
     async def session(self, method: str, requests: AsyncIterator[Message]) -> AsyncGenerator[Message, None]:
         yield coordinator_pb2.SessionResponse()
         yield self._answer()
+
+    def beside(self, sock: socket.socket) -> Channel:
+        raise NotImplementedError
 
     async def close(self) -> None:
         self.closed = True
