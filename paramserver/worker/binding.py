@@ -222,7 +222,7 @@ class ModelBinding:
     # ---- gradients
 
     def gather(self, node: Node, samples: int, unscale: float = 1.0) -> None:
-        """Write samples × gradient of every parameter, and samples × change of every buffer, into an empty node.
+        """Write samples × gradient of every parameter, and samples × change of every buffer, into a new node.
 
         ``unscale``: what the gradient is multiplied by first (one over the loss scale).
         """
@@ -238,10 +238,13 @@ class ModelBinding:
                         "which servers do not take: use sparse=False"
                     )
                 place = node.space.view(index)
-                place.copy_(gradient)
-                if unscale != 1.0:
-                    place.mul_(unscale)
-                place.mul_(samples)
+                if unscale == 1.0 and gradient.dtype == place.dtype:
+                    torch.mul(gradient, samples, out=place)  # one pass over the memory
+                else:
+                    place.copy_(gradient)
+                    if unscale != 1.0:
+                        place.mul_(unscale)
+                    place.mul_(samples)
                 node.used.add(index)
             for buffer in self._buffers:
                 self._gather_buffer(buffer, node, samples)

@@ -32,6 +32,8 @@ class FlatSpace:
         self.number = number
         # The memory is somebody else's.
         self.lent = memory is not None
+        # Of a node: the tensors in whose places there may be something else than zeros.
+        self.written: set[int] = set()
 
         def zeros(segment: Segment) -> torch.Tensor:
             return torch.zeros(segment.elements, dtype=torch_dtype(segment.dtype), device=device)
@@ -67,7 +69,7 @@ class FlatSpace:
             return self
         copy = FlatSpace.__new__(FlatSpace)
         copy.layout, copy.device, copy.number, copy._views = self.layout, torch.device("cpu"), None, {}
-        copy.lent = False
+        copy.lent, copy.written = False, set()
         copy._segments = {index: flat.cpu() for index, flat in self._segments.items()}
         return copy
 
@@ -82,11 +84,6 @@ class FlatSpace:
         for index, flat in self._segments.items():
             flat.copy_(other._segments[index])
 
-    def zero(self) -> None:
-        """Set everything to zero."""
-        for flat in self._segments.values():
-            flat.zero_()
-
     def add(self, other: FlatSpace) -> None:
         """Add another space of the same layout, element by element."""
         for index, flat in self._segments.items():
@@ -95,16 +92,27 @@ class FlatSpace:
 
 @dataclass(slots=True)
 class Node:
-    """The sum over some slices of (samples × mean gradient), and for buffers of (samples × change)."""
+    """The sum over some slices of (samples × mean gradient), and for buffers of (samples × change).
+
+    Whoever writes a tensor's place writes all of it and adds the tensor to ``used``. What is in other places counts
+    only after :meth:`settle`.
+    """
 
     space: FlatSpace
     samples: int = 0
     overflow: bool = False
     used: set[int] = field(default_factory=set)
 
+    def settle(self) -> None:
+        """All that is used has been written: the places of other tensors hold zeros from now on."""
+        for index in self.space.written - self.used:
+            self.space.view(index).zero_()
+        self.space.written = set(self.used)
+
     def absorb(self, right: Node) -> None:
-        """Become the parent of this node and its right neighbour."""
+        """Become the parent of this node and its right neighbour, both of them settled."""
         self.space.add(right.space)
+        self.space.written |= right.used
         self.samples += right.samples
         self.overflow = self.overflow or right.overflow
         self.used |= right.used
@@ -124,16 +132,15 @@ class NodePool:
         self._lent: list[tuple[int, FlatSpace, Callable[[], bool]]] = []
 
     def take(self) -> Node:
-        """A node of nothing, whose places hold zeros."""
+        """A node of nothing; its memory may hold what it held before."""
         if not self._free:
             space = self._spaces()
             return Node(space or FlatSpace(self._layout, self._device, (Kind.PARAMETER, Kind.BUFFER)))
-        space = self._free.pop()
-        space.zero()
-        return Node(space)
+        return Node(self._free.pop())
 
     def give(self, node: Node) -> None:
         """The node is no longer needed."""
+        node.space.written |= node.used
         self._free.append(node.space)
 
     def lend(self, node: Node, step: int, sent: Callable[[], bool]) -> None:

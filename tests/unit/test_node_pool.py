@@ -7,18 +7,41 @@ import torch
 from paramserver.core.plan import TensorSpec, make_layout
 from paramserver.worker.flat import NodePool
 
-LAYOUT = make_layout([TensorSpec("w", (4,), "float32")])
+LAYOUT = make_layout([TensorSpec("w", (4,), "float32"), TensorSpec("b", (2,), "float32")])
 
 
-def test_what_was_given_back_is_used_again_and_zero() -> None:
+def test_what_was_given_back_is_used_again_and_zero_where_nothing_is_written() -> None:
     pool = NodePool(LAYOUT, torch.device("cpu"))
     node = pool.take()
-    node.space.view(0).fill_(3.0)
+    for index in (0, 1):
+        node.space.view(index).fill_(3.0)
+        node.used.add(index)
+    node.settle()
+    assert [float(node.space.view(index).sum()) for index in (0, 1)] == [12.0, 6.0]
     pool.give(node)
     again = pool.take()
     assert again.space is node.space
-    assert not again.space.view(0).any()
+    again.space.view(1).fill_(5.0)
+    again.used.add(1)
+    again.settle()
+    assert [float(again.space.view(index).sum()) for index in (0, 1)] == [0.0, 10.0]
     assert pool.take().space is not node.space
+
+
+def test_what_was_merged_into_a_node_is_zero_again_later() -> None:
+    pool = NodePool(LAYOUT, torch.device("cpu"))
+    left, right = pool.take(), pool.take()
+    for node, index in ((left, 0), (right, 1)):
+        node.space.view(index).fill_(1.0)
+        node.used.add(index)
+        node.settle()
+    left.absorb(right)
+    pool.give(right)
+    pool.give(left)
+    again = pool.take()
+    assert again.space is left.space
+    again.settle()
+    assert not any(flat.any() for flat in again.space.segments())
 
 
 def test_what_is_lent_comes_back_when_its_step_is_done_and_its_push_over() -> None:
