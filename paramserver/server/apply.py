@@ -207,6 +207,15 @@ class ChunkState:
                 state[key] = self._keep(run, key, state[key])
                 run.keys |= {key}
 
+    def fork(self) -> ChunkState:
+        """A copy, with memory of its own."""
+        self._collect()
+        copy = ChunkState(self.chunk, self.optimizer)
+        copy._arrays = {key: array.clone() for key, array in self._arrays.items()}
+        copy._scalars = [{key: number.clone() for key, number in numbers.items()} for numbers in self._scalars]
+        copy._keys, copy._structure = list(self._keys), self._structure
+        return copy
+
     def export(self) -> Iterator[StateEntry]:
         """The state by piece: tensor, key, first element in the tensor, data, whether it is one number for all of it.
 

@@ -35,8 +35,10 @@ async def receive(
     kind: str,
     expect: Callable[[shard_pb2.FrameHeader], tuple[Mapping[int, Chunk], int]],
     keep: Callable[[torch.Tensor], torch.Tensor] = lambda values: values,
+    chunks: dict[int, torch.Tensor] | None = None,
+    came: Callable[[int], None] = lambda index: None,
 ) -> Upload:
-    """Read a whole upload.
+    """Read a whole upload. It is put into ``chunks`` bit by bit, if given, and ``came`` hears of each chunk.
 
     ``kind`` is the field of the first header that must be set ("push", "initialize"). ``expect`` gets that first
     header, checks it, and returns the chunks that must follow with the number that the sender announced. ``keep`` says
@@ -45,7 +47,7 @@ async def receive(
     """
     first: shard_pb2.FrameHeader | None = None
     expected: Mapping[int, Chunk] = {}
-    chunks: dict[int, torch.Tensor] = {}
+    chunks = {} if chunks is None else chunks
     payload = 0
     async for raw in frames:
         header, parts = split_frame(raw)
@@ -62,6 +64,7 @@ async def receive(
             chunk = _checked(ref, expected, chunks)
             chunks[chunk.index] = keep(tensor_from(data, chunk.dtype))
             payload += len(data)
+            came(chunk.index)
     if first is None:
         raise ProtocolError("the stream ended before its first frame")
     if len(chunks) != len(expected):

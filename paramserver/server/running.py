@@ -31,12 +31,14 @@ from paramserver.core.events import (
     Refuse,
 )
 from paramserver.core.hypers import Hypers
-from paramserver.core.names import Name
+from paramserver.core.names import Name, SyncName
 from paramserver.core.plan import Plan
+from paramserver.core.reduction import is_node
 from paramserver.core.shard import ShardState
-from paramserver.failpoints import reach
+from paramserver.failpoints import planned, reach
 from paramserver.server import norms
 from paramserver.server.claiming import ClaimDesk
+from paramserver.server.drafting import Draft, Drafting
 from paramserver.server.norms import NormExchange
 from paramserver.server.saving import Saver
 from paramserver.server.shard import Contribution, ShardTensors, leading
@@ -92,6 +94,7 @@ class RunningShard:
         self.versions: dict[int, Version] = {}
         self.buffers: dict[int, Contribution] = {}
         self.claims = ClaimDesk()
+        self.drafting = Drafting(tensors, self._arithmetic)
         self._pool, self._failed = pool, failed
         self._calls: dict[int, asyncio.Future[Any]] = {}
         # Pushes that wait for their answer, and the nonces of those that were counted last.
@@ -121,6 +124,25 @@ class RunningShard:
         pushed: AnswerPush = await answer
         own = pushed.outcome is Outcome.DUPLICATE and self._counted.get(contribution.name) == header.nonce != 0
         return pushed, own
+
+    def drafts(self, contribution: Contribution, header: shard_pb2.PushHeader) -> bool:
+        """A contribution begins to arrive. False: the version it belongs to is not made ahead of time."""
+        name, state = contribution.name, self.state
+        possible = (
+            isinstance(name, SyncName)
+            and name.step == state.version
+            and header.timeline == state.timeline
+            and state.active
+            and not self._building
+            and not (contribution.overflow or contribution.clip_norm)
+            and contribution.samples > 0
+            and is_node(name.lo, name.hi, name.of)
+            # A planned fault strikes while a version is made, not before.
+            and not (planned("apply.mid") or planned("apply.after_weights_before_opt"))
+        )
+        if possible:
+            self.drafting.begins(contribution, self.versions[state.version])
+        return possible
 
     async def pull(self, ask: Callable[[int], PullAsked], wait_s: float) -> AnswerPull | None:
         """The state machine's answer to what ``ask`` makes of the number of the call; None if none comes in time."""
@@ -207,9 +229,10 @@ class RunningShard:
         contributions = [self.buffers[buffer] for buffer in effect.buffers]
         base = self.versions[self.state.version]
         try:
+            draft = self.drafting.take(base, contributions)
             clipped = await self._clipped(base, contributions)
             slot = self.sharing.take()
-            version, placed = await self._arithmetic(lambda: self._made(base, contributions, clipped, slot))
+            version, placed = await self._arithmetic(lambda: self._made(base, contributions, clipped, slot, draft))
             self.sharing.settle(version, slot, base, placed)
             reach("commit.before_log", base.number)
             self._publish(version, effect.buffers)
@@ -226,10 +249,13 @@ class RunningShard:
         contributions: Sequence[Contribution],
         clipped: Mapping[int, Tensor] | None,
         slot: int | None,
+        draft: Draft | None,
     ) -> tuple[Version, bool]:
         """The next version, and whether it lies in ``slot``. In the arithmetic thread."""
         space = self.sharing.space(slot) if slot is not None else None
-        version = self.tensors.build(base, contributions, clipped, space)
+        version = self.tensors.build(base, contributions, clipped, space, draft.made if draft is not None else None)
+        if draft is not None:
+            version.was(draft)
         if space is None and base.slot is not None and not version.same_as(base):
             # Nothing of it may lie where something else will.
             version.tensors = own(version.tensors, base.tensors, [chunk.index for chunk in version.moving(False)])
@@ -284,5 +310,6 @@ class RunningShard:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.saver is not None:
             await self.saver.close()
+        await self.drafting.close()
         await self.norms.close()
         self.sharing.close()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, aclosing
 from typing import TypeVar
 
 import structlog
@@ -31,9 +32,10 @@ from paramserver.core.names import SyncName
 from paramserver.core.plan import Chunk, Kind
 from paramserver.core.shard import ShardState
 from paramserver.failpoints import reach
+from paramserver.server.ahead import Ahead
 from paramserver.server.intake import Intake
 from paramserver.server.norms import NormExchange
-from paramserver.server.receive import Upload, first_non_finite, receive
+from paramserver.server.receive import first_non_finite, receive
 from paramserver.server.reporting import epoch_slices, ledger_response, report, waiting_for
 from paramserver.server.restoring import restore
 from paramserver.server.running import RunningShard
@@ -44,7 +46,8 @@ from paramserver.server.version import Version
 from paramserver.tensors.codec import encode_frame
 from paramserver.tensors.dtypes import buffer_of
 from paramserver.tensors.hypers import groups_from_proto
-from paramserver.transport.base import Channel
+from paramserver.transport import local
+from paramserver.transport.base import Caller, Channel, caller
 from paramserver.transport.messages import (
     consistency_from_proto,
     consistency_to_proto,
@@ -53,6 +56,7 @@ from paramserver.transport.messages import (
     unpack_mask,
     want_from_proto,
 )
+from paramserver.transport.policy import WORKER
 from paramserver.v1 import shard_pb2
 
 log = structlog.get_logger("paramserver.server")
@@ -70,6 +74,7 @@ _Command = (
     | shard_pb2.CutRequest
     | shard_pb2.ReleaseRequest
 )
+_A_WORKER = Caller(frozenset({WORKER}), admin=False)
 _MAX_WAIT_S = 3600.0
 _EXPORT_BYTES = 4 << 20
 # No longer than this does a checkpoint hold workers back.
@@ -256,7 +261,19 @@ class ShardService:
             raise errors.RolledBackError(f"this server is on timeline {shard.config.timeline}, not {request.timeline}")
         if request.layout_digest != shard.digest:
             raise errors.ProtocolError("this shard holds another model")
-        return shard.sharing.attach(request)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            response = shard.sharing.attach(request, theirs.fileno())
+        if not response.attachment:
+            ours.close()
+            return response
+        try:
+            line = await local.serve(ours, [("Shard", self)], caller() or _A_WORKER)
+        except BaseException:
+            ours.close()
+            raise
+        shard.sharing.answer(response.attachment, line)
+        return response
 
     async def idle(self, request: shard_pb2.IdleRequest) -> shard_pb2.IdleResponse:
         """The worker has nothing to do and holds nobody back until it pulls again."""
@@ -357,24 +374,35 @@ class ShardService:
         """Count a contribution, once. Refused ones change nothing."""
         self.used_at = time.monotonic()
         shard = self._ready()
-        used: frozenset[int] = frozenset()
+        chunks: dict[int, Tensor] = {}
         lying: dict[int, Tensor] = {}
+        coming: Contribution | None = None
+        drafted = False
 
         def expect(header: shard_pb2.FrameHeader) -> tuple[Mapping[int, Chunk], int]:
-            nonlocal used
+            nonlocal coming, drafted
             reach("push.recv", header.push.base_version)
             used = self._checked_used(header.push, shard)
             arriving.enter_context(self.intake.arriving(shard.queued, shard.nbytes))
             needed = shard.tensors.chunks_used(used)
+            coming = _contribution(header.push, chunks, shard, used)
             if header.push.HasField("shared"):
                 lying.update(shard.sharing.contribution(header.push.shared, header.push.worker, needed))
                 needed = {}
+            else:
+                drafted = shard.drafts(coming, header.push)
             return needed, header.push.chunks
+
+        def came(chunk: int) -> None:
+            if drafted and coming is not None:
+                shard.drafting.came(coming, chunk)
 
         try:
             with ExitStack() as arriving:
-                upload = await receive(frames, "push", expect)
-                contribution = _contribution(upload, {**upload.chunks, **lying}, shard, used)
+                upload = await receive(frames, "push", expect, chunks=chunks, came=came)
+                chunks.update(lying)
+                contribution = coming
+                assert contribution is not None, "the first header has been looked at"
                 bad = None
                 if contribution.checked:
                     bad = await self._arithmetic(lambda: first_non_finite(shard.tensors.layout, contribution.chunks))
@@ -382,10 +410,13 @@ class ShardService:
                 raise errors.NonFiniteError(
                     f"{contribution.name} of worker {contribution.worker}: the gradient of {bad!r} is not finite"
                 )
-        except errors.ProtocolError:
-            self._refused += 1
+        except BaseException as error:
+            if coming is not None and drafted:
+                shard.drafting.fails(coming)
+            if isinstance(error, errors.ProtocolError):
+                self._refused += 1
             raise
-        self._pushed += upload.payload_bytes + sum(tensor.nbytes for tensor in lying.values())
+        self._pushed += sum(tensor.nbytes for tensor in chunks.values())
         pushed, own = await shard.push(contribution, upload.header.push)
         reach("reply.drop", contribution.base_version)
         return shard_pb2.PushResponse(outcome=_OUTCOMES[pushed.outcome], version=pushed.version, own=own)
@@ -413,7 +444,19 @@ class ShardService:
             raise errors.ProtocolError(f"wait_s must be between 0 and {_MAX_WAIT_S:g} seconds, not {request.wait_s:g}")
         shard = self._ready(active=False)
         attached = request.HasField("shared") and shard.sharing.asks(request.shared, request.worker)
-        pulled = await shard.pull(lambda call: PullAsked(call, request.worker, want, request.timeline), request.wait_s)
+
+        def ask(call: int) -> PullAsked:
+            return PullAsked(call, request.worker, want, request.timeline)
+
+        ahead = Ahead(shard, ask, request.wait_s) if request.ahead and not attached else None
+        if ahead is not None:
+            async with aclosing(ahead.frames()) as drafts:
+                async for frame in drafts:
+                    self._pulled += len(frame)
+                    yield frame
+            pulled = ahead.pulled
+        else:
+            pulled = await shard.pull(ask, request.wait_s)
         state = shard.state
         if pulled is None:
             header = shard_pb2.PullHeader(
@@ -440,6 +483,7 @@ class ShardService:
             schedule=shard.tensors.schedule,
             taken=shard.claims.taken(version.number),
             slot=slot,
+            draft=0 if frozen else version.draft,
         )
         shard.claims.given(request, version.number)
         yield encode_frame(shard_pb2.FrameHeader(pull=header), ())
@@ -447,7 +491,8 @@ class ShardService:
             self._pulled += sum(chunk.nbytes for chunk in version.moving(frozen))
         if bare or slot is not None:
             return
-        for frame in await self._frames(version, frozen):
+        frames = await self._frames(version, frozen)
+        for frame in frames if ahead is None or frozen else ahead.rest(version, frames):
             self._pulled += len(frame)
             yield frame
 
@@ -559,9 +604,8 @@ def _check_base(header: shard_pb2.PushHeader, state: ShardState) -> None:
 
 
 def _contribution(
-    upload: Upload, chunks: Mapping[int, Tensor], shard: RunningShard, used: frozenset[int]
+    header: shard_pb2.PushHeader, chunks: Mapping[int, Tensor], shard: RunningShard, used: frozenset[int]
 ) -> Contribution:
-    header = upload.header.push
     groups: Sequence[Mapping[str, float | bool | tuple[float, ...]]] = groups_from_proto(header.groups)
     try:
         validate_change(shard.tensors.optimizer, shard.groups, groups)

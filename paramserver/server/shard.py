@@ -52,6 +52,21 @@ class Contribution:
     checked: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class _Making:
+    """A version that is being made."""
+
+    base: Version
+    parts: tuple[Contribution, ...]
+    samples: int
+    used: frozenset[int]
+    leader: Contribution
+
+    def used_in(self, chunk: Chunk) -> frozenset[int]:
+        """The tensors in a chunk that change."""
+        return frozenset([piece.tensor for piece in chunk.pieces if piece.tensor in self.used])
+
+
 class StateCopy:
     """The optimizer state of one version: copied chunk by chunk, by whoever comes to a chunk first."""
 
@@ -104,13 +119,14 @@ class ShardTensors:
         contributions: Sequence[Contribution],
         clipped: Mapping[int, torch.Tensor] | None = None,
         space: Callable[[Chunk], torch.Tensor] | None = None,
+        drafted: Mapping[int, tuple[torch.Tensor, ChunkState | None]] | None = None,
     ) -> Version:
         """The version after ``base``: contributions in the order of their slices, combined and applied once.
 
         Skipped (same weights, counted in ``skipped``) if a gradient of the step was not finite; unchanged if no sample
         counted. ``clipped``: the gradients to apply, by chunk, where they have been combined and clipped already.
         ``space``: memory for the new version; then all of its chunks but frozen ones lie there, unless it is the same
-        as ``base``. Called from several threads.
+        as ``base``. ``drafted``: what :meth:`drafted` has made of the same contributions. Works in several threads.
 
         Raises NonFiniteError if the combined gradient of contributions that nobody has checked is not finite.
         """
@@ -123,30 +139,63 @@ class ShardTensors:
             return Version(base.number + 1, self.chunks, base.tensors)
         if not samples:
             return Version(base.number + 1, self.chunks, base.tensors)
-        used = used_by(contributions)
+        making = _Making(base, tuple(contributions), samples, used_by(contributions), leader)
 
         def following(chunk: Chunk) -> torch.Tensor:
-            here = frozenset([piece.tensor for piece in chunk.pieces if piece.tensor in used])
-            weights = base.tensors[chunk.index]
             out = None if space is None else space(chunk)
-            if not here:
+            if drafted is not None and chunk.index in drafted:
+                weights, state = drafted[chunk.index]
+                if state is not None:
+                    self._copy_first(chunk.index)
+                    self.states[chunk.index] = state
                 return weights if out is None else out.copy_(weights)
-            if chunk.kind is Kind.BUFFER:
-                change = self._change(chunk, base, contributions, samples)
-                return apply_buffers(weights, change, out)
-            ready = None if clipped is None else clipped.get(chunk.index)
-            summed = self._summed(chunk, weights, contributions, samples) if ready is None else Sum.of(ready)
-            self._copy_first(chunk.index)
-            reach("apply.mid", base.number)
-            new = self.states[chunk.index].step(weights, summed, here, leader.groups[chunk.group], out)
-            self._check(chunk, summed, contributions)
-            reach("apply.after_weights_before_opt", base.number)
-            return new
+            return self._next(chunk, making, None if clipped is None else clipped.get(chunk.index), out)
 
         moving = [chunk for chunk in self.chunks if chunk.kind is not Kind.FROZEN]
         made = self._each(following, moving)
         tensors = {**base.tensors, **{chunk.index: new for chunk, new in zip(moving, made, strict=True)}}
         return Version(base.number + 1, self.chunks, tensors)
+
+    def _next(
+        self, chunk: Chunk, making: _Making, gradient: torch.Tensor | None, out: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The next weights of a chunk, in ``out`` if given; updates its state. ``gradient``: if it is known already."""
+        here = making.used_in(chunk)
+        weights = making.base.tensors[chunk.index]
+        if not here:
+            return weights if out is None else out.copy_(weights)
+        if chunk.kind is Kind.BUFFER:
+            return apply_buffers(weights, self._change(chunk, making.base, making.parts, making.samples), out)
+        summed = self._summed(chunk, weights, making.parts, making.samples) if gradient is None else Sum.of(gradient)
+        self._copy_first(chunk.index)
+        reach("apply.mid", making.base.number)
+        new = self.states[chunk.index].step(weights, summed, here, making.leader.groups[chunk.group], out)
+        self._check(chunk, summed, making.parts)
+        reach("apply.after_weights_before_opt", making.base.number)
+        return new
+
+    def drafted(
+        self, base: Version, contributions: Sequence[Contribution], index: int
+    ) -> tuple[Chunk, torch.Tensor, ChunkState | None]:
+        """A chunk of the version after ``base``, should it be made of these; they need have no more than this chunk.
+
+        Changes nothing: the state that goes with it (None: as it is) is a copy. See :meth:`build`.
+        """
+        chunk = next(chunk for chunk in self.chunks if chunk.index == index)
+        samples = sum(c.samples for c in contributions)
+        making = _Making(base, tuple(contributions), samples, used_by(contributions), leading(contributions))
+        here = making.used_in(chunk)
+        weights = base.tensors[index]
+        if not here:
+            return chunk, weights, None
+        if chunk.kind is Kind.BUFFER:
+            return chunk, apply_buffers(weights, self._change(chunk, base, contributions, samples)), None
+        summed = self._summed(chunk, weights, contributions, samples)
+        with self._lock:
+            state = self.states[index].fork()
+        new = state.step(weights, summed, here, making.leader.groups[chunk.group])
+        self._check(chunk, summed, contributions)
+        return chunk, new, state
 
     def _each(self, work: Callable[[Chunk], torch.Tensor], chunks: Sequence[Chunk]) -> list[torch.Tensor]:
         # A planned fault strikes between two chunks, in the thread that is known to be this server's.

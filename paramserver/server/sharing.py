@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
@@ -35,6 +35,13 @@ SLOTS = 32
 Space = Callable[[Chunk], "Tensor"]
 
 
+class Line(Protocol):
+    """What answers the calls that a worker makes over its socket."""
+
+    def close(self) -> None:
+        """Hang up."""
+
+
 @dataclass(slots=True)
 class _Attachment:
     """A worker whose inbox this server can read. ``known``: it has been a member."""
@@ -44,6 +51,9 @@ class _Attachment:
     visit: Visit
     inbox: memoryview | None = None
     known: bool = False
+    line: Line | None = None
+    # By place in the inbox, and by chunk.
+    views: dict[int, dict[int, Tensor]] = field(default_factory=dict)
 
 
 class Sharing:
@@ -65,15 +75,18 @@ class Sharing:
 
     # ---- workers come and go
 
-    def attach(self, request: shard_pb2.AttachRequest) -> shard_pb2.AttachResponse:
-        """Meet a worker and exchange memory with it; refused, with the reason, where that is not possible."""
+    def attach(self, request: shard_pb2.AttachRequest, socket: int) -> shard_pb2.AttachResponse:
+        """Meet a worker and exchange memory with it; refused, with the reason, where that is not possible.
+
+        It is also given ``socket``, a descriptor, for its calls; `answer` tells who answers them.
+        """
         if not available():
             return shard_pb2.AttachResponse(refusal="the server's system has no memory that can be shared")
         nbytes = self._arena.weights_bytes(SLOTS)
         try:
             if self._weights is None:
                 self._weights = Segment(nbytes)
-            visit = Visit(request.meeting, self._weights.reading_fd)
+            visit = Visit(request.meeting, self._weights.reading_fd, socket)
         except FileNotFoundError:
             return shard_pb2.AttachResponse(refusal="it is on another host, or in a container with its own /dev/shm")
         except (OSError, ValueError) as error:
@@ -82,6 +95,13 @@ class Sharing:
         self._attachments[number] = _Attachment(request.worker, request.inbox_bytes, visit)
         self._slots.join(number)
         return shard_pb2.AttachResponse(attachment=number, weights_bytes=nbytes)
+
+    def answer(self, number: int, line: Line) -> None:
+        """``line`` answers an attached worker's calls; it ends with the attachment."""
+        if (attachment := self._attachments.get(number)) is None:
+            line.close()
+        else:
+            attachment.line = line
 
     def keep(self, workers: frozenset[int]) -> None:
         """Who the workers are: attachments of others end, but not of those that this server has not heard of yet."""
@@ -101,7 +121,10 @@ class Sharing:
             self._weights.close()
 
     def _end(self, number: int) -> None:
-        self._attachments.pop(number).visit.close()
+        attachment = self._attachments.pop(number)
+        attachment.visit.close()
+        if attachment.line is not None:
+            attachment.line.close()
         self._slots.leave(number)
 
     # ---- contributions
@@ -123,11 +146,12 @@ class Sharing:
         base = shared.node * self._arena.slot_bytes
         if base + self._arena.slot_bytes > attachment.inbox_bytes:
             raise errors.ProtocolError(f"node {shared.node} does not exist in the inbox of worker {worker}")
-        views = {}
+        views = attachment.views.setdefault(shared.node, {})
         for index, chunk in chunks.items():
-            start = base + self._arena.start(chunk)
-            views[index] = tensor_from(attachment.inbox[start : start + chunk.nbytes], chunk.dtype)
-        return views
+            if index not in views:
+                start = base + self._arena.start(chunk)
+                views[index] = tensor_from(attachment.inbox[start : start + chunk.nbytes], chunk.dtype)
+        return {index: views[index] for index in chunks}
 
     def _attached(self, number: int, worker: int) -> _Attachment | None:
         attachment = self._attachments.get(number)

@@ -13,6 +13,8 @@ from paramserver.transport.messages import chunk_ref
 if TYPE_CHECKING:
     import torch
 
+    from paramserver.server.drafting import Draft
+
 
 class Version:
     """Version ``number`` of the chunks of one shard. The tensors are never written to again."""
@@ -23,6 +25,8 @@ class Version:
         # Where it lies in memory shared with workers, if it does.
         self.slot: int | None = None
         self._chunks = chunks
+        # The number of the draft that it was, if it was one; a pull without frozen chunks then has one frame per chunk.
+        self.draft = 0
         self._frames: dict[bool, list[bytes]] = {}
 
     def moving(self, frozen: bool) -> list[Chunk]:
@@ -43,3 +47,12 @@ class Version:
     def encoded(self, frozen: bool) -> bool:
         """True if :meth:`frames` costs nothing."""
         return frozen in self._frames
+
+    def was(self, draft: Draft) -> None:
+        """It was a draft: who pulls ahead has some of its frames already. Not thread-safe."""
+        moving = self.moving(False)
+        for chunk in moving:
+            if chunk.index not in draft.frames:
+                draft.frames[chunk.index] = draft.encode(chunk, self.tensors[chunk.index])
+        self.draft = draft.number
+        self._frames[False] = [draft.frames[chunk.index] for chunk in moving]

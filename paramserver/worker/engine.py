@@ -376,6 +376,7 @@ class Engine:
         contribution of this name counts instead of this one.
         """
         reach("worker.after_grad", self.version)
+        node.settle()
         self._slice_times.append(time.monotonic() - self._begun_at)
         self.slices += 1
         self.samples += node.samples
@@ -425,18 +426,27 @@ class Engine:
         self,
         version: int,
         generation: tuple[int, ...],
+        pulling: concurrent.futures.Future[list[Pulled]],
         waiting: Coroutine[Any, Any, list[Pulled] | int] | None = None,
     ) -> int | None:
         """Wait until every shard has published ``version`` and take it in; returns early on a new membership.
 
-        ``waiting``: gets that version, or a slice that is to be computed meanwhile, which is then returned.
+        ``pulling`` asks for it, see `begin_pull`. ``waiting``: gets what that brings, or a slice that is to be computed
+        meanwhile, which is then returned.
         """
-        pulling = self.background.submit(self.links.pull_version(version) if waiting is None else waiting)
 
         def moved() -> bool:
             return self.generation != generation
 
-        results = self._watch(pulling, moved)
+        results: list[Pulled] | int | None
+        if waiting is None or pulling.done():
+            if waiting is not None:
+                waiting.close()
+            results = self._watch(pulling, moved)
+        else:
+            results = self._watch(self.background.submit(waiting), moved)
+            if isinstance(results, int) or results is None:
+                pulling.cancel()
         if isinstance(results, int):
             return results
         if not results and self._run(self.links.published(version)):
@@ -445,6 +455,10 @@ class Engine:
         if results is not None:
             self._install(results)
         return None
+
+    def begin_pull(self, version: int) -> concurrent.futures.Future[list[Pulled]]:
+        """Ask every shard for ``version`` or a later one."""
+        return self.background.submit(self.links.pull_version(version, ahead=True))
 
     def spare(self) -> Spare:
         """What fills the time in which a worker waits for others."""

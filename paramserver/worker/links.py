@@ -157,9 +157,9 @@ class ShardLinks:
                 return cast(shard_pb2.PushResponse, reply)
             header.shared.attachment, header.shared.node, header.shared.checked = attached.number, facts.node or 0, True
             try:
-                reply = await self.channels[server].upload("Shard.Push", chunk_frames(header, ()), timeout=timeout_s)
+                reply = await attached.channel.upload("Shard.Push", chunk_frames(header, ()), timeout=timeout_s)
             except errors.GoneError:
-                self._detached(server)
+                await self._detached(server)
                 return await attempt(timeout_s)
             return cast(shard_pb2.PushResponse, reply)
 
@@ -174,7 +174,11 @@ class ShardLinks:
         async def one(server: int) -> str:
             return await self._persist(server, "to attach", partial(self._attach, shared, server))
 
-        refusals = await asyncio.gather(*(one(server) for server in range(len(self.channels))))
+        try:
+            refusals = await asyncio.gather(*(one(server) for server in range(len(self.channels))))
+        except BaseException:
+            await shared.close()
+            raise
         self.shared = shared if shared.servers else None
         return {server: refusal for server, refusal in enumerate(refusals) if refusal}
 
@@ -183,10 +187,15 @@ class ShardLinks:
             server, self.channels[server], self.job, self.timeline, self._worker(), min(timeout_s, _ATTACH_S)
         )
 
-    def _detached(self, server: int) -> None:
+    async def _detached(self, server: int) -> None:
         log.info("a server does not share memory with this worker any more", server=f"server-{server}")
         assert self.shared is not None
-        self.shared.lost(server)
+        await self.shared.lost(server)
+
+    def _way(self, server: int) -> Channel:
+        """Where small messages to a server go: over a socket of this host if it shares memory with this worker."""
+        attached = self.shared.attached(server, self._worker()) if self.shared is not None else None
+        return self.channels[server] if attached is None else attached.channel
 
     @property
     def kind(self) -> str:
@@ -217,23 +226,26 @@ class ShardLinks:
 
     # ---- pull
 
-    async def pull(self, want: Want, frozen: bool = False) -> list[Pulled]:
-        """Each shard's answer to ``want``, by server; in asynchronous mode their versions may differ."""
-        return await asyncio.gather(*(self._pull_one(s, want, frozen) for s in range(len(self.channels))))
+    async def pull(self, want: Want, frozen: bool = False, ahead: bool = False) -> list[Pulled]:
+        """Each shard's answer to ``want``, by server; in asynchronous mode their versions may differ.
 
-    async def pull_version(self, at_least: int, frozen: bool = False) -> list[Pulled]:
-        """One version, the same of every shard: ``at_least`` or a later one that all have."""
-        results = await self.pull(AtLeast(at_least), frozen)
+        ``ahead``: what is asked for may be sent while it is made.
+        """
+        return await asyncio.gather(*(self._pull_one(s, want, frozen, ahead) for s in range(len(self.channels))))
+
+    async def pull_version(self, at_least: int, frozen: bool = False, ahead: bool = False) -> list[Pulled]:
+        """One version, the same of every shard: ``at_least`` or a later one that all have; ``ahead`` as in `pull`."""
+        results = await self.pull(AtLeast(at_least), frozen, ahead)
         while len({result.version for result in results}) > 1:
             # The oldest: a shard that is behind may stay so until this worker has done its part of that step.
             oldest = min(result.version for result in results)
-            ahead = [s for s, result in enumerate(results) if result.version > oldest]
+            newer = [s for s, result in enumerate(results) if result.version > oldest]
             try:
-                again = await asyncio.gather(*(self._pull_one(s, Exactly(oldest), frozen) for s in ahead))
+                again = await asyncio.gather(*(self._pull_one(s, Exactly(oldest), frozen) for s in newer))
             except errors.GoneError:  # dropped, so every shard has a later one or will have it
                 results = await self.pull(AtLeast(oldest + 1), frozen)
                 continue
-            for server, result in zip(ahead, again, strict=True):
+            for server, result in zip(newer, again, strict=True):
                 results[server] = result
         return results
 
@@ -255,7 +267,7 @@ class ShardLinks:
         except errors.ParamServerError:
             return False
 
-    async def _pull_one(self, server: int, want: Want, frozen: bool) -> Pulled:
+    async def _pull_one(self, server: int, want: Want, frozen: bool, ahead: bool = False) -> Pulled:
         deadline = time.monotonic() + self._wait_timeout_s
         said = time.monotonic()
         try:
@@ -267,6 +279,7 @@ class ShardLinks:
                     wait_s=_PARK_S,
                     include_frozen=frozen,
                     standing=self.standing,
+                    ahead=ahead,
                 )
                 put_want(request, want)
                 if self.shared is not None:
@@ -304,17 +317,22 @@ class ShardLinks:
 
     async def _download(self, server: int, request: shard_pb2.PullRequest, timeout_s: float) -> Pulled | str:
         header: shard_pb2.PullHeader | None = None
-        chunks: dict[int, memoryview] = {}
-        stream = self.channels[server].download("Shard.Pull", request, timeout=timeout_s + _PARK_S)
+        draft, chunks = 0, dict[int, memoryview]()
+        stream = self._way(server).download("Shard.Pull", request, timeout=timeout_s + _PARK_S)
         async with aclosing(stream) as frames:
             async for raw in frames:
                 frame, parts = split_frame(raw)
-                if header is None:
+                if header is None and frame.draft:
+                    if frame.draft != draft:  # what was sent of another one came to nothing
+                        draft, chunks = frame.draft, {}
+                elif header is None:
                     if frame.WhichOneof("first") != "pull":
                         raise errors.ProtocolError("the answer to a pull does not begin with its header")
                     header = frame.pull
                     if not header.ready:
                         return header.waiting_for
+                    if header.draft != draft:
+                        chunks = {}
                 for ref, data in parts:
                     chunks[checked(ref, self.plan, server, chunks)] = data
         if header is None or header.chunks != len(chunks):
@@ -352,7 +370,7 @@ class ShardLinks:
         """Ask a server for a slice of the open step; None if it does not answer."""
         request.job, request.timeline, request.worker = self.job, self.timeline, self._worker()
         try:
-            reply = await self.channels[server].call("Shard.Claim", request, timeout=_CLAIM_S)
+            reply = await self._way(server).call("Shard.Claim", request, timeout=_CLAIM_S)
         except errors.ParamServerError as error:
             log.debug("no answer to a question for work", error=str(error))
             return None
@@ -385,4 +403,6 @@ class ShardLinks:
 
     async def close(self) -> None:
         """Close the channels."""
+        if self.shared is not None:
+            await self.shared.close()
         await asyncio.gather(*(channel.close() for channel in self.channels), return_exceptions=True)

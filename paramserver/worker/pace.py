@@ -226,18 +226,25 @@ class SyncPace:
 
     def _wait_for_next(self) -> bool:
         """Wait for the next version, for a slice to compute, or another membership; True if the mode has changed."""
+        if self._engine.named_by_data:
+            self._engine.links.standing = self._standing()
+        # Asked for beside the pushes: it is answered when all of the step has come.
+        pulling = self._engine.begin_pull(self._version + 1)
         if self._pushes:
             began = time.monotonic()
-            self._engine.wait_all(self._pushes)
+            try:
+                self._engine.wait_all(self._pushes)
+            except BaseException:
+                pulling.cancel()
+                raise
             self._pushes.clear()
             self._tempo.pushed(time.monotonic() - began)
         if not self._engine.named_by_data:
-            self._engine.advance(self._version + 1, self._generation)
+            self._engine.advance(self._version + 1, self._generation, pulling)
             return self._engine.mode_changed()
-        self._engine.links.standing = self._standing()
         own = next((p for p in range(*self._range) if p not in self._done), None)
-        waiting = self._spare.wait(self._question(), own, self._tempo.patience_s, self._tempo.answered)
-        self._given = self._engine.advance(self._version + 1, self._generation, waiting)
+        waiting = self._spare.wait(pulling, self._question(), own, self._tempo.patience_s, self._tempo.answered)
+        self._given = self._engine.advance(self._version + 1, self._generation, pulling, waiting)
         if self._given is not None:
             self._hurry = self._given_away = True
         return self._engine.mode_changed()

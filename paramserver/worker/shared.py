@@ -6,7 +6,9 @@ worker maps. What a server says goes over its channel as always, without the byt
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import cast
 
@@ -25,11 +27,12 @@ log = structlog.get_logger("paramserver.worker")
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """A server's side: its number for this worker (as the member it was then), and its weights."""
+    """A server's side: its number for this worker (as the member it was then), its weights, and the way to it."""
 
     number: int
     worker: int
     weights: Foreign
+    channel: Channel
 
 
 class SharedMemory:
@@ -57,7 +60,7 @@ class SharedMemory:
 
         Raises what the call raises.
         """
-        self._attached.pop(server, None)
+        await self.lost(server)
         try:
             meeting = Meeting()
         except OSError as error:
@@ -74,14 +77,18 @@ class SharedMemory:
             reply = cast(shard_pb2.AttachResponse, await channel.call("Shard.Attach", request, timeout=timeout_s))
             if not reply.attachment:
                 return reply.refusal
-            weights = Foreign(meeting.swap(self.inbox.memory.reading_fd), reply.weights_bytes)
+            weights_fd, line_fd = meeting.swap(self.inbox.memory.reading_fd, take=2)
+            with ExitStack() as unless_well:
+                line = unless_well.enter_context(socket.socket(fileno=line_fd))
+                weights = Foreign(weights_fd, reply.weights_bytes)
+                if (reply.weights_bytes - self.arena.frozen_bytes) % self.arena.slot_bytes:
+                    return "it lays its memory out differently"
+                unless_well.pop_all()
         except (OSError, ValueError) as error:
             return f"no memory could be exchanged with it: {error}"
         finally:
             meeting.close()
-        if (reply.weights_bytes - self.arena.frozen_bytes) % self.arena.slot_bytes:
-            return "it lays its memory out differently"
-        self._attached[server] = Attached(reply.attachment, worker, weights)
+        self._attached[server] = Attached(reply.attachment, worker, weights, channel.beside(line))
         return ""
 
     def attached(self, server: int, worker: int) -> Attached | None:
@@ -94,9 +101,11 @@ class SharedMemory:
         found = self._attached.get(server)
         return found is not None and found.worker != worker
 
-    def lost(self, server: int) -> None:
+    async def lost(self, server: int) -> None:
         """The server knows nothing of it any more."""
-        self._attached.pop(server, None)
+        former = self._attached.pop(server, None)
+        if former is not None:
+            await former.channel.close()
 
     @property
     def servers(self) -> frozenset[int]:
@@ -136,7 +145,8 @@ class SharedMemory:
             if frozen or chunk.kind is not Kind.FROZEN:
                 yield chunk
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Give nothing to anybody any more; memory that is mapped stays until nobody uses it."""
-        self._attached.clear()
+        for attached in self._attached.values():
+            await attached.channel.close()
         self.inbox.memory.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 from collections.abc import Callable
 
 from paramserver.v1 import shard_pb2
@@ -29,17 +30,18 @@ class Spare:
 
     async def wait(
         self,
+        version: concurrent.futures.Future[list[Pulled]],
         question: shard_pb2.ClaimRequest,
         own: int | None,
         patience_s: Callable[[], float],
         answered: Callable[[bool], None],
     ) -> list[Pulled] | int:
-        """Wait until all shards have published the next version, or until there is a slice to compute meanwhile.
+        """Wait for the next version, or until there is a slice to compute meanwhile; ``version`` is then given up.
 
         A server is asked each time ``patience_s`` has passed; ``answered`` hears whether that was of use. ``own``: a
         slice to compute if there is no answer.
         """
-        pulling = asyncio.create_task(self._links.pull_version(question.step + 1))
+        pulling = asyncio.wrap_future(version)
         try:
             while True:
                 await asyncio.wait([pulling], timeout=patience_s())
@@ -57,4 +59,3 @@ class Spare:
         finally:
             # What it would bring may be old when the slice is computed.
             pulling.cancel()
-            await asyncio.gather(pulling, return_exceptions=True)

@@ -31,6 +31,7 @@ from paramserver.local.adopt import consistency_of
 from paramserver.local.alone import COORDINATOR, InProcessJob
 from paramserver.local.collect import Result
 from paramserver.local.finish import gather
+from paramserver.server.apply import ChunkState
 from paramserver.server.shard import Contribution, ShardTensors
 from paramserver.server.version import Version
 from paramserver.tensors.dtypes import torch_dtype
@@ -356,12 +357,13 @@ def recorded() -> Iterator[list[Applied]]:
         contributions: Sequence[Contribution],
         clipped: Mapping[int, torch.Tensor] | None = None,
         space: Callable[[Chunk], torch.Tensor] | None = None,
+        drafted: Mapping[int, tuple[torch.Tensor, ChunkState | None]] | None = None,
     ) -> Version:
         shard = shards.setdefault(id(self), len(shards))
         for one in contributions:
             copies = {index: data.clone() for index, data in one.chunks.items()}
             log.append(Applied(shard, replace(one, chunks=copies)))
-        return real(self, base, contributions, clipped, space)
+        return real(self, base, contributions, clipped, space, drafted)
 
     ShardTensors.build = build  # type: ignore[method-assign]
     try:

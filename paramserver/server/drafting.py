@@ -1,0 +1,177 @@
+"""The next version before its step is complete: made chunk by chunk while contributions still arrive, and sent ahead.
+
+A link carries both ways at once, so weights should go out while gradients still come in. A *draft* is what the next
+version will be if everything that is on its way arrives whole. It changes nothing: the state machine decides as always
+what a version is made of, and only if that is what the draft was made of does it become the version. Otherwise it is
+forgotten, with the copies of the optimizer state that it was made with.
+
+Lives in the event loop; the arithmetic runs in its thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+import structlog
+
+from paramserver.core.names import SyncName
+from paramserver.core.plan import Kind
+from paramserver.tensors.codec import encode_frame
+from paramserver.tensors.dtypes import buffer_of
+from paramserver.transport.messages import chunk_ref
+from paramserver.v1 import shard_pb2
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paramserver.core.plan import Chunk
+    from paramserver.server.apply import ChunkState
+    from paramserver.server.shard import Contribution, ShardTensors
+    from paramserver.server.version import Version
+
+log = structlog.get_logger("paramserver.server")
+
+Do = Callable[[Callable[[], None]], Awaitable[None]]
+
+# A shard with less than that to send is not drafted: all of it fits into one frame or two.
+LEAST_BYTES = 8 << 20
+
+
+class Draft:
+    """What comes after ``base`` if it is made of ``parts``, in the order of their slices, and of nothing else."""
+
+    def __init__(self, number: int, base: Version, parts: Sequence[Contribution]) -> None:
+        self.number = number
+        self.base = base
+        self.parts = tuple(parts)
+        # By chunk: the weights, and the optimizer state that goes with them. Filled in the arithmetic thread.
+        self.made: dict[int, tuple[Tensor, ChunkState | None]] = {}
+        # By chunk, what is sent of it. Encoded once for all who pull.
+        self.frames: dict[int, bytes] = {}
+
+    def encode(self, chunk: Chunk, weights: Tensor) -> bytes:
+        """A frame with one chunk."""
+        header = shard_pb2.FrameHeader(chunks=[chunk_ref(chunk)], draft=self.number)
+        return encode_frame(header, [buffer_of(weights)])
+
+
+class Drafting:
+    """The draft of one shard's next version, if there is one. ``do`` runs something in the arithmetic thread."""
+
+    def __init__(self, tensors: ShardTensors, do: Do) -> None:
+        self.draft: Draft | None = None
+        # How many drafts became versions, and how many were forgotten.
+        self.adopted = self.forgotten = 0
+        self._tensors, self._do = tensors, do
+        self._numbers = itertools.count(1)
+        self._moving_bytes = sum(chunk.nbytes for chunk in tensors.chunks if chunk.kind is not Kind.FROZEN)
+        self._base: Version | None = None
+        self._parts: list[Contribution] = []
+        self._lacking: dict[int, int] = {}
+        # Set when there is more of a draft, or another one, or none; there is another event then.
+        self.progress = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # ---- contributions arrive
+
+    def begins(self, part: Contribution, base: Version) -> None:
+        """A contribution to the version after ``base`` begins to arrive; its chunks are filled in as they come."""
+        if self._moving_bytes < LEAST_BYTES:
+            return
+        if self._base is not base:
+            self._forget()
+            self._base, self._parts = base, []
+        name = part.name
+        assert isinstance(name, SyncName)
+        if any(isinstance(o.name, SyncName) and o.name.lo < name.hi and name.lo < o.name.hi for o in self._parts):
+            return  # somebody is quicker with it
+        self._parts.append(part)
+        if sum(one.name.slices for one in self._parts) == name.of:
+            self._start(base)
+
+    def came(self, part: Contribution, chunk: int) -> None:
+        """A chunk of it is there."""
+        draft = self.draft
+        if draft is None or not any(one is part for one in draft.parts) or chunk not in self._lacking:
+            return
+        self._lacking[chunk] -= 1
+        if not self._lacking[chunk]:
+            self._make(draft, chunk)
+
+    def fails(self, part: Contribution) -> None:
+        """It does not arrive whole."""
+        if any(one is part for one in self._parts):
+            self._parts = [one for one in self._parts if one is not part]
+            self._forget()
+
+    # ---- what becomes of a draft
+
+    def take(self, base: Version, parts: Sequence[Contribution]) -> Draft | None:
+        """The draft that was made of just these contributions; from now on it is nobody's draft any more."""
+        draft, self.draft = self.draft, None
+        self._base, self._parts = None, []
+        if draft is None:
+            return None
+        same = draft.base is base and {id(part) for part in draft.parts} == {id(part) for part in parts}
+        if same:
+            self.adopted += 1
+        else:
+            self.forgotten += 1
+        self._tell()
+        return draft if same else None
+
+    async def close(self) -> None:
+        """Nothing is drafted any more."""
+        self._forget()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ---- making it
+
+    def _start(self, base: Version) -> None:
+        parts = sorted(self._parts, key=lambda one: one.name.lo if isinstance(one.name, SyncName) else 0)
+        draft = self.draft = Draft(next(self._numbers), base, parts)
+        self._lacking = {}
+        for chunk in self._tensors.chunks:
+            if chunk.kind is Kind.FROZEN:
+                continue
+            used = {piece.tensor for piece in chunk.pieces}
+            lacking = sum(bool(used & part.used) and chunk.index not in part.chunks for part in parts)
+            self._lacking[chunk.index] = lacking
+            if not lacking:
+                self._make(draft, chunk.index)
+
+    def _make(self, draft: Draft, index: int) -> None:
+        task = asyncio.get_running_loop().create_task(self._made(draft, index))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _made(self, draft: Draft, index: int) -> None:
+        def work() -> None:
+            if self.draft is not draft:
+                return
+            chunk, weights, state = self._tensors.drafted(draft.base, draft.parts, index)
+            draft.made[index] = weights, state
+            draft.frames[index] = draft.encode(chunk, weights)
+
+        try:
+            await self._do(work)
+        except Exception as error:  # the version itself will meet with it, and say so
+            log.debug("could not make a draft", error=str(error))
+            self._forget()
+        if self.draft is draft:
+            self._tell()
+
+    def _forget(self) -> None:
+        if self.draft is not None:
+            self.draft = None
+            self.forgotten += 1
+            self._tell()
+
+    def _tell(self) -> None:
+        self.progress.set()
+        self.progress = asyncio.Event()

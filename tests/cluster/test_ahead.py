@@ -1,0 +1,101 @@
+"""Versions that are made and sent while gradients still arrive: the same bits, whatever goes wrong meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paramserver.server import drafting
+from paramserver.server.drafting import Drafting
+from paramserver.testing.faults import Fault, FaultPlan, Rule
+from tests.cluster.harness import train
+from tests.cluster.programs import Program, adamw, dataset, network, plain
+from tests.cluster.rollback import Rig, same, twin
+from tests.cluster.test_faults import SLICES, Death, calm, program
+from tests.cluster.test_rollback_sync import EVERY, MOMENTS, fresh
+
+DATA = dataset(48)
+
+
+class Seen:
+    """What became of all drafts of a test."""
+
+    def __init__(self) -> None:
+        self.all: list[Drafting] = []
+
+    @property
+    def adopted(self) -> int:
+        return sum(one.adopted for one in self.all)
+
+    @property
+    def forgotten(self) -> int:
+        return sum(one.forgotten for one in self.all)
+
+
+@pytest.fixture(autouse=True)
+def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
+    """Small shards are drafted, too; at least one draft became a version."""
+    found = Seen()
+    real = Drafting.__init__
+
+    def init(self: Drafting, *args: Any) -> None:
+        real(self, *args)
+        found.all.append(self)
+
+    monkeypatch.setattr(drafting, "LEAST_BYTES", 0)
+    monkeypatch.setattr(Drafting, "__init__", init)
+    yield found
+    assert found.adopted > 0
+
+
+@pytest.mark.parametrize("optimizer", [plain, adamw])
+def test_same_bits(optimizer: Any, monkeypatch: pytest.MonkeyPatch, seen: Seen) -> None:
+    script = Program(DATA, 8, 2, lambda: network(hidden=300, norm=True), optimizer)
+    options: dict[str, Any] = {"workers": 2, "servers": 2, "settings": {"training.chunk_bytes": 832}}
+    digests = train(script, **options).digests
+    assert seen.adopted == 2 * 2 * 3, "each server drafts each step"
+    monkeypatch.setattr(drafting, "LEAST_BYTES", 1 << 40)
+    assert train(script, **options).digests == digests
+    assert seen.adopted == 2 * 2 * 3
+
+
+def test_a_clipped_step_is_not_drafted(seen: Seen) -> None:
+    script = Program(DATA, 8, 1, each=lambda ctx, number: ctx.clip_grad_norm(0.1) if number else None)
+    outcome = train(script, 2, 1)
+    assert outcome.summary["steps"] == 3
+    assert seen.adopted == 1
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        [Rule("Shard.Pull", Fault.LOSE_REPLY, 0.3)],
+        [Rule("Shard.P*", Fault.DUPLICATE, 0.3)],
+        [Rule("Shard.Push", Fault.CUT_UPLOAD, 0.3)],
+        [Rule("Shard.P*", Fault.DROP_REQUEST, 0.1), Rule("Shard.P*", Fault.DELAY, 1.0, delay_s=0.005)],
+    ],
+    ids=["answers lost", "sent twice", "uploads cut short", "dropped and late"],
+)
+def test_over_a_bad_network(rules: list[Rule], seen: Seen) -> None:
+    plan = FaultPlan(rules, seed=3)
+    outcome = train(program(), 3, 2, slices_per_step=SLICES, faults=plan, settings={"training.chunk_bytes": 832})
+    plan.check()
+    calm(outcome)
+
+
+def test_a_worker_dies_in_the_middle_of_a_step(seen: Seen) -> None:
+    death = Death(1)
+    calm(train(program(death), 3, 2, slices_per_step=SLICES, grace_s=0.1))
+    assert death.died
+
+
+@pytest.mark.parametrize("when", ["staged (C01)", "published, not answered (A07)"])
+def test_going_back(tmp_path: Path, when: str) -> None:
+    with Rig(tmp_path, EVERY, fresh(MOMENTS[when])) as rig:
+        rig.begin(program())
+        summary = rig.finish()
+        assert rig.rollbacks >= 1
+    same(summary, twin("faults", program(), slices_per_step=SLICES))

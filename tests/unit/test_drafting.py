@@ -1,0 +1,129 @@
+"""Drafts: made of what arrives, adopted only by the version that is made of just that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from paramserver.core.names import SyncName
+from paramserver.core.plan import TensorSpec, make_layout
+from paramserver.server import drafting
+from paramserver.server.drafting import Draft, Drafting
+from paramserver.server.shard import Contribution, ShardTensors
+from paramserver.server.version import Version
+from paramserver.tensors.optimizers import describe
+
+LAYOUT = make_layout([TensorSpec("w", (32,), "float32")], chunk_bytes=64)
+GROUP = describe(torch.optim.Adam([torch.zeros(1)]))[1][0]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafting, "LEAST_BYTES", 0)
+
+
+def part(lo: int) -> Contribution:
+    """Half of a step of two slices, of which nothing has come yet."""
+    return Contribution(SyncName(0, lo, lo + 1, 2), lo + 1, 4, False, 0, frozenset({0}), (GROUP,), {})
+
+
+def chunk(one: Contribution, index: int, value: float) -> None:
+    assert isinstance(one.chunks, dict)
+    one.chunks[index] = torch.full((LAYOUT.chunks[index].elements,), value)
+
+
+async def now(work: Callable[[], None]) -> None:
+    work()
+
+
+def draft_of(drafts: Drafting) -> Draft | None:
+    return drafts.draft
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def shard() -> tuple[ShardTensors, Version, Drafting]:
+    tensors = ShardTensors(LAYOUT, LAYOUT.chunks, "adam")
+    ones = {c.index: torch.ones(c.elements) for c in LAYOUT.chunks}
+    return tensors, Version(0, LAYOUT.chunks, ones), Drafting(tensors, now)
+
+
+def test_a_draft_has_the_bits_of_the_version_and_leaves_the_state_alone() -> None:
+    async def test() -> None:
+        tensors, base, drafts = shard()
+        left, right = part(0), part(1)
+        drafts.begins(left, base)
+        assert draft_of(drafts) is None
+        drafts.begins(right, base)
+        draft = draft_of(drafts)
+        assert draft is not None
+        for index in range(len(LAYOUT.chunks)):
+            chunk(left, index, 1.0)
+            drafts.came(left, index)
+            await settle()
+            assert index not in draft.made, "the other half is missing"
+            chunk(right, index, 2.0)
+            drafts.came(right, index)
+            await settle()
+            assert index in draft.made
+            assert not list(tensors.states[index].export()), "nothing has been updated yet"
+        assert drafts.take(base, [left, right]) is draft
+        other = ShardTensors(LAYOUT, LAYOUT.chunks, "adam")
+        plain = other.build(base, [left, right])
+        adopted = tensors.build(base, [left, right], drafted=draft.made)
+        for index in plain.tensors:
+            assert torch.equal(plain.tensors[index], adopted.tensors[index])
+            for mine, theirs in zip(tensors.states[index].export(), other.states[index].export(), strict=True):
+                assert mine[:3] == theirs[:3]
+                assert torch.equal(mine[3], theirs[3])
+        assert (drafts.adopted, drafts.forgotten) == (1, 0)
+
+    asyncio.run(test())
+
+
+def test_another_contribution_makes_another_draft() -> None:
+    async def test() -> None:
+        _, base, drafts = shard()
+        left, right, again = part(0), part(1), part(0)
+        drafts.begins(left, base)
+        drafts.begins(right, base)
+        drafts.begins(again, base)  # the same slice: whoever was quicker counts
+        first = draft_of(drafts)
+        assert first is not None
+        drafts.fails(again)
+        assert draft_of(drafts) is first
+        drafts.fails(left)
+        assert draft_of(drafts) is None
+        drafts.begins(again, base)
+        second = draft_of(drafts)
+        assert second is not None
+        assert second.number != first.number
+        assert drafts.take(base, [left, right]) is None, "made of others"
+        assert (drafts.adopted, drafts.forgotten) == (0, 2)
+
+    asyncio.run(test())
+
+
+def test_chunks_of_a_draft_that_was_forgotten_are_not_made() -> None:
+    async def test() -> None:
+        _, base, drafts = shard()
+        left, right = part(0), part(1)
+        for one in (left, right):
+            drafts.begins(one, base)
+        draft = draft_of(drafts)
+        assert draft is not None
+        for one in (left, right):
+            chunk(one, 0, 1.0)
+            drafts.came(one, 0)
+        drafts.fails(right)
+        await settle()
+        assert draft.made == {}
+        await drafts.close()
+
+    asyncio.run(test())
