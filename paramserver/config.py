@@ -210,6 +210,20 @@ class Cluster(_Section):
         default="", description="Under which name others reach this process. Empty: the address that it listens on."
     )
     servers: _Processes = Field(default=1, description="Servers that share the model.")
+    servers_per_host: Annotated[
+        int, BeforeValidator(_refuse_bool), Field(ge=1, le=64), Must("an integer from 1 to 64")
+    ] = Field(
+        default=1,
+        description="Server processes that `start server` starts on its host; each counts as one of cluster.servers.",
+    )
+    placement: Annotated[Literal["auto", "balanced", "split"], Must('"auto", "balanced" or "split"')] = Field(
+        default="auto",
+        description="How much of the model each server takes. balanced: all as much. split: servers beside workers "
+        "less than the others, as is best for the links. auto: whichever the cost model says is faster.",
+    )
+    beside_worker: Annotated[bool, Must("true or false")] = Field(
+        default=False, description="This server is on the host of a worker; see cluster.placement."
+    )
     workers: _Processes = Field(
         default=2, description="Workers the job starts with. A script without a cluster is one worker."
     )
@@ -244,6 +258,9 @@ class Cluster(_Section):
         description="How weights and gradients travel. auto: in shared memory between a worker and a server on one "
         "host, else over gRPC. shm: in shared memory, or not at all.",
     )
+    channels_per_server: Annotated[
+        int, BeforeValidator(_refuse_bool), Field(ge=0, le=16), Must("an integer from 0 to 16")
+    ] = Field(default=0, description="Connections from a worker to each server, for gRPC. 0: chosen.")
     max_restarts: _Count = Field(
         default=3,
         description="How often in a row `run` starts a process again while the job gets no further. 0: never.",

@@ -120,6 +120,7 @@ def server(
     advertise_host: _Text = None,
     certs: _Text = None,
     insecure: bool | None = None,
+    servers_per_host: _Text = None,
     config: Path | None = None,
     set_: _Sets = None,
 ) -> int:
@@ -137,6 +138,8 @@ def server(
         Directory with certificates (see "paramserver certs init").
     insecure
         Allow other machines without TLS.
+    servers_per_host
+        Start so many servers; each counts as one of cluster.servers.
     config
         TOML file with settings; flags and PARAMSERVER_* variables override it.
     set_
@@ -146,6 +149,7 @@ def server(
         "cluster.coordinator": join,
         "cluster.listen": listen,
         "cluster.advertise_host": advertise_host,
+        "cluster.servers_per_host": servers_per_host,
         "security.certs": certs,
         "security.insecure": insecure,
     }
@@ -165,6 +169,7 @@ def worker(
     certs: _Text = None,
     insecure: bool | None = None,
     device: _Text = None,
+    with_server: bool = False,
     config: Path | None = None,
     set_: _Sets = None,
     script_args: Annotated[list[str] | None, Parameter(parse=False)] = None,
@@ -183,6 +188,8 @@ def worker(
         Allow other machines without TLS.
     device
         Where to compute: "auto", "cpu", "cuda" or "cuda:N".
+    with_server
+        Also start a server on this host, which counts as one of cluster.servers; see cluster.placement.
     config
         TOML file with settings; flags and PARAMSERVER_* variables override it.
     set_
@@ -203,7 +210,7 @@ def worker(
     path = script_path(settings)
     from paramserver.local.start import start_worker
 
-    return start_worker(settings, path, list(settings.run.args))
+    return start_worker(settings, path, list(settings.run.args), with_server)
 
 
 def _with_coordinator(settings: Settings) -> Settings:

@@ -66,6 +66,8 @@ class JobOptions:
     # How long a worker that lives may get nowhere; 0: for ever.
     stall_s: float = 8.0
     call_timeout_s: float = 30.0
+    # Which server takes how much of the model; see `core.placement`.
+    placement: str = "auto"
     # How long the members of the start are waited for; 0: for ever.
     join_timeout_s: float = 0.0
     # How long a job waits when a server, or every worker, is gone.
@@ -198,6 +200,7 @@ class Job:
                     address=m.address,
                     pid=m.pid,
                     incarnation=m.incarnation,
+                    beside_worker=m.beside_worker,
                 )
                 for m in (*self.members.of(Role.SERVER), *self.watch.absent.values(), *self.members.of(Role.WORKER))
             ],

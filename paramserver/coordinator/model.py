@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -11,8 +12,10 @@ import structlog
 from paramserver import errors
 from paramserver.core.hypers import validate
 from paramserver.core.membership import Member, Role
+from paramserver.core.placement import Seat, choose
 from paramserver.core.plan import Kind
 from paramserver.tensors.hypers import groups_from_proto
+from paramserver.transport.addresses import host_of
 from paramserver.transport.messages import consistency_to_proto, first_difference, layout_of
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
@@ -32,6 +35,8 @@ class ModelRegistry:
         self.initialiser = 0
         self.grant = 0
         self.ready = False
+        # It is decided which server takes how much of the model.
+        self._placed = False
         self._registered: list[int] = []
         self._lock = asyncio.Lock()
         # The timeline whose version 0 is on its way to be the first checkpoint.
@@ -46,6 +51,7 @@ class ModelRegistry:
             difference = first_difference(self.model, request.model)
             if difference:
                 raise errors.ModelError(f"this worker's model differs: {difference}")
+            await self.place()
             self._registered.append(request.member)
             if not self.initialiser and not self.ready and not self._job.recovery.under_way:
                 self._give_grant()
@@ -64,9 +70,10 @@ class ModelRegistry:
         validate(model.optimizer.name, groups)
         if any(t.kind is Kind.PARAMETER and t.group >= len(groups) for t in layout.tensors):
             raise errors.ModelError("a parameter names a parameter group that the optimizer does not have")
-        servers = await self._all_servers()
-        self.model, self.digest = model, layout.digest
+        self.adopt(model, layout.digest)
         try:
+            await self.place()
+            servers = await self._all_servers()
             await self._job.servers.call_all(
                 servers, "Shard.Configure", self.configuration, self._job.options.call_timeout_s
             )
@@ -95,8 +102,32 @@ class ModelRegistry:
         )
 
     def adopt(self, model: types_pb2.ModelSpec, digest: str) -> None:
-        """Take over the model of a checkpoint; workers must bring the same."""
-        self.model, self.digest = model, digest
+        """Take over a model, such as that of a checkpoint; workers must bring the same. It has still to be placed."""
+        self.model, self.digest, self._placed = types_pb2.ModelSpec(), digest, False
+        self.model.CopyFrom(model)
+        self.model.ClearField("shares")
+
+    async def place(self) -> None:
+        """Decide how much of the model each server takes, once all are there; that stays so as long as the job runs.
+
+        Raises ConfigError if the servers do not allow what is configured, DeadlineError if some are missing.
+        """
+        if self._placed:
+            return
+        servers = await self._all_servers()
+        if self._placed or self.model is None:  # somebody else was faster
+            return
+        options = self._job.options
+        seats = [Seat(host_of(server.address) or server.address, server.beside_worker) for server in servers]
+        try:
+            shares = choose(options.placement, partial(layout_of, self.model), seats, options.workers)
+        except ValueError as error:
+            raise errors.ConfigError(f"cluster.placement is {options.placement}, but {error}") from error
+        placed = types_pb2.ModelSpec(shares=shares)
+        placed.MergeFrom(self.model)
+        self.model, self._placed = placed, True
+        if shares:
+            log.info("servers beside workers take a part of the model", shares=shares)
 
     def upload_again(self) -> None:
         """What was uploaded is lost, before it was ever published."""
@@ -114,7 +145,7 @@ class ModelRegistry:
         self, model: types_pb2.ModelSpec, record: coordinator_pb2.JobRecord, workers: list[int], ready: bool
     ) -> None:
         """Go on from what an earlier coordinator has written down. ``ready``: some server has published version 0."""
-        self.model, self.digest, self.ready = model, record.layout, ready
+        self.model, self.digest, self.ready, self._placed = model, record.layout, ready, True
         self.grant = record.view.grant
         self._registered = workers
         if not self.ready:

@@ -196,6 +196,7 @@ class Recovery:
                     break
             if found is None:
                 raise errors.JobFailedError("there is no complete checkpoint")
+        await job.registry.place()
         stats = await job.server_stats()
         self._reached = max([self._reached, *(reply.version for reply in stats if reply.timeline == job.timeline)])
         reach("coord.before_timeline")

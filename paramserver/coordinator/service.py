@@ -109,7 +109,7 @@ class CoordinatorService(Job):
                 request.address, shard_pb2.StatsRequest(job=self.options.job), self.options.call_timeout_s
             )
             index = await admit_server(self, request, index)
-        event = Joined(role, index, request.address, request.pid, request.incarnation)
+        event = Joined(role, index, request.address, request.pid, request.incarnation, request.beside_worker)
         effects = self.members.handle(event, time.monotonic())
         member = next(effect.member for effect in effects if isinstance(effect, Admitted))
         if role is Role.SERVER:

@@ -155,6 +155,7 @@ def _member(entry: coordinator_pb2.MemberRecord) -> Member:
         address=entry.address,
         pid=entry.pid,
         incarnation=entry.incarnation,
+        beside_worker=entry.beside_worker,
     )
 
 

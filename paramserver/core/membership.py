@@ -36,6 +36,8 @@ class Member:
     pid: int = 0
     # Chosen by the process itself: tells one that was cut off from one that began anew.
     incarnation: int = 0
+    # A server that shares its link with a worker.
+    beside_worker: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class Joined:
     address: str = ""
     pid: int = 0
     incarnation: int = 0
+    beside_worker: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +194,7 @@ class Membership:
             address=event.address,
             pid=event.pid,
             incarnation=event.incarnation,
+            beside_worker=event.beside_worker,
         )
         self._next_ident += 1
         self._members[member.ident] = member

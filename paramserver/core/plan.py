@@ -215,20 +215,32 @@ def make_layout(tensors: Sequence[TensorSpec], chunk_bytes: int = 0, whole_tenso
     return Layout(tuple(tensors), segments, tuple(placements), tuple(chunks), chunk_bytes)
 
 
-def make_plan(layout: Layout, servers: int) -> Plan:
-    """Spread the chunks over the servers by bytes: the largest first, each to the least loaded, ties by index.
+def make_plan(layout: Layout, servers: int, shares: Sequence[int] = ()) -> Plan:
+    """Spread the chunks over the servers by bytes: the largest first, each to who lacks most, ties by index.
 
     Parameters go first, then buffers, then frozen tensors, so that both what is trained and the whole are in balance:
-    either way two servers differ by one chunk at most. Raises ValueError if there is no server.
+    either way two servers differ by one chunk at most. ``shares``: how much each server takes in relation to the
+    others, nothing if 0; without any all take as much. Raises ValueError if there is no server, or none that takes any.
     """
     if servers < 1:
         raise ValueError(f"a plan needs at least one server, not {servers}")
-    loads = [(0, server) for server in range(servers)]
+    parts = shares or [1] * servers
+    whole = sum(parts)
+    if len(parts) != servers or min(parts) < 0 or not whole:
+        raise ValueError(f"{list(parts)[:16]} cannot be the shares of {servers} servers")
     owner = [0] * len(layout.chunks)
-    for chunk in sorted(layout.chunks, key=lambda c: (_SPREAD_ORDER.index(c.kind), -c.nbytes, c.index)):
-        load, server = loads[0]
-        owner[chunk.index] = server
-        heapq.heapreplace(loads, (load + chunk.nbytes, server))
+    # What each server has above its share so far; below 0, what it lacks.
+    above = [0] * servers
+    for kind in _SPREAD_ORDER:
+        chunks = [chunk for chunk in layout.chunks if chunk.kind is kind]
+        total = sum(chunk.nbytes for chunk in chunks)
+        heap = [(above[server] - part * total // whole, server) for server, part in enumerate(parts) if part]
+        heapq.heapify(heap)
+        for chunk in sorted(chunks, key=lambda c: (-c.nbytes, c.index)):
+            has, owner[chunk.index] = heap[0]
+            heapq.heapreplace(heap, (has + chunk.nbytes, owner[chunk.index]))
+        for has, server in heap:
+            above[server] = has
     return Plan(layout, servers, tuple(owner))
 
 

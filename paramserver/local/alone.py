@@ -24,10 +24,14 @@ COORDINATOR = "coordinator"
 
 
 class InProcessJob:
-    """Coordinator and servers in the event loop of ``background``; workers are made by :meth:`worker`."""
+    """Coordinator and servers in the event loop of ``background``; workers are made by :meth:`worker`.
 
-    def __init__(self, options: JobOptions, background: Background | None = None) -> None:
+    ``beside_workers``: how many of the servers, the last ones, say that they are beside workers.
+    """
+
+    def __init__(self, options: JobOptions, background: Background | None = None, beside_workers: int = 0) -> None:
         self.options = options
+        self._beside_workers = beside_workers
         self.network = MemoryNetwork()
         self.background = background or Background()
         self.coordinator: CoordinatorService
@@ -47,7 +51,8 @@ class InProcessJob:
             address = f"server-{index}"
             service = ShardService(self.options.job, self.network.connect)
             self.network.serve(address, [("Shard", service)])
-            node = ServerNode.create(service, self.network.connect(COORDINATOR), address, index)
+            beside = index >= self.options.servers - self._beside_workers
+            node = ServerNode.create(service, self.network.connect(COORDINATOR), address, index, beside_worker=beside)
             await node.join()
             self.nodes.append(node)
 

@@ -280,6 +280,7 @@ class Coordinating:
             lease_s=cluster.lease_s,
             stall_s=cluster.stall_s,
             call_timeout_s=cluster.join_timeout_s,
+            placement=cluster.placement,
             join_timeout_s=cluster.join_timeout_s if self._options.gather else 0.0,
             max_idle_s=cluster.max_idle_s,
             settings=shared(self._settings),

@@ -24,6 +24,7 @@ from paramserver.local.hosts import route_to
 from paramserver.local.roles import ENV_INDEX, ENV_REPLACES
 from paramserver.tensors.uncompiled import postpone_compiler
 from paramserver.transport.base import Channel
+from paramserver.transport.limits import LANES
 from paramserver.transport.security import Security
 from paramserver.transport.session import JoinOptions
 from paramserver.v1 import types_pb2
@@ -161,7 +162,7 @@ def _connected(
     )
     engine = Engine(
         background,
-        security.connector("server"),
+        security.connector("server", settings.cluster.channels_per_server or LANES),
         coordinator,
         options,
         settings.cluster.wait_timeout_s,

@@ -32,7 +32,9 @@ ENV_REPLACES = "PARAMSERVER_INTERNAL_REPLACES"
 # Under which name a coordinator leads in the store; and that of the one in whose place it was started.
 ENV_LEADER = "PARAMSERVER_INTERNAL_LEADER"
 ENV_FORMER = "PARAMSERVER_INTERNAL_FORMER"
-_TERMINATED = 143
+# Set in servers that were started beside another process of `paramserver start`.
+ENV_COMPANION = "PARAMSERVER_INTERNAL_COMPANION"
+TERMINATED = 143
 # Not a real exit code: there is nothing left to do.
 _ENDED = -1
 
@@ -119,11 +121,11 @@ def _say_ready(address: str) -> None:
             pipe.write(address + "\n")
 
 
-def run_worker(argv: list[str], at_end: Callable[[], None] = lambda: None) -> None:
+def run_worker(argv: list[str], at_end: Callable[[int], None] = lambda code: None) -> None:
     """Run a training script as ``python SCRIPT ARG ...`` would, with errors told as its user expects them.
 
-    On SIGTERM the worker gives back what it has not handed in, and leaves (exit code 143). ``at_end`` is called before
-    this process ends with an exit code other than 0.
+    On SIGTERM the worker gives back what it has not handed in, and leaves (exit code 143). ``at_end`` is called with
+    the exit code before this process ends with another one than 0.
     """
     script, *rest = argv
     sys.argv = [script, *rest]
@@ -135,7 +137,7 @@ def run_worker(argv: list[str], at_end: Callable[[], None] = lambda: None) -> No
         runpy.run_path(script, run_name="__main__")
     except SystemExit as leave:
         code = _exit_code(leave)
-        failure = f"exit code {code}" if code not in (0, _TERMINATED) else ""
+        failure = f"exit code {code}" if code not in (0, TERMINATED) else ""
     except errors.EndedError as error:
         print(f"paramserver: {error}", file=sys.stderr, flush=True)
         code = _ENDED
@@ -155,7 +157,7 @@ def run_worker(argv: list[str], at_end: Callable[[], None] = lambda: None) -> No
         # Nothing more is handed in: what is left goes to the other workers.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _abandon(failure)
-        at_end()
+        at_end(0 if code == _ENDED else code)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0 if code == _ENDED else code)

@@ -70,7 +70,7 @@ class Serving:
             settings.cluster.job,
             self._security.connector("server"),
             settings.cluster.wait_timeout_s,
-            settings.training.threads_per_server or threads_for(settings.cluster.servers),
+            settings.training.threads_per_server or threads_for(_servers_here(settings)),
         )
         server = await grpc.serve([("Shard", service)], host, port, self._security)
         self.node = ServerNode.create(
@@ -81,6 +81,7 @@ class Serving:
             settings.cluster.join_timeout_s,
             settings.log.interval_s,
             self._replaces,
+            settings.cluster.beside_worker,
         )
         listening(server.port, self.node)
         try:
@@ -121,3 +122,8 @@ class Serving:
             raise errors.UnavailableError(
                 f"no coordinator and no worker for {limit:g} s (cluster.max_idle_s): this server gives up"
             )
+
+
+def _servers_here(settings: Settings) -> int:
+    """How many servers share this machine: under `run` all, elsewhere those started by one command."""
+    return max(settings.cluster.servers, settings.cluster.servers_per_host)

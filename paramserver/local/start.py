@@ -17,6 +17,7 @@ import structlog
 
 from paramserver import errors
 from paramserver.config import ENV_CONFIG, Settings, env_name, hide_password, load_settings
+from paramserver.local.companions import Companions, is_companion
 from paramserver.local.hosts import coordinator_place, server_place
 from paramserver.local.jobs import Job, process_birth, publish_job, withdraw_job
 from paramserver.local.logs import configure
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger("paramserver")
 
 _BEAT_S = 1.0
+# Exit codes after SIGINT and SIGTERM.
+_TOLD_TO_END = (130, 143)
 _DEFAULT_JOB = "job"
 
 
@@ -153,10 +156,17 @@ def start_server(settings: Settings, config: Path | None, overrides: dict[str, o
     """Hold a shard of the job; returns the exit code. Raises ParamServerError."""
     configure(settings.log.level)
     arm_if_told("server-?")  # the number comes with the membership
-    return asyncio.run(_serve(settings, config, overrides))
+    cluster = settings.cluster
+    others = 0 if is_companion() else cluster.servers_per_host - 1
+    with Companions(settings, _as_given(settings), others, cluster.beside_worker) as companions:
+        code = asyncio.run(_serve(settings, config, overrides, companions))
+        if code == 0:
+            return companions.wait()
+        companions.end()
+        return code
 
 
-async def _serve(settings: Settings, config: Path | None, overrides: dict[str, object]) -> int:
+async def _serve(settings: Settings, config: Path | None, overrides: dict[str, object], companions: Companions) -> int:
     from paramserver.local.adopt import adopted, fetch
     from paramserver.local.entry import to_coordinator
     from paramserver.local.security import load_security
@@ -164,10 +174,11 @@ async def _serve(settings: Settings, config: Path | None, overrides: dict[str, o
     from paramserver.transport.addresses import join
 
     stop = asyncio.Event()
+    # Exit codes of what ends this server.
     got: list[int] = []
 
     def on_signal(number: signal.Signals) -> None:
-        got.append(number)
+        got.append(128 + number)
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -177,6 +188,10 @@ async def _serve(settings: Settings, config: Path | None, overrides: dict[str, o
     node: ServerNode | None = None
 
     def beat() -> None:
+        if (code := companions.failed()) and not stop.is_set():
+            log.error("another server that was started here has ended: this one ends, too", exit_code=code)
+            got.append(code if code > 0 else 1)
+            stop.set()
         if node is None:
             presence.update(state="joining")
         else:
@@ -190,7 +205,7 @@ async def _serve(settings: Settings, config: Path | None, overrides: dict[str, o
             await asyncio.wait({fetching, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not fetching.done():
                 fetching.cancel()
-                return 128 + got[0]
+                return got[0]
             settings = load_settings(config, {**overrides, **adopted(settings, fetching.result())})
             host, port, advertised = server_place(settings)
             near = "127.0.0.1" if host in ("0.0.0.0", "::") else host
@@ -203,29 +218,40 @@ async def _serve(settings: Settings, config: Path | None, overrides: dict[str, o
             await Serving(settings, security, coordinator, None).run(host, port, advertised, stop, listening)
         finally:
             beating.cancel()
-    return 128 + got[0] if got else 0
+    return got[0] if got else 0
 
 
 # ---- worker
 
 
-def start_worker(settings: Settings, script: Path, args: list[str]) -> int:
-    """Run the script as a worker of the job, in this process; returns the exit code. Raises ParamServerError."""
+def start_worker(settings: Settings, script: Path, args: list[str], with_server: bool = False) -> int:
+    """Run the script as a worker of the job, in this process; returns the exit code. Raises ParamServerError.
+
+    ``with_server``: with a server beside it, which stays until the job ends, or this process is told to end.
+    """
     configure(settings.log.level)
     arm_if_told("worker-?")  # the number comes with the membership
     from paramserver.local import entry, roles
 
-    os.environ.update(_as_given(settings))
-    with _present("worker", settings, "") as presence:
+    given = _as_given(settings)
+    with (
+        Companions(settings, given, int(with_server), beside_worker=True) as companions,
+        _present("worker", settings, "") as presence,
+    ):
+        os.environ.update(given)
         thread = _Beating(presence)
 
         def tell(engine: Engine) -> None:
             thread.stop()
             presence.update(name=engine.session.name, ready=True, state=engine.state)
 
+        def at_end(code: int) -> None:
+            presence.close()
+            companions.end() if code in _TOLD_TO_END else companions.wait()
+
         entry.on_beat(tell)
-        roles.run_worker([str(script), *args], at_end=presence.close)
-    return 0
+        roles.run_worker([str(script), *args], at_end)
+        return companions.wait()
 
 
 def _as_given(settings: Settings) -> dict[str, str]:

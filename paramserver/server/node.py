@@ -30,6 +30,7 @@ class ServerNode:
         join_timeout_s: float = 180.0,
         log_interval_s: float = 5.0,
         replaces: int = 0,
+        beside_worker: bool = False,
     ) -> ServerNode:
         """A node with the usual options."""
         options = JoinOptions(
@@ -43,6 +44,7 @@ class ServerNode:
             shard=service.holding,
             term=lambda: service.term,
             replaces=replaces,
+            beside_worker=beside_worker,
         )
         return cls(service, coordinator, address, options)
 

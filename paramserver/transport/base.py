@@ -84,7 +84,8 @@ class Channel(Protocol):
         ...
 
     async def upload(self, method: str, frames: Iterable[bytes], *, timeout: float) -> Message:
-        """Send ``frames`` (none of them empty), taking the next one only when the peer has room; returns the reply.
+        """Send ``frames`` (none of them empty), taking the next one only when the peer has room for the one before the
+        last; returns the reply.
 
         The peer may answer before the last frame; the rest is then not taken. An exception of ``frames`` passes
         through, after the call has been cancelled at the peer.

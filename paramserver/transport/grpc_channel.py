@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Iterable, Sequence
+from itertools import cycle
 from typing import Any
 
 from google.protobuf.message import Message
@@ -25,40 +26,54 @@ from paramserver.transport.tls import Identity, channel_credentials, server_name
 # After a failed write, the status of the call arrives in a moment.
 _STATUS_POLL_S = 0.01
 _STATUS_POLLS = 200
+# Below this a task of its own costs more than it gains.
+_SMALL_BYTES = 64 * 1024
 _FAILED_WRITE = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 
 
-def connect(address: str, security: Security = OPEN, peer: str = COORDINATOR, limits: Limits = LIMITS) -> GrpcChannel:
+def connect(
+    address: str, security: Security = OPEN, peer: str = COORDINATOR, limits: Limits = LIMITS, lanes: int = 1
+) -> GrpcChannel:
     """A channel to "host:port" or "[::1]:port". It connects at the first call and belongs to the loop that makes it.
 
-    ``peer`` is the role that has to be there, if there is TLS. Raises ConfigError if that is no address, or not safe
-    to connect to with this ``security``; calls raise that of a host name, and DeniedError if the certificate of this
-    process is out of date.
+    ``peer`` is the role that has to be there, if there is TLS; ``lanes`` is how many connections there are. Raises
+    ConfigError if that is no address, or not safe to connect to with this ``security``; calls raise that of a host name,
+    and DeniedError if the certificate of this process is out of date.
     """
-    return GrpcChannel(address, security, peer, limits)
+    return GrpcChannel(address, security, peer, limits, lanes)
 
 
 class _Wire:
-    """One channel of gRPC, for as long as the certificates are the same."""
+    """Channels of gRPC, each a connection of its own, for as long as the certificates are the same.
 
-    def __init__(self, channel: grpc.aio.Channel, identity: Identity | None) -> None:
-        self.channel = channel
+    Of several, uploads take the first half in turn, and downloads the second half.
+    """
+
+    def __init__(self, channels: Sequence[grpc.aio.Channel], identity: Identity | None) -> None:
+        self.channels = channels
         self.identity = identity
         self.calls: set[_Call] = set()
-        self._multicallables: dict[str, Any] = {}
+        half = len(channels) // 2
+        self._lanes = {MethodKind.UPLOAD: cycle(channels[: max(1, half)]), MethodKind.DOWNLOAD: cycle(channels[half:])}
+        self._multicallables: dict[tuple[str, grpc.aio.Channel], Any] = {}
 
     def starter(self, method: Method) -> Any:
         """gRPC's callable that starts a call."""
-        if method.name not in self._multicallables:
-            channel = self.channel
+        channel = next(self._lanes[method.kind]) if method.kind in self._lanes else self.channels[0]
+        if (method.name, channel) not in self._multicallables:
             make: Any = {
                 MethodKind.UNARY: channel.unary_unary,
                 MethodKind.UPLOAD: channel.stream_unary,
                 MethodKind.DOWNLOAD: channel.unary_stream,
                 MethodKind.SESSION: channel.stream_stream,
             }[method.kind]
-            self._multicallables[method.name] = make(method.path)
-        return self._multicallables[method.name]
+            self._multicallables[method.name, channel] = make(method.path)
+        return self._multicallables[method.name, channel]
+
+    async def close(self) -> None:
+        """Close all of them."""
+        for channel in self.channels:
+            await channel.close()
 
 
 class GrpcChannel:
@@ -70,14 +85,21 @@ class GrpcChannel:
     kind = "grpc"
 
     def __init__(
-        self, address: str, security: Security = OPEN, peer: str = COORDINATOR, limits: Limits = LIMITS
+        self,
+        address: str,
+        security: Security = OPEN,
+        peer: str = COORDINATOR,
+        limits: Limits = LIMITS,
+        lanes: int = 1,
     ) -> None:
+        assert lanes > 0, "there is no channel without a connection"
         self.address = address
         self.security = security
         self._target = target(address)
         security.check_numeric(address)
         self._peer = peer
         self._limits = limits
+        self._lanes = lanes
         self._wire: _Wire | None = None
         self._retired: set[_Wire] = set()
         self._closing: set[asyncio.Task[None]] = set()
@@ -98,12 +120,13 @@ class GrpcChannel:
         """See `base.Channel`."""
         found = find(method, MethodKind.UPLOAD)
         with await self._begin(found, timeout) as call:
-            for raw in frames:
-                if not await call.write(frame(found, raw)):
-                    break
-            else:
-                if await call.write(END):
-                    await call.step(call.under.done_writing())
+            async with _Writer(call) as writer:
+                for raw in frames:  # makes the next frame while the one before it is on its way
+                    if not await writer.write(frame(found, raw)):
+                        break
+                else:
+                    if await writer.flush() and await call.write(END):
+                        await call.step(call.under.done_writing())
             return found.decode_response(await call.step(call.under))
 
     async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[bytes, None]:
@@ -158,7 +181,7 @@ class GrpcChannel:
             assert wire is not None
             for call in list(wire.calls):
                 call.under.cancel()
-            await wire.channel.close()
+            await wire.close()
         if self._closing:
             await asyncio.wait(self._closing)
 
@@ -166,7 +189,7 @@ class GrpcChannel:
         """A call has ended on it: the last one closes a wire that is no longer used."""
         if wire in self._retired and not wire.calls:
             self._retired.discard(wire)
-            task = asyncio.get_running_loop().create_task(wire.channel.close())
+            task = asyncio.get_running_loop().create_task(wire.close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
@@ -188,22 +211,24 @@ class GrpcChannel:
         if self._wire is not None and self._wire.identity is identity:
             return self._wire
         self._loop = asyncio.get_running_loop()
-        options = self._limits.client()
-        no_compression = grpc.Compression.NoCompression
-        if identity is None:
-            channel = grpc.aio.insecure_channel(self._target, options=options, compression=no_compression)
-        else:
-            channel = grpc.aio.secure_channel(
-                self._target,
-                channel_credentials(identity),
-                options=(*options, ("grpc.ssl_target_name_override", server_name(self._peer))),
-                compression=no_compression,
-            )
-        old, self._wire = self._wire, _Wire(channel, identity)
+        channels = [self._connection(identity) for _ in range(self._lanes)]
+        old, self._wire = self._wire, _Wire(channels, identity)
         if old is not None:
             self._retired.add(old)
             self.ended(old)
         return self._wire
+
+    def _connection(self, identity: Identity | None) -> grpc.aio.Channel:
+        options = self._limits.client()
+        no_compression = grpc.Compression.NoCompression
+        if identity is None:
+            return grpc.aio.insecure_channel(self._target, options=options, compression=no_compression)
+        return grpc.aio.secure_channel(
+            self._target,
+            channel_credentials(identity),
+            options=(*options, ("grpc.ssl_target_name_override", server_name(self._peer))),
+            compression=no_compression,
+        )
 
 
 class _Call:
@@ -290,6 +315,38 @@ class _Call:
         return complaint or connection_hint(details, certificates is not None, self._channel.heard)
 
 
+class _Writer:
+    """Sends one frame of a call while its user makes the next one."""
+
+    def __init__(self, call: _Call) -> None:
+        self._call = call
+        self._writing: asyncio.Task[bool] | None = None
+
+    async def __aenter__(self) -> _Writer:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._writing is not None:  # the user gives up, or failed
+            self._writing.cancel()
+            await asyncio.wait([self._writing])
+            _failure(self._writing)
+
+    async def write(self, raw: bytes) -> bool:
+        """Begin to send a frame, when there is room for the one before it. False if the call has ended already."""
+        if not await self.flush():
+            return False
+        if len(raw) < _SMALL_BYTES:  # gone before the next one is made
+            return await self._call.write(raw)
+        self._writing = asyncio.get_running_loop().create_task(self._call.write(raw))
+        await asyncio.sleep(0)  # lets it begin
+        return True
+
+    async def flush(self) -> bool:
+        """Wait until there is room for the last one. False if the call has ended already."""
+        writing, self._writing = self._writing, None
+        return writing is None or await writing
+
+
 def _now(answer: Coroutine[Any, Any, Any]) -> Any:
     """What a coroutine returns that has nothing to wait for."""
     try:
@@ -301,5 +358,5 @@ def _now(answer: Coroutine[Any, Any, Any]) -> Any:
     raise AssertionError("it waits for something")
 
 
-def _failure(task: asyncio.Task[None]) -> BaseException | None:
+def _failure(task: asyncio.Task[Any]) -> BaseException | None:
     return task.exception() if task.done() and not task.cancelled() else None

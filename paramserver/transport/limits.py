@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from paramserver.transport.base import MAX_MESSAGE_BYTES
 
+# Connections to a peer for bulk data, where none is configured.
+LANES = 2
+
 Option = tuple[str, int | str]
 
 

@@ -117,8 +117,11 @@ def layout_of(message: types_pb2.ModelSpec) -> Layout:
 
 
 def plan_of(message: types_pb2.ModelSpec, servers: int) -> Plan:
-    """The plan that a specification leads to, wherever it is computed."""
-    return make_plan(layout_of(message), servers)
+    """The plan that a specification leads to, wherever it is computed. Raises ModelError if there can be none."""
+    try:
+        return make_plan(layout_of(message), servers, message.shares)
+    except ValueError as error:
+        raise ModelError(str(error)) from error
 
 
 def first_difference(ours: types_pb2.ModelSpec, theirs: types_pb2.ModelSpec) -> str:

@@ -78,11 +78,11 @@ class Security:
         """Whether connections are encrypted, and certificates shown."""
         return self.certificates is not None
 
-    def connector(self, peer: str) -> Callable[[str], Channel]:
-        """A function from an address to a channel to a ``peer`` (a role) there."""
+    def connector(self, peer: str, lanes: int = 1) -> Callable[[str], Channel]:
+        """A function from an address to a channel to a ``peer`` (a role) there, with so many connections."""
         from paramserver.transport.grpc import connect
 
-        return lambda address: through(connect(address, self, peer))
+        return lambda address: through(connect(address, self, peer, lanes=lanes))
 
     # ---- as a caller
 

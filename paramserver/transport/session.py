@@ -54,6 +54,8 @@ class JoinOptions:
     shard: Callable[[], tuple[str, int]] = lambda: ("", 0)
     term: Callable[[], int] = lambda: 0
     replaces: int = 0
+    # A server that shares its link with a worker.
+    beside_worker: bool = False
 
 
 class Session:
@@ -137,6 +139,7 @@ class Session:
             slices_per_step=options.slices_per_step,
             seed=options.seed,
             incarnation=self.incarnation,
+            beside_worker=options.beside_worker,
         )
         if self.member:
             request.index = self.rank

@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JoinRequest(_message.Message):
-    __slots__ = ("job", "role", "protocol", "versions", "pid", "address", "index", "mode", "staleness", "slices_per_step", "seed", "incarnation", "holds", "timeline", "replaces")
+    __slots__ = ("job", "role", "protocol", "versions", "pid", "address", "index", "mode", "staleness", "slices_per_step", "seed", "incarnation", "holds", "timeline", "replaces", "beside_worker")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class JoinRequest(_message.Message):
     HOLDS_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     REPLACES_FIELD_NUMBER: _ClassVar[int]
+    BESIDE_WORKER_FIELD_NUMBER: _ClassVar[int]
     job: str
     role: _types_pb2.Role
     protocol: int
@@ -47,7 +48,8 @@ class JoinRequest(_message.Message):
     holds: str
     timeline: int
     replaces: int
-    def __init__(self, job: _Optional[str] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., protocol: _Optional[int] = ..., versions: _Optional[_Mapping[str, str]] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., index: _Optional[int] = ..., mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., staleness: _Optional[int] = ..., slices_per_step: _Optional[int] = ..., seed: _Optional[int] = ..., incarnation: _Optional[int] = ..., holds: _Optional[str] = ..., timeline: _Optional[int] = ..., replaces: _Optional[int] = ...) -> None: ...
+    beside_worker: bool
+    def __init__(self, job: _Optional[str] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., protocol: _Optional[int] = ..., versions: _Optional[_Mapping[str, str]] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., index: _Optional[int] = ..., mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., staleness: _Optional[int] = ..., slices_per_step: _Optional[int] = ..., seed: _Optional[int] = ..., incarnation: _Optional[int] = ..., holds: _Optional[str] = ..., timeline: _Optional[int] = ..., replaces: _Optional[int] = ..., beside_worker: bool = ...) -> None: ...
 
 class JoinResponse(_message.Message):
     __slots__ = ("member", "name", "rank", "job", "lease_s", "view", "expected_workers")
@@ -523,17 +525,19 @@ class JobRecord(_message.Message):
     def __init__(self, view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., settings: _Optional[_Mapping[str, str]] = ..., expected_servers: _Optional[int] = ..., expected_workers: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberRecord, _Mapping]]] = ..., next_member: _Optional[int] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., layout: _Optional[str] = ..., ready: bool = ..., departed: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., training_s: _Optional[float] = ..., lost: _Optional[_Iterable[str]] = ..., finished: bool = ..., summary: _Optional[str] = ..., address: _Optional[str] = ..., async_from: _Optional[int] = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ...) -> None: ...
 
 class MemberRecord(_message.Message):
-    __slots__ = ("member", "role", "index", "address", "pid", "incarnation")
+    __slots__ = ("member", "role", "index", "address", "pid", "incarnation", "beside_worker")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    BESIDE_WORKER_FIELD_NUMBER: _ClassVar[int]
     member: int
     role: _types_pb2.Role
     index: int
     address: str
     pid: int
     incarnation: int
-    def __init__(self, member: _Optional[int] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., index: _Optional[int] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    beside_worker: bool
+    def __init__(self, member: _Optional[int] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., index: _Optional[int] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., incarnation: _Optional[int] = ..., beside_worker: bool = ...) -> None: ...

@@ -24,23 +24,23 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aparamserver/v1/types.proto\x12\x0eparamserver.v1\"\x7f\n\x0b\x43onsistency\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\"\n\x04mode\x18\x02 \x01(\x0e\x32\x14.paramserver.v1.Mode\x12\x16\n\tstaleness\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x14\n\x0c\x66rom_version\x18\x04 \x01(\x04\x42\x0c\n\n_staleness\"\x96\x01\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12(\n\x04kind\x18\x04 \x01(\x0e\x32\x1a.paramserver.v1.TensorKind\x12\r\n\x05group\x18\x05 \x01(\r\x12\x0f\n\x07\x61liases\x18\x06 \x03(\t\x12\x12\n\npersistent\x18\x07 \x01(\x08\"l\n\x05Hyper\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x06number\x18\x02 \x01(\x01H\x00\x12\x0e\n\x04\x66lag\x18\x03 \x01(\x08H\x00\x12*\n\x07numbers\x18\x04 \x01(\x0b\x32\x17.paramserver.v1.NumbersH\x00\x42\x07\n\x05value\"\x19\n\x07Numbers\x12\x0e\n\x06values\x18\x01 \x03(\x01\"4\n\x0bGroupHypers\x12%\n\x06hypers\x18\x01 \x03(\x0b\x32\x15.paramserver.v1.Hyper\"J\n\rOptimizerSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12+\n\x06groups\x18\x02 \x03(\x0b\x32\x1b.paramserver.v1.GroupHypers\"\x7f\n\tModelSpec\x12+\n\x07tensors\x18\x01 \x03(\x0b\x32\x1a.paramserver.v1.TensorSpec\x12\x30\n\toptimizer\x18\x02 \x01(\x0b\x32\x1d.paramserver.v1.OptimizerSpec\x12\x13\n\x0b\x63hunk_bytes\x18\x03 \x01(\x04\"S\n\x08\x44\x61taSpec\x12\x0f\n\x07samples\x18\x01 \x01(\x04\x12\x12\n\nslice_size\x18\x02 \x01(\x04\x12\x11\n\tdrop_last\x18\x03 \x01(\x08\x12\x0f\n\x07shuffle\x18\x04 \x01(\x08\":\n\nServerInfo\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"8\n\nWorkerInfo\x12\x0e\n\x06member\x18\x01 \x01(\r\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0c\n\x04name\x18\x03 \x01(\t\"l\n\nSyncOrigin\x12\x14\n\x0c\x62\x61se_version\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12(\n\tremaining\x18\x03 \x03(\x0b\x32\x15.paramserver.v1.Range\x12\x0f\n\x07partial\x18\x04 \x01(\x08\"$\n\x05Range\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x0c\n\x04stop\x18\x02 \x01(\x04\"\xb7\x03\n\x04View\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x10\n\x08timeline\x18\x02 \x01(\x04\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.paramserver.v1.JobState\x12+\n\x07workers\x18\x04 \x03(\x0b\x32\x1a.paramserver.v1.WorkerInfo\x12+\n\x07servers\x18\x05 \x03(\x0b\x32\x1a.paramserver.v1.ServerInfo\x12\x30\n\x0b\x63onsistency\x18\x06 \x01(\x0b\x32\x1b.paramserver.v1.Consistency\x12/\n\x0bsync_origin\x18\x07 \x01(\x0b\x32\x1a.paramserver.v1.SyncOrigin\x12\x17\n\x0fslices_per_step\x18\x08 \x01(\r\x12\x13\n\x0binitialiser\x18\t \x01(\r\x12\r\n\x05grant\x18\n \x01(\x04\x12\x0e\n\x06reason\x18\x0b \x01(\t\x12\x0c\n\x04term\x18\x0c \x01(\x04\x12\x10\n\x08\x64raining\x18\r \x03(\r\x12\x10\n\x08released\x18\x0e \x01(\x08\x12\x13\n\x0b\x63heckpoints\x18\x0f \x01(\x08\x12\x0f\n\x07stalled\x18\x10 \x03(\r*;\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\r\n\tMODE_SYNC\x10\x01\x12\x0e\n\nMODE_ASYNC\x10\x02*Q\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_WORKER\x10\x01\x12\x0f\n\x0bROLE_SERVER\x10\x02\x12\x11\n\rROLE_OBSERVER\x10\x03*D\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x11\n\rDTYPE_FLOAT32\x10\x01\x12\x11\n\rDTYPE_FLOAT64\x10\x02*t\n\nTensorKind\x12\x1b\n\x17TENSOR_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15TENSOR_KIND_PARAMETER\x10\x01\x12\x16\n\x12TENSOR_KIND_BUFFER\x10\x02\x12\x16\n\x12TENSOR_KIND_FROZEN\x10\x03*\xca\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_STATE_WAITING\x10\x01\x12\x1a\n\x16JOB_STATE_INITIALISING\x10\x02\x12\x15\n\x11JOB_STATE_RUNNING\x10\x03\x12\x14\n\x10JOB_STATE_FAILED\x10\x04\x12\x12\n\x0eJOB_STATE_DONE\x10\x05\x12\x15\n\x11JOB_STATE_STOPPED\x10\x06\x12\x18\n\x14JOB_STATE_RECOVERING\x10\x07\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aparamserver/v1/types.proto\x12\x0eparamserver.v1\"\x7f\n\x0b\x43onsistency\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\"\n\x04mode\x18\x02 \x01(\x0e\x32\x14.paramserver.v1.Mode\x12\x16\n\tstaleness\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x14\n\x0c\x66rom_version\x18\x04 \x01(\x04\x42\x0c\n\n_staleness\"\x96\x01\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12(\n\x04kind\x18\x04 \x01(\x0e\x32\x1a.paramserver.v1.TensorKind\x12\r\n\x05group\x18\x05 \x01(\r\x12\x0f\n\x07\x61liases\x18\x06 \x03(\t\x12\x12\n\npersistent\x18\x07 \x01(\x08\"l\n\x05Hyper\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x06number\x18\x02 \x01(\x01H\x00\x12\x0e\n\x04\x66lag\x18\x03 \x01(\x08H\x00\x12*\n\x07numbers\x18\x04 \x01(\x0b\x32\x17.paramserver.v1.NumbersH\x00\x42\x07\n\x05value\"\x19\n\x07Numbers\x12\x0e\n\x06values\x18\x01 \x03(\x01\"4\n\x0bGroupHypers\x12%\n\x06hypers\x18\x01 \x03(\x0b\x32\x15.paramserver.v1.Hyper\"J\n\rOptimizerSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12+\n\x06groups\x18\x02 \x03(\x0b\x32\x1b.paramserver.v1.GroupHypers\"\x8f\x01\n\tModelSpec\x12+\n\x07tensors\x18\x01 \x03(\x0b\x32\x1a.paramserver.v1.TensorSpec\x12\x30\n\toptimizer\x18\x02 \x01(\x0b\x32\x1d.paramserver.v1.OptimizerSpec\x12\x13\n\x0b\x63hunk_bytes\x18\x03 \x01(\x04\x12\x0e\n\x06shares\x18\x04 \x03(\x04\"S\n\x08\x44\x61taSpec\x12\x0f\n\x07samples\x18\x01 \x01(\x04\x12\x12\n\nslice_size\x18\x02 \x01(\x04\x12\x11\n\tdrop_last\x18\x03 \x01(\x08\x12\x0f\n\x07shuffle\x18\x04 \x01(\x08\":\n\nServerInfo\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"8\n\nWorkerInfo\x12\x0e\n\x06member\x18\x01 \x01(\r\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0c\n\x04name\x18\x03 \x01(\t\"l\n\nSyncOrigin\x12\x14\n\x0c\x62\x61se_version\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12(\n\tremaining\x18\x03 \x03(\x0b\x32\x15.paramserver.v1.Range\x12\x0f\n\x07partial\x18\x04 \x01(\x08\"$\n\x05Range\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x0c\n\x04stop\x18\x02 \x01(\x04\"\xb7\x03\n\x04View\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x10\n\x08timeline\x18\x02 \x01(\x04\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.paramserver.v1.JobState\x12+\n\x07workers\x18\x04 \x03(\x0b\x32\x1a.paramserver.v1.WorkerInfo\x12+\n\x07servers\x18\x05 \x03(\x0b\x32\x1a.paramserver.v1.ServerInfo\x12\x30\n\x0b\x63onsistency\x18\x06 \x01(\x0b\x32\x1b.paramserver.v1.Consistency\x12/\n\x0bsync_origin\x18\x07 \x01(\x0b\x32\x1a.paramserver.v1.SyncOrigin\x12\x17\n\x0fslices_per_step\x18\x08 \x01(\r\x12\x13\n\x0binitialiser\x18\t \x01(\r\x12\r\n\x05grant\x18\n \x01(\x04\x12\x0e\n\x06reason\x18\x0b \x01(\t\x12\x0c\n\x04term\x18\x0c \x01(\x04\x12\x10\n\x08\x64raining\x18\r \x03(\r\x12\x10\n\x08released\x18\x0e \x01(\x08\x12\x13\n\x0b\x63heckpoints\x18\x0f \x01(\x08\x12\x0f\n\x07stalled\x18\x10 \x03(\r*;\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\r\n\tMODE_SYNC\x10\x01\x12\x0e\n\nMODE_ASYNC\x10\x02*Q\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_WORKER\x10\x01\x12\x0f\n\x0bROLE_SERVER\x10\x02\x12\x11\n\rROLE_OBSERVER\x10\x03*D\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x11\n\rDTYPE_FLOAT32\x10\x01\x12\x11\n\rDTYPE_FLOAT64\x10\x02*t\n\nTensorKind\x12\x1b\n\x17TENSOR_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15TENSOR_KIND_PARAMETER\x10\x01\x12\x16\n\x12TENSOR_KIND_BUFFER\x10\x02\x12\x16\n\x12TENSOR_KIND_FROZEN\x10\x03*\xca\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_STATE_WAITING\x10\x01\x12\x1a\n\x16JOB_STATE_INITIALISING\x10\x02\x12\x15\n\x11JOB_STATE_RUNNING\x10\x03\x12\x14\n\x10JOB_STATE_FAILED\x10\x04\x12\x12\n\x0eJOB_STATE_DONE\x10\x05\x12\x15\n\x11JOB_STATE_STOPPED\x10\x06\x12\x18\n\x14JOB_STATE_RECOVERING\x10\x07\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paramserver.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MODE']._serialized_start=1517
-  _globals['_MODE']._serialized_end=1576
-  _globals['_ROLE']._serialized_start=1578
-  _globals['_ROLE']._serialized_end=1659
-  _globals['_DTYPE']._serialized_start=1661
-  _globals['_DTYPE']._serialized_end=1729
-  _globals['_TENSORKIND']._serialized_start=1731
-  _globals['_TENSORKIND']._serialized_end=1847
-  _globals['_JOBSTATE']._serialized_start=1850
-  _globals['_JOBSTATE']._serialized_end=2052
+  _globals['_MODE']._serialized_start=1534
+  _globals['_MODE']._serialized_end=1593
+  _globals['_ROLE']._serialized_start=1595
+  _globals['_ROLE']._serialized_end=1676
+  _globals['_DTYPE']._serialized_start=1678
+  _globals['_DTYPE']._serialized_end=1746
+  _globals['_TENSORKIND']._serialized_start=1748
+  _globals['_TENSORKIND']._serialized_end=1864
+  _globals['_JOBSTATE']._serialized_start=1867
+  _globals['_JOBSTATE']._serialized_end=2069
   _globals['_CONSISTENCY']._serialized_start=46
   _globals['_CONSISTENCY']._serialized_end=173
   _globals['_TENSORSPEC']._serialized_start=176
@@ -53,18 +53,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GROUPHYPERS']._serialized_end=517
   _globals['_OPTIMIZERSPEC']._serialized_start=519
   _globals['_OPTIMIZERSPEC']._serialized_end=593
-  _globals['_MODELSPEC']._serialized_start=595
-  _globals['_MODELSPEC']._serialized_end=722
-  _globals['_DATASPEC']._serialized_start=724
-  _globals['_DATASPEC']._serialized_end=807
-  _globals['_SERVERINFO']._serialized_start=809
-  _globals['_SERVERINFO']._serialized_end=867
-  _globals['_WORKERINFO']._serialized_start=869
-  _globals['_WORKERINFO']._serialized_end=925
-  _globals['_SYNCORIGIN']._serialized_start=927
-  _globals['_SYNCORIGIN']._serialized_end=1035
-  _globals['_RANGE']._serialized_start=1037
-  _globals['_RANGE']._serialized_end=1073
-  _globals['_VIEW']._serialized_start=1076
-  _globals['_VIEW']._serialized_end=1515
+  _globals['_MODELSPEC']._serialized_start=596
+  _globals['_MODELSPEC']._serialized_end=739
+  _globals['_DATASPEC']._serialized_start=741
+  _globals['_DATASPEC']._serialized_end=824
+  _globals['_SERVERINFO']._serialized_start=826
+  _globals['_SERVERINFO']._serialized_end=884
+  _globals['_WORKERINFO']._serialized_start=886
+  _globals['_WORKERINFO']._serialized_end=942
+  _globals['_SYNCORIGIN']._serialized_start=944
+  _globals['_SYNCORIGIN']._serialized_end=1052
+  _globals['_RANGE']._serialized_start=1054
+  _globals['_RANGE']._serialized_end=1090
+  _globals['_VIEW']._serialized_start=1093
+  _globals['_VIEW']._serialized_end=1532
 # @@protoc_insertion_point(module_scope)

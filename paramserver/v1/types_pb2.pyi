@@ -129,14 +129,16 @@ class OptimizerSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[GroupHypers, _Mapping]]] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
-    __slots__ = ("tensors", "optimizer", "chunk_bytes")
+    __slots__ = ("tensors", "optimizer", "chunk_bytes", "shares")
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
     tensors: _containers.RepeatedCompositeFieldContainer[TensorSpec]
     optimizer: OptimizerSpec
     chunk_bytes: int
-    def __init__(self, tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., optimizer: _Optional[_Union[OptimizerSpec, _Mapping]] = ..., chunk_bytes: _Optional[int] = ...) -> None: ...
+    shares: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., optimizer: _Optional[_Union[OptimizerSpec, _Mapping]] = ..., chunk_bytes: _Optional[int] = ..., shares: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DataSpec(_message.Message):
     __slots__ = ("samples", "slice_size", "drop_last", "shuffle")
