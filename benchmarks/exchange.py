@@ -1,8 +1,9 @@
 """One whole synchronous step on one host: from gradients ready to new weights readable by all, in real processes.
 
-Ours over shared memory and over gRPC, beside gloo's all-reduce with the local fused optimizer, and the floor: what the
-least traffic takes at the speed of an in-place triad on all processors. A step begins when the last worker's gradients
-are ready, and ends when the last worker has the weights.
+Ours over shared memory and over gRPC, beside gloo's all-reduce with the local fused optimizer, a parameter server on
+PyTorch RPC (TCP), gRPC that moves as many bytes and does nothing else, and the floor: what the least traffic takes at
+the speed of an in-place triad on all processors. A step begins when the last worker's gradients are ready, and ends
+when the last worker has the weights.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from typing import Any
 
 import torch
 
+from benchmarks.launch import environment
 from benchmarks.rows import Row, rows
 
 SCRIPT = Path(__file__).parent / "scripts" / "exchange.py"
+PEERS = SCRIPT.with_name("exchange_peers.py")
 MEGABYTES, STEPS, SKIP = 256, 14, 4
 # (workers, optimizer)
 CASES = ((2, "sgd"), (2, "adamw"), (4, "sgd"), (4, "adamw"))
@@ -28,23 +31,26 @@ CASES = ((2, "sgd"), (2, "adamw"), (4, "sgd"), (4, "adamw"))
 _FLOOR_BYTES = {"sgd": 8, "adamw": 24}
 _RUN_S = 240.0
 OURS, GRPC, GLOO, FLOOR = "ours, shm", "ours, gRPC", "gloo + fused", "DRAM floor"
+RPC, BARE = "PyTorch RPC", "grpcio, bytes"
+MEASURED = (OURS, GRPC, GLOO, RPC, BARE)
 
 Case = tuple[int, str]
 
 
 def run(repetitions: int) -> list[Row]:
     """All cases and variants in turn. Raises RuntimeError if a run fails, or if the weights differ."""
-    seconds: dict[Case, dict[str, list[float]]] = {case: {v: [] for v in (OURS, GRPC, GLOO, FLOOR)} for case in CASES}
+    seconds: dict[Case, dict[str, list[float]]] = {case: {v: [] for v in (*MEASURED, FLOOR)} for case in CASES}
     for number in range(repetitions):
         for case in CASES:
             weights = {}
-            for variant in (OURS, GRPC, GLOO):
+            for variant in MEASURED:
                 times, weights[variant] = measure(case, variant)
                 seconds[case][variant] += times
             seconds[case][FLOOR].append(floor(case))
             said = ", ".join(f"{v} {min(t) * 1000:.0f} to {max(t) * 1000:.0f} ms" for v, t in seconds[case].items())
             print(f"repetition {number + 1} of {repetitions}, {_text(case)}: {said}", file=sys.stderr, flush=True)
-            if weights[OURS] != weights[GRPC] or abs(weights[OURS] - weights[GLOO]) > 1e-6 * abs(weights[GLOO]):
+            same = all(abs(weights[OURS] - weights[other]) <= 1e-6 * abs(weights[other]) for other in (GLOO, RPC))
+            if weights[OURS] != weights[GRPC] or not same:
                 raise RuntimeError(f"the weights differ: {weights}")
     return [row for case in CASES for row in rows("exchange", _text(case), seconds[case], OURS)]
 
@@ -59,9 +65,15 @@ def measure(case: Case, variant: str) -> tuple[list[float], float]:
     with tempfile.TemporaryDirectory() as directory:
         numbers = {"--megabytes": MEGABYTES, "--ranks": workers, "--steps": STEPS, "--optimizer": optimizer}
         script = [*(str(word) for pair in numbers.items() for word in pair), "--out", directory]
-        if variant == GLOO:
-            torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
-            _call([*torchrun, str(SCRIPT), "--gloo", *script])
+        if variant in (GLOO, RPC, BARE):
+            ranks = workers if variant == GLOO else workers + 1
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+            how = {
+                GLOO: [str(SCRIPT), "--gloo"],
+                RPC: [str(PEERS), "--how", "rpc"],
+                BARE: [str(PEERS), "--how", "bare"],
+            }
+            _call([*torchrun, *how[variant], *script])
         else:
             transport = "shm" if variant == OURS else "grpc"
             sizes = ["--servers", "1", "--workers", str(workers), "--set", f"cluster.transport={transport}"]
@@ -105,9 +117,8 @@ def floor(case: Case) -> float:
 
 
 def _call(command: list[str]) -> None:
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     try:
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_RUN_S)
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=_RUN_S)
     except subprocess.TimeoutExpired as error:
         raise RuntimeError(f"{' '.join(command[:4])} took longer than {_RUN_S:g} s") from error
     if done.returncode:

@@ -67,17 +67,20 @@ def retransmitted(network: Network) -> int:
     return total
 
 
-def cluster(network: Network, workers: int, servers: int, words: Sequence[str]) -> dict[str, Any]:
-    """Train `ready.py` on a cluster; what its rank 0 wrote. Raises RuntimeError if a process fails."""
+def cluster(network: Network, workers: int, servers: int, words: Sequence[str], beside: bool = False) -> dict[str, Any]:
+    """Train `ready.py` on a cluster; what its rank 0 wrote. Raises RuntimeError if a process fails.
+
+    ``beside``: with one more server beside each worker.
+    """
     at = f"{network.addresses[HEAD]}:{_PORT}"
     flags = ("--insecure", "--listen", at, "--store", "memory")
-    sizes = ("--servers", str(servers), "--workers", str(workers), "--job", "ready")
+    sizes = ("--servers", str(servers + beside * workers), "--workers", str(workers), "--job", "ready")
     with _Job() as job:
         job.start(network, HEAD, "-m", "paramserver", "start", "coordinator", *flags, *sizes)
         for i in range(servers):
             job.start(network, f"s{i}", "-m", "paramserver", "start", "server", "--join", at, "--insecure")
         for i in range(workers):
-            script = ("--", str(SCRIPT), *words, "--out", str(job.out))
+            script = (*("--with-server",) * beside, "--", str(SCRIPT), *words, "--out", str(job.out))
             job.start(network, f"w{i}", "-m", "paramserver", "start", "worker", "--join", at, "--insecure", *script)
         return job.finish()
 

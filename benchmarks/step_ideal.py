@@ -1,7 +1,8 @@
 """One synchronous step between hosts of limited links, with nothing to compute: ours beside gloo and the cost model.
 
 Hosts are network namespaces of this machine; each link carries the rate in both directions. Ours and gloo are the same
-update (SGD) of the same gradients; the weights must agree. The lower bounds are those of docs/performance.md.
+update (SGD) of the same gradients; the weights must agree. Where there are fewer servers than workers, "split" has one
+more server beside each worker. The lower bounds are those of docs/performance.md.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from benchmarks.busy import Busy
 from benchmarks.launch import flags
 from benchmarks.rows import Row, rows
 
-OURS, GLOO = "ours, grpc", "gloo all_reduce"
+OURS, SPLIT, GLOO = "ours, grpc", "ours, split", "gloo all_reduce"
 MODEL, RING = "model / bandwidth", "ring bound"
 _SKIP = 2
 
@@ -49,17 +50,18 @@ def run(repetitions: int) -> list[Row]:
 def measure(case: Case, repetitions: int) -> list[Row]:
     """One case; ours and gloo in turn."""
     words = flags({"--megabytes": case.megabytes, "--ranks": case.workers, "--steps": case.steps, "--skip": _SKIP})
-    seconds: dict[str, list[float]] = {OURS: [], GLOO: []}
+    variants = (OURS, SPLIT, GLOO) if case.servers < case.workers else (OURS, GLOO)
+    seconds: dict[str, list[float]] = {variant: [] for variant in variants}
     with hosts.network(case.workers, case.servers, case.megabits) as network:
         rate = network.megabits_per_s("w0", "w1", max(8, round(case.megabits / 10)))
         how = hosts.congestion_control(network)
         print(f"{case.text}: TCP ({how}) reaches {rate:.0f} Mb/s", file=sys.stderr, flush=True)
         for number in range(repetitions):
             weights = {}
-            for variant in (OURS, GLOO) if number % 2 else (GLOO, OURS):
+            for variant in variants if number % 2 else reversed(variants):
                 busy = Busy()
-                if variant == OURS:
-                    found = hosts.cluster(network, case.workers, case.servers, words)
+                if variant != GLOO:
+                    found = hosts.cluster(network, case.workers, case.servers, words, variant == SPLIT)
                 else:
                     found = hosts.ring(network, case.workers, words)
                 seconds[variant] += found["step_s"]
@@ -68,7 +70,7 @@ def measure(case: Case, repetitions: int) -> list[Row]:
                 said = ", ".join(f"{step_s:.2f}" for step_s in found["step_s"])
                 busy_text = f"CPU {used:.0%}, stolen {stolen:.0%}{'; NOT VALID, too busy' if used > _BUSY else ''}"
                 print(f"{case.text}, {variant}: {said} s; {busy_text}", file=sys.stderr, flush=True)
-            if not math.isclose(weights[OURS], weights[GLOO], rel_tol=1e-5):
+            if not all(math.isclose(weight, weights[GLOO], rel_tol=1e-5) for weight in weights.values()):
                 raise RuntimeError(f"{case.text}: the weights differ: {weights}")
     bits = rate * 1e6
     bounds = {

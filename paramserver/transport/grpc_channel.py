@@ -37,8 +37,8 @@ def connect(
     """A channel to "host:port" or "[::1]:port". It connects at the first call and belongs to the loop that makes it.
 
     ``peer`` is the role that has to be there, if there is TLS; ``lanes`` is how many connections there are. Raises
-    ConfigError if that is no address, or not safe to connect to with this ``security``; calls raise that of a host name,
-    and DeniedError if the certificate of this process is out of date.
+    ConfigError if that is no address, or not safe to connect to with this ``security``; calls raise that of a host
+    name, and DeniedError if the certificate of this process is out of date.
     """
     return GrpcChannel(address, security, peer, limits, lanes)
 

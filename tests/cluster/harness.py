@@ -150,6 +150,7 @@ class Cluster:
         faults: FaultPlan | None = None,
         wait_timeout_s: float = 30.0,
         transport: str = "grpc",
+        beside_workers: int = 0,
         **options: Any,
     ) -> None:
         torch.set_num_threads(1)
@@ -157,7 +158,7 @@ class Cluster:
         self.options = JobOptions(
             "test", servers, workers, consistency_of(mode, staleness), slices_per_step=slices_per_step, **options
         )
-        self.job = InProcessJob(self.options)
+        self.job = InProcessJob(self.options, beside_workers=beside_workers)
         self.faults = faults
         self.workers: list[Worker] = []
         self._wait_timeout_s = wait_timeout_s

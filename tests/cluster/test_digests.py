@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.harness import alone, train
+from tests.cluster.harness import Cluster, alone, train
 from tests.cluster.programs import Optimizer, Program, Schedule, adamw, cosine, dataset, network, sgd
 
 SHAPES = [(1, 1), (2, 1), (2, 2), (3, 2), (4, 3), (6, 2)]
@@ -55,6 +55,18 @@ def test_small_chunks_on_many_servers_change_no_bit() -> None:
         settings = {"training__chunk_bytes": chunk_bytes}
         cut = train(script, 2, servers, settings=settings, slices_per_step=SLICES)
         assert cut.digests == whole.digests, f"chunks of {chunk_bytes} bytes on {servers} servers"
+
+
+def test_servers_beside_workers_change_no_bit() -> None:
+    """One server of its own with more chunks than each of the three beside workers."""
+    script = program(adamw, cosine)
+    whole = train(script, slices_per_step=SLICES)
+    settings = {"training__chunk_bytes": 64}
+    with Cluster(3, 4, slices_per_step=SLICES, placement="split", beside_workers=3) as cluster:
+        outcome = cluster.train(script, settings)
+        loads = [shard.shard_bytes for shard in cluster.stats()]
+    assert outcome.digests == whole.digests
+    assert loads[0] > max(loads[1:]) > 0
 
 
 def test_other_seeds_and_other_slices_give_other_bytes() -> None:

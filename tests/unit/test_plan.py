@@ -424,3 +424,28 @@ def test_equal_chunks_go_round_in_turn() -> None:
 def test_a_plan_needs_a_server() -> None:
     with pytest.raises(ValueError, match="at least one server"):
         make_plan(make_layout([]), 0)
+
+
+@settings(max_examples=80, deadline=None)
+@given(models(), CHUNK_BYTES, st.lists(st.integers(0, 9), min_size=1, max_size=16).filter(any))
+def test_servers_take_their_shares(tensors: list[TensorSpec], chunk_bytes: int, shares: list[int]) -> None:
+    """Of what is trained and of all, to within one chunk; and the layout does not know."""
+    layout = make_layout(tensors, chunk_bytes)
+    plan = make_plan(layout, len(shares), shares)
+    assert plan.layout is layout
+    for kind in (None, Kind.PARAMETER):
+        sizes = [c.nbytes for c in layout.chunks if kind in (None, c.kind)]
+        for load, share in zip(loads(plan, kind), shares, strict=True):
+            assert abs(load - sum(sizes) * share / sum(shares)) <= max(sizes, default=0) + len(Kind)
+            assert share or not load
+
+
+def test_equal_shares_are_none() -> None:
+    layout = make_layout(REALISTIC["convnet"])
+    assert make_plan(layout, 5, [7] * 5) == make_plan(layout, 5)
+
+
+@pytest.mark.parametrize("shares", [[1], [1, 2, 3], [0, 0], [1, -1], [-1, -1]])
+def test_shares_that_cannot_be(shares: list[int]) -> None:
+    with pytest.raises(ValueError, match="shares"):
+        make_plan(make_layout([]), 2, shares)
