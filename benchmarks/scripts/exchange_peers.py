@@ -62,7 +62,7 @@ class Server:
             return answer
 
 
-@rpc.functions.async_execution
+@rpc.functions.async_execution  # type: ignore[untyped-decorator]  # torch does not say what it is
 def contribute(part: Tensor) -> Any:
     """Called by workers."""
     return Server.made.contribute(part)

@@ -53,7 +53,7 @@ class _Net(Security):
         super().__init__()
         self._connect = connect
 
-    def connector(self, peer: str) -> Callable[[str], Channel]:
+    def connector(self, peer: str, lanes: int = 1) -> Callable[[str], Channel]:
         return self._connect
 
 

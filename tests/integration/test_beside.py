@@ -22,6 +22,7 @@ def children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@pytest.mark.long
 def test_servers_beside_workers_and_two_on_a_host(cluster: Cluster) -> None:
     script = ("--optimizer", "adamw", "--epochs", "2")
     wanted = reference(cluster.place, *script)
