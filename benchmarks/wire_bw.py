@@ -18,6 +18,7 @@ import torch
 
 from benchmarks.rows import Row, rows
 from benchmarks.wire.paths import Bare, Gloo, Ours, Path, Peer, Rpc, Stock, Tcp
+from paramserver.transport.allocation import keep_memory
 
 SIZES = (64 << 10, 1 << 20, 4 << 20, 16 << 20)
 OURS = "ours, grpc"
@@ -37,6 +38,7 @@ _MOVED, _FEWEST = 64 << 20, 4
 def run(repetitions: int) -> list[Row]:
     """All ways in random order, again and again. Raises RuntimeError if the other process does not start."""
     torch.set_num_threads(1)
+    keep_memory()  # as workers do
     found: list[Row] = []
     with Peer(groups=True) as peer:
         ways = {name: make(peer) for name, make in WAYS.items()}

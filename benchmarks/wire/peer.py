@@ -23,6 +23,7 @@ import torch
 from benchmarks.wire.groups import gloo, join
 from paramserver.tensors.codec import encode_frame, split_frame
 from paramserver.tensors.dtypes import tensor_from
+from paramserver.transport.allocation import keep_memory
 from paramserver.transport.grpc_server import serve
 from paramserver.transport.grpcio import grpc
 from paramserver.transport.limits import LIMITS
@@ -165,6 +166,7 @@ class Shard:
 
 async def main() -> None:
     torch.set_num_threads(1)
+    keep_memory()  # as servers do
     directory = sys.argv[1]
     if directory:
         await asyncio.to_thread(join, directory, 1)

@@ -23,6 +23,7 @@ from paramserver.local.alone import InProcessJob
 from paramserver.local.hosts import route_to
 from paramserver.local.roles import ENV_INDEX, ENV_REPLACES
 from paramserver.tensors.uncompiled import postpone_compiler
+from paramserver.transport.allocation import keep_memory
 from paramserver.transport.base import Channel
 from paramserver.transport.limits import LANES
 from paramserver.transport.security import Security
@@ -146,6 +147,7 @@ def _connected(
     own: bool = True,
     role: types_pb2.Role = types_pb2.ROLE_WORKER,
 ) -> Engine:
+    keep_memory()
     index = os.environ.get(ENV_INDEX)
     options = JoinOptions(
         role=role,

@@ -62,9 +62,11 @@ class Serving:
         from paramserver.tensors.uncompiled import postpone_compiler
         from paramserver.transport import grpc
         from paramserver.transport.addresses import join
+        from paramserver.transport.allocation import keep_memory
 
         settings = self._settings
         torch.set_num_threads(1)
+        keep_memory()
         postpone_compiler()
         service = ShardService(
             settings.cluster.job,
