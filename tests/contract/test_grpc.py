@@ -89,6 +89,45 @@ def test_a_host_name_that_nobody_knows_is_unavailable() -> None:
     run(GrpcWires, test)
 
 
+# ---- several connections
+
+
+def connections(port: int) -> int:
+    """How many connections of this machine to this port are open."""
+    texts = [path.read_text() for path in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")) if path.exists()]
+    lines = [line.split() for text in texts for line in text.splitlines()[1:]]
+    return sum(line[2].endswith(f":{port:04X}") and line[3] == "01" for line in lines)
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+def test_uploads_and_downloads_take_connections_of_their_own(lanes: int) -> None:
+    """Of three, downloads have two, in turn. All of them end with the channel."""
+
+    async def push(frames: AsyncIterator[bytes]) -> shard_pb2.PushResponse:
+        return shard_pb2.PushResponse(version=sum([len(frame) async for frame in frames]))
+
+    async def pull(_: object) -> AsyncIterator[bytes]:
+        yield b"frame"
+
+    async def test(w: GrpcWires) -> None:
+        server = await serve([("Shard", Stub(push=push, pull=pull)), ("Coordinator", Stub(status=echo))])
+        w.opened.append(server)
+        channel = connect(server.address, lanes=lanes)
+        w.opened.append(channel)
+        for _ in range(2):
+            assert await channel.upload(PUSH, [b"frame"], timeout=T) == shard_pb2.PushResponse(version=5)
+        assert connections(server.port) == 1
+        for _ in range(3):
+            assert await collect(channel) == [b"frame"]
+        assert await channel.call(STATUS, ASK, timeout=T)
+        assert connections(server.port) == lanes
+        await channel.close()
+        with pytest.raises(errors.UnavailableError, match="this channel is closed"):
+            await collect(channel)
+
+    run(GrpcWires, test)
+
+
 # ---- others on the wire
 
 
