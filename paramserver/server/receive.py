@@ -34,7 +34,7 @@ async def receive(
     frames: AsyncIterator[bytes],
     kind: str,
     expect: Callable[[shard_pb2.FrameHeader], tuple[Mapping[int, Chunk], int]],
-    keep: Callable[[torch.Tensor], torch.Tensor] = lambda values: values,
+    keep: Callable[[Chunk, torch.Tensor], torch.Tensor] = lambda chunk, values: values,
     chunks: dict[int, torch.Tensor] | None = None,
     came: Callable[[int], None] = lambda index: None,
 ) -> Upload:
@@ -62,7 +62,7 @@ async def receive(
             raise ProtocolError("only the first frame of a stream may carry its header")
         for ref, data in parts:
             chunk = _checked(ref, expected, chunks)
-            chunks[chunk.index] = keep(tensor_from(data, chunk.dtype))
+            chunks[chunk.index] = keep(chunk, tensor_from(data, chunk.dtype))
             payload += len(data)
             came(chunk.index)
     if first is None:

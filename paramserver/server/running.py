@@ -171,10 +171,13 @@ class RunningShard:
             self.copy(version)
         self.happen(Activated(timeline, version.number))
 
-    def copy(self, version: Version) -> bool:
-        """Take a copy of the newest version for a checkpoint; False if too many are not released yet."""
+    def copy(self, version: Version, hurry: bool = True) -> bool:
+        """Take a copy of the newest version for a checkpoint; False if too many are not released yet.
+
+        ``hurry``: the next step is expected before it is written.
+        """
         assert self.saver is not None
-        return self.saver.take(version, self.tensors, self.state, self.names)
+        return self.saver.take(version, self.tensors, self.state, self.names, hurry)
 
     def can_cut(self, version: int) -> bool:
         """Whether ``version`` is the newest one, and no newer one is being made."""

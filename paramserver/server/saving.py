@@ -1,8 +1,9 @@
 """A shard's part of the checkpoints: copies of versions, taken in passing and written beside training.
 
 Weights need no copy, since a version never changes. The optimizer state is copied chunk by chunk: by the thread that
-writes, or by the step that is about to change a chunk, whichever comes first. A tensor is written whole, by the server
-that has its first element; what lies on other shards is fetched from their copies of the same version.
+writes, or by the step that is about to change a chunk, whichever comes first; what is written is let go of. A tensor is
+written whole, by the server that has its first element; what lies on other shards is fetched from their copies of the
+same version.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import inspect
+import itertools
 import json
 import time
 from array import array
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -64,6 +66,8 @@ class _Copy:
     task: asyncio.Task[None] | None = field(default=None)
     # Nobody needs it any more, although it is still being written.
     released: bool = False
+    # Training goes on meanwhile: the state is copied at once, so that the next step need not wait for that.
+    hurry: bool = True
 
 
 class Saver:
@@ -100,8 +104,18 @@ class Saver:
         """Whether a synchronous shard takes a copy of this version by itself."""
         return self.every > 0 and version % self.every == 0
 
-    def take(self, version: Version, tensors: ShardTensors, state: ShardState, names: Mapping[int, str]) -> bool:
-        """Copy the newest version; False (and the status says so) if too many copies are not released yet."""
+    def take(
+        self,
+        version: Version,
+        tensors: ShardTensors,
+        state: ShardState,
+        names: Mapping[int, str],
+        hurry: bool = True,
+    ) -> bool:
+        """Copy the newest version; False (and the status says so) if too many copies are not released yet.
+
+        ``hurry``: the next step is expected before it is written.
+        """
         number = version.number
         if number in self._copies:
             return not self._copies[number].released
@@ -117,9 +131,8 @@ class Saver:
         status.state = shard_pb2.COPY_STATE_WRITING
         self._skipped.pop(number, None)
         self._newest = max(self._newest, number)
-        copy = _Copy(
-            version, tensors.copy_states(), _facts(number, tensors, state), state.ledger.rows(), dict(names), status
-        )
+        facts, rows = _facts(number, tensors, state), state.ledger.rows()
+        copy = _Copy(version, tensors.copy_states(), facts, rows, dict(names), status, hurry=hurry)
         self._copies[number] = copy
         copy.task = asyncio.create_task(self._save(copy, tensors))
         return True
@@ -165,8 +178,9 @@ class Saver:
     def _write(self, copy: _Copy, tensors: ShardTensors) -> None:
         number, config = copy.version.number, self._config
         parameters = [c for c in self._plan.chunks_of(config.index) if c.kind is Kind.PARAMETER]
-        states = [entry for chunk in parameters for entry in copy.states.of(chunk.index)]
-        tensors.drop_copy(copy.states)
+        if copy.hurry:
+            for chunk in parameters:
+                copy.states.keep(chunk.index)
         where = checkpoint_name(number, config.timeline)
         part = f"{config.index + 1:05d}-of-{config.servers:05d}.safetensors"
         mine = self._mine()
@@ -179,39 +193,56 @@ class Saver:
             self._names(mine),
             number,
         )
-        entries, data = self._states(copy, states, mine)
+        entries = [*self._state_entries(copy, parameters), *self._other_entries(copy, mine)]
+        data = itertools.chain(self._state_values(copy, parameters), self._other_values(copy, mine))
         facts = {"shard": copy.facts, "names": json.dumps(copy.names)}
         optimizer = write_tensors(self._place, where, f"optimizer-{part}", entries, data, facts, number)
         copy.status.weights.CopyFrom(_saved(weights))
         copy.status.optimizer.CopyFrom(_saved(optimizer))
         copy.status.finite = all(is_finite(copy.version.tensors[chunk.index]) for chunk in parameters)
 
-    def _states(
-        self, copy: _Copy, states: Sequence[StateEntry], mine: Sequence[int]
-    ) -> tuple[list[Entry], list[memoryview | bytes]]:
-        """Optimizer state, buffers in master type where the model's loses digits, and the ledger."""
-        layout = self._plan.layout
-        entries: list[Entry] = []
-        data: list[memoryview | bytes] = []
+    def _state_entries(self, copy: _Copy, chunks: Sequence[Chunk]) -> Iterator[Entry]:
+        """Optimizer state as it will be written. A number for a whole tensor is there once."""
+        outlines = ((chunk, copy.states.outline(chunk.index)) for chunk in chunks)
+        for name, (tensor, _, _, value, scalar) in self._once(outlines):
+            spec = self._plan.layout.tensors[tensor]
+            shape = tuple(value.shape) if scalar or "@" in name.rpartition("/")[2] else spec.shape
+            yield Entry(name, str(value.dtype).removeprefix("torch."), shape)
+
+    def _state_values(self, copy: _Copy, chunks: Sequence[Chunk]) -> Iterator[memoryview | bytes]:
+        """The same, chunk by chunk, so that no more than a chunk is there twice while nothing changes."""
+        used = ((chunk, copy.states.use(chunk.index)) for chunk in chunks)
+        for _, (_, _, _, value, _) in self._once(used):
+            yield buffer_of(value.contiguous())
+
+    def _once(self, found: Iterable[tuple[Chunk, list[StateEntry]]]) -> Iterator[tuple[str, StateEntry]]:
+        """Each name in the file, and what is written under it."""
         seen: set[str] = set()
-        for tensor, key, start, value, scalar in states:
-            spec = layout.tensors[tensor]
-            whole = scalar or (start == 0 and value.numel() == spec.elements)
-            name = f"optimizer/{spec.name}/{key}" + ("" if whole else f"@{start}")
-            if name not in seen:
-                seen.add(name)
-                shape = tuple(value.shape) if scalar or not whole else spec.shape
-                entries.append(Entry(name, str(value.dtype).removeprefix("torch."), shape))
-                data.append(buffer_of(value.contiguous()))
+        for _, entries in found:
+            for entry in entries:
+                tensor, key, start, value, scalar = entry
+                spec = self._plan.layout.tensors[tensor]
+                whole = scalar or (start == 0 and value.numel() == spec.elements)
+                name = f"optimizer/{spec.name}/{key}" + ("" if whole else f"@{start}")
+                if name not in seen:
+                    seen.add(name)
+                    yield name, entry
+
+    def _other_entries(self, copy: _Copy, mine: Sequence[int]) -> Iterator[Entry]:
+        """Buffers in master type where the model's loses digits, and the ledger."""
         for tensor in mine:
-            spec = layout.tensors[tensor]
+            spec = self._plan.layout.tensors[tensor]
             if spec.dtype not in _MASTERED:
-                entries.append(Entry(f"master/{spec.name}", "float64", spec.shape))
-                data += self._master(copy, tensor)
-        if ledger := copy.ledger:
-            entries.append(Entry("ledger", "int64", (len(ledger), 5)))
-            data.append(array("q", [number for row in ledger for number in row]).tobytes())
-        return entries, data
+                yield Entry(f"master/{spec.name}", "float64", spec.shape)
+        if copy.ledger:
+            yield Entry("ledger", "int64", (len(copy.ledger), 5))
+
+    def _other_values(self, copy: _Copy, mine: Sequence[int]) -> Iterator[memoryview | bytes]:
+        for tensor in mine:
+            if self._plan.layout.tensors[tensor].dtype not in _MASTERED:
+                yield from self._master(copy, tensor)
+        if copy.ledger:
+            yield array("q", [number for row in copy.ledger for number in row]).tobytes()
 
     def _mine(self) -> list[int]:
         """The tensors that this server writes: those whose first element it has."""

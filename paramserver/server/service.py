@@ -6,17 +6,18 @@ import asyncio
 import math
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, aclosing
+from functools import partial
 from typing import TypeVar
 
 import structlog
-import torch
 from torch import Tensor
 
 from paramserver import errors
 from paramserver.checkpoint import manifest as manifests
+from paramserver.core.consistency import Mode
 from paramserver.core.events import (
     ConsistencyAborted,
     ConsistencyCommitted,
@@ -33,6 +34,7 @@ from paramserver.core.plan import Chunk, Kind
 from paramserver.core.shard import ShardState
 from paramserver.failpoints import reach
 from paramserver.server.ahead import Ahead
+from paramserver.server.apply import StateEntry
 from paramserver.server.intake import Intake
 from paramserver.server.norms import NormExchange
 from paramserver.server.receive import first_non_finite, receive
@@ -42,7 +44,7 @@ from paramserver.server.running import RunningShard
 from paramserver.server.saving import Saver, place_of
 from paramserver.server.shard import Contribution, ShardTensors
 from paramserver.server.team import Team
-from paramserver.server.version import Version
+from paramserver.server.version import Version, room_for
 from paramserver.tensors.codec import encode_frame
 from paramserver.tensors.dtypes import buffer_of
 from paramserver.tensors.hypers import groups_from_proto
@@ -197,7 +199,8 @@ class ShardService:
             return shard.chunks, header.initialize.chunks
 
         # Copied as they come, so that the messages need not all be kept.
-        upload = await receive(frames, "initialize", expect, torch.clone)
+        room = room_for(shard.chunks.values())
+        upload = await receive(frames, "initialize", expect, lambda chunk, values: room[chunk.index].copy_(values))
         grant = upload.header.initialize.grant
         if shard.state.active or (shard.staged is not None and shard.staged[0] > grant):
             raise errors.FencedError("version 0 has been uploaded by somebody else")
@@ -305,7 +308,8 @@ class ShardService:
                 if shard.saver is None:
                     raise errors.ProtocolError("there is no place for checkpoints")
                 if shard.can_cut(request.version):
-                    taken = shard.copy(shard.versions[request.version])
+                    # Of a synchronous job the coordinator asks for the last version only.
+                    taken = shard.copy(shard.versions[request.version], shard.state.consistency.mode is Mode.ASYNC)
             case _:
                 raise errors.ProtocolError(f"unknown step number {request.step}")
         return shard_pb2.CutResponse(taken=taken, version=shard.state.version)
@@ -491,9 +495,20 @@ class ShardService:
             self._pulled += sum(chunk.nbytes for chunk in version.moving(frozen))
         if bare or slot is not None:
             return
+        if not request.worker and not version.encoded(frozen):  # such as who gathers the result: nobody will ask again
+            async for frame in self._passing(version, frozen):
+                self._pulled += len(frame)
+                yield frame
+            return
         frames = await self._frames(version, frozen)
         for frame in frames if ahead is None or frozen else ahead.rest(version, frames):
             self._pulled += len(frame)
+            yield frame
+
+    async def _passing(self, version: Version, frozen: bool) -> AsyncIterator[bytes]:
+        """The frames of a version, none of which is kept."""
+        frames, loop = version.passing(frozen), asyncio.get_running_loop()
+        while (frame := await loop.run_in_executor(self._encoder, next, frames, None)) is not None:
             yield frame
 
     async def _frames(self, version: Version, frozen: bool) -> list[bytes]:
@@ -522,22 +537,16 @@ class ShardService:
     async def export(self, request: shard_pb2.ExportRequest) -> AsyncIterator[bytes]:
         """The optimizer state, tensor by tensor, in pieces."""
         self._check_job(request.job)
-        # Copies, since the next step writes into the state itself.
-        copies = await self._arithmetic(self._ready().tensors.export_state)
-        for tensor, key, start, data, scalar in copies:
-            flat = data.reshape(-1)
-            step = max(1, _EXPORT_BYTES // flat.element_size())
-            for offset in range(0, flat.numel(), step):
-                part = flat[offset : offset + step].contiguous()
-                ref = shard_pb2.StateRef(
-                    tensor=tensor,
-                    key=key,
-                    start=start + offset,
-                    bytes=part.numel() * part.element_size(),
-                    dtype=str(part.dtype).removeprefix("torch."),
-                    scalar=scalar,
-                )
-                yield encode_frame(shard_pb2.FrameHeader(states=[ref]), [buffer_of(part)])
+        tensors = self._ready().tensors
+        # As it is between two steps; a step that comes meanwhile copies first what it changes.
+        copy = await self._arithmetic(tensors.copy_states)
+        try:
+            for index in sorted(tensors.states):
+                for entry in await self._arithmetic(partial(copy.use, index)):
+                    for frame in _state_frames(entry):
+                        yield frame
+        finally:
+            tensors.drop_copy(copy)
 
     async def share_norms(self, request: shard_pb2.ShareNormsRequest) -> shard_pb2.ShareNormsResponse:
         """Another shard tells the norm of its part of a step's gradient."""
@@ -591,6 +600,24 @@ class ShardService:
         if active and not self._shard.state.active:
             raise errors.UnavailableError("version 0 is not published yet: try again")
         return self._shard
+
+
+def _state_frames(entry: StateEntry) -> Iterator[bytes]:
+    """Optimizer state in pieces."""
+    tensor, key, start, data, scalar = entry
+    flat = data.reshape(-1)
+    step = max(1, _EXPORT_BYTES // flat.element_size())
+    for offset in range(0, flat.numel(), step):
+        part = flat[offset : offset + step].contiguous()
+        ref = shard_pb2.StateRef(
+            tensor=tensor,
+            key=key,
+            start=start + offset,
+            bytes=part.numel() * part.element_size(),
+            dtype=str(part.dtype).removeprefix("torch."),
+            scalar=scalar,
+        )
+        yield encode_frame(shard_pb2.FrameHeader(states=[ref]), [buffer_of(part)])
 
 
 def _check_base(header: shard_pb2.PushHeader, state: ShardState) -> None:

@@ -68,18 +68,38 @@ class _Making:
 
 
 class StateCopy:
-    """The optimizer state of one version: copied chunk by chunk, by whoever comes to a chunk first."""
+    """The optimizer state of one version, chunk by chunk: copied by whoever comes to a chunk first, and used once."""
 
     def __init__(self, states: Mapping[int, ChunkState], lock: threading.Lock) -> None:
         self._states, self._lock = states, lock
         self._copies: dict[int, list[StateEntry]] = {}
+        self._used: set[int] = set()
 
-    def of(self, index: int) -> list[StateEntry]:
-        """The state of a chunk as it was. Takes the copy now if the chunk has not been copied yet."""
+    def keep(self, index: int) -> None:
+        """See to it that :meth:`use` gives the state of a chunk as it is, whatever happens to it afterwards."""
         with self._lock:
-            if index not in self._copies:
-                self._copies[index] = [(*e[:3], e[3].clone(), e[4]) for e in self._states[index].export()]
-            return self._copies[index]
+            if index not in self._copies and index not in self._used:
+                self._copies[index] = self._copy(index)
+
+    def outline(self, index: int) -> list[StateEntry]:
+        """What :meth:`use` will give but for the numbers, which may be changing."""
+        with self._lock:
+            return self._copies[index] if index in self._copies else list(self._states[index].export())
+
+    def use(self, index: int) -> list[StateEntry]:
+        """The state of a chunk as it was; it is not kept any longer."""
+        with self._lock:
+            self._used.add(index)
+            return self._copies.pop(index) if index in self._copies else self._copy(index)
+
+    def forget(self) -> None:
+        """Nobody will use what has not been used."""
+        with self._lock:
+            self._used.update(self._states)
+            self._copies.clear()
+
+    def _copy(self, index: int) -> list[StateEntry]:
+        return [(*e[:3], e[3].clone(), e[4]) for e in self._states[index].export()]
 
 
 class ShardTensors:
@@ -104,6 +124,7 @@ class ShardTensors:
         # Held by whoever reads the state of a chunk outside of an update.
         self._lock = threading.Lock()
         self._copying: tuple[StateCopy, ...] = ()
+        self._listing = threading.Lock()
 
     def chunks_used(self, used: frozenset[int]) -> dict[int, Chunk]:
         """The chunks that a contribution with these used tensors must bring."""
@@ -273,25 +294,28 @@ class ShardTensors:
     def copy_states(self) -> StateCopy:
         """A copy of the optimizer state as it is now, between two updates; give it back with :meth:`drop_copy`."""
         copy = StateCopy(self.states, self._lock)
-        self._copying = (*self._copying, copy)
+        with self._listing:
+            self._copying = (*self._copying, copy)
         return copy
 
     def drop_copy(self, copy: StateCopy) -> None:
-        """All of it has been copied, or nobody needs the rest."""
-        self._copying = tuple(other for other in self._copying if other is not copy)
+        """All of it has been used, or nobody needs the rest."""
+        with self._listing:
+            self._copying = tuple(other for other in self._copying if other is not copy)
+        copy.forget()
 
     def _copy_first(self, index: int) -> None:
         """An update is about to change the state of this chunk."""
         if self._copying:
             started = time.monotonic()
             for copy in self._copying:
-                copy.of(index)
+                copy.keep(index)
             self.copy_s += time.monotonic() - started
 
     def export_state(self) -> list[StateEntry]:
         """Copies of the optimizer state by chunk: (tensor, key, first element, data, is one number for the tensor)."""
         copy = StateCopy(self.states, self._lock)
-        return [entry for index in sorted(self.states) for entry in copy.of(index)]
+        return [entry for index in sorted(self.states) for entry in copy.use(index)]
 
 
 def leading(contributions: Sequence[Contribution]) -> Contribution:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from paramserver.core.plan import Chunk, Kind
 from paramserver.tensors.codec import chunk_frames
-from paramserver.tensors.dtypes import buffer_of
+from paramserver.tensors.dtypes import buffer_of, torch_dtype
 from paramserver.transport.messages import chunk_ref
 
 if TYPE_CHECKING:
@@ -40,9 +40,13 @@ class Version:
     def frames(self, frozen: bool) -> list[bytes]:
         """The frames of a pull, without its header. Encoded on first use; not thread-safe."""
         if frozen not in self._frames:
-            parts = ((chunk_ref(c), buffer_of(self.tensors[c.index])) for c in self.moving(frozen))
-            self._frames[frozen] = list(chunk_frames(None, parts))
+            self._frames[frozen] = list(self.passing(frozen))
         return self._frames[frozen]
+
+    def passing(self, frozen: bool) -> Iterator[bytes]:
+        """The same, encoded as they are asked for, and not kept."""
+        parts = ((chunk_ref(c), buffer_of(self.tensors[c.index])) for c in self.moving(frozen))
+        return chunk_frames(None, parts)
 
     def encoded(self, frozen: bool) -> bool:
         """True if :meth:`frames` costs nothing."""
@@ -56,3 +60,18 @@ class Version:
                 draft.frames[chunk.index] = draft.encode(chunk, self.tensors[chunk.index])
         self.draft = draft.number
         self._frames[False] = [draft.frames[chunk.index] for chunk in moving]
+
+
+def room_for(chunks: Iterable[Chunk]) -> dict[int, torch.Tensor]:
+    """Memory for chunks that come and go together, in one piece for each type: then the system gets all of it back."""
+    import torch
+
+    by_type: dict[str, list[Chunk]] = {}
+    for chunk in chunks:
+        by_type.setdefault(chunk.dtype, []).append(chunk)
+    room: dict[int, torch.Tensor] = {}
+    for dtype, members in by_type.items():
+        sizes = [chunk.elements for chunk in members]
+        parts = torch.split(torch.empty(sum(sizes), dtype=torch_dtype(dtype)), sizes)
+        room.update((chunk.index, part) for chunk, part in zip(members, parts, strict=True))
+    return room

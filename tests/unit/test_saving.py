@@ -81,9 +81,10 @@ def content(tensors: ShardTensors, version: Version) -> list[tuple[object, ...]]
     return found
 
 
+@pytest.mark.parametrize("hurry", [True, False], ids=["in a hurry", "at leisure"])
 @pytest.mark.parametrize("began", [True, False], ids=["in use", "unused"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_steps_before_it_is_written_do_not_show(optimizer: str, began: bool, tmp_path: Path) -> None:
+def test_steps_before_it_is_written_do_not_show(optimizer: str, began: bool, hurry: bool, tmp_path: Path) -> None:
     """The thread that writes comes to it four steps later; in the second of them only one tensor is used."""
 
     async def go() -> tuple[list[tuple[object, ...]], Shard, shard_pb2.CopyStatus]:
@@ -93,7 +94,7 @@ def test_steps_before_it_is_written_do_not_show(optimizer: str, began: bool, tmp
         wanted = content(shard.tensors, shard.version)
         late = threading.Event()
         shard.saver._thread.submit(late.wait, 30.0)
-        assert shard.saver.take(shard.version, shard.tensors, shard.state, {})
+        assert shard.saver.take(shard.version, shard.tensors, shard.state, {}, hurry)
         for number in range(AFTER):
             shard.step(frozenset((1,)) if number == 1 else frozenset((0, 1, 2)))
         assert content(shard.tensors, shard.version) != wanted
@@ -120,6 +121,31 @@ def test_steps_before_it_is_written_do_not_show(optimizer: str, began: bool, tmp
     restored = restore(Place(str(tmp_path)), saved, shard.plan.layout, tensors)
     assert content(tensors, restored.version) == wanted
     assert checkpoint_name(version, 2) in {path.name for path in tmp_path.iterdir()}
+
+
+def test_what_is_used_is_not_kept(tmp_path: Path) -> None:
+    """A chunk is there twice only between the step that changes it and its being written; nothing is after the end."""
+
+    async def go() -> None:
+        shard = Shard(Place(str(tmp_path)), OPTIMIZERS["adamw"])
+        shard.step()
+        wanted = {index: [e[3].clone() for e in state.export()] for index, state in shard.tensors.states.items()}
+        copy = shard.tensors.copy_states()
+        first, *others = wanted
+        assert all(map(torch.equal, [e[3] for e in copy.use(first)], wanted[first]))
+        assert not copy._copies
+        shard.step()
+        assert set(copy._copies) == set(others)
+        for index in others:
+            assert [e[:3] for e in copy.outline(index)] == [e[:3] for e in shard.tensors.states[index].export()]
+            assert all(map(torch.equal, [e[3] for e in copy.use(index)], wanted[index]))
+        assert not copy._copies
+        left = shard.tensors.copy_states()
+        shard.tensors.drop_copy(left)
+        shard.step()
+        assert not left._copies
+
+    asyncio.run(go())
 
 
 def file(saved: shard_pb2.SavedFile) -> FileInfo:
