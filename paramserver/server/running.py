@@ -57,6 +57,8 @@ _REFUSALS: dict[Refusal, type[errors.ParamServerError]] = {
     Refusal.GONE: errors.GoneError,
 }
 T = TypeVar("T")
+# What is done with so little takes no longer than handing it to another thread and back.
+_SMALL_BYTES = 512 << 10
 # Names whose nonce is kept. A repetition comes within seconds, or after a reconnect; this is many steps.
 _REMEMBERED = 10_000
 
@@ -86,6 +88,9 @@ class RunningShard:
         self.digest = plan.layout.digest
         self.chunks = {chunk.index: chunk for chunk in plan.chunks_of(config.index)}
         self.nbytes = sum(chunk.nbytes for chunk in self.chunks.values())
+        # A planned fault may stop the thread, which is not to be that of the loop.
+        faults = planned("apply.mid") or planned("apply.after_weights_before_opt")
+        self._at_once = self.nbytes <= _SMALL_BYTES and not faults
         # Of all workers that there have been, by member number.
         self.names = {worker.member: worker.name for worker in config.workers}
         self.staged: tuple[int, Version] | None = None  # (grant, the first version of this timeline)
@@ -94,7 +99,7 @@ class RunningShard:
         self.versions: dict[int, Version] = {}
         self.buffers: dict[int, Contribution] = {}
         self.claims = ClaimDesk()
-        self.drafting = Drafting(tensors, self._arithmetic)
+        self.drafting = Drafting(tensors, self.arithmetic)
         self._pool, self._failed = pool, failed
         self._calls: dict[int, asyncio.Future[Any]] = {}
         # Pushes that wait for their answer, and the nonces of those that were counted last.
@@ -235,7 +240,7 @@ class RunningShard:
             draft = self.drafting.take(base, contributions)
             clipped = await self._clipped(base, contributions)
             slot = self.sharing.take()
-            version, placed = await self._arithmetic(lambda: self._made(base, contributions, clipped, slot, draft))
+            version, placed = await self.arithmetic(lambda: self._made(base, contributions, clipped, slot, draft))
             self.sharing.settle(version, slot, base, placed)
             reach("commit.before_log", base.number)
             self._publish(version, effect.buffers)
@@ -280,10 +285,10 @@ class RunningShard:
         limit = leading(contributions).clip_norm
         if limit <= 0:
             return None
-        gradients = await self._arithmetic(lambda: self.tensors.gradients(base, contributions))
-        mine = await self._arithmetic(lambda: norms.squares(gradients))
+        gradients = await self.arithmetic(lambda: self.tensors.gradients(base, contributions))
+        mine = await self.arithmetic(lambda: norms.squares(gradients))
         everybodys = await self.norms.exchange(self.state.timeline, base.number, mine)
-        return await self._arithmetic(lambda: norms.clip(gradients, everybodys, limit))
+        return await self.arithmetic(lambda: norms.clip(gradients, everybodys, limit))
 
     def _expect_answer(self, call: int) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -293,7 +298,10 @@ class RunningShard:
             self._calls[call] = future
         return future
 
-    async def _arithmetic(self, work: Callable[[], T]) -> T:
+    async def arithmetic(self, work: Callable[[], T]) -> T:
+        """Do something with the shard's tensors: in the thread for that, or at once where they are small."""
+        if self._at_once:
+            return work()
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     # ---- the end

@@ -409,7 +409,7 @@ class ShardService:
                 assert contribution is not None, "the first header has been looked at"
                 bad = None
                 if contribution.checked:
-                    bad = await self._arithmetic(lambda: first_non_finite(shard.tensors.layout, contribution.chunks))
+                    bad = await shard.arithmetic(lambda: first_non_finite(shard.tensors.layout, contribution.chunks))
             if bad is not None:
                 raise errors.NonFiniteError(
                     f"{contribution.name} of worker {contribution.worker}: the gradient of {bad!r} is not finite"
@@ -537,12 +537,13 @@ class ShardService:
     async def export(self, request: shard_pb2.ExportRequest) -> AsyncIterator[bytes]:
         """The optimizer state, tensor by tensor, in pieces."""
         self._check_job(request.job)
-        tensors = self._ready().tensors
+        shard = self._ready()
+        tensors = shard.tensors
         # As it is between two steps; a step that comes meanwhile copies first what it changes.
-        copy = await self._arithmetic(tensors.copy_states)
+        copy = await shard.arithmetic(tensors.copy_states)
         try:
             for index in sorted(tensors.states):
-                for entry in await self._arithmetic(partial(copy.use, index)):
+                for entry in await shard.arithmetic(partial(copy.use, index)):
                     for frame in _state_frames(entry):
                         yield frame
         finally:

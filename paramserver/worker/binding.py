@@ -252,12 +252,21 @@ class ModelBinding:
     def _gather_buffer(self, buffer: _Buffer, node: Node, samples: int) -> None:
         tensor = buffer.tensor
         start = self._start(buffer, tensor)
+        if torch.equal(tensor, start):
+            return
+        place = node.space.view(buffer.index)
+        if tensor.dtype == place.dtype and tensor.device.type == "cpu":
+            torch.sub(tensor, start, out=place)
+            if is_finite(place):  # almost always, and quick
+                place.mul_(samples)
+                node.used.add(buffer.index)
+                return
         same = tensor == start
         if tensor.is_floating_point():
             same |= tensor.isnan() & start.isnan()
         if bool(same.all()):
+            node.space.written.add(buffer.index)
             return
-        place = node.space.view(buffer.index)
         change = tensor.to(place.dtype) - start.to(place.dtype)
         place.copy_(torch.where(same, torch.zeros_like(change), change))
         place.mul_(samples)

@@ -226,25 +226,22 @@ class SyncPace:
 
     def _wait_for_next(self) -> bool:
         """Wait for the next version, for a slice to compute, or another membership; True if the mode has changed."""
-        if self._engine.named_by_data:
-            self._engine.links.standing = self._standing()
         # Asked for beside the pushes: it is answered when all of the step has come.
-        pulling = self._engine.begin_pull(self._version + 1)
-        if self._pushes:
-            began = time.monotonic()
+        if not self._engine.named_by_data:
+            pulling = self._engine.begin_pull(self._version + 1)
             try:
-                self._engine.wait_all(self._pushes)
+                self.finish()
             except BaseException:
                 pulling.cancel()
                 raise
-            self._pushes.clear()
-            self._tempo.pushed(time.monotonic() - began)
-        if not self._engine.named_by_data:
             self._engine.advance(self._version + 1, self._generation, pulling)
             return self._engine.mode_changed()
+        self._engine.links.standing = self._standing()
+        pulling = self._engine.begin_pull(self._version + 1)
         own = next((p for p in range(*self._range) if p not in self._done), None)
-        waiting = self._spare.wait(pulling, self._question(), own, self._tempo.patience_s, self._tempo.answered)
+        waiting = self._spare.wait(pulling, self._pushes, self._question(), own, self._tempo)
         self._given = self._engine.advance(self._version + 1, self._generation, pulling, waiting)
+        self.finish()
         if self._given is not None:
             self._hurry = self._given_away = True
         return self._engine.mode_changed()

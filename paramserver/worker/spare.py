@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Callable
+import time
+from collections.abc import Sequence
+from typing import Any
 
+from paramserver import errors
+from paramserver.core.tempo import Tempo
 from paramserver.v1 import shard_pb2
 from paramserver.worker.links import ShardLinks
 from paramserver.worker.pulled import Pulled
@@ -31,20 +35,23 @@ class Spare:
     async def wait(
         self,
         version: concurrent.futures.Future[list[Pulled]],
+        pushes: Sequence[concurrent.futures.Future[Any]],
         question: shard_pb2.ClaimRequest,
         own: int | None,
-        patience_s: Callable[[], float],
-        answered: Callable[[bool], None],
+        tempo: Tempo,
     ) -> list[Pulled] | int:
         """Wait for the next version, or until there is a slice to compute meanwhile; ``version`` is then given up.
 
-        A server is asked each time ``patience_s`` has passed; ``answered`` hears whether that was of use. ``own``: a
-        slice to compute if there is no answer.
+        Servers are asked once the ``pushes`` have arrived, again and again as ``tempo`` says. ``own``: a slice to
+        compute if there is no answer. Raises what a push has failed with.
         """
         pulling = asyncio.wrap_future(version)
         try:
+            began = time.monotonic()
+            await _arrived(pushes)
+            tempo.pushed(time.monotonic() - began)
             while True:
-                await asyncio.wait([pulling], timeout=patience_s())
+                await asyncio.wait([pulling], timeout=tempo.patience_s())
                 if pulling.done():
                     return pulling.result()
                 reply = await self.ask(question)
@@ -53,9 +60,26 @@ class Spare:
                 if reply is None and own is not None:
                     return own
                 useful = reply is not None and reply.HasField("slice")
-                answered(useful)
+                tempo.answered(useful)
                 if reply is not None and useful:
                     return reply.slice
         finally:
             # What it would bring may be old when the slice is computed.
             pulling.cancel()
+
+
+async def _arrived(pushes: Sequence[concurrent.futures.Future[Any]]) -> None:
+    """Wait until all are over, or one has failed: raises that. All end in this loop."""
+    over = asyncio.Event()
+    for push in pushes:
+        push.add_done_callback(lambda _: over.set())
+    for push in pushes:
+        while not push.done():
+            over.clear()
+            await over.wait()
+        if push.cancelled():
+            raise errors.RolledBackError("the job goes back to a checkpoint")
+        error = push.exception()
+        # That the mode has changed meanwhile is nobody's mistake.
+        if error is not None and type(error) is not errors.StaleViewError:
+            raise error
