@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -67,21 +67,36 @@ def retransmitted(network: Network) -> int:
     return total
 
 
-def cluster(network: Network, workers: int, servers: int, words: Sequence[str], beside: bool = False) -> dict[str, Any]:
-    """Train `ready.py` on a cluster; what its rank 0 wrote. Raises RuntimeError if a process fails.
+def sent_bytes(network: Network, host: str) -> int:
+    """What it has sent so far."""
+    cards = (line.split(":") for line in _read(network, host, "/proc/net/dev").splitlines() if ":" in line)
+    return sum(int(numbers.split()[8]) for name, numbers in cards if name.strip() != "lo")
 
-    ``beside``: with one more server beside each worker.
+
+def cluster(
+    network: Network,
+    workers: int,
+    servers: int,
+    words: Sequence[str],
+    beside: bool = False,
+    script: Path = SCRIPT,
+    settings: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Train a script on a cluster; what its rank 0 wrote. Raises RuntimeError if a process fails.
+
+    ``beside``: with one more server beside each worker. ``settings``: of the job, by dotted name.
     """
+    environ = {f"PARAMSERVER_{key.upper().replace('.', '__')}": value for key, value in (settings or {}).items()}
     at = f"{network.addresses[HEAD]}:{_PORT}"
     flags = ("--insecure", "--listen", at, "--store", "memory")
     sizes = ("--servers", str(servers + beside * workers), "--workers", str(workers), "--job", "ready")
     with _Job() as job:
-        job.start(network, HEAD, "-m", "paramserver", "start", "coordinator", *flags, *sizes)
+        job.start(network, HEAD, "-m", "paramserver", "start", "coordinator", *flags, *sizes, environ=environ)
         for i in range(servers):
             job.start(network, f"s{i}", "-m", "paramserver", "start", "server", "--join", at, "--insecure")
         for i in range(workers):
-            script = (*("--with-server",) * beside, "--", str(SCRIPT), *words, "--out", str(job.out))
-            job.start(network, f"w{i}", "-m", "paramserver", "start", "worker", "--join", at, "--insecure", *script)
+            call = (*("--with-server",) * beside, "--", str(script), *words, "--out", str(job.out))
+            job.start(network, f"w{i}", "-m", "paramserver", "start", "worker", "--join", at, "--insecure", *call)
         return job.finish()
 
 

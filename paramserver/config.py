@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -26,6 +26,7 @@ from pydantic import (
     PrivateAttr,
     SecretStr,
     ValidationError,
+    model_validator,
 )
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
@@ -50,6 +51,9 @@ MAX_PROCESSES = 4096
 MAX_CHUNK_BYTES = 4 << 20
 CHUNK_ALIGNMENT_BYTES = 64
 MIN_TOKEN_CHARS = 16
+# Values of training.push_compression that keep what they leave out for the next step.
+FEEDBACK = frozenset(("int8", "topk"))
+DEFAULT_FLUSH_EVERY = 100
 # Settings that may hold a secret. They go to the one process that needs them and are never shown in full.
 SECRETS = ("cluster.store", "security.token", "security.admin_token")
 # Of these, those that are nothing but a secret: flags are in sight of everybody, and a file is soon shared.
@@ -304,6 +308,25 @@ class Training(_Section):
         default="skip",
         description="A NaN or infinite gradient: skip the step, reject the contribution, or fail the run.",
     )
+    pull_precision: Annotated[Literal["fp32", "bf16", "fp16"], Must('"fp32", "bf16" or "fp16"')] = Field(
+        default="fp32",
+        description="What weights are rounded to on their way to workers. Servers, checkpoints, results keep fp32.",
+    )
+    push_compression: Annotated[
+        Literal["none", "bf16", "fp16", "int8", "topk"], Must('"none", "bf16", "fp16", "int8" or "topk"')
+    ] = Field(
+        default="none",
+        description="How gradients are made smaller on their way to servers. int8 and topk keep what they leave out "
+        "for the next step; see docs/compression.md.",
+    )
+    topk_ratio: Annotated[
+        float, BeforeValidator(_refuse_bool), Field(ge=0.001, le=1, allow_inf_nan=False), Must("from 0.001 to 1")
+    ] = Field(default=0.01, description="topk only: which part of the numbers of a gradient is sent.")
+    residual_flush_every: _Count = Field(
+        default=0,
+        description="int8 and topk only: at versions that are multiples of this nothing is left out, which is where "
+        "checkpoints can be taken. 0: checkpoint.every, or 100 without.",
+    )
     threads_per_worker: _Threads = Field(
         default=1, description="Threads a worker computes with; other numbers change bits."
     )
@@ -402,6 +425,22 @@ class Settings(BaseSettings):
     security: Security = Security()
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _checkpoints_without_residuals(self) -> Self:
+        training, every = self.training, self.checkpoint.every
+        flush = training.residual_flush_every
+        if training.push_compression in FEEDBACK and flush and every % flush:
+            raise ValueError(
+                f"checkpoint.every is {every} and training.residual_flush_every is {flush}, but a checkpoint can be "
+                "taken only where nothing is left out: make checkpoint.every a multiple of it"
+            )
+        return self
+
+    @property
+    def flush_every(self) -> int:
+        """Nothing is left out of contributions to versions that are multiples of this."""
+        return self.training.residual_flush_every or self.checkpoint.every or DEFAULT_FLUSH_EVERY
 
     @classmethod
     def settings_customise_sources(
@@ -603,6 +642,9 @@ def _explain(error: ValidationError, origins: Mapping[str, str]) -> list[str]:
     """One sentence per wrong setting; a union reports the same setting once per member."""
     texts: dict[str, str] = {}
     for item in error.errors(include_url=False):
+        if not item["loc"]:  # about several settings, and named in the text
+            texts[item["msg"]] = item["msg"].removeprefix("Value error, ")
+            continue
         key = ".".join(str(part) for part in item["loc"][:2])
         assert key in FIELDS, f"a section cannot be wrong as a whole, since only known keys get here: {item}"
         verb = "holds" if key == "run.args" and len(item["loc"]) > 2 else "is"

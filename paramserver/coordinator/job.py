@@ -79,6 +79,8 @@ class JobOptions:
     # How members talk to each other, for status pages.
     security: str = "plain"
     checkpoints: CheckpointOptions = field(default_factory=CheckpointOptions)
+    # Workers keep what compression leaves out: who joins or leaves takes some of it along.
+    residuals: bool = False
 
 
 class Job:

@@ -15,6 +15,7 @@ from paramserver import errors
 from paramserver.coordinator.accounts import account
 from paramserver.coordinator.admission import admit_server, check_join
 from paramserver.coordinator.job import Job
+from paramserver.core.consistency import Mode
 from paramserver.core.membership import (
     Admitted,
     Disconnected,
@@ -111,6 +112,7 @@ class CoordinatorService(Job):
             index = await admit_server(self, request, index)
         event = Joined(role, index, request.address, request.pid, request.incarnation, request.beside_worker)
         effects = self.members.handle(event, time.monotonic())
+        self._residuals_lost(effects)
         member = next(effect.member for effect in effects if isinstance(effect, Admitted))
         if role is Role.SERVER:
             if not request.holds and self.registry.model is not None and self.recovery.possible:
@@ -191,7 +193,29 @@ class CoordinatorService(Job):
                 log.exception("tick failed")
 
     async def _happen(self, event: Event) -> None:
-        await self._carry_out(self.members.handle(event, time.monotonic()))
+        effects = self.members.handle(event, time.monotonic())
+        self._residuals_lost(effects)
+        await self._carry_out(effects)
+
+    def _residuals_lost(self, effects: list[Effect]) -> None:
+        """Where workers keep what compression leaves out, another set of workers begins at the last checkpoint.
+
+        Decided before anybody hears of them, so that nobody goes on without.
+        """
+        changed = [e.member for e in effects if isinstance(e, Admitted | Removed) and e.member.role is Role.WORKER]
+        data = self.leasing.data
+        if (
+            changed
+            and self.options.residuals
+            and self.state == types_pb2.JOB_STATE_RUNNING
+            and self.consistency.mode is Mode.SYNC
+            and data is not None
+            and data.slice_size  # without a data set nobody could do the steps again
+            and self.recovery.possible
+            and not (self.finished or self.given_up)
+        ):
+            names = ", ".join(member.name for member in changed)
+            self.recovery.begin(f"with {names} the workers have changed, and what compression left out is lost")
 
     async def _carry_out(self, effects: list[Effect]) -> None:
         """Perform them to the end, even if the caller is cancelled: the others must hear of every change."""

@@ -115,6 +115,8 @@ async def take_over(
     if _stopping(record):
         job.state, job.reason = record.view.state, record.view.reason
         job.end("stopped")
+    if job.options.residuals and published and record.view.state == types_pb2.JOB_STATE_RECOVERING:
+        job.recovery.begin("the coordinator was lost while the job went back")  # workers may have changed
     await job.refresh()
     if job.finished and not job.members.of(Role.WORKER):
         job.end("done")

@@ -23,6 +23,10 @@ SHARED = (
     "training.slices_per_step",
     "training.chunk_bytes",
     "training.nonfinite",
+    "training.pull_precision",
+    "training.push_compression",
+    "training.topk_ratio",
+    "training.residual_flush_every",
     "training.threads_per_worker",
     "training.threads_per_server",
 )
@@ -33,7 +37,8 @@ _CALL_S = 10.0
 
 def shared(settings: Settings) -> dict[str, str]:
     """What the coordinator tells newcomers."""
-    values = settings.values()
+    # Workers need not know how often checkpoints are taken.
+    values = {**settings.values(), "training.residual_flush_every": settings.flush_every}
     return {key: str(values[key]) for key in SHARED}
 
 

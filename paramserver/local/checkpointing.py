@@ -17,7 +17,18 @@ from paramserver.transport.messages import consistency_from_proto, data_from_pro
 from paramserver.v1 import coordinator_pb2
 
 # What a job that goes on takes over from the checkpoint, unless somebody says otherwise.
-_OPTIONAL = ("run.script", "run.args", "cluster.servers", "cluster.workers", "checkpoint.every", "checkpoint.keep")
+_OPTIONAL = (
+    "run.script",
+    "run.args",
+    "cluster.servers",
+    "cluster.workers",
+    "checkpoint.every",
+    "checkpoint.keep",
+    "training.pull_precision",
+    "training.push_compression",
+    "training.topk_ratio",
+    "training.residual_flush_every",
+)
 
 
 def checkpoint_options(settings: Settings) -> CheckpointOptions:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import structlog
 
 from paramserver import errors
-from paramserver.config import Settings
+from paramserver.config import FEEDBACK, Settings
 from paramserver.coordinator.front import Front
 from paramserver.coordinator.job import JobOptions
 from paramserver.coordinator.journal import Journal, recorded_term
@@ -285,6 +285,7 @@ class Coordinating:
             max_idle_s=cluster.max_idle_s,
             settings=shared(self._settings),
             checkpoints=checkpoint_options(self._settings),
+            residuals=training.push_compression in FEEDBACK,
             launched=not self._options.gather,
             security="tls" if self._security.tls else "insecure" if self._security.insecure else "plain",
         )

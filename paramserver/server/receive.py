@@ -6,10 +6,13 @@ finite, that none is missing or comes twice.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
+from paramserver.compress.base import Compressor
+from paramserver.compress.registry import FOR_PUSH, NONE, compressible, reader
 from paramserver.core.plan import Chunk, Layout
 from paramserver.errors import ProtocolError
 from paramserver.tensors.codec import split_frame
@@ -30,6 +33,10 @@ class Upload:
     payload_bytes: int
 
 
+# Has a chunk made, in a thread.
+Decode = Callable[[Callable[[], "torch.Tensor"]], Awaitable["torch.Tensor"]]
+
+
 async def receive(
     frames: AsyncIterator[bytes],
     kind: str,
@@ -37,17 +44,20 @@ async def receive(
     keep: Callable[[Chunk, torch.Tensor], torch.Tensor] = lambda chunk, values: values,
     chunks: dict[int, torch.Tensor] | None = None,
     came: Callable[[int], None] = lambda index: None,
+    decode: Decode | None = None,
 ) -> Upload:
     """Read a whole upload. It is put into ``chunks`` bit by bit, if given, and ``came`` hears of each chunk.
 
     ``kind`` is the field of the first header that must be set ("push", "initialize"). ``expect`` gets that first
     header, checks it, and returns the chunks that must follow with the number that the sender announced. ``keep`` says
-    what is kept of each chunk instead of a view of what was received.
+    what is kept of each chunk instead of a view of what was received. ``decode`` does the work for chunks that come in
+    another form; without it, there must be none.
     Raises ProtocolError for anything else than exactly these chunks.
     """
     first: shard_pb2.FrameHeader | None = None
     expected: Mapping[int, Chunk] = {}
     chunks = {} if chunks is None else chunks
+    encodings = NONE if decode is None else FOR_PUSH
     payload = 0
     async for raw in frames:
         header, parts = split_frame(raw)
@@ -61,8 +71,11 @@ async def receive(
         elif header.WhichOneof("first") is not None:
             raise ProtocolError("only the first frame of a stream may carry its header")
         for ref, data in parts:
-            chunk = _checked(ref, expected, chunks)
-            chunks[chunk.index] = keep(chunk, tensor_from(data, chunk.dtype))
+            chunk, how = _checked(ref, expected, chunks, encodings)
+            if how is None or decode is None:
+                chunks[chunk.index] = keep(chunk, tensor_from(data, chunk.dtype))
+            else:
+                chunks[chunk.index] = await decode(partial(how.decode, data, chunk.elements))
             payload += len(data)
             came(chunk.index)
     if first is None:
@@ -76,8 +89,12 @@ async def receive(
 
 
 def _checked(
-    ref: shard_pb2.ChunkRef | shard_pb2.StateRef, expected: Mapping[int, Chunk], seen: Mapping[int, object]
-) -> Chunk:
+    ref: shard_pb2.ChunkRef | shard_pb2.StateRef,
+    expected: Mapping[int, Chunk],
+    seen: Container[int],
+    encodings: frozenset[int],
+) -> tuple[Chunk, Compressor | None]:
+    """The chunk that is meant, and who decodes it, if it is encoded."""
     if not isinstance(ref, shard_pb2.ChunkRef):
         raise ProtocolError("an upload carries optimizer state where only chunks belong")
     chunk = expected.get(ref.index)
@@ -89,9 +106,14 @@ def _checked(
         raise ProtocolError(f"chunk {ref.index} starts at element {chunk.start}, the message says {ref.start}")
     if ref.dtype != wire_dtype(chunk.dtype):
         raise ProtocolError(f"chunk {ref.index} is {chunk.dtype}, the message has type number {ref.dtype}")
-    if ref.bytes != chunk.nbytes:
+    how = reader(ref.encoding, encodings)
+    if how is not None:
+        if not compressible(chunk):
+            raise ProtocolError(f"chunk {ref.index} is a {chunk.kind.value} of {chunk.dtype} and cannot be {how.name}")
+        how.check(ref.bytes, chunk.elements)
+    elif ref.bytes != chunk.nbytes:
         raise ProtocolError(f"chunk {ref.index} has {chunk.nbytes} bytes, the message says {ref.bytes}")
-    return chunk
+    return chunk, how
 
 
 def first_non_finite(layout: Layout, chunks: Mapping[int, torch.Tensor]) -> str | None:

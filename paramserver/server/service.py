@@ -17,6 +17,8 @@ from torch import Tensor
 
 from paramserver import errors
 from paramserver.checkpoint import manifest as manifests
+from paramserver.compress.base import Compressor
+from paramserver.compress.registry import FOR_PULL, reader
 from paramserver.core.consistency import Mode
 from paramserver.core.events import (
     ConsistencyAborted,
@@ -403,7 +405,7 @@ class ShardService:
 
         try:
             with ExitStack() as arriving:
-                upload = await receive(frames, "push", expect, chunks=chunks, came=came)
+                upload = await receive(frames, "push", expect, chunks=chunks, came=came, decode=self._arithmetic)
                 chunks.update(lying)
                 contribution = coming
                 assert contribution is not None, "the first header has been looked at"
@@ -420,7 +422,7 @@ class ShardService:
             if isinstance(error, errors.ProtocolError):
                 self._refused += 1
             raise
-        self._pushed += sum(tensor.nbytes for tensor in chunks.values())
+        self._pushed += upload.payload_bytes + sum(tensor.nbytes for tensor in lying.values())
         pushed, own = await shard.push(contribution, upload.header.push)
         reach("reply.drop", contribution.base_version)
         return shard_pb2.PushResponse(outcome=_OUTCOMES[pushed.outcome], version=pushed.version, own=own)
@@ -446,13 +448,16 @@ class ShardService:
         want = want_from_proto(request)
         if not 0 <= request.wait_s <= _MAX_WAIT_S:
             raise errors.ProtocolError(f"wait_s must be between 0 and {_MAX_WAIT_S:g} seconds, not {request.wait_s:g}")
+        rounding = reader(request.encoding, FOR_PULL)
         shard = self._ready(active=False)
-        attached = request.HasField("shared") and shard.sharing.asks(request.shared, request.worker)
+        # Slots hold the weights as they are, and so do drafts.
+        exact = rounding is None
+        attached = request.HasField("shared") and shard.sharing.asks(request.shared, request.worker) and exact
 
         def ask(call: int) -> PullAsked:
             return PullAsked(call, request.worker, want, request.timeline)
 
-        ahead = Ahead(shard, ask, request.wait_s) if request.ahead and not attached else None
+        ahead = Ahead(shard, ask, request.wait_s) if request.ahead and exact and not attached else None
         if ahead is not None:
             async with aclosing(ahead.frames()) as drafts:
                 async for frame in drafts:
@@ -495,28 +500,29 @@ class ShardService:
             self._pulled += sum(chunk.nbytes for chunk in version.moving(frozen))
         if bare or slot is not None:
             return
-        if not request.worker and not version.encoded(frozen):  # such as who gathers the result: nobody will ask again
-            async for frame in self._passing(version, frozen):
+        # Such as who gathers the result: nobody will ask again.
+        if not request.worker and not version.encoded(frozen, rounding):
+            async for frame in self._passing(version, frozen, rounding):
                 self._pulled += len(frame)
                 yield frame
             return
-        frames = await self._frames(version, frozen)
+        frames = await self._frames(version, frozen, rounding)
         for frame in frames if ahead is None or frozen else ahead.rest(version, frames):
             self._pulled += len(frame)
             yield frame
 
-    async def _passing(self, version: Version, frozen: bool) -> AsyncIterator[bytes]:
+    async def _passing(self, version: Version, frozen: bool, rounding: Compressor | None) -> AsyncIterator[bytes]:
         """The frames of a version, none of which is kept."""
-        frames, loop = version.passing(frozen), asyncio.get_running_loop()
+        frames, loop = version.passing(frozen, rounding), asyncio.get_running_loop()
         while (frame := await loop.run_in_executor(self._encoder, next, frames, None)) is not None:
             yield frame
 
-    async def _frames(self, version: Version, frozen: bool) -> list[bytes]:
-        if not version.encoded(frozen):
+    async def _frames(self, version: Version, frozen: bool, rounding: Compressor | None) -> list[bytes]:
+        if not version.encoded(frozen, rounding):
             async with self._encoding:
                 loop = asyncio.get_running_loop()
-                await loop.run_in_executor(self._encoder, lambda: version.frames(frozen))
-        return version.frames(frozen)
+                await loop.run_in_executor(self._encoder, lambda: version.frames(frozen, rounding))
+        return version.frames(frozen, rounding)
 
     async def _slot(self, shard: RunningShard, version: Version) -> int | None:
         """Where the version lies in shared memory; it moves there if it must. None: there is no room."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from paramserver.compress.base import Compressor
+from paramserver.compress.registry import compressible
 from paramserver.core.plan import Chunk, Kind
 from paramserver.tensors.codec import chunk_frames
 from paramserver.tensors.dtypes import buffer_of, torch_dtype
 from paramserver.transport.messages import chunk_ref
+from paramserver.v1 import shard_pb2
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +30,8 @@ class Version:
         self._chunks = chunks
         # The number of the draft that it was, if it was one; a pull without frozen chunks then has one frame per chunk.
         self.draft = 0
-        self._frames: dict[bool, list[bytes]] = {}
+        # By whether frozen chunks are among them, and by encoding.
+        self._frames: dict[tuple[bool, int], list[bytes]] = {}
 
     def moving(self, frozen: bool) -> list[Chunk]:
         """The chunks that change with versions; with ``frozen``, also those that never do."""
@@ -37,20 +41,30 @@ class Version:
         """Whether it has the very tensors of another version of this shard."""
         return all(self.tensors[chunk.index] is other.tensors[chunk.index] for chunk in self.moving(False))
 
-    def frames(self, frozen: bool) -> list[bytes]:
-        """The frames of a pull, without its header. Encoded on first use; not thread-safe."""
-        if frozen not in self._frames:
-            self._frames[frozen] = list(self.passing(frozen))
-        return self._frames[frozen]
+    def frames(self, frozen: bool, rounding: Compressor | None = None) -> list[bytes]:
+        """The frames of a pull, without its header. Encoded on first use; not thread-safe.
 
-    def passing(self, frozen: bool) -> Iterator[bytes]:
+        ``rounding``: for trained float32 chunks; this version itself stays as it is.
+        """
+        key = _key(frozen, rounding)
+        if key not in self._frames:
+            self._frames[key] = list(self.passing(frozen, rounding))
+        return self._frames[key]
+
+    def passing(self, frozen: bool, rounding: Compressor | None = None) -> Iterator[bytes]:
         """The same, encoded as they are asked for, and not kept."""
-        parts = ((chunk_ref(c), buffer_of(self.tensors[c.index])) for c in self.moving(frozen))
-        return chunk_frames(None, parts)
+        return chunk_frames(None, (self._part(chunk, rounding) for chunk in self.moving(frozen)))
 
-    def encoded(self, frozen: bool) -> bool:
+    def _part(self, chunk: Chunk, rounding: Compressor | None) -> tuple[shard_pb2.ChunkRef, memoryview]:
+        values = self.tensors[chunk.index]
+        if rounding is None or not compressible(chunk):
+            return chunk_ref(chunk), buffer_of(values)
+        payload = rounding.encode(values, None)
+        return chunk_ref(chunk, rounding.encoding, payload.numel()), buffer_of(payload)
+
+    def encoded(self, frozen: bool, rounding: Compressor | None = None) -> bool:
         """True if :meth:`frames` costs nothing."""
-        return frozen in self._frames
+        return _key(frozen, rounding) in self._frames
 
     def was(self, draft: Draft) -> None:
         """It was a draft: who pulls ahead has some of its frames already. Not thread-safe."""
@@ -59,7 +73,7 @@ class Version:
             if chunk.index not in draft.frames:
                 draft.frames[chunk.index] = draft.encode(chunk, self.tensors[chunk.index])
         self.draft = draft.number
-        self._frames[False] = [draft.frames[chunk.index] for chunk in moving]
+        self._frames[_key(False, None)] = [draft.frames[chunk.index] for chunk in moving]
 
 
 def room_for(chunks: Iterable[Chunk]) -> dict[int, torch.Tensor]:
@@ -75,3 +89,7 @@ def room_for(chunks: Iterable[Chunk]) -> dict[int, torch.Tensor]:
         parts = torch.split(torch.empty(sum(sizes), dtype=torch_dtype(dtype)), sizes)
         room.update((chunk.index, part) for chunk, part in zip(members, parts, strict=True))
     return room
+
+
+def _key(frozen: bool, rounding: Compressor | None) -> tuple[bool, int]:
+    return frozen, shard_pb2.ENCODING_EXACT if rounding is None else rounding.encoding

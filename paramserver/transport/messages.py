@@ -215,9 +215,17 @@ def put_want(request: shard_pb2.PullRequest, want: Want) -> None:
             request.latest = True
 
 
-def chunk_ref(chunk: Chunk) -> shard_pb2.ChunkRef:
-    """How a frame lists a chunk."""
-    return shard_pb2.ChunkRef(index=chunk.index, start=chunk.start, bytes=chunk.nbytes, dtype=wire_dtype(chunk.dtype))
+def chunk_ref(
+    chunk: Chunk, encoding: shard_pb2.Encoding = shard_pb2.ENCODING_EXACT, nbytes: int | None = None
+) -> shard_pb2.ChunkRef:
+    """How a frame lists a chunk. ``nbytes``: as it is encoded; left out: as it is."""
+    return shard_pb2.ChunkRef(
+        index=chunk.index,
+        start=chunk.start,
+        bytes=chunk.nbytes if nbytes is None else nbytes,
+        dtype=wire_dtype(chunk.dtype),
+        encoding=encoding,
+    )
 
 
 def pack_mask(bits: Collection[int], length: int) -> bytes:

@@ -8,6 +8,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Encoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ENCODING_EXACT: _ClassVar[Encoding]
+    ENCODING_BF16: _ClassVar[Encoding]
+    ENCODING_FP16: _ClassVar[Encoding]
+    ENCODING_INT8: _ClassVar[Encoding]
+    ENCODING_TOPK: _ClassVar[Encoding]
+
 class Schedule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     SCHEDULE_UNSPECIFIED: _ClassVar[Schedule]
@@ -34,6 +42,11 @@ class CopyState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     COPY_STATE_SAVED: _ClassVar[CopyState]
     COPY_STATE_FAILED: _ClassVar[CopyState]
     COPY_STATE_SKIPPED: _ClassVar[CopyState]
+ENCODING_EXACT: Encoding
+ENCODING_BF16: Encoding
+ENCODING_FP16: Encoding
+ENCODING_INT8: Encoding
+ENCODING_TOPK: Encoding
 SCHEDULE_UNSPECIFIED: Schedule
 SCHEDULE_PER_STEP: Schedule
 SCHEDULE_OTHER: Schedule
@@ -75,16 +88,18 @@ class FrameHeader(_message.Message):
     def __init__(self, push: _Optional[_Union[PushHeader, _Mapping]] = ..., initialize: _Optional[_Union[InitializeHeader, _Mapping]] = ..., pull: _Optional[_Union[PullHeader, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[ChunkRef, _Mapping]]] = ..., states: _Optional[_Iterable[_Union[StateRef, _Mapping]]] = ..., draft: _Optional[int] = ...) -> None: ...
 
 class ChunkRef(_message.Message):
-    __slots__ = ("index", "start", "bytes", "dtype")
+    __slots__ = ("index", "start", "bytes", "dtype", "encoding")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
     index: int
     start: int
     bytes: int
     dtype: _types_pb2.DType
-    def __init__(self, index: _Optional[int] = ..., start: _Optional[int] = ..., bytes: _Optional[int] = ..., dtype: _Optional[_Union[_types_pb2.DType, str]] = ...) -> None: ...
+    encoding: Encoding
+    def __init__(self, index: _Optional[int] = ..., start: _Optional[int] = ..., bytes: _Optional[int] = ..., dtype: _Optional[_Union[_types_pb2.DType, str]] = ..., encoding: _Optional[_Union[Encoding, str]] = ...) -> None: ...
 
 class StateRef(_message.Message):
     __slots__ = ("tensor", "key", "start", "bytes", "dtype", "scalar")
@@ -196,7 +211,7 @@ class InitializeResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("job", "timeline", "worker", "min_version", "exact_version", "clock", "join", "latest", "wait_s", "include_frozen", "have_version", "header_only", "standing", "shared", "ahead")
+    __slots__ = ("job", "timeline", "worker", "min_version", "exact_version", "clock", "join", "latest", "wait_s", "include_frozen", "have_version", "header_only", "standing", "shared", "ahead", "encoding")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -212,6 +227,7 @@ class PullRequest(_message.Message):
     STANDING_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
     AHEAD_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     worker: int
@@ -227,7 +243,8 @@ class PullRequest(_message.Message):
     standing: Standing
     shared: SharedPull
     ahead: bool
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., min_version: _Optional[int] = ..., exact_version: _Optional[int] = ..., clock: _Optional[int] = ..., join: bool = ..., latest: bool = ..., wait_s: _Optional[float] = ..., include_frozen: bool = ..., have_version: _Optional[int] = ..., header_only: bool = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., shared: _Optional[_Union[SharedPull, _Mapping]] = ..., ahead: bool = ...) -> None: ...
+    encoding: Encoding
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., min_version: _Optional[int] = ..., exact_version: _Optional[int] = ..., clock: _Optional[int] = ..., join: bool = ..., latest: bool = ..., wait_s: _Optional[float] = ..., include_frozen: bool = ..., have_version: _Optional[int] = ..., header_only: bool = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., shared: _Optional[_Union[SharedPull, _Mapping]] = ..., ahead: bool = ..., encoding: _Optional[_Union[Encoding, str]] = ...) -> None: ...
 
 class SharedPull(_message.Message):
     __slots__ = ("attachment", "reading")

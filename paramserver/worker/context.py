@@ -13,6 +13,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from paramserver import errors
+from paramserver.compress.options import Wire
+from paramserver.compress.registry import pull_cast
 from paramserver.config import Settings
 from paramserver.core.consistency import Mode
 from paramserver.core.names import AsyncName
@@ -21,8 +23,10 @@ from paramserver.v1 import shard_pb2
 from paramserver.worker.binding import ModelBinding
 from paramserver.worker.engine import Engine
 from paramserver.worker.flat import FlatSpace, Node
+from paramserver.worker.hooks import PushHook, built_in, of_script
 from paramserver.worker.loader import SliceLoader, describe_loader
 from paramserver.worker.optimizer import ServerOptimizer, StepScheduler
+from paramserver.worker.outgoing import Outgoing
 from paramserver.worker.pace import Item
 from paramserver.worker.seeding import seed_everything
 
@@ -41,6 +45,8 @@ class Context:
     def __init__(self, settings: Settings, engine: Engine, on_close: Callable[[Context], None]) -> None:
         self.settings = settings
         self.engine = engine
+        engine.outgoing = Outgoing(wire_of(settings))
+        engine.rounding = pull_cast(settings.training.pull_precision)
         self.device = _device(settings.training.device, engine.session.rank)
         self._on_close = on_close
         self._binding: ModelBinding | None = None
@@ -294,6 +300,26 @@ class Context:
             raise errors.UserError(f"max_norm must be above 0, not {max_norm}")
         self._clip_norm = float(max_norm)
 
+    def register_push_hook(self, state: Any, hook: PushHook | str) -> None:
+        """Have ``hook(state, bucket)`` decide what is sent in place of a gradient, like DDP's ``register_comm_hook``.
+
+        It is called on the CPU for every chunk (see `PushBucket`) of every slice, and returns as many numbers, as a
+        tensor or a future of one: of the bucket's type, or bfloat16 or float16, which then is what travels. Or a name:
+        "bf16", "fp16". Call it once, after ``prepare`` of the model, in every worker alike. Raises UserError if there
+        is a hook or ``training.push_compression`` already; ``optimizer.step`` raises UserError if the hook fails or
+        returns something else, NonFiniteError if that is not finite.
+        """
+        if self._binding is None:
+            raise errors.UserError("register the push hook after ctx.prepare of the model")
+        outgoing = self.engine.outgoing
+        if outgoing.compressor is not None:
+            raise errors.UserError(
+                f'training.push_compression is "{outgoing.compressor.name}": use that, or a push hook, not both'
+            )
+        if outgoing.hook is not None:
+            raise errors.UserError("there is a push hook already: register one, once")
+        outgoing.hook = built_in(hook) if isinstance(hook, str) else of_script(state, hook, self._binding.parameters)
+
     # ---- the rest
 
     def log(self, **metrics: float | torch.Tensor) -> None:
@@ -327,6 +353,12 @@ def _device(wish: str, rank: int) -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda", rank % torch.cuda.device_count())
     return torch.device("cpu")
+
+
+def wire_of(settings: Settings) -> Wire:
+    """How weights and gradients travel."""
+    training = settings.training
+    return Wire(training.push_compression, training.topk_ratio, settings.flush_every)
 
 
 def seed_and_threads(settings: Settings) -> None:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 import structlog
 
 from paramserver import errors
+from paramserver.compress.casts import Cast
 from paramserver.core.consistency import Consistency, Mode
 from paramserver.core.events import (
     Latest,
@@ -34,6 +35,7 @@ from paramserver.worker.background import Background
 from paramserver.worker.flat import FlatSpace, Node, NodePool
 from paramserver.worker.inplace import InPlace
 from paramserver.worker.links import PushFacts, ShardLinks
+from paramserver.worker.outgoing import ANY, Outgoing
 from paramserver.worker.pace import AsyncPace, Item, SyncPace, make_pace
 from paramserver.worker.pulled import Pulled, merge
 from paramserver.worker.spare import Spare
@@ -88,6 +90,9 @@ class Engine:
         # How this script advances its schedule, as far as it has shown; and what the shards have heard of others.
         self.schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_OTHER
         self.heard_schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_UNSPECIFIED
+        # How contributions leave, and what weights are rounded to on their way here; set before there is a model.
+        self.outgoing = Outgoing()
+        self.rounding: Cast | None = None
         # Above 0: the global norm to which the gradient of the present step is clipped.
         self.clip_norm = 0.0
         self._connect = connect
@@ -144,7 +149,7 @@ class Engine:
     def generation(self) -> tuple[int, ...]:
         """Which membership the view at hand has: the term of its coordinator, the generation, who is stalled."""
         view = self.session.view
-        return view.term, view.generation, *view.stalled
+        return view.term, view.generation, *(() if self.outgoing.keeps else view.stalled)
 
     @property
     def consistency(self) -> Consistency:
@@ -155,9 +160,13 @@ class Engine:
         return self._consistency
 
     def place(self) -> tuple[int, int]:
-        """(position among the workers that get on, how many there are); position -1: this worker is none of them."""
+        """(position among the workers that get on, how many there are); position -1: this worker is none of them.
+
+        Where slices cannot be moved, those that get nowhere have their share, too.
+        """
         view = self.session.view
-        members = [worker.member for worker in view.workers if worker.member not in view.stalled]
+        stalled = () if self.outgoing.keeps else view.stalled
+        members = [worker.member for worker in view.workers if worker.member not in stalled]
         mine = self.session.member
         return (members.index(mine) if mine in members else -1), len(members)
 
@@ -246,6 +255,7 @@ class Engine:
                 self._links = await startup.open_links(
                     self.session, plan, self._connect, lambda: self.session.member, self._wait_timeout_s
                 )
+                self._links.rounding = self.rounding
                 try:
                     await startup.share_memory(self.session, self._links, plan, transport)
                     return await startup.first_version(
@@ -258,7 +268,8 @@ class Engine:
         device, shared = self._weights.device, self.links.shared
         near = shared if device.type == "cpu" else None
         self._pool = NodePool(plan.layout, device, near.inbox.space if near is not None else lambda: None)
-        self.in_place = InPlace(near) if near is not None and InPlace.possible(near) else None
+        exact = self.rounding is None
+        self.in_place = InPlace(near) if near is not None and exact and InPlace.possible(near) else None
         if self.in_place is None and self._weights.lent:
             self._weights = FlatSpace(plan.layout, device)
         self._install(first)
@@ -405,6 +416,7 @@ class Engine:
             if self.consistency.mode is Mode.SYNC and schedule.base_version > self.version:
                 self._install(self._watch(self.background.submit(self.links.pull_version(schedule.base_version))))
             self._paced = self.consistency
+            self.outgoing.reset()
             self._pace = make_pace(self, self._paced, schedule)
         return self._pace
 
@@ -494,10 +506,15 @@ class Engine:
             self._install(self._watch(self.background.submit(self.links.pull(Latest()))))
 
     def push(
-        self, name: Name, node: Node, groups: Sequence[types_pb2.GroupHypers], clock: int
+        self, name: Name, node: Node, groups: Sequence[types_pb2.GroupHypers], clock: int, flush: bool = False
     ) -> concurrent.futures.Future[frozenset[shard_pb2.Outcome]]:
-        """Begin to bring a contribution to all shards; its memory is reused afterwards."""
+        """Begin to bring a contribution to all shards; its memory is reused afterwards.
+
+        ``flush``: nothing of it is left for later ones. Raises what `Outgoing.encode` raises.
+        """
         space = node.space.on_cpu()
+        position = name.lo if isinstance(name, SyncName) else ANY
+        encoded = self.outgoing.encode(position, node, space, flush) if self.outgoing.lossy else {}
         facts = PushFacts(
             name=name,
             samples=node.samples,
@@ -510,6 +527,7 @@ class Engine:
             clip_norm=self.clip_norm if isinstance(name, SyncName) else 0.0,
             nonce=secrets.randbits(63) | 1,
             node=space.number,
+            encoded=encoded,
         )
         future = self.background.submit(self.links.push(facts, space.read))
         self._pushing.add(future)
@@ -522,6 +540,14 @@ class Engine:
         else:  # answered when it is in a version; after an error a server may still be about to read it
             future.add_done_callback(lambda done: pool.give(node) if _succeeded(done) else None)
         return future
+
+    def keep_residuals(self, positions: range) -> None:
+        """These slice positions belong to this worker; what was left out of contributions to others is lost."""
+        if self.outgoing.keep(positions) and not self.rolled_back():
+            log.warning(
+                "the workers have changed: what compression had left out of some contributions is lost, so the result "
+                "will have other bits than that of an undisturbed run (see docs/compression.md)"
+            )
 
     def lease(
         self,
@@ -682,7 +708,7 @@ class Engine:
         if self.in_place is not None:
             self._weights = self.in_place.install(results)
         else:
-            self._weights.write(merge(results))
+            self._weights.write(merge(results), self.rounding)
         self._versions = [result.version for result in results]
         self.pool.installed(self.version)
         self.skipped = max(result.skipped for result in results)

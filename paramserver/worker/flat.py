@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from paramserver.compress.casts import Cast
+from paramserver.compress.registry import compressible
 from paramserver.core.plan import Kind, Layout, Segment
 from paramserver.tensors.dtypes import buffer_of, tensor_from, torch_dtype
 
@@ -56,12 +58,12 @@ class FlatSpace:
         """The flat segments that are allocated, in order."""
         return [self._segments[index] for index in sorted(self._segments)]
 
-    def write(self, chunks: Mapping[int, memoryview]) -> None:
-        """Overwrite these chunks with received bytes."""
+    def write(self, chunks: Mapping[int, memoryview], rounding: Cast | None = None) -> None:
+        """Overwrite these chunks with received bytes; trained float32 chunks come as ``rounding`` has made them."""
         for index, data in chunks.items():
             chunk = self.layout.chunks[index]
-            target = self._segments[chunk.segment][chunk.start : chunk.start + chunk.elements]
-            target.copy_(tensor_from(data, chunk.dtype), non_blocking=False)
+            dtype = chunk.dtype if rounding is None or not compressible(chunk) else rounding.type_name
+            self.chunk(index).copy_(tensor_from(data, dtype), non_blocking=False)
 
     def on_cpu(self) -> FlatSpace:
         """Itself, or a copy in main memory (one transfer per segment) if it is on a device."""
@@ -73,11 +75,14 @@ class FlatSpace:
         copy._segments = {index: flat.cpu() for index, flat in self._segments.items()}
         return copy
 
+    def chunk(self, index: int) -> torch.Tensor:
+        """A chunk, flat, without a copy."""
+        where = self.layout.chunks[index]
+        return self._segments[where.segment][where.start : where.start + where.elements]
+
     def read(self, chunk: int) -> memoryview:
         """The bytes of a chunk, without a copy; for spaces in main memory."""
-        where = self.layout.chunks[chunk]
-        part = self._segments[where.segment][where.start : where.start + where.elements]
-        return buffer_of(part)
+        return buffer_of(self.chunk(chunk))
 
     def copy_of(self, other: FlatSpace) -> None:
         """Take over all values of another space of the same layout."""

@@ -7,24 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar, cast
 
 import structlog
 
 from paramserver import errors
+from paramserver.compress.casts import Cast
 from paramserver.core.events import (
     AtLeast,
     Exactly,
     Want,
 )
 from paramserver.core.names import Name
-from paramserver.core.plan import Plan
+from paramserver.core.plan import Chunk, Plan
 from paramserver.failpoints import planned, reach
 from paramserver.tensors.codec import chunk_frames, split_frame
+from paramserver.tensors.dtypes import buffer_of
 from paramserver.transport.base import Channel
 from paramserver.transport.messages import (
     chunk_ref,
@@ -34,6 +36,7 @@ from paramserver.transport.messages import (
     put_want,
 )
 from paramserver.v1 import shard_pb2, types_pb2
+from paramserver.worker.outgoing import Encoded
 from paramserver.worker.pulled import Pulled, checked
 from paramserver.worker.shared import SharedMemory
 
@@ -51,7 +54,8 @@ _ATTACH_S = 10.0
 class PushFacts:
     """A contribution but for its bytes. ``base_versions``: by server, the version it was computed on.
 
-    ``node``: its place in this worker's inbox, if it lies there.
+    ``node``: its place in this worker's inbox, if it lies there. ``encoded``: the chunks that go over the network in
+    another form.
     """
 
     name: Name
@@ -65,6 +69,7 @@ class PushFacts:
     clip_norm: float = 0.0
     nonce: int = 0
     node: int | None = None
+    encoded: Mapping[int, Encoded] = field(default_factory=dict)
 
 
 class ShardLinks:
@@ -88,6 +93,8 @@ class ShardLinks:
         self.standing: shard_pb2.Standing | None = None
         # Shared with those of the servers that are on this host; set once, by whoever attaches.
         self.shared: SharedMemory | None = None
+        # What weights are rounded to on their way here.
+        self.rounding: Cast | None = None
         self._worker = worker
         self._wait_timeout_s = wait_timeout_s
         self._log_interval_s = log_interval_s
@@ -152,7 +159,7 @@ class ShardLinks:
             )
             put_name(header, facts.name)
             if attached is None:
-                frames = chunk_frames(header, ((chunk_ref(chunk), read(chunk.index)) for chunk in wanted))
+                frames = chunk_frames(header, (_part(chunk, facts.encoded, read) for chunk in wanted))
                 reply = await self.channels[server].upload("Shard.Push", frames, timeout=timeout_s)
                 return cast(shard_pb2.PushResponse, reply)
             header.shared.attachment, header.shared.node, header.shared.checked = attached.number, facts.node or 0, True
@@ -282,10 +289,13 @@ class ShardLinks:
                     ahead=ahead,
                 )
                 put_want(request, want)
+                if self.rounding is not None:
+                    request.encoding = self.rounding.encoding
                 if self.shared is not None:
                     if self.shared.outdated(server, request.worker):  # joined again, as another member
                         await self._persist(server, "to attach", partial(self._attach, self.shared, server))
-                    if (question := self.shared.question(server, request.worker)) is not None:
+                    question = self.shared.question(server, request.worker) if self.rounding is None else None
+                    if question is not None:
                         request.shared.CopyFrom(question)
                 try:
                     answer = await self._persist(server, "to pull", partial(self._download, server, request))
@@ -334,7 +344,7 @@ class ShardLinks:
                     if header.draft != draft:
                         chunks = {}
                 for ref, data in parts:
-                    chunks[checked(ref, self.plan, server, chunks)] = data
+                    chunks[checked(ref, self.plan, server, chunks, self.rounding)] = data
         if header is None or header.chunks != len(chunks):
             raise errors.UnavailableError(f"the answer of server-{server} was cut short")
         slot = header.slot if header.HasField("slot") else None
@@ -406,3 +416,13 @@ class ShardLinks:
         if self.shared is not None:
             await self.shared.close()
         await asyncio.gather(*(channel.close() for channel in self.channels), return_exceptions=True)
+
+
+def _part(
+    chunk: Chunk, encoded: Mapping[int, Encoded], read: Callable[[int], memoryview]
+) -> tuple[shard_pb2.ChunkRef, memoryview]:
+    """A chunk as a frame carries it."""
+    made = encoded.get(chunk.index)
+    if made is None:
+        return chunk_ref(chunk), read(chunk.index)
+    return chunk_ref(chunk, made.encoding, made.payload.numel()), buffer_of(made.payload)

@@ -19,6 +19,7 @@ from paramserver.core.events import (
     Want,
 )
 from paramserver.core.names import AsyncName, Name, SyncName
+from paramserver.core.positions import fixed_share, flushes
 from paramserver.core.ranges import RangeSet
 from paramserver.core.reduction import Node as TreeNode
 from paramserver.core.reduction import Reducer, cover
@@ -125,7 +126,12 @@ class SyncPace:
     def _asks(self) -> bool:
         """Whether to ask before a slice of the own range is begun."""
         now, first = time.monotonic(), not self._done
-        return self._engine.named_by_data and (self._given_away or self._tempo.asks(now, first))
+        return self._moves and (self._given_away or self._tempo.asks(now, first))
+
+    @property
+    def _moves(self) -> bool:
+        """Whether slices may go from one worker to another within a step."""
+        return self._engine.named_by_data and not self._engine.outgoing.keeps
 
     def _mine(self) -> Iterator[int]:
         """The slices of the own range that are still to be computed here."""
@@ -146,7 +152,7 @@ class SyncPace:
             rank, workers = self._engine.place()
             if step.epoch > epoch or rank < 0:
                 return
-            lo, hi = assign(len(step.slices), workers)[rank]
+            lo, hi = self._share(len(step.slices), rank, workers)
             past = self._done | self._left if version == self._version else ()
             coming = next((p for p in range(max(lo, position), hi) if p not in past), None)
             if coming is None:
@@ -174,8 +180,17 @@ class SyncPace:
             self._release()
         self._generation, self._place, self._workers = generation, rank, workers
         self._left.clear()
-        self._range = assign(self._of, workers)[rank] if rank >= 0 else (0, 0)
+        self._range = self._share(self._of, rank, workers)
+        self._engine.keep_residuals(range(*self._range))
         self._reducer = Reducer(self._of, self._range)
+
+    def _share(self, of: int, rank: int, workers: int) -> tuple[int, int]:
+        """The range of a step of ``of`` slices that a worker computes."""
+        if rank < 0:
+            return 0, 0
+        if self._engine.outgoing.keeps:
+            return fixed_share(of, self._schedule.slices_per_step, rank, workers)
+        return assign(of, workers)[rank]
 
     def _release(self) -> None:
         """Send what is held for merging as it is."""
@@ -196,8 +211,8 @@ class SyncPace:
         self._done.add(name.lo)
         counted = True
         if not self._engine.named_by_data:
-            counted = self._engine.wait_all([self._engine.push(name, node, groups, clock=0)])
-        elif self._hurry or not self._range[0] <= name.lo < self._range[1]:
+            counted = self._engine.wait_all([self._push_one(name, node)])
+        elif self._hurry or self._engine.outgoing.lossy or not self._range[0] <= name.lo < self._range[1]:
             self._push(name.lo, name.hi, node)
         else:
             self._merge((name.lo, name.hi), node)
@@ -221,13 +236,17 @@ class SyncPace:
                 self._push(*where, self._held.pop(where))
 
     def _push(self, lo: int, hi: int, node: Node) -> None:
-        name = SyncName(self._version, lo, hi, self._of)
-        self._pushes.append(self._engine.push(name, node, self._groups, clock=0))
+        self._pushes.append(self._push_one(SyncName(self._version, lo, hi, self._of), node))
+
+    def _push_one(self, name: SyncName, node: Node) -> concurrent.futures.Future[frozenset[shard_pb2.Outcome]]:
+        outgoing = self._engine.outgoing
+        flush = outgoing.keeps and flushes(self._schedule, name.step, name.lo, outgoing.wire.flush_every)
+        return self._engine.push(name, node, self._groups, clock=0, flush=flush)
 
     def _wait_for_next(self) -> bool:
         """Wait for the next version, for a slice to compute, or another membership; True if the mode has changed."""
         # Asked for beside the pushes: it is answered when all of the step has come.
-        if not self._engine.named_by_data:
+        if not self._moves:
             pulling = self._engine.begin_pull(self._version + 1)
             try:
                 self.finish()

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paramserver import errors
+from paramserver.compress.base import Compressor
+from paramserver.compress.registry import compressible
 from paramserver.core.consistency import Consistency
 from paramserver.core.plan import Plan
 from paramserver.tensors.dtypes import wire_dtype
@@ -28,14 +30,26 @@ class Pulled:
     slot: int | None = None
 
 
-def checked(ref: shard_pb2.ChunkRef | shard_pb2.StateRef, plan: Plan, server: int, seen: Mapping[int, object]) -> int:
-    """The index of a chunk that this server may send, in the shape that the plan says."""
+def checked(
+    ref: shard_pb2.ChunkRef | shard_pb2.StateRef,
+    plan: Plan,
+    server: int,
+    seen: Mapping[int, object],
+    rounding: Compressor | None = None,
+) -> int:
+    """The index of a chunk that this server may send, in the shape that the plan says, rounded as it was asked for."""
     if not isinstance(ref, shard_pb2.ChunkRef):
         raise errors.ProtocolError(f"server-{server} sent optimizer state where weights were asked for")
     if ref.index >= len(plan.owner) or plan.owner[ref.index] != server or ref.index in seen:
         raise errors.ProtocolError(f"server-{server} sent chunk {ref.index}, which is not its to send")
     chunk = plan.layout.chunks[ref.index]
-    if (ref.start, ref.bytes, ref.dtype) != (chunk.start, chunk.nbytes, wire_dtype(chunk.dtype)):
+    how = rounding if compressible(chunk) else None
+    encoding = shard_pb2.ENCODING_EXACT if how is None else how.encoding
+    if (ref.start, ref.encoding, ref.dtype) != (chunk.start, encoding, wire_dtype(chunk.dtype)):
+        raise errors.ProtocolError(f"server-{server} sent chunk {ref.index} of another shape")
+    if how is not None:
+        how.check(ref.bytes, chunk.elements)
+    elif ref.bytes != chunk.nbytes:
         raise errors.ProtocolError(f"server-{server} sent chunk {ref.index} of another shape")
     return ref.index
 

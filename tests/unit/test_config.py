@@ -97,6 +97,10 @@ def test_staleness_is_a_number_or_unbounded(given_value: object, expected: int |
         ("training.slices_per_step", -4, "-4"),
         ("training.chunk_bytes", 100, "100"),
         ("training.nonfinite", "ignore", '"ignore"'),
+        ("training.pull_precision", "int8", '"int8"'),
+        ("training.push_compression", "zip", '"zip"'),
+        ("training.topk_ratio", 0.0001, "0.0001"),
+        ("training.topk_ratio", 2, "2"),
         ("training.threads_per_worker", 0, "0"),
         ("training.device", "gpu", '"gpu"'),
         ("run.args", "--epochs 2", '"--epochs 2"'),
@@ -105,6 +109,18 @@ def test_staleness_is_a_number_or_unbounded(given_value: object, expected: int |
 )
 def test_bad_value_is_named_with_what_is_allowed(key: str, value: object, shown: str) -> None:
     assert refusal({key: value}) == f"{key} is {shown} (flag), but must be {must_be(key)}"
+
+
+def test_checkpoints_are_taken_where_nothing_is_left_out() -> None:
+    given = {"training.push_compression": "int8", "checkpoint.every": 30, "training.residual_flush_every": 20}
+    assert refusal(given) == (
+        "checkpoint.every is 30 and training.residual_flush_every is 20, but a checkpoint can be taken only where "
+        "nothing is left out: make checkpoint.every a multiple of it"
+    )
+    assert load({**given, "training.push_compression": "bf16"}).flush_every == 20
+    assert load({**given, "training.residual_flush_every": 15}).flush_every == 15
+    assert load({**given, "training.residual_flush_every": 0}).flush_every == 30
+    assert load({}).flush_every == 100
 
 
 def test_bad_value_says_where_it_stands() -> None:

@@ -25,11 +25,12 @@ ALLOWED: dict[str, set[str]] = {
     "v1": set(),
     "checkpoint": LOWER | {"tensors", "v1", "config"},
     "tensors": LOWER | {"v1"},
+    "compress": LOWER | {"tensors", "v1"},
     "transport": LOWER | {"tensors", "v1"},  # names of element types, limits of frames
     "store": LOWER,
     "coordinator": LOWER | EDGES | {"config", "v1", "checkpoint"},
-    "server": LOWER | EDGES | {"config", "v1", "checkpoint"},
-    "worker": LOWER | EDGES | {"config", "v1", "checkpoint"},
+    "server": LOWER | EDGES | {"config", "v1", "checkpoint", "compress"},
+    "worker": LOWER | EDGES | {"config", "v1", "checkpoint", "compress"},
     "testing": LOWER | EDGES | ROLES | {"config", "v1", "checkpoint"},
     "local": LOWER | EDGES | ROLES | {"config", "v1", "testing", "checkpoint"},
     # Calibration alone needs more than the core: it measures transport and arithmetic, and a script of its own.

@@ -1,0 +1,58 @@
+"""What a compressor is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from paramserver.errors import ProtocolError
+from paramserver.v1 import shard_pb2
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from typing_extensions import Buffer
+
+# What is read is at most so many times as large as its payload.
+MAX_EXPANSION = 1000
+# Payloads are as long as a multiple of this where that is not so anyway, for those that follow in the same message.
+ALIGNMENT = 64
+
+
+class Compressor(Protocol):
+    """Turns a flat float32 tensor into bytes, and bytes into such a tensor; always the same for the same numbers."""
+
+    # As settings and `ctx.register_push_hook` name it.
+    name: str
+    encoding: shard_pb2.Encoding
+    # What it leaves out of one contribution belongs into the next one of the same slice position.
+    feedback: bool
+
+    def encode(self, values: Tensor, decoded: Tensor | None) -> Tensor:
+        """The payload, as a flat uint8 tensor. ``decoded`` takes what a reader makes of it; it may be ``values``.
+
+        Raises NonFiniteError for numbers that it cannot carry.
+        """
+
+    def check(self, nbytes: int, elements: int) -> None:
+        """Raises ProtocolError if ``nbytes`` bytes cannot be a payload of so many elements. Allocates nothing."""
+
+    def decode(self, payload: Buffer, elements: int) -> Tensor:
+        """A tensor of its own. Raises ProtocolError for what :meth:`encode` does not make."""
+
+
+def require_length(name: str, nbytes: int, wanted: int, elements: int) -> None:
+    """Raises ProtocolError unless a payload has the only length that it may have."""
+    if nbytes != wanted:
+        raise ProtocolError(f"{elements} elements in {name} take {wanted} bytes, not {nbytes}")
+
+
+def require_sparing(name: str, nbytes: int, elements: int) -> None:
+    """Raises ProtocolError if a payload would grow beyond all measure."""
+    if 4 * elements > MAX_EXPANSION * nbytes:
+        raise ProtocolError(
+            f"{nbytes} bytes of {name} would become {4 * elements}, more than {MAX_EXPANSION} times as many"
+        )
+
+
+def padded(nbytes: int) -> int:
+    """The length with padding."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
