@@ -8,6 +8,7 @@ import torch
 
 from paramserver.compress.base import require_length
 from paramserver.tensors.dtypes import tensor_from
+from paramserver.tensors.finite import is_finite
 from paramserver.v1 import shard_pb2
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ class Cast:
 
     def encode(self, values: Tensor, decoded: Tensor | None) -> Tensor:
         """See `Compressor`."""
-        rounded = values.clamp(-self._limit, self._limit).to(self.dtype)
+        rounded = values.to(self.dtype)
+        if not is_finite(rounded):
+            rounded = values.clamp(-self._limit, self._limit).to(self.dtype)
         if decoded is not None:
             decoded.copy_(rounded)
         return rounded.view(torch.uint8)

@@ -80,7 +80,7 @@ class Int8:
 
 def _encode(values: Tensor, scales: Tensor, levels: Tensor, decoded: Tensor | None) -> None:
     """One row per block."""
-    largest = torch.linalg.vector_norm(values, ord=torch.inf, dim=1)
+    largest = torch.maximum(values.amax(1), values.amin(1).neg_())
     if not bool(largest.isfinite().all()):
         raise NonFiniteError("a gradient, with what was left of the one before, is not finite")
     torch.clamp(largest.div_(_LEVELS), _SMALLEST, _LARGEST, out=scales)

@@ -79,8 +79,11 @@ class TopK:
 
 def _largest(magnitudes: Tensor, count: int) -> Tensor:
     """The places of the ``count`` largest, rising. torch does not say which of equal ones it takes; here the first."""
-    least = torch.topk(magnitudes, count, sorted=False).values.amin()
-    above = magnitudes > least
-    missing = count - int(above.sum())
-    above[(magnitudes == least).nonzero().view(-1)[:missing]] = True
-    return above.nonzero().view(-1)
+    found = torch.topk(magnitudes, count, sorted=False)
+    least = found.values.amin()
+    if int((magnitudes >= least).sum()) == count:  # there is no choice
+        return found.indices.sort().values
+    chosen = magnitudes > least
+    missing = count - int(chosen.sum())
+    chosen[(magnitudes == least).nonzero().view(-1)[:missing]] = True
+    return chosen.nonzero().view(-1)
