@@ -30,9 +30,9 @@ from paramserver.tensors.dtypes import buffer_of
 from paramserver.worker.flat import FlatSpace
 
 SCRIPT = SCRIPTS / "compress.py"
-HIDDEN, BATCH, WORKERS, SERVERS = 1024, 64, 2, 1
+HIDDEN, BATCH, WORKERS, SERVERS = 1024, 16, 2, 1
 MEGABITS = 200.0
-EPOCHS, HOSTS_EPOCHS, SKIP = 12, 4, 2
+EPOCHS, HOSTS_EPOCHS, SKIP = 4, 1, 2
 PLAIN, INT8 = "fp32", "int8"
 PUSHES = ("bf16", "fp16", "int8", "topk")
 RATIO = Wire().topk_ratio
