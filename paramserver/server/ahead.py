@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
+from paramserver.compress.base import Compressor
 from paramserver.core.events import AnswerPull, PullAsked
 from paramserver.server.running import RunningShard
 from paramserver.server.version import Version
@@ -15,10 +16,20 @@ _WAIT_S = 60.0
 
 
 class Ahead:
-    """One pull. ``ask`` makes the question of the number of the call; ``wait_s``: how long it may wait."""
+    """One pull. ``ask`` makes the question of the number of the call; ``wait_s``: how long it may wait.
 
-    def __init__(self, shard: RunningShard, ask: Callable[[int], PullAsked], wait_s: float) -> None:
+    ``rounding``: what its weights are rounded to; only drafts in that form are sent.
+    """
+
+    def __init__(
+        self,
+        shard: RunningShard,
+        ask: Callable[[int], PullAsked],
+        wait_s: float,
+        rounding: Compressor | None = None,
+    ) -> None:
         self._shard, self._ask, self._wait_s = shard, ask, wait_s
+        self._rounding = shard.drafting.rounding = rounding
         # What was sent: by the number of a draft, which of its chunks.
         self._sent: dict[int, set[int]] = {}
         # The state machine's answer, after :meth:`frames`; None if none came in time.
@@ -32,7 +43,7 @@ class Ahead:
             while not answer.done():
                 progress, draft = drafting.progress, drafting.draft
                 fresh: list[int] = []
-                if draft is not None:
+                if draft is not None and draft.rounding is self._rounding:
                     have = self._sent.setdefault(draft.number, set())
                     fresh = [index for index in list(draft.frames) if index not in have]
                     for index in fresh:

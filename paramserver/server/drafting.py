@@ -19,14 +19,14 @@ import structlog
 
 from paramserver.core.names import SyncName
 from paramserver.core.plan import Kind
+from paramserver.server.version import part
 from paramserver.tensors.codec import encode_frame
-from paramserver.tensors.dtypes import buffer_of
-from paramserver.transport.messages import chunk_ref
 from paramserver.v1 import shard_pb2
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from paramserver.compress.base import Compressor
     from paramserver.core.plan import Chunk
     from paramserver.server.apply import ChunkState
     from paramserver.server.shard import Contribution, ShardTensors
@@ -43,8 +43,12 @@ LEAST_BYTES = 8 << 20
 class Draft:
     """What comes after ``base`` if it is made of ``parts``, in the order of their slices, and of nothing else."""
 
-    def __init__(self, number: int, base: Version, parts: Sequence[Contribution]) -> None:
+    def __init__(
+        self, number: int, base: Version, parts: Sequence[Contribution], rounding: Compressor | None = None
+    ) -> None:
         self.number = number
+        # In which form its weights are sent.
+        self.rounding = rounding
         self.base = base
         self.parts = tuple(parts)
         # By chunk: the weights, and the optimizer state that goes with them. Filled in the arithmetic thread.
@@ -54,8 +58,8 @@ class Draft:
 
     def encode(self, chunk: Chunk, weights: Tensor) -> bytes:
         """A frame with one chunk."""
-        header = shard_pb2.FrameHeader(chunks=[chunk_ref(chunk)], draft=self.number)
-        return encode_frame(header, [buffer_of(weights)])
+        ref, data = part(chunk, weights, self.rounding)
+        return encode_frame(shard_pb2.FrameHeader(chunks=[ref], draft=self.number), [data])
 
 
 class Drafting:
@@ -63,6 +67,8 @@ class Drafting:
 
     def __init__(self, tensors: ShardTensors, do: Do) -> None:
         self.draft: Draft | None = None
+        # What those who pull ahead want weights to be rounded to; the same for all of a job.
+        self.rounding: Compressor | None = None
         # How many drafts became versions, and how many were forgotten.
         self.adopted = self.forgotten = 0
         self._tensors, self._do = tensors, do
@@ -134,7 +140,7 @@ class Drafting:
 
     def _start(self, base: Version) -> None:
         parts = sorted(self._parts, key=lambda one: one.name.lo if isinstance(one.name, SyncName) else 0)
-        draft = self.draft = Draft(next(self._numbers), base, parts)
+        draft = self.draft = Draft(next(self._numbers), base, parts, self.rounding)
         self._lacking = {}
         for chunk in self._tensors.chunks:
             if chunk.kind is Kind.FROZEN:

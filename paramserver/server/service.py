@@ -450,14 +450,13 @@ class ShardService:
             raise errors.ProtocolError(f"wait_s must be between 0 and {_MAX_WAIT_S:g} seconds, not {request.wait_s:g}")
         rounding = reader(request.encoding, FOR_PULL)
         shard = self._ready(active=False)
-        # Slots hold the weights as they are, and so do drafts.
-        exact = rounding is None
-        attached = request.HasField("shared") and shard.sharing.asks(request.shared, request.worker) and exact
+        # Slots hold the weights as they are.
+        attached = request.HasField("shared") and shard.sharing.asks(request.shared, request.worker) and not rounding
 
         def ask(call: int) -> PullAsked:
             return PullAsked(call, request.worker, want, request.timeline)
 
-        ahead = Ahead(shard, ask, request.wait_s) if request.ahead and exact and not attached else None
+        ahead = Ahead(shard, ask, request.wait_s, rounding) if request.ahead and not attached else None
         if ahead is not None:
             async with aclosing(ahead.frames()) as drafts:
                 async for frame in drafts:

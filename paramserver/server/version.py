@@ -53,14 +53,7 @@ class Version:
 
     def passing(self, frozen: bool, rounding: Compressor | None = None) -> Iterator[bytes]:
         """The same, encoded as they are asked for, and not kept."""
-        return chunk_frames(None, (self._part(chunk, rounding) for chunk in self.moving(frozen)))
-
-    def _part(self, chunk: Chunk, rounding: Compressor | None) -> tuple[shard_pb2.ChunkRef, memoryview]:
-        values = self.tensors[chunk.index]
-        if rounding is None or not compressible(chunk):
-            return chunk_ref(chunk), buffer_of(values)
-        payload = rounding.encode(values, None)
-        return chunk_ref(chunk, rounding.encoding, payload.numel()), buffer_of(payload)
+        return chunk_frames(None, (part(chunk, self.tensors[chunk.index], rounding) for chunk in self.moving(frozen)))
 
     def encoded(self, frozen: bool, rounding: Compressor | None = None) -> bool:
         """True if :meth:`frames` costs nothing."""
@@ -73,7 +66,7 @@ class Version:
             if chunk.index not in draft.frames:
                 draft.frames[chunk.index] = draft.encode(chunk, self.tensors[chunk.index])
         self.draft = draft.number
-        self._frames[_key(False, None)] = [draft.frames[chunk.index] for chunk in moving]
+        self._frames[_key(False, draft.rounding)] = [draft.frames[chunk.index] for chunk in moving]
 
 
 def room_for(chunks: Iterable[Chunk]) -> dict[int, torch.Tensor]:
@@ -89,6 +82,14 @@ def room_for(chunks: Iterable[Chunk]) -> dict[int, torch.Tensor]:
         parts = torch.split(torch.empty(sum(sizes), dtype=torch_dtype(dtype)), sizes)
         room.update((chunk.index, part) for chunk, part in zip(members, parts, strict=True))
     return room
+
+
+def part(chunk: Chunk, weights: torch.Tensor, rounding: Compressor | None) -> tuple[shard_pb2.ChunkRef, memoryview]:
+    """A chunk of weights as a frame carries it; trained float32 numbers are rounded."""
+    if rounding is None or not compressible(chunk):
+        return chunk_ref(chunk), buffer_of(weights)
+    payload = rounding.encode(weights, None)
+    return chunk_ref(chunk, rounding.encoding, payload.numel()), buffer_of(payload)
 
 
 def _key(frozen: bool, rounding: Compressor | None) -> tuple[bool, int]:

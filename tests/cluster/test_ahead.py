@@ -62,6 +62,18 @@ def test_same_bits(optimizer: Any, monkeypatch: pytest.MonkeyPatch, seen: Seen) 
     assert seen.adopted == 2 * 2 * 3
 
 
+@pytest.mark.parametrize(("push", "pull"), [("int8", "bf16"), ("topk", "fp32"), ("none", "fp16")])
+def test_same_bits_in_fewer_bytes(push: str, pull: str, monkeypatch: pytest.MonkeyPatch, seen: Seen) -> None:
+    """Drafts are made of what was decoded, and sent in the form that was asked for."""
+    script = Program(DATA, 8, 2, lambda: network(hidden=300, norm=True))
+    form = {"training.push_compression": push, "training.pull_precision": pull, "training.chunk_bytes": 832}
+    options: dict[str, Any] = {"workers": 2, "servers": 2, "settings": form}
+    digests = train(script, **options).digests
+    assert seen.adopted >= 2 * 2
+    monkeypatch.setattr(drafting, "LEAST_BYTES", 1 << 40)
+    assert train(script, **options).digests == digests
+
+
 def test_a_clipped_step_is_not_drafted(seen: Seen) -> None:
     script = Program(DATA, 8, 1, each=lambda ctx, number: ctx.clip_grad_norm(0.1) if number else None)
     outcome = train(script, 2, 1)
