@@ -30,7 +30,9 @@ from paramserver.tensors.dtypes import buffer_of
 from paramserver.worker.flat import FlatSpace
 
 SCRIPT = SCRIPTS / "compress.py"
-HIDDEN, BATCH, WORKERS, SERVERS = 1024, 16, 2, 1
+# Between hosts also a model that is large enough for weights to be sent while gradients still come in.
+HIDDEN, LARGE = 1024, 1536
+BATCH, WORKERS, SERVERS = 16, 2, 1
 MEGABITS = 200.0
 EPOCHS, HOSTS_EPOCHS, SKIP = 4, 1, 2
 PLAIN, INT8 = "fp32", "int8"
@@ -52,7 +54,7 @@ def run(repetitions: int) -> list[Row]:
     """All three. Raises RuntimeError if a run fails."""
     found = codecs(repetitions) + losses()
     try:
-        return found + between_hosts(repetitions)
+        return found + between_hosts(HIDDEN, repetitions) + between_hosts(LARGE, repetitions)
     except RuntimeError as error:
         if "root" not in str(error):
             raise
@@ -170,9 +172,9 @@ def _timed(work: Callable[[], object]) -> float:
 # ---- training
 
 
-def words(epochs: int) -> list[str]:
+def words(epochs: int, hidden: int = HIDDEN) -> list[str]:
     """The arguments of the script."""
-    return flags({"--hidden": HIDDEN, "--batch": BATCH, "--epochs": epochs, "--skip": SKIP})
+    return flags({"--hidden": hidden, "--batch": BATCH, "--epochs": epochs, "--skip": SKIP})
 
 
 def settings(variant: str) -> dict[str, str]:
@@ -196,19 +198,19 @@ def losses() -> list[Row]:
     return rows("compress", f"digits, {WORKERS} + {SERVERS}, one host, gRPC", seconds, INT8)
 
 
-def between_hosts(repetitions: int) -> list[Row]:
+def between_hosts(hidden: int, repetitions: int) -> list[Row]:
     """In turn; what the workers' hosts have sent is printed."""
     seconds: dict[str, list[float]] = {variant: [] for variant in ON_HOSTS}
     sent: dict[str, int] = {}
     final: dict[str, float] = {}
-    case = f"digits, {WORKERS} + {SERVERS}, {MEGABITS:g} Mb/s"
+    case = f"digits, {hidden} wide, {WORKERS} + {SERVERS}, {MEGABITS:g} Mb/s"
     with hosts.network(WORKERS, SERVERS, MEGABITS) as network:
         workers = [f"w{i}" for i in range(WORKERS)]
         for number in range(repetitions):
             for variant in ON_HOSTS[:: -1 if number % 2 else 1]:
                 before = sum(hosts.sent_bytes(network, worker) for worker in workers)
                 found = hosts.cluster(
-                    network, WORKERS, SERVERS, words(HOSTS_EPOCHS), script=SCRIPT, settings=settings(variant)
+                    network, WORKERS, SERVERS, words(HOSTS_EPOCHS, hidden), script=SCRIPT, settings=settings(variant)
                 )
                 sent[variant] = sum(hosts.sent_bytes(network, worker) for worker in workers) - before
                 seconds[variant] += found["step_s"]
