@@ -60,8 +60,15 @@ def plain(push: str = "none", pull: str = "fp32") -> Outcome:
     return _plain[push, pull]
 
 
-@pytest.mark.parametrize(("push", "pull"), [*((push, "fp32") for push in LOSSY), ("none", "bf16"), ("int8", "fp16")])
-@pytest.mark.parametrize(("workers", "servers"), [(2, 1), (3, 2)])
+@pytest.mark.parametrize(
+    ("push", "pull", "workers", "servers"),
+    [
+        *((push, "fp32", 3, 2) for push in LOSSY),
+        ("none", "bf16", 2, 1),
+        ("int8", "fp32", 2, 1),
+        ("int8", "fp16", 3, 2),
+    ],
+)
 def test_the_bits_depend_on_no_number_of_processes(push: str, pull: str, workers: int, servers: int) -> None:
     assert job(push, pull, workers=workers, servers=servers).digests == plain(push, pull).digests
 
@@ -172,9 +179,25 @@ def undisturbed() -> Mapping[str, Any]:
     return train(program(), settings=options, slices_per_step=SLICES).summary
 
 
-def test_a_worker_that_dies_takes_nothing_along(tmp_path: Path, undisturbed: Mapping[str, Any]) -> None:
-    """Its residuals are gone, so all go back to the last checkpoint, and another worker does its part."""
-    strikes = [Strike("worker.after_grad", "worker-1", 7)]
+@pytest.mark.parametrize(
+    "strikes",
+    [
+        [Strike("worker.after_grad", "worker-1", 1)],
+        [Strike("worker.after_grad", "worker-1", 7)],
+        [Strike("worker.after_pull", "worker-1", 8)],
+        [Strike("worker.after_grad", "worker-1", 7), Strike("coord.before_timeline", "leader")],
+        [Strike("worker.after_grad", "worker-1", 7), Strike("coord.after_generation", "leader")],
+        [Strike("worker.after_grad", "worker-1", 7), Strike("restore.after_load", "server-0")],
+    ],
+    ids=lambda strikes: ", ".join(f"{strike.at} {strike.step}" for strike in strikes),
+)
+def test_a_worker_that_dies_takes_nothing_along(
+    strikes: list[Strike], tmp_path: Path, undisturbed: Mapping[str, Any]
+) -> None:
+    """Its residuals are gone, so all go back to the last checkpoint, and another worker does its part.
+
+    Also if the coordinator is lost while it is about to have them go back, or a server while it does.
+    """
     with Rig(tmp_path, EVERY, strikes, lease_s=1.0, training__chunk_bytes=CHUNK, **RIG) as rig:
         rig.begin(program())
         wait(strikes[0].done, "the death")
