@@ -265,6 +265,11 @@ class Job:
                 self.state = types_pb2.JOB_STATE_RUNNING
                 self.board.started()
                 log.info("running", consistency=str(self.consistency), slices_per_step=self.slices_per_step)
+                if self.options.residuals and self.options.checkpoints.place and not self.options.checkpoints.every:
+                    log.warning(
+                        "with this training.push_compression a worker that joins, leaves or dies sends the job back to "
+                        "its last checkpoint, which is the beginning: set checkpoint.every (see docs/compression.md)"
+                    )
             elif self.registry.model is not None:
                 self.state = types_pb2.JOB_STATE_INITIALISING
         self.journal.record(self)

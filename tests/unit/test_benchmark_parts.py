@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from benchmarks import agg, apply, busy, ctrl, mem, shards, step_ideal, train, wire_bw
+from benchmarks import agg, apply, busy, compress, ctrl, mem, shards, step_ideal, train, wire_bw
 from benchmarks.counting import STEPS, Counts
 from benchmarks.counts import lines
 from benchmarks.launch import flags
@@ -32,6 +32,32 @@ def test_bounds_of_a_step_of_102_megabytes_at_a_gigabit(
 def test_more_servers_than_workers_gain_nothing() -> None:
     assert step_ideal.server_bound(1e9, 2, 4, 1e9) == step_ideal.server_bound(1e9, 2, 2, 1e9) == 1.0
     assert step_ideal.split_bound(1e9, 2, 4, 1e9) == step_ideal.split_bound(1e9, 2, 2, 1e9)
+
+
+def test_compression_pays_below_the_bandwidth_at_which_both_take_as_long() -> None:
+    """Of 8 MB a quarter is left; encoding and decoding take 10 ms: so long do 6 MB take at 600 MB/s."""
+    cost = compress.Cost([0.009, 0.007, 0.005], [0.003], 8_000_000, 2_000_000, 0.01)
+    assert cost.break_even == pytest.approx(600e6)
+    sooner = 2e6 / 500e6 + 0.010 < 8e6 / 500e6
+    later = 2e6 / 700e6 + 0.010 > 8e6 / 700e6
+    assert sooner
+    assert later
+
+
+def test_the_encoders_say_what_is_read() -> None:
+    """Gradients of the first steps, as the benchmark has them; top-k keeps one number in a hundred."""
+    costs: dict[str, compress.Cost] = {}
+    for name in compress.PUSHES:
+        compressor = compress.push_compressor(name)
+        assert compressor is not None
+        compress.measure(compressor, [torch.arange(-800.0, 800.0)], costs)
+    assert {name: round(cost.before / cost.after, 1) for name, cost in costs.items()} == {
+        "bf16": 2.0,
+        "fp16": 2.0,
+        "int8": 3.8,
+        "topk": 33.3,
+    }
+    assert costs["fp16"].error < costs["bf16"].error < costs["int8"].error < costs["topk"].error < 1
 
 
 def test_a_payload_is_sent_in_messages_of_four_mebibytes() -> None:
