@@ -12,6 +12,7 @@ from benchmarks.counting import STEPS, Counts
 from benchmarks.counts import lines
 from benchmarks.launch import flags
 from benchmarks.wire.peer import MESSAGE_BYTES, sizes
+from paramserver.compress.registry import push_compressor
 
 GIGABIT = 1e9 / 8
 
@@ -48,7 +49,7 @@ def test_the_encoders_say_what_is_read() -> None:
     """Gradients of the first steps, as the benchmark has them; top-k keeps one number in a hundred."""
     costs: dict[str, compress.Cost] = {}
     for name in compress.PUSHES:
-        compressor = compress.push_compressor(name)
+        compressor = push_compressor(name)
         assert compressor is not None
         compress.measure(compressor, [torch.arange(-800.0, 800.0)], costs)
     assert {name: round(cost.before / cost.after, 1) for name, cost in costs.items()} == {
