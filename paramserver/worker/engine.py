@@ -32,6 +32,7 @@ from paramserver.transport.session import JoinOptions, Session
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.worker import startup
 from paramserver.worker.background import Background
+from paramserver.worker.device import Mover, Ticket, mover_for
 from paramserver.worker.flat import FlatSpace, Node, NodePool
 from paramserver.worker.inplace import InPlace
 from paramserver.worker.links import PushFacts, ShardLinks
@@ -39,6 +40,7 @@ from paramserver.worker.outgoing import ANY, Outgoing
 from paramserver.worker.pace import AsyncPace, Item, SyncPace, make_pace
 from paramserver.worker.pulled import Pulled, merge
 from paramserver.worker.spare import Spare
+from paramserver.worker.staging import Staging
 
 log = structlog.get_logger("paramserver.worker")
 
@@ -103,6 +105,10 @@ class Engine:
         self._weights: FlatSpace | None = None
         self._pool: NodePool | None = None
         self._on_weights: Callable[[FlatSpace], None] = lambda weights: None
+        # Of a model on a device: what copies between it and main memory, contributions on their way, weights on theirs.
+        self._mover: Mover | None = None
+        self._staging: Staging | None = None
+        self._bringing: Ticket | None = None
         # Set where the weights are used where servers have them.
         self.in_place: InPlace | None = None
         self._versions: list[int] = []
@@ -266,8 +272,14 @@ class Engine:
 
         first = self._run(go())
         device, shared = self._weights.device, self.links.shared
-        near = shared if device.type == "cpu" else None
-        self._pool = NodePool(plan.layout, device, near.inbox.space if near is not None else lambda: None)
+        inbox = shared.inbox.space if shared is not None else _no_space
+        self._arrived()
+        if self._mover is not None:
+            self._mover.release()
+        self._mover = self._mover or mover_for(device)
+        self._staging = Staging(plan.layout, self._mover, inbox) if self._mover is not None else None
+        near = shared if self._mover is None else None
+        self._pool = NodePool(plan.layout, device, inbox if self._mover is None else _no_space)
         exact = self.rounding is None
         self.in_place = InPlace(near) if near is not None and exact and InPlace.possible(near) else None
         if self.in_place is None and self._weights.lent:
@@ -470,6 +482,7 @@ class Engine:
 
     def begin_pull(self, version: int) -> concurrent.futures.Future[list[Pulled]]:
         """Ask every shard for ``version`` or a later one."""
+        self._arrived()
         return self.background.submit(self.links.pull_version(version, ahead=True))
 
     def spare(self) -> Spare:
@@ -482,6 +495,7 @@ class Engine:
 
     def pull_now(self, want: Want) -> int | None:
         """Pull at a clock from every shard; returns the slowest clock, None if the job is synchronous by now."""
+        self._arrived()
         try:
             results = self._watch(self.background.submit(self.links.pull(want)))
         except errors.FencedError:
@@ -500,6 +514,7 @@ class Engine:
             self.follow()
 
     def _pull_latest(self) -> None:
+        self._arrived()
         if self.consistency.mode is Mode.SYNC:
             self._install(self._watch(self.background.submit(self.links.pull_version(self.version))))
         else:
@@ -512,7 +527,14 @@ class Engine:
 
         ``flush``: nothing of it is left for later ones. Raises what `Outgoing.encode` raises.
         """
-        space = node.space.on_cpu()
+        self._arrived()
+        ticket, pool = None, self.pool
+        if self._staging is not None:
+            of_device, pool = node, self._staging.pool
+            node, ticket = self._staging.fetch(node)
+            if self.outgoing.lossy:
+                ticket.wait()
+        space = node.space
         position = name.lo if isinstance(name, SyncName) else ANY
         encoded = self.outgoing.encode(position, node, space, flush) if self.outgoing.lossy else {}
         facts = PushFacts(
@@ -529,10 +551,12 @@ class Engine:
             node=space.number,
             encoded=encoded,
         )
-        future = self.background.submit(self.links.push(facts, space.read))
+        future = self.background.submit(_when(ticket, self.links.push(facts, space.read)))
         self._pushing.add(future)
         future.add_done_callback(self._pushing.discard)
-        pool = self.pool
+        if self._staging is not None:
+            gpu = self.pool
+            future.add_done_callback(lambda _: gpu.give(of_device))
         if space.number is None:
             future.add_done_callback(lambda _: pool.give(node))
         elif isinstance(name, SyncName):  # servers read it when they have all of the step
@@ -708,9 +732,11 @@ class Engine:
         if self.in_place is not None:
             self._weights = self.in_place.install(results)
         else:
-            self._weights.write(merge(results), self.rounding)
+            self._bring(results)
         self._versions = [result.version for result in results]
         self.pool.installed(self.version)
+        if self._staging is not None:
+            self._staging.pool.installed(self.version)
         self.skipped = max(result.skipped for result in results)
         self.taken = results[0].taken
         self.heard_schedule = max(result.schedule for result in results)
@@ -719,6 +745,26 @@ class Engine:
             self._consistency = newest
         self._on_weights(self._weights)
         reach("worker.after_pull", self.version)
+
+    def _bring(self, results: list[Pulled]) -> None:
+        """Copy what was pulled to where the model is; that may go on when this returns."""
+        assert self._weights is not None
+        if self._mover is None:
+            self._weights.write(merge(results), self.rounding)
+            return
+        self._arrived()
+        for result in results:
+            if result.slot is not None:
+                for _, source in self._weights.places(result.chunks, self.rounding):
+                    self._mover.lock(source, writable=False)
+        places = list(self._weights.places(merge(results), self.rounding))
+        self._bringing = self._mover.bring([source for _, source in places], [target for target, _ in places])
+
+    def _arrived(self) -> None:
+        """Wait until weights are no longer read where they came from; before that nobody asks for another version."""
+        if self._bringing is not None:
+            self._bringing.wait()
+            self._bringing = None
 
     # ---- leaving
 
@@ -782,7 +828,24 @@ class Engine:
         await self._session.leave(timeout_s, finished=finished, failure=failure)
         if self._links is not None:
             await self._links.close()
+        if self._mover is not None:
+            self._mover.release()
         await self._session.channel.close()
+
+
+async def _when(ticket: Ticket | None, push: Coroutine[Any, Any, T]) -> T:
+    """Push what has been copied by then."""
+    try:
+        if ticket is not None:
+            await asyncio.get_running_loop().run_in_executor(None, ticket.wait)
+    except BaseException:
+        push.close()
+        raise
+    return await push
+
+
+def _no_space() -> FlatSpace | None:
+    return None
 
 
 def _succeeded(future: concurrent.futures.Future[Any]) -> bool:

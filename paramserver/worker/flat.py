@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -60,10 +60,17 @@ class FlatSpace:
 
     def write(self, chunks: Mapping[int, memoryview], rounding: Cast | None = None) -> None:
         """Overwrite these chunks with received bytes; trained float32 chunks come as ``rounding`` has made them."""
+        for target, source in self.places(chunks, rounding):
+            target.copy_(source)
+
+    def places(
+        self, chunks: Mapping[int, memoryview], rounding: Cast | None = None
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Where each of these chunks belongs, and the received bytes as a tensor; see :meth:`write`."""
         for index, data in chunks.items():
             chunk = self.layout.chunks[index]
             dtype = chunk.dtype if rounding is None or not compressible(chunk) else rounding.type_name
-            self.chunk(index).copy_(tensor_from(data, dtype), non_blocking=False)
+            yield self.chunk(index), tensor_from(data, dtype)
 
     def on_cpu(self) -> FlatSpace:
         """Itself, or a copy in main memory (one transfer per segment) if it is on a device."""

@@ -1,0 +1,51 @@
+"""A device that is as late as it may be, for tests on the CPU."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paramserver.worker.device import PlainMover, Ticket
+
+
+class _Late:
+    """Copies when it is waited for; notices if what it reads has been changed by then."""
+
+    def __init__(self, mover: LateMover, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+        self._mover, self._pairs = mover, list(zip(sources, targets, strict=True))
+        self._seen = [source.clone() for source in sources]
+        self._lock = threading.Lock()
+
+    def wait(self) -> None:
+        with self._lock:
+            for (source, target), seen in zip(self._pairs, self._seen, strict=True):
+                if not torch.equal(source, seen):
+                    self._mover.mistakes.append("what a copy reads was changed before it was done")
+                target.copy_(seen)
+            self._pairs, self._seen = [], []
+
+
+class LateMover(PlainMover):
+    """Until a ticket has been waited for, what is fetched is NaN in main memory. ``mistakes``: by those who did not."""
+
+    def __init__(self) -> None:
+        self.mistakes: list[str] = []
+        self.fetched = self.brought = 0
+
+    def fetch(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> Ticket:
+        self.fetched += 1
+        for target in targets:
+            target.fill_(math.nan)
+        return _Late(self, sources, targets)
+
+    def bring(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> Ticket:
+        """What is computed next finds it; what is read must stay all the same."""
+        self.brought += 1
+        for source, target in zip(sources, targets, strict=True):
+            target.copy_(source)
+        kept = [source.clone() for source in sources]
+        return _Late(self, sources, kept)
