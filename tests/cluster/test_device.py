@@ -37,3 +37,5 @@ def test_same_bits(case: str, transport: str, monkeypatch: pytest.MonkeyPatch) -
         assert mover.mistakes == []
         assert mover.fetched > 0
         assert mover.brought > 1
+        # Nobody asks for another version after the last one.
+        assert mover.waited >= mover.fetched + mover.brought - 1

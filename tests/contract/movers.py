@@ -22,6 +22,7 @@ class _Late:
 
     def wait(self) -> None:
         with self._lock:
+            self._mover.waited += bool(self._pairs)
             for (source, target), seen in zip(self._pairs, self._seen, strict=True):
                 if not torch.equal(source, seen):
                     self._mover.mistakes.append("what a copy reads was changed before it was done")
@@ -30,11 +31,14 @@ class _Late:
 
 
 class LateMover(PlainMover):
-    """Until a ticket has been waited for, what is fetched is NaN in main memory. ``mistakes``: by those who did not."""
+    """Until a ticket has been waited for, what is fetched is NaN in main memory. ``mistakes``: by those who did not.
+
+    ``waited``: how many of the copies were waited for.
+    """
 
     def __init__(self) -> None:
         self.mistakes: list[str] = []
-        self.fetched = self.brought = 0
+        self.fetched = self.brought = self.waited = 0
 
     def fetch(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> Ticket:
         self.fetched += 1
