@@ -11,7 +11,7 @@ from paramserver import errors
 from paramserver.core.hypers import Hypers
 from paramserver.core.plan import Kind, Plan, TensorSpec
 from paramserver.tensors.dtypes import SIZES, in_model_type
-from paramserver.tensors.finite import is_finite
+from paramserver.tensors.finite import are_finite, is_finite
 from paramserver.tensors.hypers import groups_to_proto
 from paramserver.tensors.optimizers import describe
 from paramserver.transport.messages import tensor_to_proto
@@ -246,8 +246,11 @@ class ModelBinding:
                         place.mul_(unscale)
                     place.mul_(samples)
                 node.used.add(index)
-            for buffer in self._buffers:
-                self._gather_buffer(buffer, node, samples)
+            if self.device.type == "cpu":
+                for buffer in self._buffers:
+                    self._gather_buffer(buffer, node, samples)
+            elif self._buffers:
+                self._gather_buffers(node, samples)
 
     def _gather_buffer(self, buffer: _Buffer, node: Node, samples: int) -> None:
         tensor = buffer.tensor
@@ -255,22 +258,34 @@ class ModelBinding:
         if torch.equal(tensor, start):
             return
         place = node.space.view(buffer.index)
-        if tensor.dtype == place.dtype and tensor.device.type == "cpu":
+        if tensor.dtype == place.dtype:
             torch.sub(tensor, start, out=place)
             if is_finite(place):  # almost always, and quick
                 place.mul_(samples)
                 node.used.add(buffer.index)
                 return
+        if bool(self._write_change(buffer, place, samples)):
+            node.space.written.add(buffer.index)
+        else:
+            node.used.add(buffer.index)
+
+    def _gather_buffers(self, node: Node, samples: int) -> None:
+        """All of them, and one look at the device to see which have changed."""
+        same = [self._write_change(buffer, node.space.view(buffer.index), samples) for buffer in self._buffers]
+        for buffer, unchanged in zip(self._buffers, torch.stack(same).tolist(), strict=True):
+            (node.space.written if unchanged else node.used).add(buffer.index)
+
+    def _write_change(self, buffer: _Buffer, place: torch.Tensor, samples: int) -> torch.Tensor:
+        """Write samples × change into a buffer's place; whether there is none, on the device."""
+        tensor = buffer.tensor
+        start = self._start(buffer, tensor)
         same = tensor == start
         if tensor.is_floating_point():
             same |= tensor.isnan() & start.isnan()
-        if bool(same.all()):
-            node.space.written.add(buffer.index)
-            return
         change = tensor.to(place.dtype) - start.to(place.dtype)
         place.copy_(torch.where(same, torch.zeros_like(change), change))
         place.mul_(samples)
-        node.used.add(buffer.index)
+        return same.all()
 
     def clip(self, node: Node, limit: float) -> None:
         """Scale a node's gradients (not its buffers) down if the norm of their mean over its samples is above limit."""
@@ -286,7 +301,7 @@ class ModelBinding:
 
     def non_finite(self, node: Node) -> str | None:
         """The name of the first tensor of the node with a NaN or an infinite number, or None."""
-        if all(is_finite(segment) for segment in node.space.segments()):
+        if are_finite(node.space.segments()):
             return None
         for index in sorted(node.used):
             if not is_finite(node.space.view(index)):

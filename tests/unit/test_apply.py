@@ -18,7 +18,7 @@ from paramserver.errors import ModelError
 from paramserver.server.apply import ChunkState, apply_buffers
 from paramserver.server.combine import TILE, Sum, combine
 from paramserver.tensors.dtypes import tensor_from, torch_dtype
-from paramserver.tensors.finite import is_finite
+from paramserver.tensors.finite import are_finite, is_finite
 from paramserver.tensors.optimizers import FUSED, describe
 
 SHAPES = ((7, 5), (3,), (), (40,), (2, 3, 3), (1,), (65,))
@@ -536,3 +536,16 @@ def test_finite(dtype: torch.dtype) -> None:
             values[place] = bad
             assert not is_finite(values)
     assert not is_finite(torch.tensor([math.inf, -math.inf], dtype=dtype))
+
+
+def test_several_are_finite_together() -> None:
+    """Also where what they add up to is not, or is only in their own type."""
+    largest = torch.finfo(torch.float32).max
+    ones, wide = torch.ones(3), torch.full((3,), 1e300, dtype=torch.float64)
+    assert are_finite([])
+    assert are_finite([ones])
+    assert are_finite([ones, wide])
+    assert are_finite([torch.full((9,), largest), torch.full((9,), -largest)])
+    for bad in (math.nan, math.inf):
+        assert not are_finite([ones, wide, torch.tensor([bad])])
+        assert not are_finite([torch.tensor([bad]), torch.tensor([-bad])])
