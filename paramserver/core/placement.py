@@ -5,6 +5,10 @@ its own receives its share from every worker and sends it to every worker. One b
 workers, and what that worker itself pushes there and pulls from there does not travel. With few servers of their own
 the workers' links are half idle, so that servers beside workers can take a part (BytePS). docs/performance.md has the
 formulas.
+
+Weights begin to return while gradients still arrive, but not from the first byte on. So there are two bounds: for
+pushes and pulls at once, for which these shares are best; and for one after the other, for which it is best that all
+servers take about as much. What counts is their mean.
 """
 
 from __future__ import annotations
@@ -25,12 +29,28 @@ class Seat:
     beside_worker: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Bytes of a step that the busiest link carries, until pushes and pulls are through.
+
+    ``at_once``: both at the same time, each its direction; ``in_turn``: first all pushes, then all pulls.
+    """
+
+    at_once: int
+    in_turn: int
+
+    @property
+    def both(self) -> int:
+        """The two added up, by which placements are compared."""
+        return self.at_once + self.in_turn
+
+
 def choose(placement: str, layout: Callable[[], Layout], seats: Sequence[Seat], workers: int) -> tuple[int, ...]:
     """The shares for `make_plan`, by server; empty if all take as much. ``seats``: of the servers, by index.
 
-    "balanced": all as much. "split": as is best for links that carry both directions at once; servers of their own then
-    take more than those beside workers. "auto": whichever of the two has less to carry over its busiest link. Raises
-    ValueError if it is to be split but no server is beside a worker.
+    "balanced": all as much. "split": servers beside workers less than the others, as is best for links that carry both
+    ways at once. "auto": the one of the two that has less to carry. Raises ValueError if it is to be split but no
+    server is beside a worker.
     """
     if placement == "balanced":
         return ()
@@ -42,7 +62,8 @@ def choose(placement: str, layout: Callable[[], Layout], seats: Sequence[Seat], 
     if placement == "split":
         return split
     laid_out = layout()
-    evenly, apart = (busiest_link(make_plan(laid_out, len(seats), shares), seats, workers) for shares in ((), split))
+    plans = (make_plan(laid_out, len(seats), shares) for shares in ((), split))
+    evenly, apart = (load_of(plan, seats, workers).both for plan in plans)
     return split if apart < evenly else ()
 
 
@@ -65,15 +86,22 @@ def split_shares(seats: Sequence[Seat], workers: int) -> tuple[int, ...]:
     return tuple(parts[seat.beside_worker] * whole // hosts[seat.host, seat.beside_worker] for seat in seats)
 
 
-def busiest_link(plan: Plan, seats: Sequence[Seat], workers: int) -> int:
-    """Bytes that the busiest link carries in one direction, per step of all workers. Frozen tensors do not travel."""
+def load_of(plan: Plan, seats: Sequence[Seat], workers: int) -> Load:
+    """What the busiest link carries in a step of all workers. Frozen tensors do not travel."""
     moved = [chunk for chunk in plan.layout.chunks if chunk.kind is not Kind.FROZEN]
     model = sum(chunk.nbytes for chunk in moved)
     held = Counter({(seat.host, seat.beside_worker): 0 for seat in seats})
     for chunk in moved:
         seat = seats[plan.owner[chunk.index]]
         held[seat.host, seat.beside_worker] += chunk.nbytes
-    alone = [workers * nbytes for (_, beside), nbytes in held.items() if not beside]
-    shared = [model + (workers - 2) * nbytes for (_, beside), nbytes in held.items() if beside]
-    without = [model] if len(shared) < workers else []
-    return max((*alone, *shared, *without))
+    at_once, in_turn = [0], [0]
+    if sum(beside for _, beside in held) < workers:  # a worker without a server
+        at_once.append(model)
+        in_turn.append(model)
+    for (_, beside), nbytes in held.items():
+        others = workers - 1 if beside else workers
+        own = model - nbytes if beside else 0
+        # The host pushes its own and answers pulls; it receives pushes and its own weights.
+        at_once.append(own + others * nbytes)
+        in_turn.append(max(own, others * nbytes))
+    return Load(max(at_once), 2 * max(in_turn))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paramserver.core.placement import Seat, busiest_link, choose, split_shares
+from paramserver.core.placement import Load, Seat, choose, load_of, split_shares
 from paramserver.core.plan import Kind, Layout, TensorSpec, make_layout, make_plan
 
 MIB = 2**20
@@ -38,26 +38,33 @@ def test_shares_are_those_of_the_cost_model(workers: int, alone: int) -> None:
 def test_the_busiest_link_carries_what_the_cost_model_says(workers: int, alone: int) -> None:
     n, k = workers, alone
     layout, servers = model(4096, 64), seats(k, n)
-    plan = make_plan(layout, len(servers), split_shares(servers, n))
-    ideal = 2 * n * (n - 1) / (n * n + k * n - 2 * k)
-    assert busiest_link(plan, servers, n) / layout.nbytes == pytest.approx(ideal, rel=0.01)
+
+    load = load_of(make_plan(layout, len(servers), split_shares(servers, n)), servers, n)
+    assert load.at_once / layout.nbytes == pytest.approx(2 * n * (n - 1) / (n * n + k * n - 2 * k), rel=0.01)
+    evenly = load_of(make_plan(layout, len(servers)), servers, n)
+    assert load.at_once < evenly.at_once
+    assert load.in_turn > evenly.in_turn
 
 
 def test_links_of_servers_alone_and_of_workers() -> None:
     """By hand: 4 workers, chunks of 1 KiB."""
-    layout = model(8)
-    assert busiest_link(make_plan(layout, 2), seats(2, 0), 4) == 4 * 4 * 1024
-    assert busiest_link(make_plan(layout, 8), seats(8, 0), 4) == 8 * 1024
-    # Each host beside a worker: the model, and two more copies of its own 2 chunks.
-    assert busiest_link(make_plan(layout, 4), seats(0, 4), 4) == (8 + 2 * 2) * 1024
+    layout, kib = model(8), 1024
+
+    def load(servers: list[Seat]) -> Load:
+        return load_of(make_plan(layout, len(servers)), servers, 4)
+
+    assert load(seats(2, 0)) == Load(4 * 4 * kib, 2 * 4 * 4 * kib)
+    assert load(seats(8, 0)) == Load(8 * kib, 2 * 8 * kib)
+    # Each beside a worker has 2 chunks: that worker pushes the other 6, and 3 others pull those 2.
+    assert load(seats(0, 4)) == Load(12 * kib, 2 * 6 * kib)
     # One host with two servers has one link.
-    assert busiest_link(make_plan(layout, 2), [Seat("s"), Seat("s")], 4) == 4 * 8 * 1024
+    assert load([Seat("s"), Seat("s")]) == Load(4 * 8 * kib, 2 * 4 * 8 * kib)
 
 
 def test_frozen_tensors_do_not_count() -> None:
     tensors = [TensorSpec("w", (1024,), "float32"), TensorSpec("f", (65536,), "float32", Kind.FROZEN)]
     layout = make_layout(tensors, 1024)
-    assert busiest_link(make_plan(layout, 2), seats(2, 0), 2) == 4096
+    assert load_of(make_plan(layout, 2), seats(2, 0), 2) == Load(4096, 8192)
 
 
 def test_servers_of_one_host_share_its_part() -> None:
@@ -73,16 +80,15 @@ def test_a_single_worker_keeps_all_beside_it_and_many_servers_need_no_help() -> 
     assert split_shares(seats(4, 4), 4) == (1, 1, 1, 1, 0, 0, 0, 0)
 
 
-def test_the_faster_one_is_chosen() -> None:
-    many, few = model(64), model(5)
-    servers = seats(2, 8)
-    split = split_shares(servers, 8)
-    assert choose("auto", lambda: many, servers, 8) == split
-    assert choose("balanced", lambda: many, servers, 8) == ()
-    # One chunk each: what does not divide cannot be split better.
-    assert choose("auto", lambda: few, servers, 8) == ()
-    assert choose("split", lambda: few, servers, 8) == split
-    assert choose("auto", lambda: many, seats(2, 0), 8) == ()
+def test_what_has_less_to_carry_is_chosen() -> None:
+    """Servers beside all workers: evenly, as pushes and pulls take turns in part. Beside a few: by their shares."""
+    layout = model(60)
+    for servers, workers, split in ((seats(2, 8), 8, False), (seats(7, 1), 8, True), (seats(8, 8), 8, True)):
+        shares = split_shares(servers, workers)
+        assert choose("auto", lambda: layout, servers, workers) == (shares if split else ())
+        assert choose("split", lambda: layout, servers, workers) == shares
+        assert choose("balanced", lambda: layout, servers, workers) == ()
+    assert choose("auto", lambda: layout, seats(2, 0), 8) == ()
 
 
 def test_a_split_needs_servers_beside_workers() -> None:
@@ -94,6 +100,8 @@ def test_a_split_needs_servers_beside_workers() -> None:
 def test_any_cluster_can_be_split(workers: int, alone: int, beside: int, chunks: int) -> None:
     """And what is chosen is never worse than an even spread."""
     layout, servers = model(chunks, 64), seats(alone, beside)
-    shares = choose("auto", lambda: layout, servers, workers)
-    chosen, even = make_plan(layout, len(servers), shares), make_plan(layout, len(servers))
-    assert busiest_link(chosen, servers, workers) <= busiest_link(even, servers, workers)
+
+    def carried(shares: tuple[int, ...]) -> int:
+        return load_of(make_plan(layout, len(servers), shares), servers, workers).both
+
+    assert carried(choose("auto", lambda: layout, servers, workers)) <= carried(())
