@@ -166,7 +166,7 @@ class Shard:
 
 async def main() -> None:
     torch.set_num_threads(1)
-    keep_memory()  # as servers do
+    keep_memory(server=True)
     directory = sys.argv[1]
     if directory:
         await asyncio.to_thread(join, directory, 1)

@@ -66,7 +66,7 @@ class Serving:
 
         settings = self._settings
         torch.set_num_threads(1)
-        keep_memory()
+        keep_memory(server=True)
         postpone_compiler()
         service = ShardService(
             settings.cluster.job,

@@ -2,7 +2,8 @@
 
 Every message that arrives or leaves is a fresh block of a few megabytes. Returned and taken again each time, its pages
 are cleared by the kernel each time, which costs a quarter of the processor time of a transfer. glibc raises its limits
-by itself when larger blocks are freed; they are set at once to where it would end.
+by itself when larger blocks are freed; they are set at once to where it would end. A server holds all contributions of
+a step and frees them together, again and again: there nothing is returned at all, and all threads share one heap.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import ctypes
 import os
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of mallopt(3)
 _BLOCK_BYTES = 32 * 2**20
+_NEVER = 2**31 - 1
 
 
-def keep_memory() -> bool:
+def keep_memory(server: bool = False) -> bool:
     """Do so from now on in this process; whether that worked. Left alone if the environment sets such limits."""
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return False
@@ -22,4 +24,5 @@ def keep_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # another C library
         return False
-    return bool(mallopt(_MMAP_THRESHOLD, _BLOCK_BYTES) and mallopt(_TRIM_THRESHOLD, 2 * _BLOCK_BYTES))
+    kept = mallopt(_MMAP_THRESHOLD, _BLOCK_BYTES) and mallopt(_TRIM_THRESHOLD, _NEVER if server else 2 * _BLOCK_BYTES)
+    return bool(kept and (not server or mallopt(_ARENA_MAX, 1)))
