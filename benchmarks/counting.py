@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ from paramserver.core.consistency import Consistency, Mode
 from paramserver.local import logs
 from paramserver.local.alone import InProcessJob
 from paramserver.tensors.codec import split_frame
-from paramserver.transport.base import Channel
+from paramserver.transport.base import Channel, Frames, each
 from paramserver.worker.context import Context
 from paramserver.worker.engine import Connect
 
@@ -109,11 +109,11 @@ class _Counted:
         self._tap.note(method)
         return await self._inner.call(method, request, timeout=timeout)
 
-    async def upload(self, method: str, frames: Iterable[bytes], *, timeout: float) -> Message:
+    async def upload(self, method: str, frames: Frames, *, timeout: float) -> Message:
         self._tap.note(method)
 
-        def counted() -> Iterable[bytes]:
-            for raw in frames:
+        async def counted() -> AsyncIterator[bytes]:
+            async for raw in each(frames):
                 if self._tap.on:
                     self._tap.counts.pushed_bytes += len(raw)
                 yield raw

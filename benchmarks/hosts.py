@@ -86,7 +86,8 @@ def cluster(
 
     ``beside``: with one more server beside each worker. ``settings``: of the job, by dotted name.
     """
-    environ = {f"PARAMSERVER_{key.upper().replace('.', '__')}": value for key, value in (settings or {}).items()}
+    known = {"cluster.link_mbps": f"{network.megabits:g}", **(settings or {})}
+    environ = {f"PARAMSERVER_{key.upper().replace('.', '__')}": value for key, value in known.items()}
     at = f"{network.addresses[HEAD]}:{_PORT}"
     flags = ("--insecure", "--listen", at, "--store", "memory")
     sizes = ("--servers", str(servers + beside * workers), "--workers", str(workers), "--job", "ready")

@@ -225,6 +225,12 @@ class Cluster(_Section):
         description="How much of the model each server takes. balanced: all as much. split: servers beside workers "
         "less than the others, as is best for the links. auto: whichever the cost model says is faster.",
     )
+    link_mbps: Annotated[
+        float, BeforeValidator(_refuse_bool), Field(gt=0, le=1e6, allow_inf_nan=False), Must("a number above 0")
+    ] = Field(
+        default=1000.0,
+        description="How fast a host's link is, in Mb/s. Chunks are chosen by it where servers are on other hosts.",
+    )
     beside_worker: Annotated[bool, Must("true or false")] = Field(
         default=False, description="This server is on the host of a worker; see cluster.placement."
     )
@@ -303,7 +309,7 @@ class Training(_Section):
         Field(ge=0, le=MAX_CHUNK_BYTES),
         AfterValidator(_chunk_size),
         Must(f"0, or a multiple of {CHUNK_ALIGNMENT_BYTES} up to {MAX_CHUNK_BYTES}"),
-    ] = Field(default=0, description="Size of a chunk. 0: chosen from the size of the model.")
+    ] = Field(default=0, description="Size of a chunk. 0: chosen from the size of the model and the links.")
     nonfinite: Annotated[Literal["skip", "reject", "fail"], Must('"skip", "reject" or "fail"')] = Field(
         default="skip",
         description="A NaN or infinite gradient: skip the step, reject the contribution, or fail the run.",

@@ -338,7 +338,7 @@ class Checkpoints:
             sum(copy.state != shard_pb2.COPY_STATE_SKIPPED for copy in reply.copies)
             for reply in await self._job.server_stats()
         ]
-        return max(writing) < COPIES_KEPT
+        return max(writing, default=COPIES_KEPT) < COPIES_KEPT  # no answer at all: not now
 
     async def rolled_back(self) -> None:
         """Nobody gets a checkpoint of the old timeline any more."""

@@ -68,6 +68,8 @@ class JobOptions:
     call_timeout_s: float = 30.0
     # Which server takes how much of the model; see `core.placement`.
     placement: str = "auto"
+    # How fast the links between hosts are, in Mb/s.
+    link_mbps: float = 1000.0
     # How long the members of the start are waited for; 0: for ever.
     join_timeout_s: float = 0.0
     # How long a job waits when a server, or every worker, is gone.

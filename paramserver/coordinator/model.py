@@ -13,9 +13,9 @@ from paramserver import errors
 from paramserver.core.hypers import validate
 from paramserver.core.membership import Member, Role
 from paramserver.core.placement import Seat, choose
-from paramserver.core.plan import Kind
+from paramserver.core.plan import Kind, Layout, link_chunk_bytes
 from paramserver.tensors.hypers import groups_from_proto
-from paramserver.transport.addresses import host_of
+from paramserver.transport.addresses import host_of, loopback
 from paramserver.transport.messages import consistency_to_proto, first_difference, layout_of
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
@@ -70,6 +70,10 @@ class ModelRegistry:
         validate(model.optimizer.name, groups)
         if any(t.kind is Kind.PARAMETER and t.group >= len(groups) for t in layout.tensors):
             raise errors.ModelError("a parameter names a parameter group that the optimizer does not have")
+        if not model.chunk_bytes and (chunk_bytes := await self._chunk_bytes(layout)):
+            finer = types_pb2.ModelSpec(chunk_bytes=chunk_bytes)
+            finer.MergeFrom(model)
+            model, layout = finer, layout_of(finer)
         self.adopt(model, layout.digest)
         try:
             await self.place()
@@ -81,6 +85,14 @@ class ModelRegistry:
             self.model, self.digest = None, ""
             raise
         log.debug("model", tensors=len(layout.tensors), chunks=len(layout.chunks), servers=len(servers))
+
+    async def _chunk_bytes(self, layout: Layout) -> int:
+        """The size of chunks that suits the links between hosts; 0 if all servers are on this one."""
+        hosts = [host_of(server.address) for server in await self._all_servers()]
+        if not any(host and not loopback(host) for host in hosts):
+            return 0
+        moving = sum(chunk.nbytes for chunk in layout.chunks if chunk.kind is not Kind.FROZEN)
+        return link_chunk_bytes(moving, self._job.options.link_mbps)
 
     def configuration(self, member: Member) -> shard_pb2.ConfigureRequest:
         """What a server has to know of the model and of its part of it."""

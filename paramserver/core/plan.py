@@ -10,6 +10,7 @@ import enum
 import hashlib
 import heapq
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -168,10 +169,23 @@ def master_dtype(dtype: str, kind: Kind) -> str:
     return _MASTER[dtype]
 
 
+# What a message costs, at both ends together.
+_CALL_S = 500e-6
+
+
 def default_chunk_bytes(total_bytes: int) -> int:
     """A power of two from 64 KiB to 4 MiB; in between it makes 16 to 32 chunks of ``total_bytes``."""
     wanted = 1 << max(0, -(-total_bytes // 32) - 1).bit_length()
     return min(MAX_CHUNK_BYTES, max(MIN_CHUNK_BYTES, wanted))
+
+
+def link_chunk_bytes(total_bytes: int, megabits_per_s: float) -> int:
+    """The size at which a pipeline of push, update and pull is over soonest: √(M B α / 2), as a power of two.
+
+    ``total_bytes``: of what moves in each step; ``megabits_per_s``: of a host's link. See docs/performance.md.
+    """
+    best = math.sqrt(total_bytes * megabits_per_s * 1e6 / 8 * _CALL_S / 2)
+    return min(MAX_CHUNK_BYTES, max(MIN_CHUNK_BYTES, 1 << max(0, int(best).bit_length() - 1)))
 
 
 def make_layout(tensors: Sequence[TensorSpec], chunk_bytes: int = 0, whole_tensors: bool = False) -> Layout:

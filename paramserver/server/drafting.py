@@ -36,8 +36,8 @@ log = structlog.get_logger("paramserver.server")
 
 Do = Callable[[Callable[[], None]], Awaitable[None]]
 
-# A shard with less than that to send is not drafted: all of it fits into one frame or two.
-LEAST_BYTES = 8 << 20
+# A shard with less than that to send is not drafted: it takes no longer than a call or two.
+LEAST_BYTES = 1 << 20
 
 
 class Draft:
@@ -92,8 +92,13 @@ class Drafting:
             self._base, self._parts = base, []
         name = part.name
         assert isinstance(name, SyncName)
-        if any(isinstance(o.name, SyncName) and o.name.lo < name.hi and name.lo < o.name.hi for o in self._parts):
+        others = [
+            o for o in self._parts if isinstance(o.name, SyncName) and o.name.lo < name.hi and name.lo < o.name.hi
+        ]
+        if any(other.worker != part.worker for other in others):
             return  # somebody is quicker with it
+        for other in others:  # the same worker begins anew
+            self.fails(other)
         self._parts.append(part)
         if sum(one.name.slices for one in self._parts) == name.of:
             self._start(base)
@@ -181,3 +186,7 @@ class Drafting:
     def _tell(self) -> None:
         self.progress.set()
         self.progress = asyncio.Event()
+
+
+def _overlap(one: SyncName, other: SyncName) -> bool:
+    return one.lo < other.hi and other.lo < one.hi

@@ -267,17 +267,14 @@ class ShardService:
         if request.layout_digest != shard.digest:
             raise errors.ProtocolError("this shard holds another model")
         ours, theirs = socket.socketpair()
-        with theirs:
-            response = shard.sharing.attach(request, theirs.fileno())
-        if not response.attachment:
-            ours.close()
-            return response
-        try:
-            line = await local.serve(ours, [("Shard", self)], caller() or _A_WORKER)
-        except BaseException:
-            ours.close()
-            raise
-        shard.sharing.answer(response.attachment, line)
+        with ExitStack() as unless_served:
+            unless_served.enter_context(ours)
+            with theirs:
+                response = shard.sharing.attach(request, theirs.fileno())
+            if response.attachment:
+                line = await local.serve(ours, [("Shard", self)], caller() or _A_WORKER)
+                unless_served.pop_all()
+                shard.sharing.answer(response.attachment, line)
         return response
 
     async def idle(self, request: shard_pb2.IdleRequest) -> shard_pb2.IdleResponse:

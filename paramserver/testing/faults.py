@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from paramserver import errors
-from paramserver.transport.base import METHODS, Channel, MethodKind
+from paramserver.transport.base import METHODS, Channel, Frames, MethodKind, each
 
 T = TypeVar("T")
 Connect = Callable[[str], Channel]
@@ -186,9 +186,9 @@ class FaultyChannel:
         """One message there, one back."""
         return await self._suffer(method, timeout, lambda: self._inner.call(method, request, timeout=timeout))
 
-    async def upload(self, method: str, frames: Iterable[bytes], *, timeout: float) -> Message:
+    async def upload(self, method: str, frames: Frames, *, timeout: float) -> Message:
         """Frames there, one message back."""
-        sent = list(frames)
+        sent = [raw async for raw in each(frames)]
         return await self._suffer(
             method,
             timeout,

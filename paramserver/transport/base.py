@@ -23,7 +23,7 @@ from __future__ import annotations
 import enum
 import re
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -60,6 +60,20 @@ def set_caller(caller: Caller) -> None:
     _caller.set(caller)
 
 
+# What an upload sends: frames that are there, or that come one by one.
+Frames = Iterable[bytes] | AsyncIterable[bytes]
+
+
+async def each(frames: Frames) -> AsyncIterator[bytes]:
+    """The frames, whichever sort they are of."""
+    if isinstance(frames, AsyncIterable):
+        async for raw in frames:
+            yield raw
+    else:
+        for raw in frames:
+            yield raw
+
+
 class Channel(Protocol):
     """The client's side of the connection to one peer. Nothing is connected before the first call.
 
@@ -83,7 +97,7 @@ class Channel(Protocol):
         """One message there, one back, of the types in METHODS."""
         ...
 
-    async def upload(self, method: str, frames: Iterable[bytes], *, timeout: float) -> Message:
+    async def upload(self, method: str, frames: Frames, *, timeout: float) -> Message:
         """Send ``frames`` (none of them empty), taking the next one only when the peer has room for the one before the
         last; returns the reply.
 

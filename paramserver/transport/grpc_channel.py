@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Sequence
 from itertools import cycle
 from typing import Any
 
@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from paramserver import errors
 from paramserver.transport import fork
 from paramserver.transport.addresses import target
-from paramserver.transport.base import Channel, Method, MethodKind, find, frame
+from paramserver.transport.base import Channel, Frames, Method, MethodKind, each, find, frame
 from paramserver.transport.failures import ERROR_KEY, arrived, connection_hint, denied, from_code, unavailable
 from paramserver.transport.grpc_server import END
 from paramserver.transport.grpcio import grpc
@@ -116,12 +116,12 @@ class GrpcChannel:
         with await self._begin(found, timeout, raw) as call:
             return found.decode_response(await call.step(call.under))
 
-    async def upload(self, method: str, frames: Iterable[bytes], *, timeout: float) -> Message:
+    async def upload(self, method: str, frames: Frames, *, timeout: float) -> Message:
         """See `base.Channel`."""
         found = find(method, MethodKind.UPLOAD)
         with await self._begin(found, timeout) as call:
             async with _Writer(call) as writer:
-                for raw in frames:  # makes the next frame while the one before it is on its way
+                async for raw in each(frames):  # makes the next frame while the one before it is on its way
                     if not await writer.write(frame(found, raw)):
                         break
                 else:

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import socket
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -22,8 +22,10 @@ from paramserver.transport.base import (
     MAX_MESSAGE_BYTES,
     Caller,
     Channel,
+    Frames,
     Method,
     MethodKind,
+    each,
     find,
     frame,
     handlers,
@@ -368,7 +370,7 @@ class LocalChannel:
         with _Calling(self, line, method, timeout) as calling:
             return found.decode_response(await calling.within(calling.ask(raw)))
 
-    async def upload(self, method: str, frames: Iterable[bytes], *, timeout: float) -> Message:
+    async def upload(self, method: str, frames: Frames, *, timeout: float) -> Message:
         """See `base.Channel`."""
         found = find(method, MethodKind.UPLOAD)
         if (line := await self._present(method)) is None:
@@ -376,7 +378,7 @@ class LocalChannel:
 
         async def talk(calling: _Calling) -> bytes:
             name, former = method, None
-            for raw in frames:
+            async for raw in each(frames):
                 if former is not None:
                     if not await calling.stream.send(former, name):
                         return await calling.last()

@@ -9,14 +9,25 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
 from paramserver import errors
-from paramserver.transport.base import Caller, Channel, Method, MethodKind, find, frame, handlers, set_caller
+from paramserver.transport.base import (
+    Caller,
+    Channel,
+    Frames,
+    Method,
+    MethodKind,
+    each,
+    find,
+    frame,
+    handlers,
+    set_caller,
+)
 from paramserver.transport.failures import answered, late, unavailable, unknown_call
 from paramserver.transport.local import LocalChannel
 from paramserver.transport.policy import ROLES
@@ -137,7 +148,7 @@ class MemoryChannel:
         with _Call(self._calls, server, found, timeout, work) as call:
             return found.decode_response(await call.outcome())
 
-    async def upload(self, method: str, frames: Iterable[bytes], *, timeout: float) -> Message:
+    async def upload(self, method: str, frames: Frames, *, timeout: float) -> Message:
         """See `base.Channel`."""
         found, handler, server = self._find(method, MethodKind.UPLOAD)
         pipe: _Pipe[bytes] = _Pipe()
@@ -147,7 +158,7 @@ class MemoryChannel:
 
         with _Call(self._calls, server, found, timeout, work) as call:
             call.task.add_done_callback(lambda _: pipe.abandon())
-            for raw in frames:
+            async for raw in each(frames):
                 if not await call.within(pipe.put(frame(found, raw))):
                     break
             pipe.finish()

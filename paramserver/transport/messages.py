@@ -140,7 +140,7 @@ def first_difference(ours: types_pb2.ModelSpec, theirs: types_pb2.ModelSpec) -> 
             f"but {ours.optimizer.name} with {len(ours.optimizer.groups)} group(s) or other hyper-parameters "
             "in the model registered first"
         )
-    if ours.chunk_bytes != theirs.chunk_bytes:
+    if theirs.chunk_bytes and ours.chunk_bytes != theirs.chunk_bytes:
         return f"training.chunk_bytes is {theirs.chunk_bytes}, but {ours.chunk_bytes} in the model registered first"
     return ""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 
 from google.protobuf.message import Message
 
 from paramserver import errors
-from paramserver.transport.base import Channel
+from paramserver.transport.base import Channel, Frames
 
 
 class RotatingChannel:
@@ -49,7 +49,7 @@ class RotatingChannel:
         with self._using() as channel:
             return await channel.call(method, request, timeout=timeout)
 
-    async def upload(self, method: str, frames: Iterable[bytes], *, timeout: float) -> Message:
+    async def upload(self, method: str, frames: Frames, *, timeout: float) -> Message:
         """See `base.Channel`."""
         with self._using() as channel:
             return await channel.upload(method, frames, timeout=timeout)

@@ -16,6 +16,7 @@ from paramserver.tensors.hypers import groups_to_proto
 from paramserver.tensors.optimizers import describe
 from paramserver.transport.messages import tensor_to_proto
 from paramserver.v1 import types_pb2
+from paramserver.worker.backward import Backward, put
 from paramserver.worker.flat import FlatSpace, Node
 
 # Beyond this an integer buffer no longer fits the float64 in which buffers travel.
@@ -58,6 +59,7 @@ class ModelBinding:
         # The space of which parameters are views, and how often each had been changed when it became one.
         self._adopted: FlatSpace | None = None
         self._edits: list[int] = []
+        self._backward: Backward | None = None
 
     # ---- what the model consists of
 
@@ -237,20 +239,25 @@ class ModelBinding:
                         f"the gradient of {self.specs[index].name!r} is sparse, "
                         "which servers do not take: use sparse=False"
                     )
-                place = node.space.view(index)
-                if unscale == 1.0 and gradient.dtype == place.dtype:
-                    torch.mul(gradient, samples, out=place)  # one pass over the memory
-                else:
-                    place.copy_(gradient)
-                    if unscale != 1.0:
-                        place.mul_(unscale)
-                    place.mul_(samples)
+                put(node.space.view(index), gradient, samples, unscale)
                 node.used.add(index)
+        self.gather_buffers(node, samples)
+
+    def gather_buffers(self, node: Node, samples: int) -> None:
+        """The buffers alone."""
+        with torch.no_grad():
             if self.device.type == "cpu":
                 for buffer in self._buffers:
                     self._gather_buffer(buffer, node, samples)
             elif self._buffers:
                 self._gather_buffers(node, samples)
+
+    @property
+    def backward(self) -> Backward:
+        """What takes gradients up while they are made."""
+        if self._backward is None:
+            self._backward = Backward({index: self.parameters[index] for index in self._trained})
+        return self._backward
 
     def _gather_buffer(self, buffer: _Buffer, node: Node, samples: int) -> None:
         tensor = buffer.tensor

@@ -33,6 +33,8 @@ from paramserver.worker.seeding import seed_everything
 log = structlog.get_logger("paramserver.worker")
 
 T = TypeVar("T")
+# A script whose gradients are not what left early is not tried again for up to so many slices.
+_MOST_REST = 1024
 
 
 class Context:
@@ -56,6 +58,11 @@ class Context:
         self._epoch, self._last = 0, False
         self._item: Item | None = None
         self._in_loop = False
+        # The contribution that is leaving while it is computed; what the one before consisted of, if it was plain.
+        self._early: Node | None = None
+        self._used: frozenset[int] = frozenset()
+        # How often in a row it was not what was contributed in the end; so many slices are computed without now.
+        self._early_misses = self._early_rest = 0
         self._closed = False
         self._told_skip = False
         self._told_written = False
@@ -220,6 +227,21 @@ class Context:
         if self._binding is not None:
             self._binding.reset_buffers()
         seed_everything(slice_seed(self.settings.training.seed, item.epoch, item.index, "model"))
+        self._begin_early(item)
+
+    def _begin_early(self, item: Item) -> None:
+        """Let gradients leave as the backward pass makes them, if the one before was of a sort that can."""
+        if self._early is not None and self._binding is not None:  # of a slice on which the script has not stepped
+            self._binding.backward.end()
+        self._early = None
+        self._early_rest -= 1
+        if self._binding is None or not self._used or self._early_rest >= 0:
+            return
+        samples = slice_samples(self._data, item.index)
+        begun = self.engine.begin_early(item, samples, self._used, self._binding.groups())
+        if begun is not None:
+            self._early, chunks = begun
+            self._binding.backward.begin(self._early, chunks)
 
     def _align_schedulers(self) -> None:
         """A worker that had no slice for a while, or has just come, uses the learning rate of the step at hand."""
@@ -256,9 +278,21 @@ class Context:
             self._item = self.engine.next_item(0, False)
             assert self._item is not None
         item = self._item
-        node = self.engine.pool.take()
         samples = slice_samples(self._data, item.index) if self._loader is not None else 1
-        binding.gather(node, samples, unscale)
+        plain = unscale == 1.0 and not (overflow or self._clip_norm)
+        early, self._early = self._early, None
+        right = early is not None and binding.backward.end() and plain
+        if early is not None:
+            # A script that changes its gradients mostly does so in each step.
+            self._early_misses = 0 if right else self._early_misses + 1
+            self._early_rest = 0 if right else min(2**self._early_misses, _MOST_REST)
+        if early is not None and right:
+            node = early
+            binding.gather_buffers(node, samples)
+        else:
+            node = self.engine.pool.take()
+            binding.gather(node, samples, unscale)
+        self._used = frozenset(node.used if plain else ())
         bad = None if overflow else binding.non_finite(node)
         if overflow or bad is not None:
             node = self._without_gradient(node, item, bad)
@@ -274,7 +308,7 @@ class Context:
             if policy == "fail":
                 raise errors.NonFiniteError(f"{text}; training.nonfinite = fail ends the run")
             log.warning(f"{text}: {'the step is skipped' if policy == 'skip' else 'the slice is left out'}")
-        self.engine.pool.give(node)
+        self.engine.discard(node)
         empty = self.engine.pool.take()
         # An overflow that GradScaler found is always a skipped step, as it is without a cluster.
         empty.overflow = bad is None or policy == "skip"

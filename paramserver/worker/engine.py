@@ -8,7 +8,7 @@ import contextlib
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any, TypeVar, cast
@@ -23,20 +23,20 @@ from paramserver.core.events import (
     Want,
 )
 from paramserver.core.names import AsyncName, Name, SyncName
-from paramserver.core.plan import Plan
+from paramserver.core.plan import Kind, Plan
 from paramserver.core.slices import DataSpec
 from paramserver.failpoints import reach
 from paramserver.transport.base import Channel
 from paramserver.transport.messages import data_to_proto, plan_of, schedule_from_proto
 from paramserver.transport.session import JoinOptions, Session
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
-from paramserver.worker import startup
+from paramserver.worker import early, startup
 from paramserver.worker.background import Background
 from paramserver.worker.device import Mover, Ticket, mover_for
 from paramserver.worker.flat import FlatSpace, Node, NodePool
 from paramserver.worker.inplace import InPlace
 from paramserver.worker.links import PushFacts, ShardLinks
-from paramserver.worker.outgoing import ANY, Outgoing
+from paramserver.worker.outgoing import ANY, Encoded, Outgoing
 from paramserver.worker.pace import AsyncPace, Item, SyncPace, make_pace
 from paramserver.worker.pulled import Pulled, merge
 from paramserver.worker.spare import Spare
@@ -124,6 +124,7 @@ class Engine:
         self._begun_at = 0.0
         # Calls of the script that wait just now.
         self._waiting = 0
+        self._early = early.EarlyPushes(background)
         self._pushing: set[concurrent.futures.Future[frozenset[shard_pb2.Outcome]]] = set()
 
     # ---- facts
@@ -298,6 +299,7 @@ class Engine:
     def follow(self) -> None:
         """The job went back to a checkpoint: wait until it goes on, and go on from there with it."""
         former, self._pace = self.links.timeline, None
+        self._early.drop()
         self._moved = self._look_back = True
         for push in list(self._pushing):
             push.cancel()
@@ -483,7 +485,7 @@ class Engine:
     def begin_pull(self, version: int) -> concurrent.futures.Future[list[Pulled]]:
         """Ask every shard for ``version`` or a later one."""
         self._arrived()
-        return self.background.submit(self.links.pull_version(version, ahead=True))
+        return self._early.pull(version) or self.background.submit(self.links.pull_version(version, ahead=True))
 
     def spare(self) -> Spare:
         """What fills the time in which a worker waits for others."""
@@ -537,23 +539,13 @@ class Engine:
         space = node.space
         position = name.lo if isinstance(name, SyncName) else ANY
         encoded = self.outgoing.encode(position, node, space, flush) if self.outgoing.lossy else {}
-        facts = PushFacts(
-            name=name,
-            samples=node.samples,
-            overflow=node.overflow,
-            used=frozenset() if node.overflow else frozenset(node.used),
-            groups=groups,
-            base_versions=list(self._versions),
-            clock=clock,
-            schedule=self.schedule,
-            clip_norm=self.clip_norm if isinstance(name, SyncName) else 0.0,
-            nonce=secrets.randbits(63) | 1,
-            node=space.number,
-            encoded=encoded,
-        )
-        future = self.background.submit(_when(ticket, self.links.push(facts, space.read)))
+        facts = self._facts(name, node, groups, clock, encoded)
+        begun = self._early.complete(node, facts)
+        future = begun or self.background.submit(_when(ticket, self.links.push(facts, space.read)))
         self._pushing.add(future)
         future.add_done_callback(self._pushing.discard)
+        if begun is not None:  # gives the memory back itself
+            return future
         if self._staging is not None:
             gpu = self.pool
             future.add_done_callback(lambda _: gpu.give(of_device))
@@ -572,6 +564,66 @@ class Engine:
                 "the workers have changed: what compression had left out of some contributions is lost, so the result "
                 "will have other bits than that of an undisturbed run (see docs/compression.md)"
             )
+
+    def _facts(
+        self,
+        name: Name,
+        node: Node,
+        groups: Sequence[types_pb2.GroupHypers],
+        clock: int,
+        encoded: Mapping[int, Encoded],
+        used: frozenset[int] | None = None,
+    ) -> PushFacts:
+        """What is said of a contribution. ``used``: what it is going to have, if it is not complete yet."""
+        present = frozenset() if node.overflow else frozenset(node.used)
+        return PushFacts(
+            name=name,
+            samples=node.samples,
+            overflow=node.overflow,
+            used=present if used is None else used,
+            groups=groups,
+            base_versions=list(self._versions),
+            clock=clock,
+            schedule=self.schedule,
+            clip_norm=self.clip_norm if isinstance(name, SyncName) else 0.0,
+            nonce=secrets.randbits(63) | 1,
+            node=node.space.number,
+            encoded=encoded,
+        )
+
+    def begin_early(
+        self, item: Item, samples: int, used: frozenset[int], groups: Sequence[types_pb2.GroupHypers]
+    ) -> tuple[Node, early.EarlyChunks] | None:
+        """Begin to push what ``item`` is going to yield, while it is computed; None where that is not possible.
+
+        ``used``: the tensors of which it is expected to have gradients or changes. Returns the node to fill, which
+        :meth:`contribute` must get, and who is to be told of each tensor in it.
+        """
+        moving = sum(chunk.nbytes for chunk in self.links.plan.layout.chunks if chunk.kind is not Kind.FROZEN)
+        possible = (
+            isinstance(self._pace, SyncPace)
+            and self._pace.alone(item)
+            and self.named_by_data
+            and self.links.shared is None
+            and not self.outgoing.lossy
+            and self.pool.device.type == "cpu"
+            and bool(used)
+            and moving >= early.LEAST_BYTES
+            and not self.rolled_back()
+        )
+        if not possible:
+            return None
+        node = self.pool.take()
+        node.samples = samples
+        facts = self._facts(item.name, node, groups, 0, {}, used)
+        return node, self._early.begin(self.links, node, facts, self.pool)
+
+    def discard(self, node: Node) -> None:
+        """A node that is not contributed."""
+        if self._early.has(node):
+            self._early.drop()
+        else:
+            self.pool.give(node)
 
     def lease(
         self,
@@ -794,6 +846,7 @@ class Engine:
         if self._session is None:
             return
         finished = self.through and self._session.failure is None
+        self._early.drop()
         try:
             if self._pace is not None and self._session.failure is None:
                 self._pace.finish()
@@ -815,6 +868,7 @@ class Engine:
 
     def abandon(self, reason: str) -> None:
         """Leave at once; what is not handed in goes to others. ``reason``: of a script that failed, else empty."""
+        self._early.drop()
         if self._session is not None:
             self._run(self._leave(_LEAVE_S, failure=reason), _LEAVE_S + 1.0)
 

@@ -139,7 +139,8 @@ class NodePool:
     def __init__(
         self, layout: Layout, device: torch.device, spaces: Callable[[], FlatSpace | None] = lambda: None
     ) -> None:
-        self._layout, self._device, self._spaces = layout, device, spaces
+        self.device = device
+        self._layout, self._spaces = layout, spaces
         self._free: list[FlatSpace] = []
         self._lent: list[tuple[int, FlatSpace, Callable[[], bool]]] = []
 
@@ -147,7 +148,7 @@ class NodePool:
         """A node of nothing; its memory may hold what it held before."""
         if not self._free:
             space = self._spaces()
-            return Node(space or FlatSpace(self._layout, self._device, (Kind.PARAMETER, Kind.BUFFER)))
+            return Node(space or FlatSpace(self._layout, self.device, (Kind.PARAMETER, Kind.BUFFER)))
         return Node(self._free.pop())
 
     def give(self, node: Node) -> None:

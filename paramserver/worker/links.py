@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any, TypeVar, cast
 
 import structlog
@@ -36,6 +37,7 @@ from paramserver.transport.messages import (
     put_want,
 )
 from paramserver.v1 import shard_pb2, types_pb2
+from paramserver.worker.early import EarlyChunks
 from paramserver.worker.outgoing import Encoded
 from paramserver.worker.pulled import Pulled, checked
 from paramserver.worker.shared import SharedMemory
@@ -43,6 +45,8 @@ from paramserver.worker.shared import SharedMemory
 log = structlog.get_logger("paramserver.worker")
 
 T = TypeVar("T")
+# Frames of a push: servers begin with a chunk when all have sent it, so a frame has not many.
+_FRAME_BYTES = 256 << 10
 _BACK_OFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _ATTEMPT_S = 60.0
 _PARK_S = 5.0
@@ -101,14 +105,18 @@ class ShardLinks:
 
     # ---- push
 
-    async def push(self, facts: PushFacts, read: Callable[[int], memoryview]) -> frozenset[shard_pb2.Outcome]:
+    async def push(
+        self, facts: PushFacts, read: Callable[[int], memoryview], early: EarlyChunks | None = None
+    ) -> frozenset[shard_pb2.Outcome]:
         """Bring a contribution to every shard. ``read`` gives the bytes of a chunk by its index.
+
+        ``early``: it is still being computed, and this tells which chunks are ready.
 
         Returns when every shard has counted it or had it already; the outcomes that there were.
         """
         between = asyncio.Lock() if planned("worker.between_shards") else None
         results = await asyncio.gather(
-            *(self._push_in_turn(server, facts, read, between) for server in range(len(self.channels))),
+            *(self._push_in_turn(server, facts, read, between, early) for server in range(len(self.channels))),
             return_exceptions=True,
         )
         failed = [(s, r) for s, r in enumerate(results) if isinstance(r, BaseException)]
@@ -121,24 +129,39 @@ class ShardLinks:
         return frozenset(cast(list[shard_pb2.Outcome], results))
 
     async def _push_in_turn(
-        self, server: int, facts: PushFacts, read: Callable[[int], memoryview], between: asyncio.Lock | None
+        self,
+        server: int,
+        facts: PushFacts,
+        read: Callable[[int], memoryview],
+        between: asyncio.Lock | None,
+        early: EarlyChunks | None,
     ) -> shard_pb2.Outcome:
         """All shards at once; only where a fault is planned between two shards, one after the other."""
         if between is None:
-            return await self._push_one(server, facts, read)
+            return await self._push_one(server, facts, read, early)
+        if early is not None:
+            await early.whole()
         async with between:
             outcome = await self._push_one(server, facts, read)
             if server + 1 < len(self.channels):
                 reach("worker.between_shards", facts.base_versions[server])
             return outcome
 
-    async def _push_one(self, server: int, facts: PushFacts, read: Callable[[int], memoryview]) -> shard_pb2.Outcome:
+    async def _push_one(
+        self, server: int, facts: PushFacts, read: Callable[[int], memoryview], early: EarlyChunks | None = None
+    ) -> shard_pb2.Outcome:
         tensors = self.plan.layout.tensors
         wanted = [
             chunk for chunk in self.plan.chunks_of(server) if any(piece.tensor in facts.used for piece in chunk.pieces)
         ]
 
+        first = True
+
         async def attempt(timeout_s: float) -> shard_pb2.PushResponse:
+            nonlocal first
+            at_once, first = first and early is not None, False
+            if early is not None and not at_once:
+                await early.whole()
             attached = None
             if self.shared is not None and facts.node is not None:
                 attached = self.shared.attached(server, self._worker())
@@ -158,8 +181,16 @@ class ShardLinks:
                 chunks=0 if attached is not None else len(wanted),
             )
             put_name(header, facts.name)
+            if at_once and early is not None and attached is None:
+                coming = _as_ready(header, {chunk.index: chunk for chunk in wanted}, read, early)
+                reply = await self.channels[server].upload("Shard.Push", coming, timeout=self._wait_timeout_s)
+                return cast(shard_pb2.PushResponse, reply)
             if attached is None:
-                frames = chunk_frames(header, (_part(chunk, facts.encoded, read) for chunk in wanted))
+                parts = (_part(chunk, facts.encoded, read) for chunk in wanted)
+                if sum(chunk.nbytes for chunk in wanted) <= _FRAME_BYTES:
+                    frames = chunk_frames(header, parts)
+                else:  # the header at once, so that servers know of it
+                    frames = chain(chunk_frames(header, ()), chunk_frames(None, parts, _FRAME_BYTES))
                 reply = await self.channels[server].upload("Shard.Push", frames, timeout=timeout_s)
                 return cast(shard_pb2.PushResponse, reply)
             header.shared.attachment, header.shared.node, header.shared.checked = attached.number, facts.node or 0, True
@@ -426,3 +457,14 @@ def _part(
     if made is None:
         return chunk_ref(chunk), read(chunk.index)
     return chunk_ref(chunk, made.encoding, made.payload.numel()), buffer_of(made.payload)
+
+
+async def _as_ready(
+    header: shard_pb2.PushHeader, chunks: Mapping[int, Chunk], read: Callable[[int], memoryview], early: EarlyChunks
+) -> AsyncIterator[bytes]:
+    """The frames of a push while its contribution is computed: one for each chunk."""
+    for frame in chunk_frames(header, ()):
+        yield frame
+    async for index in early.of(frozenset(chunks)):
+        for frame in chunk_frames(None, [(chunk_ref(chunks[index]), read(index))]):
+            yield frame

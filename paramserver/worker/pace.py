@@ -142,6 +142,11 @@ class SyncPace:
         name = SyncName(version, position, position + 1, len(step.slices))
         return Item(name, step.epoch, step.slices[position], aside)
 
+    def alone(self, item: Item) -> bool:
+        """Whether the slice is all that this worker has in this step: what it yields is pushed as it is."""
+        name = item.name
+        return isinstance(name, SyncName) and self._range == (name.lo, name.hi) and not self._given_away
+
     def ahead(self, epoch: int) -> Iterator[Item]:
         """This worker's ranges of this step and the following ones; slices that others have taken are left out."""
         version, position = self._version, 0
@@ -206,7 +211,7 @@ class SyncPace:
         self._look()
         name = item.name
         if name.step != self._version or name.lo in self._done:
-            self._engine.pool.give(node)
+            self._engine.discard(node)
             return self._engine.named_by_data
         self._done.add(name.lo)
         counted = True

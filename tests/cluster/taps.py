@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from fnmatch import fnmatchcase
 from typing import Any
 
 from google.protobuf.message import Message
 
 from paramserver.store.base import Entry, Lead, Store, StoreFacts, TransientStoreError
-from paramserver.transport.base import METHODS, Channel, MethodKind
+from paramserver.transport.base import METHODS, Channel, Frames, MethodKind
 from paramserver.v1 import shard_pb2
 
 Before = Callable[[str], Awaitable[int]]
@@ -109,7 +109,7 @@ class TappedChannel:
         await self._after(what, number)
         return reply
 
-    async def upload(self, method: str, frames: Iterable[bytes], *, timeout: float) -> Message:
+    async def upload(self, method: str, frames: Frames, *, timeout: float) -> Message:
         """See `base.Channel`."""
         return await self._inner.upload(method, frames, timeout=timeout)
 

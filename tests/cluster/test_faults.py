@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
 from functools import cache
 from typing import Any, cast
 
@@ -12,7 +11,7 @@ import torch
 from google.protobuf.message import Message
 
 from paramserver.testing.faults import Fault, FaultPlan, Rule
-from paramserver.transport.base import Channel
+from paramserver.transport.base import Channel, Frames
 from paramserver.worker.context import Context
 from tests.cluster.harness import Cluster, Died, Outcome, train, until, wait
 from tests.cluster.programs import LedgerProgram, Program, adamw, cosine, dataset, network
@@ -151,7 +150,7 @@ class Telling:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    async def upload(self, method: str, frames: Iterable[bytes], *, timeout: float) -> Message:
+    async def upload(self, method: str, frames: Frames, *, timeout: float) -> Message:
         """As the channel does."""
         reply = await self._inner.upload(method, frames, timeout=timeout)
         self._answered.set()
@@ -203,9 +202,9 @@ def test_a_worker_that_was_given_up_comes_back(mode: str) -> None:
 
     def each(ctx: Context, slices: int) -> None:
         if ctx.rank == 1 and slices == 2 and not back.is_set():
+            before = cluster.stats()[0].applied
             cluster.workers[1].cut()
             until("worker-1 is given up", lambda: "worker-1" in cluster.status().lost)
-            before = cluster.stats()[0].applied
             until("the others went on", lambda: cluster.stats()[0].applied > before)
             cluster.workers[1].heal()
             back.set()

@@ -15,6 +15,7 @@ import structlog
 import torch
 
 from paramserver import errors
+from paramserver.server import running
 from paramserver.server.shard import ShardTensors
 from paramserver.v1 import shard_pb2
 from tests.cluster.harness import Cluster, until
@@ -41,6 +42,12 @@ def slow_apply(monkeypatch: pytest.MonkeyPatch, seconds: float) -> Iterator[list
     with monkeypatch.context() as patch:
         patch.setattr(ShardTensors, "build", slow)
         yield made
+
+
+@pytest.fixture(autouse=True)
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards are taken for large ones, whose arithmetic has a thread."""
+    monkeypatch.setattr(running, "_SMALL_BYTES", -1)
 
 
 def resident_bytes() -> int:

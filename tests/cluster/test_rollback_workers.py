@@ -114,6 +114,7 @@ def test_a_script_between_its_epochs(tmp_path: Path) -> None:
     def after(ctx: Context, epoch: int) -> None:
         if ctx.rank == 0 and epoch == 1 and not killed.is_set():
             killed.set()
+            until("a checkpoint of this epoch", lambda: rig.record().checkpoint.startswith("step-00000006"))
             rig.kill_now("server-0")
             until("the job went back", lambda: rig.rollbacks == 1)
 

@@ -64,6 +64,8 @@ class Network:
         self._tag = f"{PREFIX}-{os.getpid()}-{birth}-{next(_numbers)}"
         self.addresses = {name: f"{_SUBNET}.{number}" for number, name in enumerate(machines, 1)}
         self._guard: subprocess.Popen[bytes] | None = None
+        # What each link carries, in Mb/s, once it is limited.
+        self.megabits = 1000.0
 
     def __enter__(self) -> Network:
         try:
@@ -156,6 +158,7 @@ class Network:
 
     def limit(self, megabits: float, queue_kilobytes: int = 512) -> None:
         """From now on every cable carries this much per second, in each direction; so much may wait at either end."""
+        self.megabits = megabits
         shape = ["tbf", "rate", f"{megabits}mbit", "burst", "64kb", "limit", f"{queue_kilobytes}kb"]
         for name in self.addresses:
             self._in(name, "tc", "qdisc", "replace", "dev", _CARD, "root", *shape)

@@ -25,9 +25,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafting, "LEAST_BYTES", 0)
 
 
-def part(lo: int) -> Contribution:
+def part(lo: int, worker: int = 0) -> Contribution:
     """Half of a step of two slices, of which nothing has come yet."""
-    return Contribution(SyncName(0, lo, lo + 1, 2), lo + 1, 4, False, 0, frozenset({0}), (GROUP,), {})
+    return Contribution(SyncName(0, lo, lo + 1, 2), worker or lo + 1, 4, False, 0, frozenset({0}), (GROUP,), {})
 
 
 def chunk(one: Contribution, index: int, value: float) -> None:
@@ -90,7 +90,7 @@ def test_a_draft_has_the_bits_of_the_version_and_leaves_the_state_alone() -> Non
 def test_another_contribution_makes_another_draft() -> None:
     async def test() -> None:
         _, base, drafts = shard()
-        left, right, again = part(0), part(1), part(0)
+        left, right, again = part(0), part(1), part(0, worker=7)
         drafts.begins(left, base)
         drafts.begins(right, base)
         drafts.begins(again, base)  # the same slice: whoever was quicker counts
@@ -106,6 +106,22 @@ def test_another_contribution_makes_another_draft() -> None:
         assert second.number != first.number
         assert drafts.take(base, [left, right]) is None, "made of others"
         assert (drafts.adopted, drafts.forgotten) == (0, 2)
+
+    asyncio.run(test())
+
+
+def test_a_worker_that_begins_anew_replaces_what_it_had_begun() -> None:
+    async def test() -> None:
+        _, base, drafts = shard()
+        left, right, anew = part(0), part(1), part(1)
+        for one in (left, right, anew):
+            drafts.begins(one, base)
+        draft = draft_of(drafts)
+        assert draft is not None
+        assert draft.parts == (left, anew)
+        assert draft.parts[1] is anew
+        drafts.fails(right)
+        assert draft_of(drafts) is draft
 
     asyncio.run(test())
 

@@ -21,6 +21,7 @@ from paramserver.core.plan import (
     Segment,
     TensorSpec,
     default_chunk_bytes,
+    link_chunk_bytes,
     make_layout,
     make_plan,
     master_dtype,
@@ -210,6 +211,14 @@ def test_default_chunks_of_realistic_models(name: str) -> None:
     assert len(layout.chunks) < 80
     payload = sum(t.elements * ITEMSIZE[master_dtype(t.dtype, t.kind)] for t in REALISTIC[name])
     assert payload <= layout.nbytes <= payload + len(REALISTIC[name]) * (ALIGNMENT - 1)
+
+
+def test_chunks_for_links() -> None:
+    """√(M B α / 2), rounded down to a power of two."""
+    assert link_chunk_bytes(24_000_000, 100.0) == 256 * KIB
+    assert link_chunk_bytes(100_000_000, 1000.0) == MIB
+    assert link_chunk_bytes(400_000_000, 10_000.0) == 4 * MIB
+    assert link_chunk_bytes(0, 1000.0) == link_chunk_bytes(1000, 1.0) == 64 * KIB
 
 
 def test_default_chunk_bytes() -> None:

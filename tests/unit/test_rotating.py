@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
 from google.protobuf.message import Message
 
 from paramserver import errors
-from paramserver.transport.base import Channel
+from paramserver.transport.base import Channel, Frames
 from paramserver.transport.rotating import RotatingChannel, coordinator_channel
 from paramserver.v1 import coordinator_pb2
 
@@ -36,7 +36,7 @@ class Fake:
         await asyncio.sleep(0)
         return self._answer()
 
-    async def upload(self, method: str, frames: Iterable[bytes], *, timeout: float) -> Message:
+    async def upload(self, method: str, frames: Frames, *, timeout: float) -> Message:
         return self._answer()
 
     async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[bytes, None]:

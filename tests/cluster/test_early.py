@@ -1,0 +1,127 @@
+"""Gradients that leave while the backward pass computes them: the same bits, whatever the script does to them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from paramserver.server import drafting
+from paramserver.testing.faults import Fault, FaultPlan, Rule
+from paramserver.worker import early
+from paramserver.worker.context import Context
+from paramserver.worker.early import EarlyChunks, EarlyPushes
+from tests.cluster.harness import train
+from tests.cluster.programs import Program, adamw, dataset, network
+from tests.cluster.test_faults import Death
+
+DATA = dataset(48)
+OPTIONS: dict[str, Any] = {"workers": 2, "servers": 2, "settings": {"training.chunk_bytes": 832}}
+
+
+@pytest.fixture(autouse=True)
+def count(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """Small models leave early, too. Counts the contributions that began to, and those that were right in the end."""
+    found: Counter[str] = Counter()
+    begin, seal = EarlyPushes.begin, EarlyChunks.seal
+
+    def counted_begin(self: EarlyPushes, *args: Any) -> EarlyChunks:
+        found["begun"] += 1
+        return begin(self, *args)
+
+    def counted_seal(self: EarlyChunks) -> None:
+        found["sealed"] += 1
+        seal(self)
+
+    monkeypatch.setattr(early, "LEAST_BYTES", 0)
+    monkeypatch.setattr(drafting, "LEAST_BYTES", 0)
+    monkeypatch.setattr(EarlyPushes, "begin", counted_begin)
+    monkeypatch.setattr(EarlyChunks, "seal", counted_seal)
+    yield found
+    assert found["begun"] > 0
+
+
+def script(each: Any = None, **options: Any) -> Program:
+    return Program(DATA, 8, 2, lambda: network(hidden=300, norm=True), adamw, each=each, **options)
+
+
+def plainly(program: Program, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[str, str, str]:
+    """The digests of the same training without anything of this."""
+    with monkeypatch.context() as patch:
+        patch.setattr(early, "LEAST_BYTES", 1 << 40)
+        return train(program, **options).digests
+
+
+def test_same_bits(monkeypatch: pytest.MonkeyPatch, count: Counter[str]) -> None:
+    assert train(script(), **OPTIONS).digests == plainly(script(), monkeypatch, **OPTIONS)
+    # Two workers, six steps, and nobody knows before the first one what a contribution consists of.
+    assert count == {"begun": 2 * 5, "sealed": 2 * 5}
+
+
+def of(ctx: Context) -> list[torch.nn.Parameter]:
+    assert ctx._binding is not None
+    return [ctx._binding.parameters[index] for index in ctx._binding._trained]
+
+
+def hidden(ctx: Context, number: int) -> None:
+    """Leaves no trace in the version of a tensor."""
+    for parameter in of(ctx):
+        assert parameter.grad is not None
+        parameter.grad.data.clamp_(-0.001, 0.001)
+
+
+def dropped(ctx: Context, number: int) -> None:
+    if ctx.version % 2:
+        of(ctx)[0].grad = None
+
+
+def clipped(ctx: Context, number: int) -> None:
+    if ctx.version == 2:
+        ctx.clip_grad_norm(0.1)
+
+
+@pytest.mark.parametrize("meddle", [hidden, dropped, clipped])
+def test_what_the_script_does_to_gradients_counts(
+    meddle: Any, monkeypatch: pytest.MonkeyPatch, count: Counter[str]
+) -> None:
+    digests = train(script(meddle), **OPTIONS).digests
+    assert count["sealed"] < count["begun"]
+    assert digests == plainly(script(meddle), monkeypatch, **OPTIONS)
+    assert digests != plainly(script(), monkeypatch, **OPTIONS)
+
+
+def test_a_second_backward_pass_counts(monkeypatch: pytest.MonkeyPatch, count: Counter[str]) -> None:
+    def again(ctx: Context, number: int) -> None:
+        sum(parameter.square().sum() for parameter in of(ctx)).backward()  # type: ignore[union-attr]
+
+    digests = train(script(again), **OPTIONS).digests
+    assert count["sealed"] == 0
+    assert digests == plainly(script(again), monkeypatch, **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        [Rule("Shard.P*", Fault.LOSE_REPLY, 0.2)],
+        [Rule("Shard.P*", Fault.DUPLICATE, 0.3)],
+        [Rule("Shard.Push", Fault.CUT_UPLOAD, 0.3)],
+        [Rule("Shard.P*", Fault.DROP_REQUEST, 0.2)],
+    ],
+    ids=["replies lost", "sent twice", "uploads cut short", "dropped"],
+)
+def test_over_a_bad_network(rules: list[Rule], monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = FaultPlan(rules, seed=5)
+    outcome = train(script(), **OPTIONS, faults=plan)
+    plan.check()
+    assert outcome.digests == plainly(script(), monkeypatch, **OPTIONS)
+
+
+def test_a_worker_dies_when_its_gradients_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has said that they are right: another computes the slice."""
+    death = Death(3)
+    outcome = train(script(death), **OPTIONS, grace_s=0.1)
+    assert death.died
+    assert outcome.digests == plainly(script(), monkeypatch, **OPTIONS)
