@@ -270,7 +270,7 @@ class Cluster(_Section):
     )
     channels_per_server: Annotated[
         int, BeforeValidator(_refuse_bool), Field(ge=0, le=16), Must("an integer from 0 to 16")
-    ] = Field(default=0, description="Connections from a worker to each server, for gRPC. 0: chosen.")
+    ] = Field(default=0, description="Connections from a worker to each server. 0: chosen.")
     max_restarts: _Count = Field(
         default=3,
         description="How often in a row `run` starts a process again while the job gets no further. 0: never.",
