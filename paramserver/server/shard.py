@@ -25,6 +25,8 @@ from paramserver.v1 import shard_pb2
 if TYPE_CHECKING:
     from paramserver.core.names import Name
 
+# With less than that to do, one thread is done before others have begun.
+_ALONE_BYTES = 512 << 10
 Hypers = Mapping[str, float | bool | tuple[float, ...]]
 
 
@@ -220,7 +222,8 @@ class ShardTensors:
 
     def _each(self, work: Callable[[Chunk], torch.Tensor], chunks: Sequence[Chunk]) -> list[torch.Tensor]:
         # A planned fault strikes between two chunks, in the thread that is known to be this server's.
-        if planned("apply.mid") or planned("apply.after_weights_before_opt"):
+        small = sum(chunk.nbytes for chunk in chunks) <= _ALONE_BYTES
+        if small or planned("apply.mid") or planned("apply.after_weights_before_opt"):
             return [work(chunk) for chunk in chunks]
         return self._team.each(work, chunks)
 
