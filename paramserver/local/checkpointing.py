@@ -82,12 +82,24 @@ def ledger_of(where: str, slices: bool) -> coordinator_pb2.AccountsResponse:
     return response
 
 
+def _check_newest(where: str, saved: Manifest) -> None:
+    """Raises ConfigError if ``where`` names one of several checkpoints, and not the newest: jobs go on from that."""
+    directory, name = split(where)
+    newest = catalog.newest(Place(directory), verify=False) if name else None
+    if newest is not None and (newest.version, newest.timeline) > (saved.version, saved.timeline):
+        raise errors.ConfigError(
+            f"{directory} has a newer checkpoint than {saved.name}, which is {newest.name}: "
+            "to go on from the older one, copy it to a directory of its own and resume from there"
+        )
+
+
 def resumed(settings: Settings) -> Mapping[str, Any]:
     """What has to be set beside ``settings`` to go on from its ``checkpoint.resume``.
 
     Raises ConfigError where something was asked for that this checkpoint does not allow.
     """
     saved = find_checkpoint(settings.checkpoint.resume)
+    _check_newest(settings.checkpoint.resume, saved)
     where = position_of(saved)
     consistency = consistency_from_proto(where.view.consistency)
     must: dict[str, Any] = {

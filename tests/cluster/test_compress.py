@@ -185,8 +185,14 @@ def undisturbed() -> Mapping[str, Any]:
         [Strike("worker.after_grad", "worker-1", 1)],
         [Strike("worker.after_grad", "worker-1", 7)],
         [Strike("worker.after_pull", "worker-1", 8)],
-        [Strike("worker.after_grad", "worker-1", 7), Strike("coord.before_timeline", "leader")],
-        [Strike("worker.after_grad", "worker-1", 7), Strike("coord.after_generation", "leader")],
+        pytest.param(
+            [Strike("worker.after_grad", "worker-1", 7), Strike("coord.before_timeline", "leader")],
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            [Strike("worker.after_grad", "worker-1", 7), Strike("coord.after_generation", "leader")],
+            marks=pytest.mark.long,
+        ),
         [Strike("worker.after_grad", "worker-1", 7), Strike("restore.after_load", "server-0")],
     ],
     ids=lambda strikes: ", ".join(f"{strike.at} {strike.step}" for strike in strikes),

@@ -89,7 +89,7 @@ def resumed(place: Path, program: Any, every: int = 3, **options: Any) -> tuple[
     return rig, summary
 
 
-@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize("servers", [pytest.param(1, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_e16_the_same_bits(name: str, servers: int, tmp_path: Path) -> None:
     train_until(tmp_path, 5, 3, PROGRAMS[name])
@@ -146,11 +146,20 @@ def test_g13_asynchronous_in_the_middle_of_an_epoch(
 # ---- what does not fit
 
 
-@pytest.fixture
-def stopped(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a job of AdamW leaves, with checkpoints of versions 0, 3 and 6."""
-    train_until(tmp_path, 7, 6, PROGRAMS["adamw, buffers"])
-    return tmp_path
+    place = tmp_path_factory.mktemp("stopped")
+    train_until(place, 7, 6, PROGRAMS["adamw, buffers"])
+    return place
+
+
+@pytest.fixture
+def stopped(left: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be changed."""
+    place = tmp_path / "stopped"
+    shutil.copytree(left, place)
+    return place
 
 
 def checkpoint(place: Path, version: int) -> Path:
@@ -223,6 +232,19 @@ def test_something_else_is_trained(what: str, stopped: Path) -> None:
         rig.begin(script())
         with pytest.raises(kind, match=text):
             rig.join()
+
+
+def test_an_older_checkpoint_needs_a_directory_of_its_own(stopped: Path, tmp_path: Path) -> None:
+    """A job goes back to the newest one in its directory, which would be that of another future."""
+    older = checkpoint(stopped, 3)
+    with pytest.raises(errors.ConfigError, match=r"has a newer checkpoint than step-00000003.*copy it to a directory"):
+        checkpointing.resumed(load_settings(None, {"checkpoint.resume": str(older)}, environ={}))
+    alone = tmp_path / "older" / older.name
+    shutil.copytree(older, alone)
+    taken = checkpointing.resumed(load_settings(None, {"checkpoint.resume": str(alone)}, environ={}))
+    assert taken["checkpoint.dir"] == str(alone.parent)
+    newest = load_settings(None, {"checkpoint.resume": str(checkpoint(stopped, 6))}, environ={})
+    assert checkpointing.resumed(newest)["checkpoint.dir"] == str(older.parent)
 
 
 REFUSED = {
