@@ -13,7 +13,7 @@ from paramserver import errors
 from paramserver.core.hypers import validate
 from paramserver.core.membership import Member, Role
 from paramserver.core.placement import Seat, choose
-from paramserver.core.plan import Kind, Layout, link_chunk_bytes
+from paramserver.core.plan import Kind, Layout, link_chunk_bytes, moving_bytes
 from paramserver.tensors.hypers import groups_from_proto
 from paramserver.transport.addresses import host_of, loopback
 from paramserver.transport.messages import consistency_to_proto, first_difference, layout_of
@@ -91,8 +91,7 @@ class ModelRegistry:
         hosts = [host_of(server.address) for server in await self._all_servers()]
         if not any(host and not loopback(host) for host in hosts):
             return 0
-        moving = sum(chunk.nbytes for chunk in layout.chunks if chunk.kind is not Kind.FROZEN)
-        return link_chunk_bytes(moving, self._job.options.link_mbps)
+        return link_chunk_bytes(moving_bytes(layout.chunks), self._job.options.link_mbps)
 
     def configuration(self, member: Member) -> shard_pb2.ConfigureRequest:
         """What a server has to know of the model and of its part of it."""

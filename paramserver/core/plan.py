@@ -11,7 +11,7 @@ import hashlib
 import heapq
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -109,6 +109,10 @@ class Chunk:
         """Bytes in master dtype, with padding."""
         return self.elements * ITEMSIZE[self.dtype]
 
+    def uses(self, tensors: Container[int]) -> bool:
+        """Whether it has a part of one of these tensors."""
+        return any(piece.tensor in tensors for piece in self.pieces)
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -177,6 +181,11 @@ def default_chunk_bytes(total_bytes: int) -> int:
     """A power of two from 64 KiB to 4 MiB; in between it makes 16 to 32 chunks of ``total_bytes``."""
     wanted = 1 << max(0, -(-total_bytes // 32) - 1).bit_length()
     return min(MAX_CHUNK_BYTES, max(MIN_CHUNK_BYTES, wanted))
+
+
+def moving_bytes(chunks: Iterable[Chunk]) -> int:
+    """Bytes of those that travel in each step: all but frozen ones."""
+    return sum(chunk.nbytes for chunk in chunks if chunk.kind is not Kind.FROZEN)
 
 
 def link_chunk_bytes(total_bytes: int, megabits_per_s: float) -> int:

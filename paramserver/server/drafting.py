@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from paramserver.core.names import SyncName
-from paramserver.core.plan import Kind
+from paramserver.core.plan import Kind, moving_bytes
 from paramserver.server.version import part
 from paramserver.tensors.codec import encode_frame
 from paramserver.v1 import shard_pb2
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from paramserver.compress.base import Compressor
     from paramserver.core.plan import Chunk
     from paramserver.server.apply import ChunkState
-    from paramserver.server.shard import Contribution, ShardTensors
+    from paramserver.server.shard import Contribution, Making, ShardTensors
     from paramserver.server.version import Version
 
 log = structlog.get_logger("paramserver.server")
@@ -41,16 +41,13 @@ LEAST_BYTES = 1 << 20
 
 
 class Draft:
-    """What comes after ``base`` if it is made of ``parts``, in the order of their slices, and of nothing else."""
+    """A version that is perhaps going to be, ``making``: if it is made of these contributions and of nothing else.
 
-    def __init__(
-        self, number: int, base: Version, parts: Sequence[Contribution], rounding: Compressor | None = None
-    ) -> None:
-        self.number = number
-        # In which form its weights are sent.
-        self.rounding = rounding
-        self.base = base
-        self.parts = tuple(parts)
+    ``rounding``: in which form its weights are sent.
+    """
+
+    def __init__(self, number: int, making: Making, rounding: Compressor | None = None) -> None:
+        self.number, self.making, self.rounding = number, making, rounding
         # By chunk: the weights, and the optimizer state that goes with them. Filled in the arithmetic thread.
         self.made: dict[int, tuple[Tensor, ChunkState | None]] = {}
         # By chunk, what is sent of it. Encoded once for all who pull.
@@ -73,7 +70,8 @@ class Drafting:
         self.adopted = self.forgotten = 0
         self._tensors, self._do = tensors, do
         self._numbers = itertools.count(1)
-        self._moving_bytes = sum(chunk.nbytes for chunk in tensors.chunks if chunk.kind is not Kind.FROZEN)
+        self._chunks = {chunk.index: chunk for chunk in tensors.chunks}
+        self._moving_bytes = moving_bytes(tensors.chunks)
         self._base: Version | None = None
         self._parts: list[Contribution] = []
         self._lacking: dict[int, int] = {}
@@ -92,9 +90,7 @@ class Drafting:
             self._base, self._parts = base, []
         name = part.name
         assert isinstance(name, SyncName)
-        others = [
-            o for o in self._parts if isinstance(o.name, SyncName) and o.name.lo < name.hi and name.lo < o.name.hi
-        ]
+        others = [one for one in self._parts if isinstance(one.name, SyncName) and _overlap(one.name, name)]
         if any(other.worker != part.worker for other in others):
             return  # somebody is quicker with it
         for other in others:  # the same worker begins anew
@@ -106,11 +102,11 @@ class Drafting:
     def came(self, part: Contribution, chunk: int) -> None:
         """A chunk of it is there."""
         draft = self.draft
-        if draft is None or not any(one is part for one in draft.parts) or chunk not in self._lacking:
+        if draft is None or not any(one is part for one in draft.making.parts) or chunk not in self._lacking:
             return
         self._lacking[chunk] -= 1
         if not self._lacking[chunk]:
-            self._make(draft, chunk)
+            self._make(draft, self._chunks[chunk])
 
     def fails(self, part: Contribution) -> None:
         """It does not arrive whole."""
@@ -126,7 +122,8 @@ class Drafting:
         self._base, self._parts = None, []
         if draft is None:
             return None
-        same = draft.base is base and {id(part) for part in draft.parts} == {id(part) for part in parts}
+        making = draft.making
+        same = making.base is base and {id(part) for part in making.parts} == {id(part) for part in parts}
         if same:
             self.adopted += 1
         else:
@@ -145,29 +142,28 @@ class Drafting:
 
     def _start(self, base: Version) -> None:
         parts = sorted(self._parts, key=lambda one: one.name.lo if isinstance(one.name, SyncName) else 0)
-        draft = self.draft = Draft(next(self._numbers), base, parts, self.rounding)
+        draft = self.draft = Draft(next(self._numbers), self._tensors.making(base, parts), self.rounding)
         self._lacking = {}
         for chunk in self._tensors.chunks:
             if chunk.kind is Kind.FROZEN:
                 continue
-            used = {piece.tensor for piece in chunk.pieces}
-            lacking = sum(bool(used & part.used) and chunk.index not in part.chunks for part in parts)
+            lacking = sum(chunk.uses(part.used) and chunk.index not in part.chunks for part in parts)
             self._lacking[chunk.index] = lacking
             if not lacking:
-                self._make(draft, chunk.index)
+                self._make(draft, chunk)
 
-    def _make(self, draft: Draft, index: int) -> None:
-        task = asyncio.get_running_loop().create_task(self._made(draft, index))
+    def _make(self, draft: Draft, chunk: Chunk) -> None:
+        task = asyncio.get_running_loop().create_task(self._made(draft, chunk))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _made(self, draft: Draft, index: int) -> None:
+    async def _made(self, draft: Draft, chunk: Chunk) -> None:
         def work() -> None:
             if self.draft is not draft:
                 return
-            chunk, weights, state = self._tensors.drafted(draft.base, draft.parts, index)
-            draft.made[index] = weights, state
-            draft.frames[index] = draft.encode(chunk, weights)
+            weights, state = self._tensors.drafted(chunk, draft.making)
+            draft.made[chunk.index] = weights, state
+            draft.frames[chunk.index] = draft.encode(chunk, weights)
 
         try:
             await self._do(work)

@@ -55,7 +55,7 @@ class Contribution:
 
 
 @dataclass(frozen=True, slots=True)
-class _Making:
+class Making:
     """A version that is being made."""
 
     base: Version
@@ -130,11 +130,7 @@ class ShardTensors:
 
     def chunks_used(self, used: frozenset[int]) -> dict[int, Chunk]:
         """The chunks that a contribution with these used tensors must bring."""
-        return {
-            chunk.index: chunk
-            for chunk in self.chunks
-            if chunk.kind is not Kind.FROZEN and any(piece.tensor in used for piece in chunk.pieces)
-        }
+        return {chunk.index: chunk for chunk in self.chunks if chunk.kind is not Kind.FROZEN and chunk.uses(used)}
 
     def build(
         self,
@@ -153,16 +149,14 @@ class ShardTensors:
 
         Raises NonFiniteError if the combined gradient of contributions that nobody has checked is not finite.
         """
-        samples = sum(c.samples for c in contributions)
-        self.samples += samples
-        leader = leading(contributions)
-        self.schedule = leader.schedule or self.schedule
+        making = self.making(base, contributions)
+        self.samples += making.samples
+        self.schedule = making.leader.schedule or self.schedule
         if any(c.overflow for c in contributions):
             self.skipped += 1
             return Version(base.number + 1, self.chunks, base.tensors)
-        if not samples:
+        if not making.samples:
             return Version(base.number + 1, self.chunks, base.tensors)
-        making = _Making(base, tuple(contributions), samples, used_by(contributions), leader)
 
         def following(chunk: Chunk) -> torch.Tensor:
             out = None if space is None else space(chunk)
@@ -172,53 +166,57 @@ class ShardTensors:
                     self._copy_first(chunk.index)
                     self.states[chunk.index] = state
                 return weights if out is None else out.copy_(weights)
-            return self._next(chunk, making, None if clipped is None else clipped.get(chunk.index), out)
+            return self._next(chunk, making, None if clipped is None else clipped.get(chunk.index), out)[0]
 
         moving = [chunk for chunk in self.chunks if chunk.kind is not Kind.FROZEN]
         made = self._each(following, moving)
         tensors = {**base.tensors, **{chunk.index: new for chunk, new in zip(moving, made, strict=True)}}
         return Version(base.number + 1, self.chunks, tensors)
 
-    def _next(
-        self, chunk: Chunk, making: _Making, gradient: torch.Tensor | None, out: torch.Tensor | None
-    ) -> torch.Tensor:
-        """The next weights of a chunk, in ``out`` if given; updates its state. ``gradient``: if it is known already."""
-        here = making.used_in(chunk)
-        weights = making.base.tensors[chunk.index]
-        if not here:
-            return weights if out is None else out.copy_(weights)
-        if chunk.kind is Kind.BUFFER:
-            return apply_buffers(weights, self._change(chunk, making.base, making.parts, making.samples), out)
-        summed = self._summed(chunk, weights, making.parts, making.samples) if gradient is None else Sum.of(gradient)
-        self._copy_first(chunk.index)
-        reach("apply.mid", making.base.number)
-        new = self.states[chunk.index].step(weights, summed, here, making.leader.groups[chunk.group], out)
-        self._check(chunk, summed, making.parts)
-        reach("apply.after_weights_before_opt", making.base.number)
-        return new
+    @staticmethod
+    def making(base: Version, contributions: Sequence[Contribution]) -> Making:
+        """What all chunks of the version after ``base`` have in common, should it be made of these contributions."""
+        samples = sum(c.samples for c in contributions)
+        return Making(base, tuple(contributions), samples, used_by(contributions), leading(contributions))
 
-    def drafted(
-        self, base: Version, contributions: Sequence[Contribution], index: int
-    ) -> tuple[Chunk, torch.Tensor, ChunkState | None]:
-        """A chunk of the version after ``base``, should it be made of these; they need have no more than this chunk.
+    def drafted(self, chunk: Chunk, making: Making) -> tuple[torch.Tensor, ChunkState | None]:
+        """A chunk of a version that is perhaps going to be; the contributions need have no more than this chunk.
 
         Changes nothing: the state that goes with it (None: as it is) is a copy. See :meth:`build`.
         """
-        chunk = next(chunk for chunk in self.chunks if chunk.index == index)
-        samples = sum(c.samples for c in contributions)
-        making = _Making(base, tuple(contributions), samples, used_by(contributions), leading(contributions))
+        return self._next(chunk, making, fork=True)
+
+    def _next(
+        self,
+        chunk: Chunk,
+        making: Making,
+        gradient: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        fork: bool = False,
+    ) -> tuple[torch.Tensor, ChunkState | None]:
+        """The next weights of a chunk, in ``out`` if given, and the state that was updated, if there is any.
+
+        ``gradient``: if it is known already. ``fork``: the state is a copy, and that of the shard stays as it is.
+        """
         here = making.used_in(chunk)
-        weights = base.tensors[index]
+        weights = making.base.tensors[chunk.index]
         if not here:
-            return chunk, weights, None
+            return (weights if out is None else out.copy_(weights)), None
         if chunk.kind is Kind.BUFFER:
-            return chunk, apply_buffers(weights, self._change(chunk, base, contributions, samples)), None
-        summed = self._summed(chunk, weights, contributions, samples)
-        with self._lock:
-            state = self.states[index].fork()
-        new = state.step(weights, summed, here, making.leader.groups[chunk.group])
-        self._check(chunk, summed, contributions)
-        return chunk, new, state
+            change = self._change(chunk, making.base, making.parts, making.samples)
+            return apply_buffers(weights, change, out), None
+        summed = self._summed(chunk, weights, making.parts, making.samples) if gradient is None else Sum.of(gradient)
+        if fork:
+            with self._lock:
+                state = self.states[chunk.index].fork()
+        else:
+            self._copy_first(chunk.index)
+            state = self.states[chunk.index]
+        reach("apply.mid", making.base.number)
+        new = state.step(weights, summed, here, making.leader.groups[chunk.group], out)
+        self._check(chunk, summed, making.parts)
+        reach("apply.after_weights_before_opt", making.base.number)
+        return new, state
 
     def _each(self, work: Callable[[Chunk], torch.Tensor], chunks: Sequence[Chunk]) -> list[torch.Tensor]:
         # A planned fault strikes between two chunks, in the thread that is known to be this server's.
@@ -233,11 +231,7 @@ class ShardTensors:
         if not samples or any(c.overflow for c in contributions):
             return {}
         used = used_by(contributions)
-        wanted = [
-            chunk
-            for chunk in self.chunks
-            if chunk.kind is Kind.PARAMETER and any(piece.tensor in used for piece in chunk.pieces)
-        ]
+        wanted = [chunk for chunk in self.chunks if chunk.kind is Kind.PARAMETER and chunk.uses(used)]
 
         def whole(chunk: Chunk) -> torch.Tensor:
             summed = self._summed(chunk, base.tensors[chunk.index], contributions, samples)

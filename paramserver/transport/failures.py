@@ -132,6 +132,18 @@ def late(where: str, timeout: float) -> errors.DeadlineError:
     return errors.DeadlineError(f"{where}: no answer within {timeout:g} s")
 
 
+async def in_time(where: str, timeout: float, deadline: float | None, work: Awaitable[T]) -> T:
+    """Wait for something, but not beyond ``deadline`` (in the loop's time). Raises DeadlineError."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            result = await work
+    except TimeoutError:
+        raise late(where, timeout) from None
+    if deadline is not None and asyncio.get_running_loop().time() >= deadline:
+        raise late(where, timeout)
+    return result
+
+
 def unknown_call(where: str) -> errors.VersionMismatchError:
     """The peer has no such RPC."""
     return errors.VersionMismatchError(

@@ -31,7 +31,7 @@ from paramserver.transport.base import (
     handlers,
     set_caller,
 )
-from paramserver.transport.failures import answered, arrived, late, unavailable, unknown_call
+from paramserver.transport.failures import answered, arrived, in_time, unavailable, unknown_call
 from paramserver.transport.policy import CALLERS
 from paramserver.v1.local_pb2 import Envelope
 
@@ -484,16 +484,10 @@ class _Calling:
     async def within(self, work: Coroutine[Any, Any, T]) -> T:
         """Do something that belongs to the call. Raises DeadlineError; a lost line becomes UnavailableError."""
         try:
-            async with asyncio.timeout_at(self._deadline):
-                result = await work
-        except TimeoutError:
-            raise late(self._where, self._timeout) from None
+            return await in_time(self._where, self._timeout, self._deadline, work)
         except errors.VersionMismatchError as error:
             raise error if str(error) else unknown_call(self._where) from None
         except errors.UnavailableError:
             if self._line.gone:
                 raise unavailable(self._where, self._channel.why()) from None
             raise
-        if asyncio.get_running_loop().time() >= self._deadline:
-            raise late(self._where, self._timeout)
-        return result

@@ -28,7 +28,7 @@ from paramserver.transport.base import (
     handlers,
     set_caller,
 )
-from paramserver.transport.failures import answered, late, unavailable, unknown_call
+from paramserver.transport.failures import answered, in_time, unavailable, unknown_call
 from paramserver.transport.local import LocalChannel
 from paramserver.transport.policy import ROLES
 
@@ -287,14 +287,7 @@ class _Call(Generic[T]):
 
     async def within(self, wait: Awaitable[T2]) -> T2:
         """Wait for something, but not beyond the deadline. Raises DeadlineError."""
-        try:
-            async with asyncio.timeout_at(self._deadline):
-                result = await wait
-        except TimeoutError:
-            raise late(self._where, self._timeout) from None
-        if self._deadline is not None and asyncio.get_running_loop().time() >= self._deadline:
-            raise late(self._where, self._timeout)
-        return result
+        return await in_time(self._where, self._timeout, self._deadline, wait)
 
 
 class _Pipe(Generic[T]):

@@ -42,7 +42,6 @@ class EarlyChunks:
                 self._lacking[chunk.index] = len(here)
             for tensor in here:
                 self._chunks_of[tensor].append(chunk.index)
-        self._seen: set[int] = set()
         # In the loop: the chunks that are ready, in their order; whether it is certain that they are right.
         self._ready: list[int] = []
         self._sealed = asyncio.Event()
@@ -50,10 +49,7 @@ class EarlyChunks:
 
     def ready(self, tensor: int) -> None:
         """A tensor is in its place. Says so once; more often changes nothing."""
-        if tensor in self._seen or tensor not in self._chunks_of:
-            return
-        self._seen.add(tensor)
-        for chunk in self._chunks_of[tensor]:
+        for chunk in self._chunks_of.pop(tensor, ()):
             self._lacking[chunk] -= 1
             if not self._lacking[chunk]:
                 self._loop.call_soon_threadsafe(self._add, [chunk], False)

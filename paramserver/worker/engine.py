@@ -23,7 +23,7 @@ from paramserver.core.events import (
     Want,
 )
 from paramserver.core.names import AsyncName, Name, SyncName
-from paramserver.core.plan import Kind, Plan
+from paramserver.core.plan import Plan, moving_bytes
 from paramserver.core.slices import DataSpec
 from paramserver.failpoints import reach
 from paramserver.transport.base import Channel
@@ -33,7 +33,7 @@ from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.worker import early, startup
 from paramserver.worker.background import Background
 from paramserver.worker.device import Mover, Ticket, mover_for
-from paramserver.worker.flat import FlatSpace, Node, NodePool
+from paramserver.worker.flat import FlatSpace, Node, NodePool, no_space
 from paramserver.worker.inplace import InPlace
 from paramserver.worker.links import PushFacts, ShardLinks
 from paramserver.worker.outgoing import ANY, Encoded, Outgoing
@@ -273,14 +273,14 @@ class Engine:
 
         first = self._run(go())
         device, shared = self._weights.device, self.links.shared
-        inbox = shared.inbox.space if shared is not None else _no_space
+        inbox = shared.inbox.space if shared is not None else no_space
         self._arrived()
         if self._mover is not None:
             self._mover.release()
         self._mover = self._mover or mover_for(device)
         self._staging = Staging(plan.layout, self._mover, inbox) if self._mover is not None else None
         near = shared if self._mover is None else None
-        self._pool = NodePool(plan.layout, device, inbox if self._mover is None else _no_space)
+        self._pool = NodePool(plan.layout, device, inbox if self._mover is None else no_space)
         exact = self.rounding is None
         self.in_place = InPlace(near) if near is not None and exact and InPlace.possible(near) else None
         if self.in_place is None and self._weights.lent:
@@ -599,7 +599,6 @@ class Engine:
         ``used``: the tensors of which it is expected to have gradients or changes. Returns the node to fill, which
         :meth:`contribute` must get, and who is to be told of each tensor in it.
         """
-        moving = sum(chunk.nbytes for chunk in self.links.plan.layout.chunks if chunk.kind is not Kind.FROZEN)
         possible = (
             isinstance(self._pace, SyncPace)
             and self._pace.alone(item)
@@ -608,8 +607,8 @@ class Engine:
             and not self.outgoing.lossy
             and self.pool.device.type == "cpu"
             and bool(used)
-            and moving >= early.LEAST_BYTES
             and not self.rolled_back()
+            and moving_bytes(self.links.plan.layout.chunks) >= early.LEAST_BYTES
         )
         if not possible:
             return None
@@ -896,10 +895,6 @@ async def _when(ticket: Ticket | None, push: Coroutine[Any, Any, T]) -> T:
         push.close()
         raise
     return await push
-
-
-def _no_space() -> FlatSpace | None:
-    return None
 
 
 def _succeeded(future: concurrent.futures.Future[Any]) -> bool:

@@ -130,15 +130,18 @@ class Node:
         self.used |= right.used
 
 
+def no_space() -> FlatSpace | None:
+    """For who has no memory that servers can read."""
+    return None
+
+
 class NodePool:
     """Reuses the memory of nodes: a step needs a few, every step the same.
 
     ``spaces`` gives memory that servers can read where it is, while it has some.
     """
 
-    def __init__(
-        self, layout: Layout, device: torch.device, spaces: Callable[[], FlatSpace | None] = lambda: None
-    ) -> None:
+    def __init__(self, layout: Layout, device: torch.device, spaces: Callable[[], FlatSpace | None] = no_space) -> None:
         self.device = device
         self._layout, self._spaces = layout, spaces
         self._free: list[FlatSpace] = []

@@ -151,16 +151,13 @@ class ShardLinks:
         self, server: int, facts: PushFacts, read: Callable[[int], memoryview], early: EarlyChunks | None = None
     ) -> shard_pb2.Outcome:
         tensors = self.plan.layout.tensors
-        wanted = [
-            chunk for chunk in self.plan.chunks_of(server) if any(piece.tensor in facts.used for piece in chunk.pieces)
-        ]
-
-        first = True
+        wanted = [chunk for chunk in self.plan.chunks_of(server) if chunk.uses(facts.used)]
+        begin = early  # only the first attempt
 
         async def attempt(timeout_s: float) -> shard_pb2.PushResponse:
-            nonlocal first
-            at_once, first = first and early is not None, False
-            if early is not None and not at_once:
+            nonlocal begin
+            now, begin = begin, None
+            if early is not None and now is None:
                 await early.whole()
             attached = None
             if self.shared is not None and facts.node is not None:
@@ -181,8 +178,8 @@ class ShardLinks:
                 chunks=0 if attached is not None else len(wanted),
             )
             put_name(header, facts.name)
-            if at_once and early is not None and attached is None:
-                coming = _as_ready(header, {chunk.index: chunk for chunk in wanted}, read, early)
+            if now is not None and attached is None:
+                coming = _as_ready(header, {chunk.index: chunk for chunk in wanted}, read, now)
                 reply = await self.channels[server].upload("Shard.Push", coming, timeout=self._wait_timeout_s)
                 return cast(shard_pb2.PushResponse, reply)
             if attached is None:

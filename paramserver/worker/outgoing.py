@@ -142,8 +142,4 @@ class _Residual:
 
 
 def _used_chunks(node: Node, space: FlatSpace) -> list[Chunk]:
-    return [
-        chunk
-        for chunk in space.layout.chunks
-        if chunk.kind is Kind.PARAMETER and any(piece.tensor in node.used for piece in chunk.pieces)
-    ]
+    return [chunk for chunk in space.layout.chunks if chunk.kind is Kind.PARAMETER and chunk.uses(node.used)]

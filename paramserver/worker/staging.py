@@ -9,13 +9,13 @@ import torch
 from paramserver.core.plan import Kind, Layout, Segment
 from paramserver.tensors.dtypes import torch_dtype
 from paramserver.worker.device import Mover, Ticket
-from paramserver.worker.flat import FlatSpace, Node, NodePool
+from paramserver.worker.flat import FlatSpace, Node, NodePool, no_space
 
 
 class Staging:
     """``inbox`` gives memory that servers read, while it has some. ``pool`` takes the copies back."""
 
-    def __init__(self, layout: Layout, mover: Mover, inbox: Callable[[], FlatSpace | None] = lambda: None) -> None:
+    def __init__(self, layout: Layout, mover: Mover, inbox: Callable[[], FlatSpace | None] = no_space) -> None:
         self._layout, self._mover, self._inbox = layout, mover, inbox
         self.pool = NodePool(layout, torch.device("cpu"), self._space)
 

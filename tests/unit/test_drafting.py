@@ -118,8 +118,8 @@ def test_a_worker_that_begins_anew_replaces_what_it_had_begun() -> None:
             drafts.begins(one, base)
         draft = draft_of(drafts)
         assert draft is not None
-        assert draft.parts == (left, anew)
-        assert draft.parts[1] is anew
+        assert draft.making.parts == (left, anew)
+        assert draft.making.parts[1] is anew
         drafts.fails(right)
         assert draft_of(drafts) is draft
 
