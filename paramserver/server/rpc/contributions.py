@@ -1,0 +1,168 @@
+"""What a worker brings, and what it asks for besides weights."""
+
+from __future__ import annotations
+
+import math
+import socket
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack
+
+from torch import Tensor
+
+from paramserver import errors
+from paramserver.core.events import Outcome, WentIdle
+from paramserver.core.hypers import validate_change
+from paramserver.core.names import SyncName
+from paramserver.core.plan import Chunk
+from paramserver.core.shard import ShardState
+from paramserver.failpoints import reach
+from paramserver.server.receive import first_non_finite, receive
+from paramserver.server.rpc.host import Host
+from paramserver.server.running import RunningShard
+from paramserver.server.shard import Contribution
+from paramserver.tensors.hypers import groups_from_proto
+from paramserver.transport import local
+from paramserver.transport.base import Caller, caller
+from paramserver.transport.messages import name_from_proto, unpack_mask
+from paramserver.transport.policy import WORKER
+from paramserver.v1 import shard_pb2
+
+_OUTCOMES = {
+    Outcome.ACCEPTED: shard_pb2.OUTCOME_ACCEPTED,
+    Outcome.DUPLICATE: shard_pb2.OUTCOME_DUPLICATE,
+}
+_A_WORKER = Caller(frozenset({WORKER}), admin=False)
+
+
+class Contributions(Host):
+    """Contributions, slices of others, and shared memory to hand them over in."""
+
+    async def attach(self, request: shard_pb2.AttachRequest) -> shard_pb2.AttachResponse:
+        """Share memory with a worker on this host; the answer says why if that cannot be."""
+        self._check_job(request.job)
+        shard = self._ready(active=False)
+        if request.timeline != shard.config.timeline:
+            raise errors.RolledBackError(f"this server is on timeline {shard.config.timeline}, not {request.timeline}")
+        if request.layout_digest != shard.digest:
+            raise errors.ProtocolError("this shard holds another model")
+        ours, theirs = socket.socketpair()
+        with ExitStack() as unless_served:
+            unless_served.enter_context(ours)
+            with theirs:
+                response = shard.sharing.attach(request, theirs.fileno())
+            if response.attachment:
+                line = await local.serve(ours, [("Shard", self)], caller() or _A_WORKER)
+                unless_served.pop_all()
+                shard.sharing.answer(response.attachment, line)
+        return response
+
+    async def idle(self, request: shard_pb2.IdleRequest) -> shard_pb2.IdleResponse:
+        """The worker has nothing to do and holds nobody back until it pulls again."""
+        self._check_job(request.job)
+        self._ready().happen(WentIdle(request.worker))
+        return shard_pb2.IdleResponse()
+
+    async def claim(self, request: shard_pb2.ClaimRequest) -> shard_pb2.ClaimResponse:
+        """A slice of the open step for a worker that has time, if there is a useful one."""
+        self._check_job(request.job)
+        shard = self._ready()
+        return shard.claims.answer(request, shard.state)
+
+    async def push(self, frames: AsyncIterator[bytes]) -> shard_pb2.PushResponse:
+        """Count a contribution, once. Refused ones change nothing."""
+        self.used_at = time.monotonic()
+        shard = self._ready()
+        chunks: dict[int, Tensor] = {}
+        lying: dict[int, Tensor] = {}
+        coming: Contribution | None = None
+        drafted = False
+
+        def expect(header: shard_pb2.FrameHeader) -> tuple[Mapping[int, Chunk], int]:
+            nonlocal coming, drafted
+            reach("push.recv", header.push.base_version)
+            used = self._checked_used(header.push, shard)
+            arriving.enter_context(self.intake.arriving(shard.queued, shard.nbytes))
+            needed = shard.tensors.chunks_used(used)
+            coming = _contribution(header.push, chunks, shard, used)
+            if header.push.HasField("shared"):
+                lying.update(shard.sharing.contribution(header.push.shared, header.push.worker, needed))
+                needed = {}
+            else:
+                drafted = shard.drafts(coming, header.push)
+            return needed, header.push.chunks
+
+        def came(chunk: int) -> None:
+            if drafted and coming is not None:
+                shard.drafting.came(coming, chunk)
+
+        try:
+            with ExitStack() as arriving:
+                upload = await receive(frames, "push", expect, chunks=chunks, came=came, decode=self._arithmetic)
+                chunks.update(lying)
+                contribution = coming
+                assert contribution is not None, "the first header has been looked at"
+                bad = None
+                if contribution.checked:
+                    bad = await shard.arithmetic(lambda: first_non_finite(shard.tensors.layout, contribution.chunks))
+            if bad is not None:
+                raise errors.NonFiniteError(
+                    f"{contribution.name} of worker {contribution.worker}: the gradient of {bad!r} is not finite"
+                )
+        except BaseException as error:
+            if coming is not None and drafted:
+                shard.drafting.fails(coming)
+            if isinstance(error, errors.ProtocolError):
+                self._refused += 1
+            raise
+        self._pushed += upload.payload_bytes + sum(tensor.nbytes for tensor in lying.values())
+        pushed, own = await shard.push(contribution, upload.header.push)
+        reach("reply.drop", contribution.base_version)
+        return shard_pb2.PushResponse(outcome=_OUTCOMES[pushed.outcome], version=pushed.version, own=own)
+
+    def _checked_used(self, header: shard_pb2.PushHeader, shard: RunningShard) -> frozenset[int]:
+        """The tensors that a push has gradients for, once its header has passed all checks."""
+        self._check_job(header.job)
+        used = unpack_mask(header.used, len(shard.tensors.layout.tensors))
+        if not 0 <= header.clip_norm < math.inf:
+            raise errors.ProtocolError(f"clip_norm must be finite and not negative, not {header.clip_norm}")
+        if header.overflow and used:
+            raise errors.ProtocolError("a contribution with the overflow flag must not carry gradients")
+        if used and not header.samples:
+            raise errors.ProtocolError("a contribution of no samples must not carry gradients")
+        _check_base(header, shard.state)
+        return used
+
+
+def _check_base(header: shard_pb2.PushHeader, state: ShardState) -> None:
+    """A gradient must come from the weights of its step, or (asynchronous) from some that were published."""
+    name, base = name_from_proto(header), header.base_version
+    if isinstance(name, SyncName):
+        if base != name.step:
+            raise errors.ProtocolError(f"{name} was computed on version {base}, not on the weights of its step")
+    elif header.timeline == state.timeline and base > state.version:
+        raise errors.ProtocolError(f"{name} was computed on version {base}, which this shard has not published")
+
+
+def _contribution(
+    header: shard_pb2.PushHeader, chunks: Mapping[int, Tensor], shard: RunningShard, used: frozenset[int]
+) -> Contribution:
+    groups: Sequence[Mapping[str, float | bool | tuple[float, ...]]] = groups_from_proto(header.groups)
+    try:
+        validate_change(shard.tensors.optimizer, shard.groups, groups)
+    except errors.ModelError as error:
+        raise errors.ProtocolError(str(error)) from error
+    return Contribution(
+        name=name_from_proto(header),
+        worker=header.worker,
+        samples=header.samples,
+        overflow=header.overflow,
+        base_version=header.base_version,
+        used=used,
+        groups=tuple(groups),
+        chunks=chunks,
+        schedule=header.schedule,
+        clip_norm=header.clip_norm,
+        # What this server would have to read for that alone, it reads when it sums.
+        checked=not (header.HasField("shared") and header.shared.checked),
+    )

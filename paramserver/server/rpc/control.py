@@ -1,0 +1,85 @@
+"""What the coordinator tells a server that has its part of the model: members, consistency, checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from paramserver import errors
+from paramserver.core.consistency import Mode
+from paramserver.core.events import ConsistencyAborted, ConsistencyCommitted, ConsistencyPrepared, Held, MembersChanged
+from paramserver.server.rpc.host import Host
+from paramserver.transport.messages import consistency_from_proto
+from paramserver.v1 import shard_pb2
+
+log = structlog.get_logger("paramserver.server")
+
+# No longer than this does a checkpoint hold workers back.
+_HELD_S = 30.0
+
+
+class Control(Host):
+    """Commands of the coordinator; a command of one that has been replaced is refused."""
+
+    async def set_members(self, request: shard_pb2.SetMembersRequest) -> shard_pb2.SetMembersResponse:
+        """Learn who the workers are in this generation. Older news changes nothing."""
+        self._check_authority(request)
+        shard = self._ready(active=False)
+        shard.names.update((w.member, w.name) for w in request.workers)
+        workers = frozenset(w.member for w in request.workers)
+        if request.generation >= shard.state.generation:
+            shard.sharing.keep(workers)
+        shard.happen(MembersChanged(request.generation, workers))
+        shard.claims.keep(workers)
+        return shard_pb2.SetMembersResponse()
+
+    async def set_consistency(self, request: shard_pb2.SetConsistencyRequest) -> shard_pb2.SetConsistencyResponse:
+        """Prepare, commit or abort another mode or staleness. Saying it twice changes nothing."""
+        self._check_authority(request)
+        shard = self._ready()
+        wanted = consistency_from_proto(request.consistency)
+        match request.phase:
+            case shard_pb2.PHASE_PREPARE:
+                shard.happen(ConsistencyPrepared(wanted))
+            case shard_pb2.PHASE_COMMIT:
+                shard.happen(ConsistencyCommitted(wanted.revision))
+                log.debug("consistency changes", to=str(wanted), from_version=wanted.from_version)
+            case shard_pb2.PHASE_ABORT:
+                shard.happen(ConsistencyAborted(wanted.revision))
+            case _:
+                raise errors.ProtocolError(f"unknown phase number {request.phase}")
+        present = shard.state.scheduled or shard.state.consistency
+        return shard_pb2.SetConsistencyResponse(
+            scheduled=present.revision == wanted.revision, version=shard.state.version
+        )
+
+    async def cut(self, request: shard_pb2.CutRequest) -> shard_pb2.CutResponse:
+        """Hold the workers back, copy a version for a checkpoint, or let them go on."""
+        self._check_authority(request)
+        shard = self._on(request.timeline)
+        taken = False
+        match request.step:
+            case shard_pb2.CutRequest.STEP_HOLD:
+                shard.happen(Held(True))
+                # Should the coordinator be lost before it lets them go.
+                asyncio.get_running_loop().call_later(_HELD_S, shard.happen, Held(False))
+            case shard_pb2.CutRequest.STEP_LET_GO:
+                shard.happen(Held(False))
+            case shard_pb2.CutRequest.STEP_COPY:
+                if shard.saver is None:
+                    raise errors.ProtocolError("there is no place for checkpoints")
+                if shard.can_cut(request.version):
+                    # Of a synchronous job the coordinator asks for the last version only.
+                    taken = shard.copy(shard.versions[request.version], shard.state.consistency.mode is Mode.ASYNC)
+            case _:
+                raise errors.ProtocolError(f"unknown step number {request.step}")
+        return shard_pb2.CutResponse(taken=taken, version=shard.state.version)
+
+    async def release(self, request: shard_pb2.ReleaseRequest) -> shard_pb2.ReleaseResponse:
+        """Copies of these versions are needed no more."""
+        self._check_authority(request)
+        shard = self._on(request.timeline)
+        if shard.saver is not None:
+            shard.saver.release(request.versions)
+        return shard_pb2.ReleaseResponse()

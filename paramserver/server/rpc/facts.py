@@ -1,0 +1,87 @@
+"""What others read of a server that is not weights: counters, accounts, optimizer state, copies, norms."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+
+from paramserver import errors
+from paramserver.server.apply import StateEntry
+from paramserver.server.reporting import epoch_slices, ledger_response
+from paramserver.server.rpc.host import Host
+from paramserver.tensors.codec import encode_frame
+from paramserver.tensors.dtypes import buffer_of
+from paramserver.v1 import shard_pb2
+
+_EXPORT_BYTES = 4 << 20
+
+
+class Facts(Host):
+    """For status pages, for whoever gathers the result, and for other shards."""
+
+    async def stats(self, request: shard_pb2.StatsRequest) -> shard_pb2.StatsResponse:
+        """Counters and the present state, for status pages."""
+        self._check_job(request.job)
+        return self.report()
+
+    async def counted(self, request: shard_pb2.CountedRequest) -> shard_pb2.CountedResponse:
+        """The asynchronous slices that are in published versions."""
+        self._check_job(request.job)
+        return shard_pb2.CountedResponse(epochs=epoch_slices(self._ready().state))
+
+    async def ledger(self, request: shard_pb2.LedgerRequest) -> shard_pb2.LedgerResponse:
+        """What has been counted, and who brought it."""
+        self._check_job(request.job)
+        shard = self._ready()
+        return ledger_response(shard)
+
+    async def export(self, request: shard_pb2.ExportRequest) -> AsyncIterator[bytes]:
+        """The optimizer state, tensor by tensor, in pieces."""
+        self._check_job(request.job)
+        shard = self._ready()
+        tensors = shard.tensors
+        # As it is between two steps; a step that comes meanwhile copies first what it changes.
+        copy = await shard.arithmetic(tensors.copy_states)
+        try:
+            for index in sorted(tensors.states):
+                for entry in await shard.arithmetic(partial(copy.use, index)):
+                    for frame in _state_frames(entry):
+                        yield frame
+        finally:
+            tensors.drop_copy(copy)
+
+    async def share_norms(self, request: shard_pb2.ShareNormsRequest) -> shard_pb2.ShareNormsResponse:
+        """Another shard tells the norm of its part of a step's gradient."""
+        self._check_job(request.job)
+        shard = self._ready()
+        if request.timeline != shard.state.timeline:
+            raise errors.FencedError(f"norms of timeline {request.timeline}, this shard is on {shard.state.timeline}")
+        await shard.norms.hear(request, shard.state.version)
+        return shard_pb2.ShareNormsResponse()
+
+    async def copied(self, request: shard_pb2.CopiedRequest) -> AsyncIterator[bytes]:
+        """Chunks of a copy, for a server that writes a tensor of which they are a part."""
+        self._check_job(request.job)
+        shard = self._on(request.timeline)
+        if shard.saver is None:
+            raise errors.ProtocolError("there is no place for checkpoints")
+        for frame in await shard.saver.copied(request.version, list(request.chunks)):
+            yield frame
+
+
+def _state_frames(entry: StateEntry) -> Iterator[bytes]:
+    """Optimizer state in pieces."""
+    tensor, key, start, data, scalar = entry
+    flat = data.reshape(-1)
+    step = max(1, _EXPORT_BYTES // flat.element_size())
+    for offset in range(0, flat.numel(), step):
+        part = flat[offset : offset + step].contiguous()
+        ref = shard_pb2.StateRef(
+            tensor=tensor,
+            key=key,
+            start=start + offset,
+            bytes=part.numel() * part.element_size(),
+            dtype=str(part.dtype).removeprefix("torch."),
+            scalar=scalar,
+        )
+        yield encode_frame(shard_pb2.FrameHeader(states=[ref]), [buffer_of(part)])

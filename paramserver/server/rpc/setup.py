@@ -1,0 +1,139 @@
+"""How a server gets its part of a model: from a worker, or from a checkpoint; and how that is published."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+
+import structlog
+
+from paramserver import errors
+from paramserver.checkpoint import manifest as manifests
+from paramserver.core.hypers import validate
+from paramserver.core.plan import Chunk, Kind
+from paramserver.core.shard import ShardState
+from paramserver.failpoints import reach
+from paramserver.server.norms import NormExchange
+from paramserver.server.receive import first_non_finite, receive
+from paramserver.server.restoring import restore
+from paramserver.server.rpc.host import Host
+from paramserver.server.running import RunningShard
+from paramserver.server.saving import Saver, place_of
+from paramserver.server.shard import ShardTensors
+from paramserver.server.version import Version, room_for
+from paramserver.tensors.hypers import groups_from_proto
+from paramserver.transport.messages import consistency_from_proto, plan_of
+from paramserver.v1 import shard_pb2
+
+log = structlog.get_logger("paramserver.server")
+
+
+class Setup(Host):
+    """From nothing to a published version."""
+
+    async def configure(self, request: shard_pb2.ConfigureRequest) -> shard_pb2.ConfigureResponse:
+        """Learn the model and this server's part of the plan. Saying it twice changes nothing."""
+        self._check_authority(request)
+        async with self._replacing:
+            shard = self._shard
+            if shard is not None and not request.anew:
+                if shard.config.generation > request.generation:
+                    raise errors.FencedError(
+                        f"configuration of generation {request.generation} is older than the present one"
+                    )
+                if shard.digest != plan_of(request.model, request.servers).layout.digest:
+                    raise errors.ProtocolError("this shard already holds another model")
+                return shard_pb2.ConfigureResponse(layout_digest=shard.digest)
+            made = self._make(request)
+            await self._replace(made)
+        log.debug("configured", chunks=len(made.chunks), bytes=sum(c.nbytes for c in made.chunks.values()))
+        return shard_pb2.ConfigureResponse(layout_digest=made.digest)
+
+    def _make(self, request: shard_pb2.ConfigureRequest) -> RunningShard:
+        """A shard as configured, with nothing in it. Raises ProtocolError, ModelError."""
+        if request.index >= request.servers:
+            raise errors.ProtocolError(f"server {request.index} of {request.servers} does not exist")
+        plan = plan_of(request.model, request.servers)
+        if request.layout_digest and request.layout_digest != plan.layout.digest:
+            raise errors.ProtocolError(
+                "the coordinator lays this model out differently: run one version of paramserver"
+            )
+        spec = request.model.optimizer
+        groups = groups_from_proto(spec.groups)
+        validate(spec.name, groups)
+        state = ShardState(
+            consistency_from_proto(request.consistency), [w.member for w in request.workers], request.generation
+        )
+        state.timeline = request.timeline
+        exchange = NormExchange(self._connect, self.job, self._wait_timeout_s)
+        exchange.configure(request.index, request.peers)
+        place = place_of(request)
+        saver = Saver(place, plan, request, self._connect, lambda: self.news()) if place is not None else None
+        tensors = ShardTensors(plan.layout, plan.chunks_of(request.index), spec.name, self._team)
+        return RunningShard(request, plan, groups, state, tensors, exchange, self._pool, saver, self.fail)
+
+    async def _replace(self, made: RunningShard) -> None:
+        former, self._shard = self._shard, made
+        if former is not None:
+            former.end(errors.RolledBackError(f"this server is on timeline {made.config.timeline} now"))
+            await former.close()
+
+    async def restore(self, request: shard_pb2.RestoreRequest) -> shard_pb2.RestoreResponse:
+        """Take a checkpoint in, on a new timeline; :meth:`activate` publishes it. May be repeated.
+
+        Raises CheckpointError if the files are damaged or do not fit.
+        """
+        self._check_authority(request.configure)
+        async with self._replacing:
+            timeline = request.configure.timeline
+            if self._shard is not None and timeline < self._shard.config.timeline:
+                raise errors.FencedError(f"this server is on timeline {self._shard.config.timeline} already")
+            if self._shard is not None:  # nothing of the old timeline counts any more
+                self._shard.end(errors.RolledBackError(f"the job goes back to a checkpoint, on timeline {timeline}"))
+            made = self._make(request.configure)
+            place = place_of(request.configure)
+            if place is None:
+                raise errors.ProtocolError("there is no place with checkpoints to restore from")
+            reach("restore.before_load")
+            manifest = manifests.decode(request.manifest.encode())
+            restored = await self._arithmetic(lambda: restore(place, manifest, made.plan.layout, made.tensors))
+            reach("restore.after_load")
+            facts = restored.facts
+            made.state.restore(facts.counted, facts.applied, facts.rows, facts.folded_steps)
+            made.names = {**facts.names, **made.names}
+            made.staged, made.restored = (request.grant, restored.version), True
+            await self._replace(made)
+        return shard_pb2.RestoreResponse(version=manifest.version, layout_digest=made.digest)
+
+    async def initialize(self, frames: AsyncIterator[bytes]) -> shard_pb2.InitializeResponse:
+        """Stage version 0. It is published by :meth:`activate` only, so that no two uploads can mix."""
+        shard = self._ready(active=False)
+
+        def expect(header: shard_pb2.FrameHeader) -> tuple[Mapping[int, Chunk], int]:
+            self._check_job(header.initialize.job)
+            return shard.chunks, header.initialize.chunks
+
+        # Copied as they come, so that the messages need not all be kept.
+        room = room_for(shard.chunks.values())
+        upload = await receive(frames, "initialize", expect, lambda chunk, values: room[chunk.index].copy_(values))
+        grant = upload.header.initialize.grant
+        if shard.state.active or (shard.staged is not None and shard.staged[0] > grant):
+            raise errors.FencedError("version 0 has been uploaded by somebody else")
+        if shard.restored:
+            raise errors.FencedError("this shard goes on from a checkpoint")
+        # Buffers and frozen tensors may well hold an infinity, as masks do.
+        trained = {i: t for i, t in upload.chunks.items() if shard.chunks[i].kind is Kind.PARAMETER}
+        bad = await self._arithmetic(lambda: first_non_finite(shard.tensors.layout, trained))
+        if bad is not None:
+            raise errors.NonFiniteError(f"the initial value of {bad!r} is not finite")
+        shard.staged = (grant, Version(0, shard.tensors.chunks, upload.chunks))
+        return shard_pb2.InitializeResponse()
+
+    async def activate(self, request: shard_pb2.ActivateRequest) -> shard_pb2.ActivateResponse:
+        """Publish the version that is staged under this grant."""
+        self._check_authority(request)
+        shard = self._ready(active=False)
+        if request.timeline != shard.config.timeline:
+            raise errors.FencedError(f"this server is on timeline {shard.config.timeline}, not {request.timeline}")
+        if not shard.state.active:
+            shard.activate(request.grant, request.timeline)
+        return shard_pb2.ActivateResponse(version=shard.state.version)
