@@ -1,0 +1,27 @@
+"""Which settings hold secrets, and how they are shown without."""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import SecretStr
+
+# Settings that may hold a secret. They go to the one process that needs them and are never shown in full.
+SECRETS = ("cluster.store", "security.token", "security.admin_token")
+# Of these, those that are nothing but a secret: flags are in sight of everybody, and a file is soon shared.
+ENVIRONMENT_ONLY = {"security.token": "security.token_file", "security.admin_token": "security.admin_token_file"}
+
+_PASSWORD_IN_AUTHORITY = re.compile(r"(://[^:/@]*):.*@")
+_PASSWORD_IN_QUERY = re.compile(r"((?:^|[?&])password=)[^&]*")
+
+
+def shown(key: str, value: object) -> object:
+    """The value of a setting without its secrets."""
+    if isinstance(value, SecretStr):
+        return "***" if value else ""
+    return hide_password(value) if key == "cluster.store" and isinstance(value, str) else value
+
+
+def hide_password(url: str) -> str:
+    """The URL with its password replaced by ``***``; safe to print and to log."""
+    return _PASSWORD_IN_QUERY.sub(r"\1***", _PASSWORD_IN_AUTHORITY.sub(r"\1:***@", url))

@@ -1,0 +1,258 @@
+"""The settings, section by section: what each is for, what it may be, what it is by default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic_settings import NoDecode
+
+from paramserver.config.secrets import hide_password
+from paramserver.config.values import (
+    CHUNK_ALIGNMENT_BYTES,
+    MAX_CHUNK_BYTES,
+    ChosenThreads,
+    Count,
+    Must,
+    Processes,
+    Seconds,
+    SecondsOrNone,
+    Seed,
+    Staleness,
+    Threads,
+    Token,
+    addresses_or_empty,
+    chunk_size,
+    device_name,
+    host_or_empty,
+    job_name_or_empty,
+    json_list,
+    listen_or_empty,
+    refuse_bool,
+    store_url,
+)
+
+
+class Section(BaseModel):
+    """One table of the file. Unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Cluster(Section):
+    """Who takes part and where they meet."""
+
+    coordinator: Annotated[
+        str, AfterValidator(addresses_or_empty), Must('"host:port", several of them with commas between, or empty')
+    ] = Field(
+        default="",
+        description="Address of the coordinator, and of those that stand by for it. Empty: `run` takes a free port, "
+        "a script trains alone.",
+    )
+    listen: Annotated[str, AfterValidator(listen_or_empty), Must('"host", "host:port" (port 0: any), or empty')] = (
+        Field(
+            default="",
+            description="Where this process listens. Empty: the coordinator at its own address, a server at this "
+            "machine's address on the route to the coordinator, with a free port.",
+        )
+    )
+    advertise_host: Annotated[str, AfterValidator(host_or_empty), Must("a host name or address, or empty")] = Field(
+        default="", description="Under which name others reach this process. Empty: the address that it listens on."
+    )
+    servers: Processes = Field(default=1, description="Servers that share the model.")
+    servers_per_host: Annotated[
+        int, BeforeValidator(refuse_bool), Field(ge=1, le=64), Must("an integer from 1 to 64")
+    ] = Field(
+        default=1,
+        description="Server processes that `start server` starts on its host; each counts as one of cluster.servers.",
+    )
+    placement: Annotated[Literal["auto", "balanced", "split"], Must('"auto", "balanced" or "split"')] = Field(
+        default="auto",
+        description="How much of the model each server takes. balanced: all as much. split: servers beside workers "
+        "less than the others, as is best for the links. auto: whichever the cost model says is faster.",
+    )
+    link_mbps: Annotated[
+        float, BeforeValidator(refuse_bool), Field(gt=0, le=1e6, allow_inf_nan=False), Must("a number above 0")
+    ] = Field(
+        default=1000.0,
+        description="How fast a host's link is, in Mb/s. Chunks are chosen by it where servers are on other hosts.",
+    )
+    beside_worker: Annotated[bool, Must("true or false")] = Field(
+        default=False, description="This server is on the host of a worker; see cluster.placement."
+    )
+    workers: Processes = Field(
+        default=2, description="Workers the job starts with. A script without a cluster is one worker."
+    )
+    store: Annotated[
+        str,
+        AfterValidator(store_url),
+        Must('"auto", "memory", or an address that begins with "redis://", "rediss://" or "unix://"'),
+    ] = Field(default="auto", description="Where the coordinator keeps its state. auto: a private server of its own.")
+    store_password_file: Annotated[str, Must("a path")] = Field(
+        default="", description="File with the store's password, in place of one in cluster.store. Empty: none."
+    )
+    job: Annotated[
+        str,
+        AfterValidator(job_name_or_empty),
+        Must('up to 64 letters, digits, ".", "_" and "-" (a letter or digit first), or empty'),
+    ] = Field(default="", description="Name of the job. Empty: `run` makes one up.")
+    join_timeout_s: Seconds = Field(default=180.0, description="How long a process waits for the others to arrive.")
+    lease_s: Seconds = Field(default=5.0, description="After this silence a member is taken for lost.")
+    stall_s: SecondsOrNone = Field(
+        default=8.0,
+        description="After this time without a slice, or four times what slices usually take if that is longer, the "
+        "slices of a worker that lives go to others. 0: never.",
+    )
+    wait_timeout_s: Seconds = Field(
+        default=600.0, description="How long a worker waits for the others' slices of a step."
+    )
+    max_idle_s: Seconds = Field(
+        default=600.0, description="How long a job waits when a server, or every worker, is gone."
+    )
+    transport: Annotated[Literal["auto", "grpc", "shm"], Must('"auto", "grpc" or "shm"')] = Field(
+        default="auto",
+        description="How weights and gradients travel. auto: in shared memory between a worker and a server on one "
+        "host, else over gRPC. shm: in shared memory, or not at all.",
+    )
+    channels_per_server: Annotated[
+        int, BeforeValidator(refuse_bool), Field(ge=0, le=16), Must("an integer from 0 to 16")
+    ] = Field(default=0, description="Connections from a worker to each server. 0: chosen.")
+    max_restarts: Count = Field(
+        default=3,
+        description="How often in a row `run` starts a process again while the job gets no further. 0: never.",
+    )
+    when_done: Annotated[Literal["exit", "stay"], Must('"exit" or "stay"')] = Field(
+        default="exit", description="What coordinator and servers do when the job is done."
+    )
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        for name, value in super().__repr_args__():
+            yield name, hide_password(value) if name == "store" else value
+
+
+class Consistency(Section):
+    """How strictly workers wait for each other."""
+
+    mode: Annotated[Literal["sync", "async"], Must('"sync" or "async"')] = Field(
+        default="sync",
+        description="sync: a step is one update made of all its slices. async: every slice is an update.",
+    )
+    staleness: Staleness = Field(
+        default=3, description="async only: how many slices the fastest worker may be ahead of the slowest."
+    )
+
+
+class Training(Section):
+    """What decides the numbers that come out."""
+
+    seed: Seed = Field(default=0, description="Seed of the data order, dropout and augmentation.")
+    slices_per_step: Count = Field(
+        default=0, description="sync only: slices in a step. 0: as many as workers at the start."
+    )
+    chunk_bytes: Annotated[
+        int,
+        BeforeValidator(refuse_bool),
+        Field(ge=0, le=MAX_CHUNK_BYTES),
+        AfterValidator(chunk_size),
+        Must(f"0, or a multiple of {CHUNK_ALIGNMENT_BYTES} up to {MAX_CHUNK_BYTES}"),
+    ] = Field(default=0, description="Size of a chunk. 0: chosen from the size of the model and the links.")
+    nonfinite: Annotated[Literal["skip", "reject", "fail"], Must('"skip", "reject" or "fail"')] = Field(
+        default="skip",
+        description="A NaN or infinite gradient: skip the step, reject the contribution, or fail the run.",
+    )
+    pull_precision: Annotated[Literal["fp32", "bf16", "fp16"], Must('"fp32", "bf16" or "fp16"')] = Field(
+        default="fp32",
+        description="What weights are rounded to on their way to workers. Servers, checkpoints, results keep fp32.",
+    )
+    push_compression: Annotated[
+        Literal["none", "bf16", "fp16", "int8", "topk"], Must('"none", "bf16", "fp16", "int8" or "topk"')
+    ] = Field(
+        default="none",
+        description="How gradients are made smaller on their way to servers. int8 and topk keep what they leave out "
+        "for the next step; see docs/compression.md.",
+    )
+    topk_ratio: Annotated[
+        float, BeforeValidator(refuse_bool), Field(ge=0.001, le=1, allow_inf_nan=False), Must("from 0.001 to 1")
+    ] = Field(default=0.01, description="topk only: which part of the numbers of a gradient is sent.")
+    residual_flush_every: Count = Field(
+        default=0,
+        description="int8 and topk only: at versions that are multiples of this nothing is left out, which is where "
+        "checkpoints can be taken. 0: checkpoint.every, or 100 without.",
+    )
+    threads_per_worker: Threads = Field(
+        default=1, description="Threads a worker computes with; other numbers change bits."
+    )
+    threads_per_server: ChosenThreads = Field(
+        default=0,
+        description="Threads a server applies updates with; bits do not depend on it. 0: its share of the machine's "
+        "processors, 8 at most.",
+    )
+    device: Annotated[str, AfterValidator(device_name), Must('"auto", "cpu", "mps", "cuda", or "cuda:N"')] = Field(
+        default="auto", description="Where a worker computes. auto: a GPU if torch sees one."
+    )
+
+
+class Checkpoint(Section):
+    """What outlives the death of a server, and of everybody."""
+
+    dir: Annotated[str, Must("a directory or a URL")] = Field(
+        default="",
+        description="Directory, or URL such as s3://bucket/path, that all servers and coordinators reach. Empty: `run` "
+        "keeps checkpoints as long as it runs; elsewhere the death of a server ends the job.",
+    )
+    every: Count = Field(
+        default=0,
+        description="Steps (async: slices) from one checkpoint to the next. 0: only the first and the last version.",
+    )
+    keep: Annotated[int, BeforeValidator(refuse_bool), Field(ge=1, le=1_000_000), Must("an integer of 1 or more")] = (
+        Field(default=3, description="How many checkpoints are kept; older ones are removed.")
+    )
+    resume: Annotated[str, Must("a directory, a checkpoint in one, or a URL")] = Field(
+        default="", description="Go on from this checkpoint, or from the newest in this directory. Empty: begin anew."
+    )
+
+
+class Run(Section):
+    """What `paramserver run` starts and writes."""
+
+    script: Annotated[str, Must("a path")] = Field(
+        default="", description="Training script, relative to where you are."
+    )
+    args: Annotated[tuple[str, ...], NoDecode, BeforeValidator(json_list), Must("a list of strings")] = Field(
+        default=(), description="Arguments of the script. In the environment: a JSON list."
+    )
+    summary: Annotated[str, Must("a path")] = Field(default="", description="JSON file for the summary. Empty: none.")
+    save: Annotated[str, Must("a path")] = Field(
+        default="", description="safetensors file for the weights. Empty: none."
+    )
+
+
+class Log(Section):
+    """What the processes say while they work."""
+
+    level: Annotated[Literal["debug", "info", "warning", "error"], Must('"debug", "info", "warning" or "error"')] = (
+        Field(default="info", description="The least important messages to show.")
+    )
+    interval_s: Seconds = Field(
+        default=5.0, description="Seconds between two lines of progress where there is no terminal."
+    )
+
+
+class Security(Section):
+    """Who may take part, and how members talk to each other."""
+
+    certs: Annotated[str, Must("a path")] = Field(
+        default="", description="Directory made by `paramserver certs init`. Empty: no TLS."
+    )
+    token_file: Annotated[str, Must("a path")] = Field(
+        default="", description="File with the token of all members. Empty: join.token in security.certs, if there."
+    )
+    admin_token_file: Annotated[str, Must("a path")] = Field(
+        default="", description="File with the operators' token. Empty: admin.token in security.certs, if there."
+    )
+    token: Token = Field(default=SecretStr(""), description="The token of all members, from the environment only.")
+    admin_token: Token = Field(default=SecretStr(""), description="The operators' token, from the environment only.")
+    insecure: Annotated[bool, Must("true or false")] = Field(
+        default=False, description="Allow other machines without TLS: everybody on the network can read and interfere."
+    )

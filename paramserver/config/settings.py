@@ -1,0 +1,132 @@
+"""All settings of a job as one frozen value, and what is known of each by its dotted name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from pydantic import PrivateAttr, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from paramserver.config.secrets import SECRETS
+from paramserver.config.sections import Checkpoint, Cluster, Consistency, Log, Run, Section, Security, Training
+from paramserver.config.values import Must
+
+ENV_PREFIX = "PARAMSERVER_"
+# The variable that names the configuration file; empty: read no file at all.
+ENV_CONFIG = "PARAMSERVER_CONFIG"
+# Values of training.push_compression that keep what they leave out for the next step.
+FEEDBACK = frozenset(("int8", "topk"))
+DEFAULT_FLUSH_EVERY = 100
+
+
+class Settings(BaseSettings):
+    """All settings of one job. A plain value: only `load_settings` looks at files and at the environment."""
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="__",
+        title="paramserver.toml",
+    )
+
+    cluster: Cluster = Cluster()
+    consistency: Consistency = Consistency()
+    training: Training = Training()
+    checkpoint: Checkpoint = Checkpoint()
+    run: Run = Run()
+    log: Log = Log()
+    security: Security = Security()
+
+    _origins: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _checkpoints_without_residuals(self) -> Self:
+        training, every = self.training, self.checkpoint.every
+        flush = training.residual_flush_every
+        if training.push_compression in FEEDBACK and flush and every % flush:
+            raise ValueError(
+                f"checkpoint.every is {every} and training.residual_flush_every is {flush}, but a checkpoint can be "
+                "taken only where nothing is left out: make checkpoint.every a multiple of it"
+            )
+        return self
+
+    @property
+    def flush_every(self) -> int:
+        """Nothing is left out of contributions to versions that are multiples of this."""
+        return self.training.residual_flush_every or self.checkpoint.every or DEFAULT_FLUSH_EVERY
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        # `Settings(...)` is made of its arguments alone; load_settings merges the layers and knows their origins.
+        return (init_settings,)
+
+    def values(self) -> dict[str, Any]:
+        """Every setting by its dotted name, in the order of the sections; see SECRETS."""
+        return {key: getattr(getattr(self, section_of(key)), leaf_of(key)) for key in FIELDS}
+
+    def origins(self) -> dict[str, str]:
+        """Where each value came from: "flag", "env NAME", "file PATH" or "default", by dotted name."""
+        return {key: self._origins.get(key, "default") for key in FIELDS}
+
+    def as_environment(self) -> dict[str, str]:
+        """Variables with which a child process loads the same settings, except the secrets.
+
+        A child that gets them reads no configuration file.
+        """
+        environment = {ENV_CONFIG: ""}
+        for key, value in self.values().items():
+            if key not in SECRETS:
+                environment[env_name(key)] = json.dumps(value) if isinstance(value, tuple) else str(value)
+        return environment
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Settings) and self.values() == other.values()
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.values().values()))
+
+
+def section_of(key: str) -> str:
+    """The section of a setting: of "consistency.mode" it is "consistency"."""
+    return key.partition(".")[0]
+
+
+def leaf_of(key: str) -> str:
+    """The name of a setting within its section."""
+    return key.partition(".")[2]
+
+
+def _fields() -> dict[str, FieldInfo]:
+    sections = {name: field.annotation for name, field in Settings.model_fields.items()}
+    return {
+        f"{section}.{name}": field
+        for section, model in sections.items()
+        if isinstance(model, type) and issubclass(model, Section)
+        for name, field in model.model_fields.items()
+    }
+
+
+# Every setting by its dotted name.
+FIELDS: Mapping[str, FieldInfo] = _fields()
+SECTIONS: Sequence[str] = tuple(Settings.model_fields)
+
+
+def env_name(key: str) -> str:
+    """The environment variable of the setting `key`, such as "consistency.mode"."""
+    return ENV_PREFIX + key.upper().replace(".", "__")
+
+
+def must_be(key: str) -> str:
+    """What the value of the setting `key` has to be, in words."""
+    return next(item.be for item in FIELDS[key].metadata if isinstance(item, Must))

@@ -1,0 +1,142 @@
+"""Flags, environment and file, and which of them wins. Nothing else looks at files or at the environment."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
+
+from paramserver.config.refusals import explain, unknown, written
+from paramserver.config.secrets import ENVIRONMENT_ONLY
+from paramserver.config.settings import (
+    ENV_CONFIG,
+    ENV_PREFIX,
+    FIELDS,
+    SECTIONS,
+    Settings,
+    env_name,
+    leaf_of,
+    section_of,
+)
+from paramserver.errors import ConfigError
+
+# Variables that our own processes hand to each other begin with this; they are no settings.
+ENV_INTERNAL_PREFIX = "PARAMSERVER_INTERNAL_"
+DEFAULT_FILE = "paramserver.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One source of values: dotted name to value, and dotted name to the words for where it stands."""
+
+    values: Mapping[str, Any]
+    origins: Mapping[str, str]
+
+
+def load_settings(
+    file: Path | None = None,
+    overrides: Mapping[str, object] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """Merge overrides, environment, file and defaults, in this precedence.
+
+    `overrides` has dotted names, as in ``{"consistency.mode": "async"}``; None means "not given". `file` is a TOML
+    file (of a pyproject.toml the table ``[tool.paramserver]`` counts); without it PARAMSERVER_CONFIG names one, else
+    ./paramserver.toml and ./pyproject.toml are looked at. `environ` is the process's own environment if None.
+    Raises ConfigError, which lists everything that is wrong.
+    """
+    environ = os.environ if environ is None else environ
+    problems: list[str] = []
+    layers = [
+        _flag_layer(overrides or {}, problems),
+        _environment_layer(environ, problems),
+        _file_layer(_choose_file(file, environ), problems),
+    ]
+    values: dict[str, dict[str, Any]] = {}
+    origins: dict[str, str] = {}
+    for layer in reversed(layers):
+        for key, value in layer.values.items():
+            values.setdefault(section_of(key), {})[leaf_of(key)] = value
+            origins[key] = layer.origins[key]
+    try:
+        settings = Settings(**values)  # type: ignore[arg-type]  # sections as plain dicts, which pydantic validates
+    except ValidationError as error:
+        problems += explain(error, origins)
+    problems += [
+        f"{key} comes from the environment only ({env_name(key)}); or write it to a file of its own and name it "
+        f"in {instead}"
+        for key, instead in ENVIRONMENT_ONLY.items()
+        if values.get(section_of(key), {}).get(leaf_of(key)) and not origins[key].startswith("env")
+    ]
+    if problems:
+        raise ConfigError("; ".join(problems))
+    settings._origins.update(origins)
+    return settings
+
+
+def _flag_layer(overrides: Mapping[str, object], problems: list[str]) -> _Layer:
+    given = {key: value for key, value in overrides.items() if value is not None}
+    problems += [unknown(key, FIELDS) for key in given if key not in FIELDS]
+    known = {key: value for key, value in given.items() if key in FIELDS}
+    return _Layer(known, dict.fromkeys(known, "flag"))
+
+
+def _environment_layer(environ: Mapping[str, str], problems: list[str]) -> _Layer:
+    names = {env_name(key): key for key in FIELDS}
+    ours = [name for name in environ if name.startswith(ENV_PREFIX)]
+    for name in ours:
+        if name not in names and name != ENV_CONFIG and not name.startswith(ENV_INTERNAL_PREFIX):
+            problems.append(unknown(name, (*names, ENV_CONFIG)))
+    source = EnvSettingsSource(Settings)
+    source.env_vars = {name.lower(): environ[name] for name in ours if name in names}
+    values = _flatten(source())
+    return _Layer(values, {key: f"env {env_name(key)}" for key in values})
+
+
+def _choose_file(file: Path | None, environ: Mapping[str, str]) -> Path | None:
+    if file is not None:
+        if not file.is_file():
+            raise ConfigError(f'configuration file "{file}" does not exist; give the path of a TOML file')
+        return file
+    if ENV_CONFIG in environ:
+        name = environ[ENV_CONFIG]
+        if name and not Path(name).is_file():
+            raise ConfigError(
+                f'configuration file "{name}" ({ENV_CONFIG}) does not exist; correct or unset {ENV_CONFIG}'
+            )
+        return Path(name) if name else None
+    return next((path for path in (Path(DEFAULT_FILE), Path("pyproject.toml")) if path.is_file()), None)
+
+
+def _file_layer(path: Path | None, problems: list[str]) -> _Layer:
+    if path is None:
+        return _Layer({}, {})
+    try:
+        tables: Any = TomlConfigSettingsSource(Settings, path).toml_data
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f'configuration file "{path}" is not valid TOML: {error}') from error
+    except OSError as error:
+        raise ConfigError(f'configuration file "{path}" cannot be read: {error.strerror}') from error
+    if path.name == "pyproject.toml":
+        tables = tables.get("tool", {}).get("paramserver", {})
+    values: dict[str, Any] = {}
+    for section, table in tables.items():
+        if section not in SECTIONS:
+            problems.append(f"{unknown(section, SECTIONS, kind='section')} (in {path})")
+        elif not isinstance(table, dict):
+            problems.append(f"{section} is {written(section, table)} in {path}, but must be a table [{section}]")
+        else:
+            values |= {f"{section}.{key}": value for key, value in table.items()}
+    problems += [f"{unknown(key, FIELDS)} (in {path})" for key in values if key not in FIELDS]
+    known = {key: value for key, value in values.items() if key in FIELDS}
+    return _Layer(known, dict.fromkeys(known, f"file {path}"))
+
+
+def _flatten(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {f"{section}.{name}": value for section, table in sections.items() for name, value in table.items()}
