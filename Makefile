@@ -34,7 +34,7 @@ PROTOC = .proto-venv/bin/python -m grpc_tools.protoc -I protos
 help:
 	@sed -n 's/^# make/make/p' Makefile
 
-.venv/.stamp: pyproject.toml constraints.txt
+.venv/.stamp: pyproject.toml constraints.txt hatch_build.py paramserver/kernels/kernels.c
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[local,demo,dev]'
 	touch $@
@@ -44,7 +44,7 @@ help:
 	.proto-venv/bin/python -m pip install --quiet --disable-pip-version-check $(PROTO_TOOLS)
 	touch $@
 
-.low-venv/.stamp: pyproject.toml constraints.txt Makefile
+.low-venv/.stamp: pyproject.toml constraints.txt Makefile hatch_build.py paramserver/kernels/kernels.c
 	$(PYTHON) -m venv .low-venv
 	grep -vE '^(grpcio|protobuf|redis)==' constraints.txt > .low-venv/constraints.txt
 	.low-venv/bin/python -m pip install --quiet --disable-pip-version-check -c .low-venv/constraints.txt \

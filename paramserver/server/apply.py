@@ -22,6 +22,8 @@ from torch import Tensor
 from paramserver.core.hypers import RULES, Hypers
 from paramserver.core.plan import Chunk, Kind
 from paramserver.errors import ModelError
+from paramserver.kernels.library import Formula
+from paramserver.kernels.library import Kind as Step
 from paramserver.server.combine import Sum, scratch, split
 from paramserver.server.fused import Kernel, kernel_of
 from paramserver.tensors.dtypes import torch_dtype
@@ -146,25 +148,32 @@ class ChunkState:
             used = [piece for piece, wanted in zip(self.chunk.pieces, mask, strict=True) if wanted]
             spans = [(piece.chunk_start, piece.chunk_start + piece.elements) for piece in used]
         for start, stop in spans:
+            if summed.update(Formula(Step.ADD, (factor,)), start, weights[start:stop], new[start:stop]):
+                continue
             places = zip(split(weights[start:stop]), split(new[start:stop]), summed.tiles(start, stop), strict=True)
             for old, place, tile in places:
                 torch.add(old, tile, alpha=factor, out=place)
 
     def _update_fused(self, current: _Runs, weights: Tensor, summed: Sum, kernel: Kernel, new: Tensor) -> None:
-        """A step tile by tile: its gradient is summed, its weights are copied and updated."""
+        """A step in one pass, or tile by tile: its gradient is summed, its weights are copied and updated."""
         covered = len(current.runs) == 1 and current.runs[0].stop - current.runs[0].start == self.chunk.elements
         if not covered:
             new.copy_(weights)
         for run in current.runs:
             first = not run.keys
-            arrays = [split(self._begun(run, key, kernel.initial)) for key in kernel.arrays]
+            arrays = [self._begun(run, key, kernel.initial) for key in kernel.arrays]
             if kernel.counts:
                 run.numbers.setdefault("step", torch.zeros((), dtype=torch.float32)).add_(1)
             count = run.numbers.get("step", self._nothing)
-            places = split(new[run.start : run.stop])
-            olds = split(weights[run.start : run.stop])
+            after, before = new[run.start : run.stop], weights[run.start : run.stop]
+            # Runs that end anywhere are left to torch, which does not treat the last few elements as the others.
+            if kernel.formula is not None and not current.exact:
+                formula = kernel.formula(count.item() if kernel.counts else 0.0, first)
+                if summed.update(formula, run.start, before, after, arrays):
+                    continue
             tiles = summed.tiles(run.start, run.stop)
-            for place, old, tile, *state in zip(places, olds, tiles, *arrays, strict=True):
+            states = [split(array) for array in arrays]
+            for place, old, tile, *state in zip(split(after), split(before), tiles, *states, strict=True):
                 if covered:
                     place.copy_(old)
                 kernel.apply(place, tile, state, count, first)

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from paramserver.core.reduction import Node, fold_order
+from paramserver.kernels.library import COPY, Formula, Recipe
+from paramserver.server import compiled
 
 # Elements that are summed, and then used, at a time: few enough to stay in a core's caches, many enough that reading
 # from main memory gets up to speed. A multiple of 64, so that vector instructions cover the same elements as if there
@@ -96,11 +98,29 @@ class Sum:
                 piece.copy_(tile)
         return total
 
+    def update(self, formula: Formula, start: int, weights: Tensor, out: Tensor, state: Sequence[Tensor] = ()) -> bool:
+        """As many elements as ``out`` has, from ``start`` on, go through a compiled formula in one pass over memory.
+
+        ``weights``: the old ones, ``out``: the new ones, ``state``: changed in place; all flat and without gaps. False
+        if there is no such kernel here: then nothing has happened.
+        """
+        kernels = compiled.kernels()
+        if kernels is None or not kernels.can(formula, self._tensors, self._recipe):
+            return False
+        seen = kernels.step(self._tensors, start, self._recipe, self._divisor, formula, weights, out, state)
+        if self._look:
+            self._seen += seen
+        return True
+
     def tiles(self, start: int, stop: int) -> Iterator[Tensor]:
         """Elements ``start`` to ``stop``, ``TILE`` at a time; each tile is good until the next one is asked for."""
         return self._made(start, stop, repeat(None))
 
     def _made(self, start: int, stop: int, into: Iterable[Tensor | None]) -> Iterator[Tensor]:
+        kernels = compiled.kernels()
+        if not self.ready and kernels is not None and kernels.can(COPY, self._tensors, self._recipe):
+            yield from self._copied(kernels, start, stop, into)
+            return
         rows = [split(tensor[start:stop]) for tensor in self._tensors]
         dtype, divided = self.like.dtype, self._divisor != 1.0
         wanted = max((place for *_, place in self._recipe), default=len(rows) if divided else -1) + 1 - len(rows)
@@ -119,6 +139,16 @@ class Sum:
                 self._seen += tile.sum().item()
             yield tile
 
+    def _copied(
+        self, kernels: compiled.Compiled, start: int, stop: int, into: Iterable[Tensor | None]
+    ) -> Iterator[Tensor]:
+        for at, place in zip(range(start, stop, TILE), into, strict=False):
+            out = scratch.tile(self.like.dtype, 0)[: stop - at] if place is None else place
+            seen = kernels.step(self._tensors, at, self._recipe, self._divisor, COPY, None, out)
+            if self._look:
+                self._seen += seen
+            yield out
+
     def _quotient(self, tile: Tensor, out: Tensor) -> Tensor:
         if self._exact:
             return torch.mul(tile, 1.0 / self._divisor, out=out)
@@ -136,7 +166,7 @@ def split(tensor: Tensor) -> Sequence[Tensor]:
 
 
 @lru_cache(maxsize=256)
-def _recipe(nodes: tuple[Node, ...], of: int) -> tuple[tuple[int, int, int], ...]:
+def _recipe(nodes: tuple[Node, ...], of: int) -> Recipe:
     """What to add to what, and where to put it: the same for all chunks of a step, and often for the next step.
 
     Places below ``len(nodes)`` are the tensors that are given, others are tiles of scratch memory, as few as possible.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from paramserver.core.hypers import RULES, HyperValue, validate
 from paramserver.core.plan import Kind, Layout, TensorSpec, make_layout
 from paramserver.core.reduction import Node, cover, split
 from paramserver.errors import ModelError
+from paramserver.server import compiled
 from paramserver.server.apply import ChunkState, apply_buffers
 from paramserver.server.combine import TILE, Sum, combine
 from paramserver.tensors.dtypes import tensor_from, torch_dtype
@@ -49,6 +51,13 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
 ]
 IDS = [f"{name}-{number}" for number, (name, _) in enumerate(SETTINGS)]
 ALL = frozenset(range(len(SHAPES)))
+
+
+@pytest.fixture(autouse=True, params=["compiled", "torch"])
+def arithmetic(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Everything holds with compiled kernels and without."""
+    with nullcontext() if request.param == "compiled" else compiled.torch_only():
+        yield
 
 
 @pytest.fixture(autouse=True)

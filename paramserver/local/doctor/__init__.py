@@ -39,6 +39,7 @@ def diagnose(request: Request) -> list[Finding]:
         return [
             software.check_import("paramserver", found["paramserver"]),
             software.check_import("torch", torch),
+            software.check_kernels(found["kernels"]),
             software.check_gpu(settings.training.device, torch, software.count_gpus()),
         ]
 

@@ -23,6 +23,7 @@ COMPANIONS = ("grpcio-status", "grpcio-health-checking", "grpcio-reflection", "g
 FORK_VARIABLE = "GRPC_ENABLE_FORK_SUPPORT"
 _REINSTALL = "install paramserver anew with its constraints: pip install -c constraints.txt ."
 
+_IMPORTED = ("paramserver", "torch", "kernels")
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[[^]]*\])?\s*\(?([^;)]*)\)?\s*(?:;(.*))?")
 _SPECIFIER = re.compile(r"\s*(===|~=|==|!=|<=|>=|<|>)\s*([^,\s]+)\s*")
 
@@ -47,8 +48,12 @@ def torch():
     return {"version": torch.__version__, "cuda_build": torch.version.cuda or torch.version.hip or "", "cuda": cuda,
             "names": [torch.cuda.get_device_name(index) for index in range(cuda)],
             "mps": torch.backends.mps.is_available()}
+def kernels():
+    from paramserver.server import compiled
+    return {"version": compiled.report()}
 timed("paramserver", paramserver)
 timed("torch", torch)
+timed("kernels", kernels)
 print("\\n" + json.dumps(report))
 """
 
@@ -186,14 +191,13 @@ class Imported:
 
 
 def try_imports(timeout_s: float = IMPORT_TIMEOUT_S) -> dict[str, Imported]:
-    """Import paramserver and torch elsewhere; both are always in the answer. Blocking."""
+    """Import paramserver and torch elsewhere, and load the kernels; all are always in the answer. Blocking."""
     root = Path(__file__).resolve().parents[3]
     argv = [sys.executable, "-P", "-c", _IMPORTS, str(root)]
     try:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:
-        gone = Imported(error=f"not done after {timeout_s:g} s")
-        return {"paramserver": gone, "torch": gone}
+        return dict.fromkeys(_IMPORTED, Imported(error=f"not done after {timeout_s:g} s"))
     return read_imports(done.returncode, done.stdout.decode(errors="replace"))
 
 
@@ -204,8 +208,7 @@ def read_imports(code: int, output: str) -> dict[str, Imported]:
         return {name: Imported(**{**facts, "names": tuple(facts.get("names", ()))}) for name, facts in report.items()}
     except (IndexError, ValueError, TypeError, AttributeError):
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        gone = Imported(error=f"the process that tried it ended without a word ({how})")
-        return {"paramserver": gone, "torch": gone}
+        return dict.fromkeys(_IMPORTED, Imported(error=f"the process that tried it ended without a word ({how})"))
 
 
 def check_import(name: str, found: Imported) -> Finding:
@@ -218,6 +221,16 @@ def check_import(name: str, found: Imported) -> Finding:
     if found.seconds > SLOW_IMPORT_S:
         return Finding(check, Level.NOTE, value, "put the Python environment on a local disk, so that starting is fast")
     return Finding(check, Level.OK, value)
+
+
+def check_kernels(found: Imported) -> Finding:
+    """Whether servers update with compiled kernels; without them they are slower, and nothing else changes."""
+    if found.error:
+        return Finding("kernels", Level.NOTE, clean(f"not looked at: {found.error}"))
+    if found.version.startswith("compiled:"):
+        return Finding("kernels", Level.OK, found.version)
+    value = f"{found.version}; an update takes a server up to twice as long"
+    return Finding("kernels", Level.NOTE, clean(value), "install a C compiler, then paramserver anew")
 
 
 _TORCH = "install torch anew, with PyTorch's own instructions for this machine"

@@ -1,0 +1,130 @@
+"""The compiled kernels as Python calls them. The GIL is free while they compute."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from torch import Tensor
+
+SOURCE = Path(__file__).with_name("kernels.c")
+LIBRARY = Path(__file__).with_name("_kernels.so")
+# Scratch places that a sum may need at most; as in kernels.c.
+PLACES = 32
+
+# What to add to what, and where to put it: see `server.combine`.
+Recipe = tuple[tuple[int, int, int], ...]
+
+
+class Kind(enum.IntEnum):
+    """What becomes of a sum: as in kernels.c."""
+
+    COPY = 0
+    ADD = 1
+    SGD = 2
+    ADAM = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """What becomes of a sum. ``numbers``: as kernels.c names them, a to h.
+
+    ``negate``: the sum changes its sign first. ``first``: the state arrays have no history yet.
+    """
+
+    kind: Kind
+    numbers: tuple[float, ...] = ()
+    negate: bool = False
+    first: bool = False
+
+
+COPY = Formula(Kind.COPY)
+
+
+class _Sum(ctypes.Structure):
+    _fields_ = [
+        ("rows", ctypes.c_void_p),
+        ("steps", ctypes.c_void_p),
+        ("count", ctypes.c_int32),
+        ("length", ctypes.c_int32),
+        ("divisor", ctypes.c_float),
+        ("factor", ctypes.c_float),
+    ]
+
+
+class _Formula(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("kind", "negate", "first")),
+        *((name, ctypes.c_float) for name in "abcdefgh"),
+    ]
+
+
+class Library:
+    """``path``: what was compiled. Raises OSError if it cannot be loaded, AttributeError if it is something else."""
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        self._step = library.paramserver_step
+        self._step.restype = ctypes.c_float
+        self._step.argtypes = (*(ctypes.c_void_p,) * 6, ctypes.c_int64)
+        self.source = ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(library, "paramserver_source"))).decode()
+
+    def step(
+        self,
+        rows: Sequence[Tensor],
+        start: int,
+        recipe: Recipe,
+        divisor: float,
+        formula: Formula,
+        weights: Tensor | None,
+        out: Tensor,
+        state: Sequence[Tensor] = (),
+    ) -> float:
+        """The sum of ``rows`` from element ``start`` on, as many as ``out`` has, divided, and what becomes of it.
+
+        All tensors are flat, of float32 and without gaps. ``weights``: the old ones, None for a copy. ``out``: the
+        result; no other tensor overlaps it. ``state``: at most two arrays, changed in place. The recipe needs at most
+        PLACES places. Returns the sum of all sums, which is finite only if each of them is.
+        """
+        places = (ctypes.c_void_p * len(rows))(*[row.data_ptr() + 4 * start for row in rows])
+        # A product with the reciprocal of a power of two rounds as the quotient does, and takes less time.
+        factor = 1.0 / divisor if divisor != 1.0 and math.frexp(divisor)[0] == 0.5 else 0.0
+        steps = _steps(recipe)
+        what = _Sum(ctypes.addressof(places), ctypes.addressof(steps), len(rows), len(recipe), divisor, factor)
+        how = _Formula(formula.kind, formula.negate, formula.first, *formula.numbers)
+        arrays = [array.data_ptr() for array in state] + [None, None]
+        old = None if weights is None else weights.data_ptr()
+        seen: float = self._step(
+            ctypes.addressof(what), ctypes.addressof(how), old, out.data_ptr(), arrays[0], arrays[1], out.numel()
+        )
+        return seen
+
+
+@lru_cache(maxsize=256)
+def _steps(recipe: Recipe) -> ctypes.Array[ctypes.c_int32]:
+    flat = [place for step in recipe for place in step]
+    return (ctypes.c_int32 * len(flat))(*flat)
+
+
+def fingerprint() -> str:
+    """Of the source that is here; what was compiled from it says the same."""
+    return hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
+
+
+def load() -> Library | str:
+    """The library, or why there is none."""
+    if not LIBRARY.exists():
+        return "not built: there was no C compiler when paramserver was installed"
+    try:
+        library = Library(LIBRARY)
+    except (OSError, AttributeError) as error:
+        return f"cannot be loaded: {error}"
+    if library.source != fingerprint():
+        return "built from another version of paramserver"
+    return library

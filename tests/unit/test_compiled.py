@@ -1,0 +1,190 @@
+"""The compiled kernels: the same bits as torch's, and what happens where there are none."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from hatch_build import compile_kernels
+from paramserver.core.hypers import HyperValue
+from paramserver.core.plan import Kind as ChunkKind
+from paramserver.core.plan import TensorSpec, make_layout
+from paramserver.kernels import library
+from paramserver.kernels.library import COPY, Formula, Kind, Library
+from paramserver.local.doctor.finding import Level
+from paramserver.local.doctor.software import Imported, check_kernels
+from paramserver.server import compiled
+from paramserver.server.apply import ChunkState
+from paramserver.server.combine import TILE, Sum
+from paramserver.server.compiled import Compiled, torch_only
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("cc") is None and not library.LIBRARY.exists(), reason="there is no C compiler here"
+)
+
+ADAMW: dict[str, HyperValue] = {
+    **{"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01, "amsgrad": False, "maximize": False}
+}
+SGD: dict[str, HyperValue] = {
+    **{"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "dampening": 0.0, "nesterov": False, "maximize": False}
+}
+
+
+def numbers(seed: int, elements: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(elements, generator=generator)
+    return drawn * torch.randn(elements, generator=generator).mul_(8).exp2()
+
+
+def state_of(elements: int, optimizer: str) -> ChunkState:
+    layout = make_layout([TensorSpec("w", (elements,), "float32", ChunkKind.PARAMETER, 0)], 1 << 30)
+    return ChunkState(layout.chunks[0], optimizer)
+
+
+def bits(tensor: torch.Tensor) -> list[int]:
+    """NaNs of any kind count as one."""
+    return torch.where(tensor.isnan(), torch.full_like(tensor, math.nan), tensor).view(torch.int32).tolist()
+
+
+def test_they_are_built_and_all_of_them_are_used_where_there_is_a_compiler() -> None:
+    found = compiled.kernels()
+    assert found is not None, compiled.report()
+    assert found.kinds == frozenset(Kind), compiled.report()
+    assert compiled.report() == "compiled: adam, add, copy, sgd"
+    with torch_only():
+        assert compiled.kernels() is None
+    assert compiled.kernels() is found
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 13])
+@pytest.mark.parametrize("divisor", [1.0, 3.0, 64.0])
+def test_sums_have_the_bits_of_torch(count: int, divisor: float) -> None:
+    """Contributions of one slice, of several, in any order; infinities and numbers that are not any."""
+    parts = [numbers(seed, TILE + 77) for seed in range(count)]
+    parts[0][5], parts[-1][6], parts[0][TILE + 3] = math.inf, math.nan, -0.0
+    nodes = [((slice_, slice_ + 1), part) for slice_, part in enumerate(parts)][::-1]
+    with torch_only():
+        wanted = Sum(nodes, count, divisor).whole()
+    found = Sum(nodes, count, divisor, look=True)
+    assert bits(found.whole()) == bits(wanted)
+    tiles = torch.cat([tile.clone() for tile in Sum(nodes, count, divisor).tiles(3, TILE + 9)])
+    assert bits(tiles) == bits(wanted[3 : TILE + 9])
+    assert found.finite is bool(count > 1 and divisor == 0)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "hypers"),
+    [
+        ("sgd", SGD),
+        ("sgd", {**SGD, "momentum": 0.9, "weight_decay": 0.1}),
+        ("sgd", {**SGD, "momentum": 0.9, "nesterov": True, "maximize": True}),
+        ("adamw", ADAMW),
+        ("adam", {**ADAMW, "decoupled_weight_decay": False}),
+        ("adam", {**ADAMW, "decoupled_weight_decay": True, "maximize": True}),
+    ],
+)
+def test_updates_have_the_bits_of_torch(
+    optimizer: str, hypers: dict[str, HyperValue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[Kind] = []
+    step = Compiled.step
+
+    def spy(self: Compiled, *args: object, **kwargs: object) -> float:
+        formula = args[4]
+        assert isinstance(formula, Formula)
+        used.append(formula.kind)
+        return step(self, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Compiled, "step", spy)
+    mine, theirs = state_of(5000, optimizer), state_of(5000, optimizer)
+    one = other = numbers(99, mine.chunk.elements)
+    for number in range(4):
+        parts = [((slice_, slice_ + 1), numbers(10 * number + slice_, one.numel())) for slice_ in range(3)]
+        one = mine.step(one, Sum(parts, 3, 96.0), {0}, hypers)
+        assert used.pop() is not Kind.COPY
+        with torch_only():
+            other = theirs.step(other, Sum(parts, 3, 96.0), {0}, hypers)
+        assert not used
+        assert bits(one) == bits(other)
+    for (*_, key, _, array, _), (*_, same, _, expected, _) in zip(mine.export(), theirs.export(), strict=True):
+        assert key == same
+        assert torch.equal(array, expected)
+
+
+def test_a_kind_that_rounds_otherwise_than_torch_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Library.step
+
+    def rounding_otherwise(self: Library, *args: object) -> float:
+        seen = step(self, *args)  # type: ignore[arg-type]
+        formula, out = args[4], args[6]
+        assert isinstance(formula, Formula)
+        assert isinstance(out, torch.Tensor)
+        if formula.kind is Kind.ADAM:
+            out[7] = math.nextafter(out[7].item(), math.inf)
+            out[7] *= 1 + 2**-22
+        return seen
+
+    monkeypatch.setattr(Library, "step", rounding_otherwise)
+    monkeypatch.setattr(compiled, "_examined", compiled._examined.__wrapped__)
+    found = compiled._examined()
+    assert isinstance(found, Compiled)
+    assert found.kinds == frozenset(Kind) - {Kind.ADAM}
+    one = torch.ones(8)
+    assert found.can(COPY, [one, one], ((0, 1, 2),))
+    assert not found.can(Formula(Kind.ADAM), [one], ())
+
+
+def test_what_they_cannot_do_is_left_to_torch() -> None:
+    found = compiled.kernels()
+    assert found is not None
+    one = torch.ones(8)
+    assert not found.can(COPY, [one.double()], ())
+    assert not found.can(COPY, [torch.ones(16)[::2]], ())
+    assert found.can(COPY, [one, one], ((0, 1, 1 + library.PLACES),))
+    assert not found.can(COPY, [one, one], ((0, 1, 2 + library.PLACES),))
+
+
+def test_a_library_of_another_source_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "LIBRARY", tmp_path / "none.so")
+    assert library.load() == "not built: there was no C compiler when paramserver was installed"
+    source = tmp_path / "kernels.c"
+    source.write_bytes(library.SOURCE.read_bytes() + b"\n")
+    made = tmp_path / "_kernels.so"
+    assert compile_kernels(source, made) == ""
+    monkeypatch.setattr(library, "LIBRARY", made)
+    assert library.load() == "built from another version of paramserver"
+    broken = tmp_path / "broken.so"
+    broken.write_bytes(b"no library")
+    monkeypatch.setattr(library, "LIBRARY", broken)
+    assert str(library.load()).startswith("cannot be loaded: ")
+
+
+def test_without_a_compiler_there_is_no_library_and_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = tmp_path / "_kernels.so"
+    made.write_bytes(b"from before")
+    monkeypatch.setenv("CC", "no-such-compiler-here")
+    assert "no-such-compiler-here" in compile_kernels(library.SOURCE, made)
+    assert not made.exists()
+    monkeypatch.delenv("CC")
+    bad = tmp_path / "kernels.c"
+    bad.write_text("this is no C")
+    assert "error" in compile_kernels(bad, made)
+    assert list(tmp_path.glob("_kernels*")) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "level", "words"),
+    [
+        (Imported(version="compiled: adam, add, copy, sgd"), Level.OK, "adam"),
+        (Imported(version="not built: there was no C compiler"), Level.NOTE, "twice as long"),
+        (Imported(error="ModuleNotFoundError: torch"), Level.NOTE, "not looked at"),
+    ],
+)
+def test_doctor_tells(found: Imported, level: Level, words: str) -> None:
+    finding = check_kernels(found)
+    assert finding.level is level
+    assert words in finding.value
