@@ -51,7 +51,7 @@ class _Attachment:
     visit: Visit
     inbox: memoryview | None = None
     known: bool = False
-    line: Line | None = None
+    lines: list[Line] = field(default_factory=list)
     # By place in the inbox, and by chunk.
     views: dict[int, dict[int, Tensor]] = field(default_factory=dict)
 
@@ -75,10 +75,10 @@ class Sharing:
 
     # ---- workers come and go
 
-    def attach(self, request: shard_pb2.AttachRequest, socket: int) -> shard_pb2.AttachResponse:
+    def attach(self, request: shard_pb2.AttachRequest, *sockets: int) -> shard_pb2.AttachResponse:
         """Meet a worker and exchange memory with it; refused, with the reason, where that is not possible.
 
-        It is also given ``socket``, a descriptor, for its calls; `answer` tells who answers them.
+        It is also given ``sockets``, descriptors, for its calls; `answer` tells who answers them.
         """
         if not available():
             return shard_pb2.AttachResponse(refusal="the server's system has no memory that can be shared")
@@ -86,7 +86,7 @@ class Sharing:
         try:
             if self._weights is None:
                 self._weights = Segment(nbytes)
-            visit = Visit(request.meeting, self._weights.reading_fd, socket)
+            visit = Visit(request.meeting, self._weights.reading_fd, *sockets)
         except FileNotFoundError:
             return shard_pb2.AttachResponse(refusal="it is on another host, or in a container with its own /dev/shm")
         except (OSError, ValueError) as error:
@@ -101,7 +101,7 @@ class Sharing:
         if (attachment := self._attachments.get(number)) is None:
             line.close()
         else:
-            attachment.line = line
+            attachment.lines.append(line)
 
     def keep(self, workers: frozenset[int]) -> None:
         """Who the workers are: attachments of others end, but not of those that this server has not heard of yet."""
@@ -123,8 +123,8 @@ class Sharing:
     def _end(self, number: int) -> None:
         attachment = self._attachments.pop(number)
         attachment.visit.close()
-        if attachment.line is not None:
-            attachment.line.close()
+        for line in attachment.lines:
+            line.close()
         self._slots.leave(number)
 
     # ---- contributions

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from paramserver import errors
 from paramserver.transport.base import (
@@ -31,16 +31,15 @@ from paramserver.transport.base import (
     handlers,
     set_caller,
 )
+from paramserver.transport.envelopes import WINDOW, pack, unpack
 from paramserver.transport.failures import answered, arrived, in_time, unavailable, unknown_call
 from paramserver.transport.policy import CALLERS
 from paramserver.v1.local_pb2 import Envelope
 
 T = TypeVar("T")
 
-# Messages of one call that may be on their way in one direction; the reader lets more come when it has taken some.
-_WINDOW, _REFILL = 8, 4
-_LENGTH_BYTES = 4
-_MOST_BYTES = _WINDOW * MAX_MESSAGE_BYTES + (64 << 10)
+# The reader of a call lets so many more messages come when it has taken as many.
+_REFILL = WINDOW // 2
 _STOPPED = "it stopped or closed the connection"
 _CLOSED = "this channel is closed"
 
@@ -52,7 +51,7 @@ class _Stream:
         self._line, self._call, self._caller = line, call, caller
         self._come: deque[bytes] = deque()
         self._changed = asyncio.Event()
-        self._credit, self._taken = _WINDOW, 0
+        self._credit, self._taken = WINDOW, 0
         # The other end sends no more; why, if that is not as it should be.
         self.ended = False
         self.failure: errors.ParamServerError | None = None
@@ -135,8 +134,8 @@ class _Line(asyncio.Protocol):
             return
         if not self._going:
             self._loop.call_soon(self._flush)
-        raw = envelope.SerializeToString()
-        self._going += (len(raw).to_bytes(_LENGTH_BYTES, "little"), raw)
+        raw = pack(envelope)
+        self._going.append(raw)
         if len(raw) > MAX_MESSAGE_BYTES // 4:
             self._flush()
 
@@ -189,32 +188,18 @@ class _Line(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
-        come = self._come
-        come += data
-        start = 0
-        while len(come) - start >= _LENGTH_BYTES:
-            length = int.from_bytes(come[start : start + _LENGTH_BYTES], "little")
-            if length > _MOST_BYTES:
-                self.close()
-                return
-            stop = start + _LENGTH_BYTES + length
-            if len(come) < stop:
-                break
-            envelope = Envelope()
-            try:
-                envelope.ParseFromString(bytes(come[start + _LENGTH_BYTES : stop]))
-            except DecodeError:
-                self.close()
-                return
-            start = stop
-            stream = self.streams.get(envelope.call)
-            if stream is None:
-                self.heard(envelope)
-            else:
-                stream.hear(envelope)
-                if envelope.cancel:
+        self._come += data
+        try:
+            for envelope in unpack(self._come):
+                stream = self.streams.get(envelope.call)
+                if stream is None:
                     self.heard(envelope)
-        del come[:start]
+                else:
+                    stream.hear(envelope)
+                    if envelope.cancel:
+                        self.heard(envelope)
+        except errors.ProtocolError:
+            self.close()
 
 
 async def _join(line: _Line, sock: socket.socket) -> None:

@@ -39,6 +39,7 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "Shard.SetConsistency": frozenset({COORDINATOR}),
     "Shard.Push": frozenset({WORKER}),
     "Shard.Pull": frozenset({WORKER, COORDINATOR, ADMIN}),
+    "Shard.Exchange": frozenset({WORKER}),
     "Shard.Idle": frozenset({WORKER, COORDINATOR}),  # the coordinator: for a worker that gets nowhere
     "Shard.Claim": frozenset({WORKER}),
     "Shard.Export": frozenset({COORDINATOR, ADMIN}),

@@ -31,6 +31,7 @@ _CALL_S = 30.0
 # A coordinator that takes a session sends the view at once.
 _FIRST_S = 15.0
 _RETRY_S = (0.1, 0.2, 0.5, 1.0)
+_OVER = (types_pb2.JOB_STATE_FAILED, types_pb2.JOB_STATE_DONE, types_pb2.JOB_STATE_STOPPED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +300,11 @@ class Session:
         async with self._changed:
             await self._changed.wait_for(lambda: self._editions != seen)
             return self._editions
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether :meth:`check` would raise nothing."""
+        return self.failure is None and self.view.state not in _OVER
 
     def check(self) -> types_pb2.View:
         """The present view; raises if the job has failed or this process is out of it."""

@@ -697,6 +697,22 @@ class WorkerClock(_message.Message):
     clock: int
     def __init__(self, worker: _Optional[int] = ..., clock: _Optional[int] = ...) -> None: ...
 
+class ExchangeRequest(_message.Message):
+    __slots__ = ("push", "pull")
+    PUSH_FIELD_NUMBER: _ClassVar[int]
+    PULL_FIELD_NUMBER: _ClassVar[int]
+    push: PushHeader
+    pull: PullRequest
+    def __init__(self, push: _Optional[_Union[PushHeader, _Mapping]] = ..., pull: _Optional[_Union[PullRequest, _Mapping]] = ...) -> None: ...
+
+class ExchangeResponse(_message.Message):
+    __slots__ = ("pushed", "pulled")
+    PUSHED_FIELD_NUMBER: _ClassVar[int]
+    PULLED_FIELD_NUMBER: _ClassVar[int]
+    pushed: PushResponse
+    pulled: PullHeader
+    def __init__(self, pushed: _Optional[_Union[PushResponse, _Mapping]] = ..., pulled: _Optional[_Union[PullHeader, _Mapping]] = ...) -> None: ...
+
 class AttachRequest(_message.Message):
     __slots__ = ("job", "timeline", "worker", "layout_digest", "meeting", "inbox_bytes")
     JOB_FIELD_NUMBER: _ClassVar[int]

@@ -70,6 +70,11 @@ class ShardServiceStub(object):
                 request_serializer=paramserver_dot_v1_dot_shard__pb2.PullRequest.SerializeToString,
                 response_deserializer=paramserver_dot_v1_dot_shard__pb2.Frame.FromString,
                 _registered_method=True)
+        self.Exchange = channel.unary_unary(
+                '/paramserver.v1.ShardService/Exchange',
+                request_serializer=paramserver_dot_v1_dot_shard__pb2.ExchangeRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_shard__pb2.ExchangeResponse.FromString,
+                _registered_method=True)
         self.Idle = channel.unary_unary(
                 '/paramserver.v1.ShardService/Idle',
                 request_serializer=paramserver_dot_v1_dot_shard__pb2.IdleRequest.SerializeToString,
@@ -174,6 +179,13 @@ class ShardServiceServicer(object):
 
     def Pull(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Exchange(self, request, context):
+        """Synchronous mode, of a worker that shares memory with the server: Push, and Pull of what follows, in one.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -296,6 +308,11 @@ def add_ShardServiceServicer_to_server(servicer, server):
                     servicer.Pull,
                     request_deserializer=paramserver_dot_v1_dot_shard__pb2.PullRequest.FromString,
                     response_serializer=paramserver_dot_v1_dot_shard__pb2.Frame.SerializeToString,
+            ),
+            'Exchange': grpc.unary_unary_rpc_method_handler(
+                    servicer.Exchange,
+                    request_deserializer=paramserver_dot_v1_dot_shard__pb2.ExchangeRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_shard__pb2.ExchangeResponse.SerializeToString,
             ),
             'Idle': grpc.unary_unary_rpc_method_handler(
                     servicer.Idle,
@@ -548,6 +565,33 @@ class ShardService(object):
             '/paramserver.v1.ShardService/Pull',
             paramserver_dot_v1_dot_shard__pb2.PullRequest.SerializeToString,
             paramserver_dot_v1_dot_shard__pb2.Frame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Exchange(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.ShardService/Exchange',
+            paramserver_dot_v1_dot_shard__pb2.ExchangeRequest.SerializeToString,
+            paramserver_dot_v1_dot_shard__pb2.ExchangeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -31,6 +31,7 @@ from paramserver.transport.messages import data_to_proto, plan_of, schedule_from
 from paramserver.transport.session import JoinOptions, Session
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.worker import early, startup
+from paramserver.worker import exchange as exchanges
 from paramserver.worker.background import Background
 from paramserver.worker.device import Mover, Ticket, mover_for
 from paramserver.worker.flat import FlatSpace, Node, NodePool, no_space
@@ -556,6 +557,29 @@ class Engine:
         else:  # answered when it is in a version; after an error a server may still be about to read it
             future.add_done_callback(lambda done: pool.give(node) if _succeeded(done) else None)
         return future
+
+    def exchange(
+        self, name: SyncName, node: Node, groups: Sequence[types_pb2.GroupHypers], patience_s: float
+    ) -> bool | None:
+        """Push a contribution, and wait so long for the version that it is the last one of; both without the loop.
+
+        True: the version is installed. False: the contribution is counted. None: it has to be pushed, as ever.
+        """
+        if self._staging is not None or self.outgoing.lossy or self.rolled_back() or not self.session.goes_on:
+            return None
+        wait_s = min(patience_s, exchanges.MOST_S)
+        self._waiting += 1
+        try:
+            found = exchanges.exchange(self.links, self._facts(name, node, groups, 0, {}), name.step + 1, wait_s)
+        finally:
+            self._waiting -= 1
+        if found is False:
+            return None
+        self.pool.lend(node, name.step, lambda: True)
+        if found is True:
+            return False
+        self._install(found)
+        return True
 
     def keep_residuals(self, positions: range) -> None:
         """These slice positions belong to this worker; what was left out of contributions to others is lost."""

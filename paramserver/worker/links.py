@@ -40,7 +40,7 @@ from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.worker.early import EarlyChunks
 from paramserver.worker.outgoing import Encoded
 from paramserver.worker.pulled import Pulled, checked
-from paramserver.worker.shared import SharedMemory
+from paramserver.worker.shared import Attached, SharedMemory
 
 log = structlog.get_logger("paramserver.worker")
 
@@ -150,7 +150,6 @@ class ShardLinks:
     async def _push_one(
         self, server: int, facts: PushFacts, read: Callable[[int], memoryview], early: EarlyChunks | None = None
     ) -> shard_pb2.Outcome:
-        tensors = self.plan.layout.tensors
         wanted = [chunk for chunk in self.plan.chunks_of(server) if chunk.uses(facts.used)]
         begin = early  # only the first attempt
 
@@ -162,22 +161,7 @@ class ShardLinks:
             attached = None
             if self.shared is not None and facts.node is not None:
                 attached = self.shared.attached(server, self._worker())
-            header = shard_pb2.PushHeader(
-                job=self.job,
-                timeline=self.timeline,
-                worker=self._worker(),
-                samples=facts.samples,
-                overflow=facts.overflow,
-                base_version=facts.base_versions[server],
-                clock=facts.clock,
-                schedule=facts.schedule,
-                clip_norm=facts.clip_norm,
-                nonce=facts.nonce,
-                used=pack_mask(facts.used, len(tensors)),
-                groups=facts.groups,
-                chunks=0 if attached is not None else len(wanted),
-            )
-            put_name(header, facts.name)
+            header = self.push_header(server, facts, 0 if attached is not None else len(wanted))
             if now is not None and attached is None:
                 coming = _as_ready(header, {chunk.index: chunk for chunk in wanted}, read, now)
                 reply = await self.channels[server].upload("Shard.Push", coming, timeout=self._wait_timeout_s)
@@ -190,7 +174,7 @@ class ShardLinks:
                     frames = chain(chunk_frames(header, ()), chunk_frames(None, parts, _FRAME_BYTES))
                 reply = await self.channels[server].upload("Shard.Push", frames, timeout=timeout_s)
                 return cast(shard_pb2.PushResponse, reply)
-            header.shared.attachment, header.shared.node, header.shared.checked = attached.number, facts.node or 0, True
+            put_place(header, attached, facts)
             try:
                 reply = await attached.channel.upload("Shard.Push", chunk_frames(header, ()), timeout=timeout_s)
             except errors.GoneError:
@@ -201,7 +185,35 @@ class ShardLinks:
         reply = await self._persist(server, f"to push {facts.name}", attempt)
         return shard_pb2.OUTCOME_ACCEPTED if reply.own else reply.outcome
 
+    def push_header(self, server: int, facts: PushFacts, chunks: int) -> shard_pb2.PushHeader:
+        """What a server is told of a contribution, of which so many ``chunks`` follow."""
+        header = shard_pb2.PushHeader(
+            job=self.job,
+            timeline=self.timeline,
+            worker=self._worker(),
+            samples=facts.samples,
+            overflow=facts.overflow,
+            base_version=facts.base_versions[server],
+            clock=facts.clock,
+            schedule=facts.schedule,
+            clip_norm=facts.clip_norm,
+            nonce=facts.nonce,
+            used=pack_mask(facts.used, len(self.plan.layout.tensors)),
+            groups=facts.groups,
+            chunks=chunks,
+        )
+        put_name(header, facts.name)
+        return header
+
     # ---- shared memory
+
+    def direct(self) -> list[Attached] | None:
+        """By server, how the thread that trains reaches it; None where that is not possible with all."""
+        if self.shared is None or self.rounding is not None:
+            return None
+        found = [self.shared.attached(server, self._worker()) for server in range(len(self.channels))]
+        ways = [one for one in found if one is not None and one.direct is not None and not one.direct.gone]
+        return ways if len(ways) == len(found) else None
 
     async def attach(self, shared: SharedMemory) -> dict[int, str]:
         """Share memory with the servers on this host; by server, why others cannot."""
@@ -307,18 +319,8 @@ class ShardLinks:
         said = time.monotonic()
         try:
             while True:
-                request = shard_pb2.PullRequest(
-                    job=self.job,
-                    timeline=self.timeline,
-                    worker=self._worker(),
-                    wait_s=_PARK_S,
-                    include_frozen=frozen,
-                    standing=self.standing,
-                    ahead=ahead,
-                )
-                put_want(request, want)
-                if self.rounding is not None:
-                    request.encoding = self.rounding.encoding
+                request = self.pull_request(want, _PARK_S)
+                request.include_frozen, request.ahead = frozen, ahead
                 if self.shared is not None:
                     if self.shared.outdated(server, request.worker):  # joined again, as another member
                         await self._persist(server, "to attach", partial(self._attach, self.shared, server))
@@ -344,6 +346,16 @@ class ShardLinks:
                     log.info(f"waiting for {self.waiting_for}")
         finally:
             self.waiting_for = ""
+
+    def pull_request(self, want: Want, wait_s: float) -> shard_pb2.PullRequest:
+        """A question for weights that may wait so long for its answer."""
+        request = shard_pb2.PullRequest(
+            job=self.job, timeline=self.timeline, worker=self._worker(), wait_s=wait_s, standing=self.standing
+        )
+        put_want(request, want)
+        if self.rounding is not None:
+            request.encoding = self.rounding.encoding
+        return request
 
     async def _readmitted(self, former: int) -> bool:
         """Given up for lost (paused, cut off): True once the session has joined again under a new number."""
@@ -380,16 +392,7 @@ class ShardLinks:
             if self.shared is None or server not in self.shared.servers:
                 raise errors.UnavailableError(f"server-{server} and this worker share no memory any more")
             chunks = self.shared.chunks(server, slot, request.include_frozen)
-        return Pulled(
-            header.version,
-            header.min_clock,
-            header.skipped,
-            consistency_from_proto(header.consistency),
-            chunks,
-            header.schedule,
-            frozenset(header.taken),
-            slot,
-        )
+        return pulled_of(header, chunks)
 
     async def idle(self) -> None:
         """Tell every shard that this worker has nothing to do."""
@@ -444,6 +447,25 @@ class ShardLinks:
         if self.shared is not None:
             await self.shared.close()
         await asyncio.gather(*(channel.close() for channel in self.channels), return_exceptions=True)
+
+
+def put_place(header: shard_pb2.PushHeader, attached: Attached, facts: PushFacts) -> None:
+    """Say where in the inbox a contribution lies, which has been looked through for NaN."""
+    header.shared.attachment, header.shared.node, header.shared.checked = attached.number, facts.node or 0, True
+
+
+def pulled_of(header: shard_pb2.PullHeader, chunks: dict[int, memoryview]) -> Pulled:
+    """The answer to a pull."""
+    return Pulled(
+        header.version,
+        header.min_clock,
+        header.skipped,
+        consistency_from_proto(header.consistency),
+        chunks,
+        header.schedule,
+        frozenset(header.taken),
+        header.slot if header.HasField("slot") else None,
+    )
 
 
 def _part(

@@ -6,6 +6,7 @@ Blocking: called from the training loop; the network is worked in the background
 from __future__ import annotations
 
 import concurrent.futures
+import math
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -86,6 +87,7 @@ class SyncPace:
         self._spare = engine.spare()
         self._reducer: Reducer | None = None
         self._held: dict[TreeNode, Node] = {}
+        self._unsent: list[tuple[SyncName, Node]] = []  # contributions that are about to be pushed
         self._pushes: list[concurrent.futures.Future[frozenset[shard_pb2.Outcome]]] = []
         self._groups: Sequence[types_pb2.GroupHypers] = ()
 
@@ -113,6 +115,7 @@ class SyncPace:
                 return self._item(self._version, mine)
             self._hurry = self._given_away = True
             self._release()
+            self._send()
             if not reply.HasField("slice"):
                 return None
             self._given = reply.slice
@@ -183,6 +186,7 @@ class SyncPace:
             return
         else:
             self._release()
+            self._send()
         self._generation, self._place, self._workers = generation, rank, workers
         self._left.clear()
         self._range = self._share(self._of, rank, workers)
@@ -198,7 +202,7 @@ class SyncPace:
         return assign(of, workers)[rank]
 
     def _release(self) -> None:
-        """Send what is held for merging as it is."""
+        """Have what is held for merging sent as it is."""
         for (lo, hi), node in sorted(self._held.items()):
             self._push(lo, hi, node)
         self._held.clear()
@@ -221,11 +225,27 @@ class SyncPace:
             self._push(name.lo, name.hi, node)
         else:
             self._merge((name.lo, name.hi), node)
-        if next(self._mine(), None) is None:
-            # Neighbours that were handed in before the membership changed never come to be merged with.
-            self._release()
+        if next(self._mine(), None) is not None:
+            self._send()
+            return counted
+        # Neighbours that were handed in before the membership changed never come to be merged with.
+        self._release()
+        if not self._exchange():
+            self._send()
             self._wait_for_next()
         return counted
+
+    def _exchange(self) -> bool:
+        """Push what is left and have the next version with it; False if that has not come about in time."""
+        if self._pushes or len(self._unsent) != 1:
+            return False
+        (name, node) = self._unsent[0]
+        patience_s = self._tempo.patience_s() if self._moves else math.inf
+        self._engine.links.standing = self._standing() if self._moves else None
+        done = self._engine.exchange(name, node, self._groups, patience_s)
+        if done is not None:
+            self._unsent.clear()
+        return bool(done)
 
     def _merge(self, where: TreeNode, node: Node) -> None:
         assert self._reducer is not None
@@ -241,7 +261,12 @@ class SyncPace:
                 self._push(*where, self._held.pop(where))
 
     def _push(self, lo: int, hi: int, node: Node) -> None:
-        self._pushes.append(self._push_one(SyncName(self._version, lo, hi, self._of), node))
+        self._unsent.append((SyncName(self._version, lo, hi, self._of), node))
+
+    def _send(self) -> None:
+        """Begin to bring what is to be pushed."""
+        unsent, self._unsent = self._unsent, []
+        self._pushes += [self._push_one(name, node) for name, node in unsent]
 
     def _push_one(self, name: SyncName, node: Node) -> concurrent.futures.Future[frozenset[shard_pb2.Outcome]]:
         outgoing = self._engine.outgoing

@@ -17,6 +17,8 @@ import structlog
 from paramserver.core.arena import Arena, make_arena
 from paramserver.core.plan import Chunk, Kind, Plan
 from paramserver.transport.base import Channel
+from paramserver.transport.direct import DirectLine
+from paramserver.transport.local import LocalChannel
 from paramserver.transport.meeting import Meeting
 from paramserver.transport.segments import PAGE, Foreign, available
 from paramserver.v1 import shard_pb2
@@ -27,12 +29,16 @@ log = structlog.get_logger("paramserver.worker")
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """A server's side: its number for this worker (as the member it was then), its weights, and the way to it."""
+    """A server's side: its number for this worker (as the member it was then), its weights, and the ways to it.
+
+    ``direct``: for the thread that trains; None where its calls must go over the channel.
+    """
 
     number: int
     worker: int
     weights: Foreign
     channel: Channel
+    direct: DirectLine | None
 
 
 class SharedMemory:
@@ -77,9 +83,10 @@ class SharedMemory:
             reply = cast(shard_pb2.AttachResponse, await channel.call("Shard.Attach", request, timeout=timeout_s))
             if not reply.attachment:
                 return reply.refusal
-            weights_fd, line_fd = meeting.swap(self.inbox.memory.reading_fd, take=2)
+            weights_fd, line_fd, direct_fd = meeting.swap(self.inbox.memory.reading_fd, take=3)
             with ExitStack() as unless_well:
                 line = unless_well.enter_context(socket.socket(fileno=line_fd))
+                direct = unless_well.enter_context(socket.socket(fileno=direct_fd))
                 weights = Foreign(weights_fd, reply.weights_bytes)
                 if (reply.weights_bytes - self.arena.frozen_bytes) % self.arena.slot_bytes:
                     return "it lays its memory out differently"
@@ -88,7 +95,11 @@ class SharedMemory:
             return f"no memory could be exchanged with it: {error}"
         finally:
             meeting.close()
-        self._attached[server] = Attached(reply.attachment, worker, weights, channel.beside(line))
+        beside, straight = channel.beside(line), DirectLine(direct)
+        if not isinstance(beside, LocalChannel):  # something stands between, such as planned faults
+            straight.close()
+        way = None if straight.gone else straight
+        self._attached[server] = Attached(reply.attachment, worker, weights, beside, way)
         return ""
 
     def attached(self, server: int, worker: int) -> Attached | None:
@@ -105,7 +116,7 @@ class SharedMemory:
         """The server knows nothing of it any more."""
         former = self._attached.pop(server, None)
         if former is not None:
-            await former.channel.close()
+            await _hang_up(former)
 
     @property
     def servers(self) -> frozenset[int]:
@@ -148,5 +159,11 @@ class SharedMemory:
     async def close(self) -> None:
         """Give nothing to anybody any more; memory that is mapped stays until nobody uses it."""
         for attached in self._attached.values():
-            await attached.channel.close()
+            await _hang_up(attached)
         self.inbox.memory.close()
+
+
+async def _hang_up(attached: Attached) -> None:
+    if attached.direct is not None:
+        attached.direct.close()
+    await attached.channel.close()

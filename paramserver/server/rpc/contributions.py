@@ -46,15 +46,21 @@ class Contributions(Host):
             raise errors.RolledBackError(f"this server is on timeline {shard.config.timeline}, not {request.timeline}")
         if request.layout_digest != shard.digest:
             raise errors.ProtocolError("this shard holds another model")
-        ours, theirs = socket.socketpair()
+        # One for the loop there, one for the thread that trains.
+        pairs = [socket.socketpair() for _ in range(2)]
         with ExitStack() as unless_served:
-            unless_served.enter_context(ours)
-            with theirs:
-                response = shard.sharing.attach(request, theirs.fileno())
+            for ours, _ in pairs:
+                unless_served.enter_context(ours)
+            with ExitStack() as given:
+                for _, theirs in pairs:
+                    given.enter_context(theirs)
+                response = shard.sharing.attach(request, *(theirs.fileno() for _, theirs in pairs))
             if response.attachment:
-                line = await local.serve(ours, [("Shard", self)], caller() or _A_WORKER)
+                who = caller() or _A_WORKER
+                lines = [await local.serve(ours, [("Shard", self)], who) for ours, _ in pairs]
                 unless_served.pop_all()
-                shard.sharing.answer(response.attachment, line)
+                for line in lines:
+                    shard.sharing.answer(response.attachment, line)
         return response
 
     async def idle(self, request: shard_pb2.IdleRequest) -> shard_pb2.IdleResponse:
@@ -84,7 +90,7 @@ class Contributions(Host):
             used = self._checked_used(header.push, shard)
             arriving.enter_context(self.intake.arriving(shard.queued, shard.nbytes))
             needed = shard.tensors.chunks_used(used)
-            coming = _contribution(header.push, chunks, shard, used)
+            coming = contribution_of(header.push, chunks, shard, used)
             if header.push.HasField("shared"):
                 lying.update(shard.sharing.contribution(header.push.shared, header.push.worker, needed))
                 needed = {}
@@ -116,7 +122,13 @@ class Contributions(Host):
                 self._refused += 1
             raise
         self._pushed += upload.payload_bytes + sum(tensor.nbytes for tensor in lying.values())
-        pushed, own = await shard.push(contribution, upload.header.push)
+        return await self._count(shard, contribution, upload.header.push)
+
+    async def _count(
+        self, shard: RunningShard, contribution: Contribution, header: shard_pb2.PushHeader
+    ) -> shard_pb2.PushResponse:
+        """Count what has passed all checks."""
+        pushed, own = await shard.push(contribution, header)
         reach("reply.drop", contribution.base_version)
         return shard_pb2.PushResponse(outcome=_OUTCOMES[pushed.outcome], version=pushed.version, own=own)
 
@@ -144,9 +156,10 @@ def _check_base(header: shard_pb2.PushHeader, state: ShardState) -> None:
         raise errors.ProtocolError(f"{name} was computed on version {base}, which this shard has not published")
 
 
-def _contribution(
+def contribution_of(
     header: shard_pb2.PushHeader, chunks: Mapping[int, Tensor], shard: RunningShard, used: frozenset[int]
 ) -> Contribution:
+    """What a push brings, once its header has passed all checks. Raises ProtocolError for hyper-parameters."""
     groups: Sequence[Mapping[str, float | bool | tuple[float, ...]]] = groups_from_proto(header.groups)
     try:
         validate_change(shard.tensors.optimizer, shard.groups, groups)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from paramserver import errors
 from paramserver.compress.base import Compressor
 from paramserver.compress.registry import FOR_PULL, reader
-from paramserver.core.events import PullAsked
+from paramserver.core.events import AnswerPull, PullAsked
 from paramserver.server.ahead import Ahead
 from paramserver.server.reporting import waiting_for
 from paramserver.server.rpc.host import Host
@@ -22,66 +23,38 @@ from paramserver.v1 import shard_pb2
 _MAX_WAIT_S = 3600.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Pulling:
+    """A pull that has passed all checks. ``ask``: what the state machine is asked, given the number of the call."""
+
+    shard: RunningShard
+    ask: Callable[[int], PullAsked]
+    rounding: Compressor | None
+    attached: bool
+
+
 class Pulls(Host):
     """Weights for those who ask."""
 
     async def pull(self, request: shard_pb2.PullRequest) -> AsyncIterator[bytes]:
         """Answer with a whole published version as soon as the state machine says so, or `ready = false` in time."""
-        self._check_job(request.job)
-        want = want_from_proto(request)
-        if not 0 <= request.wait_s <= _MAX_WAIT_S:
-            raise errors.ProtocolError(f"wait_s must be between 0 and {_MAX_WAIT_S:g} seconds, not {request.wait_s:g}")
-        rounding = reader(request.encoding, FOR_PULL)
-        shard = self._ready(active=False)
-        # Slots hold the weights as they are.
-        attached = request.HasField("shared") and shard.sharing.asks(request.shared, request.worker) and not rounding
-
-        def ask(call: int) -> PullAsked:
-            return PullAsked(call, request.worker, want, request.timeline)
-
-        ahead = Ahead(shard, ask, request.wait_s, rounding) if request.ahead and not attached else None
-        if ahead is not None:
+        pulling = self._pulling(request)
+        shard, rounding = pulling.shard, pulling.rounding
+        ahead = None
+        if request.ahead and not pulling.attached:
+            ahead = Ahead(shard, pulling.ask, request.wait_s, rounding)
             async with aclosing(ahead.frames()) as drafts:
                 async for frame in drafts:
                     self._pulled += len(frame)
                     yield frame
             pulled = ahead.pulled
         else:
-            pulled = await shard.pull(ask, request.wait_s)
-        state = shard.state
-        if pulled is None:
-            header = shard_pb2.PullHeader(
-                version=state.version, timeline=state.timeline, waiting_for=waiting_for(shard)
-            )
-            yield encode_frame(shard_pb2.FrameHeader(pull=header), ())
-            return
-        version = shard.versions[pulled.version]
-        bare = request.header_only or (
-            request.HasField("have_version") and request.have_version == version.number and not request.include_frozen
-        )
-        frozen = request.include_frozen
-        slot = await self._slot(shard, version) if attached and not bare else None
-        if slot is not None and not shard.sharing.lend(request.shared.attachment, slot):
-            slot = None
-        header = shard_pb2.PullHeader(
-            ready=True,
-            version=version.number,
-            timeline=state.timeline,
-            consistency=consistency_to_proto(state.consistency),
-            min_clock=pulled.min_clock,
-            skipped=shard.tensors.skipped,
-            chunks=0 if bare or slot is not None else len(version.moving(frozen)),
-            schedule=shard.tensors.schedule,
-            taken=shard.claims.taken(version.number),
-            slot=slot,
-            draft=0 if frozen else version.draft,
-        )
-        shard.claims.given(request, version.number)
+            pulled = await shard.pull(pulling.ask, request.wait_s)
+        header, version = await self._header(pulling, request, pulled)
         yield encode_frame(shard_pb2.FrameHeader(pull=header), ())
-        if slot is not None:
-            self._pulled += sum(chunk.nbytes for chunk in version.moving(frozen))
-        if bare or slot is not None:
+        if version is None:
             return
+        frozen = request.include_frozen
         # Such as who gathers the result: nobody will ask again.
         if not request.worker and not version.encoded(frozen, rounding):
             async for frame in self._passing(version, frozen, rounding):
@@ -92,6 +65,54 @@ class Pulls(Host):
         for frame in frames if ahead is None or frozen else ahead.rest(version, frames):
             self._pulled += len(frame)
             yield frame
+
+    def _pulling(self, request: shard_pb2.PullRequest) -> _Pulling:
+        """Check a pull."""
+        self._check_job(request.job)
+        want = want_from_proto(request)
+        if not 0 <= request.wait_s <= _MAX_WAIT_S:
+            raise errors.ProtocolError(f"wait_s must be between 0 and {_MAX_WAIT_S:g} seconds, not {request.wait_s:g}")
+        rounding = reader(request.encoding, FOR_PULL)
+        shard = self._ready(active=False)
+        # Slots hold the weights as they are.
+        attached = request.HasField("shared") and shard.sharing.asks(request.shared, request.worker) and not rounding
+        return _Pulling(shard, lambda call: PullAsked(call, request.worker, want, request.timeline), rounding, attached)
+
+    async def _header(
+        self, pulling: _Pulling, request: shard_pb2.PullRequest, pulled: AnswerPull | None
+    ) -> tuple[shard_pb2.PullHeader, Version | None]:
+        """The header of an answer, and the version whose chunks have to follow, if any have to."""
+        shard = pulling.shard
+        state = shard.state
+        if pulled is None:
+            waiting = waiting_for(shard)
+            return shard_pb2.PullHeader(version=state.version, timeline=state.timeline, waiting_for=waiting), None
+        version = shard.versions[pulled.version]
+        frozen = request.include_frozen
+        bare = request.header_only or (
+            request.HasField("have_version") and request.have_version == version.number and not frozen
+        )
+        slot = await self._slot(shard, version) if pulling.attached and not bare else None
+        if slot is not None and not shard.sharing.lend(request.shared.attachment, slot):
+            slot = None
+        if slot is not None:
+            self._pulled += sum(chunk.nbytes for chunk in version.moving(frozen))
+        follow = not bare and slot is None
+        header = shard_pb2.PullHeader(
+            ready=True,
+            version=version.number,
+            timeline=state.timeline,
+            consistency=consistency_to_proto(state.consistency),
+            min_clock=pulled.min_clock,
+            skipped=shard.tensors.skipped,
+            chunks=len(version.moving(frozen)) if follow else 0,
+            schedule=shard.tensors.schedule,
+            taken=shard.claims.taken(version.number),
+            slot=slot,
+            draft=0 if frozen else version.draft,
+        )
+        shard.claims.given(request, version.number)
+        return header, version if follow else None
 
     async def _passing(self, version: Version, frozen: bool, rounding: Compressor | None) -> AsyncIterator[bytes]:
         """The frames of a version, none of which is kept."""
