@@ -39,6 +39,7 @@ from paramserver.failpoints import planned, reach
 from paramserver.server import norms
 from paramserver.server.claiming import ClaimDesk
 from paramserver.server.drafting import Draft, Drafting
+from paramserver.server.hypers import Hyperparameters
 from paramserver.server.norms import NormExchange
 from paramserver.server.saving import Saver
 from paramserver.server.shard import Contribution, ShardTensors, leading
@@ -81,7 +82,8 @@ class RunningShard:
         saver: Saver | None,
         failed: Callable[[str], None],
     ) -> None:
-        self.config, self.plan, self.groups = config, plan, groups
+        self.config, self.plan = config, plan
+        self.hypers = Hyperparameters(tensors.optimizer, groups)
         self.state, self.tensors, self.norms = state, tensors, norms_
         self.saver = saver
         self.sharing = Sharing(plan, config.index)

@@ -68,6 +68,8 @@ class Sharing:
         self._slots = Slots(SLOTS)
         self._reserved: set[int] = set()
         self._frozen = False
+        # By slot and chunk, where it lies there.
+        self._places: dict[tuple[int, int], Tensor] = {}
         self._weights: Segment | None = None
         self._attachments: dict[int, _Attachment] = {}
         self._numbers = itertools.count(1)
@@ -117,6 +119,7 @@ class Sharing:
         for number in list(self._attachments):
             self._end(number)
         self._complained = True
+        self._places.clear()
         if self._weights is not None:
             self._weights.close()
 
@@ -197,6 +200,12 @@ class Sharing:
         return lambda chunk: self._place(chunk, slot)
 
     def _place(self, chunk: Chunk, slot: int) -> Tensor:
+        place = self._places.get((slot, chunk.index))
+        if place is None:
+            place = self._places[slot, chunk.index] = self._view(chunk, slot)
+        return place
+
+    def _view(self, chunk: Chunk, slot: int) -> Tensor:
         start = self._arena.in_weights(chunk, slot)
         return tensor_from(self._segment.view[start : start + chunk.nbytes], chunk.dtype)
 

@@ -60,6 +60,8 @@ class ModelBinding:
         self._adopted: FlatSpace | None = None
         self._edits: list[int] = []
         self._backward: Backward | None = None
+        # The hyper-parameters that were asked for last, and their messages.
+        self._said: tuple[list[Hypers], list[types_pb2.GroupHypers]] = ([], [])
 
     # ---- what the model consists of
 
@@ -160,7 +162,10 @@ class ModelBinding:
 
     def groups(self) -> list[types_pb2.GroupHypers]:
         """The hyper-parameters as they are now, by parameter group."""
-        return groups_to_proto(self.hypers())
+        hypers = self.hypers()
+        if hypers != self._said[0]:
+            self._said = hypers, groups_to_proto(hypers)
+        return self._said[1]
 
     def hypers(self) -> list[Hypers]:
         """The same as plain values; raises ModelError for values that servers do not take."""
@@ -271,6 +276,10 @@ class ModelBinding:
                 place.mul_(samples)
                 node.used.add(buffer.index)
                 return
+        elif not (tensor.is_floating_point() or tensor.is_complex()):
+            torch.sub(tensor.to(place.dtype), start.to(place.dtype), out=place).mul_(samples)
+            node.used.add(buffer.index)
+            return
         if bool(self._write_change(buffer, place, samples)):
             node.space.written.add(buffer.index)
         else:

@@ -238,7 +238,7 @@ class Context:
         if self._binding is None or not self._used or self._early_rest >= 0:
             return
         samples = slice_samples(self._data, item.index)
-        begun = self.engine.begin_early(item, samples, self._used, self._binding.groups())
+        begun = self.engine.begin_early(item, samples, self._used, self._binding.groups)
         if begun is not None:
             self._early, chunks = begun
             self._binding.backward.begin(self._early, chunks)

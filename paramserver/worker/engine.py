@@ -616,7 +616,7 @@ class Engine:
         )
 
     def begin_early(
-        self, item: Item, samples: int, used: frozenset[int], groups: Sequence[types_pb2.GroupHypers]
+        self, item: Item, samples: int, used: frozenset[int], groups: Callable[[], Sequence[types_pb2.GroupHypers]]
     ) -> tuple[Node, early.EarlyChunks] | None:
         """Begin to push what ``item`` is going to yield, while it is computed; None where that is not possible.
 
@@ -638,7 +638,7 @@ class Engine:
             return None
         node = self.pool.take()
         node.samples = samples
-        facts = self._facts(item.name, node, groups, 0, {}, used)
+        facts = self._facts(item.name, node, groups(), 0, {}, used)
         return node, self._early.begin(self.links, node, facts, self.pool)
 
     def discard(self, node: Node) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack
 
 from torch import Tensor
 
 from paramserver import errors
 from paramserver.core.events import Outcome, WentIdle
-from paramserver.core.hypers import validate_change
 from paramserver.core.names import SyncName
 from paramserver.core.plan import Chunk
 from paramserver.core.shard import ShardState
@@ -21,7 +20,6 @@ from paramserver.server.receive import first_non_finite, receive
 from paramserver.server.rpc.host import Host
 from paramserver.server.running import RunningShard
 from paramserver.server.shard import Contribution
-from paramserver.tensors.hypers import groups_from_proto
 from paramserver.transport import local
 from paramserver.transport.base import Caller, caller
 from paramserver.transport.messages import name_from_proto, unpack_mask
@@ -160,11 +158,6 @@ def contribution_of(
     header: shard_pb2.PushHeader, chunks: Mapping[int, Tensor], shard: RunningShard, used: frozenset[int]
 ) -> Contribution:
     """What a push brings, once its header has passed all checks. Raises ProtocolError for hyper-parameters."""
-    groups: Sequence[Mapping[str, float | bool | tuple[float, ...]]] = groups_from_proto(header.groups)
-    try:
-        validate_change(shard.tensors.optimizer, shard.groups, groups)
-    except errors.ModelError as error:
-        raise errors.ProtocolError(str(error)) from error
     return Contribution(
         name=name_from_proto(header),
         worker=header.worker,
@@ -172,7 +165,7 @@ def contribution_of(
         overflow=header.overflow,
         base_version=header.base_version,
         used=used,
-        groups=tuple(groups),
+        groups=shard.hypers.of(header.groups),
         chunks=chunks,
         schedule=header.schedule,
         clip_norm=header.clip_norm,
