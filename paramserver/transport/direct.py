@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 from google.protobuf.message import Message
 
@@ -22,6 +22,8 @@ from paramserver.transport.envelopes import pack, unpack
 from paramserver.v1.local_pb2 import Envelope
 
 _PIECE_BYTES = 64 << 10
+# Whoever waits on a socket that is shut down returns at once.
+_CLOSE_S = 1.0
 
 
 class DirectLine:
@@ -83,8 +85,9 @@ class DirectLine:
         self.gone = True
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
-        with self.lock:
-            self._sock.close()
+        if self.lock.acquire(timeout=_CLOSE_S):
+            self.lock.release()
+        self._sock.close()
 
 
 def ask_all(
@@ -93,9 +96,9 @@ def ask_all(
     """Make one unary call on each line and wait for all answers; None if one fails, or ``timeout_s`` pass."""
     found = find(method, MethodKind.UNARY)
     raw = [found.encode_request(request) for request in requests]
-    for line in lines:
-        line.lock.acquire()
-    try:
+    with ExitStack() as alone:
+        for line in lines:
+            alone.enter_context(line.lock)
         if any(line.gone for line in lines):
             return None
         calls = {line.fileno(): (line, line.begin(found, request)) for line, request in zip(lines, raw, strict=True)}
@@ -109,9 +112,6 @@ def ask_all(
         if len(answers) < len(calls):
             return None
         return [found.decode_response(answers[line.fileno()]) for line in lines]
-    finally:
-        for line in lines:
-            line.lock.release()
 
 
 def _answers(calls: Mapping[int, tuple[DirectLine, int]], deadline: float) -> dict[int, bytes]:

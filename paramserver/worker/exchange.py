@@ -17,7 +17,7 @@ from paramserver.worker.links import PushFacts, ShardLinks, pulled_of, put_place
 from paramserver.worker.pulled import Pulled
 from paramserver.worker.shared import Attached
 
-# What the thread does here interrupts it no membership and no loss of the job, so not longer than this.
+# Meanwhile the thread does not hear that the membership has changed, or the job has ended: so not longer than this.
 MOST_S = 0.25
 # An answer may come so much later than it was asked for, on a busy machine.
 _GRACE_S = 0.1

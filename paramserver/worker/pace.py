@@ -230,16 +230,17 @@ class SyncPace:
             return counted
         # Neighbours that were handed in before the membership changed never come to be merged with.
         self._release()
+        began = time.monotonic()
         if not self._exchange():
             self._send()
-            self._wait_for_next()
+            self._wait_for_next(time.monotonic() - began)
         return counted
 
     def _exchange(self) -> bool:
         """Push what is left and have the next version with it; False if that has not come about in time."""
         if self._pushes or len(self._unsent) != 1:
             return False
-        (name, node) = self._unsent[0]
+        name, node = self._unsent[0]
         patience_s = self._tempo.patience_s() if self._moves else math.inf
         self._engine.links.standing = self._standing() if self._moves else None
         done = self._engine.exchange(name, node, self._groups, patience_s)
@@ -273,8 +274,11 @@ class SyncPace:
         flush = outgoing.keeps and flushes(self._schedule, name.step, name.lo, outgoing.wire.flush_every)
         return self._engine.push(name, node, self._groups, clock=0, flush=flush)
 
-    def _wait_for_next(self) -> bool:
-        """Wait for the next version, for a slice to compute, or another membership; True if the mode has changed."""
+    def _wait_for_next(self, waited_s: float = 0.0) -> bool:
+        """Wait for the next version, for a slice to compute, or another membership; True if the mode has changed.
+
+        ``waited_s``: so long it has been waited for already.
+        """
         # Asked for beside the pushes: it is answered when all of the step has come.
         if not self._moves:
             pulling = self._engine.begin_pull(self._version + 1)
@@ -288,7 +292,7 @@ class SyncPace:
         self._engine.links.standing = self._standing()
         pulling = self._engine.begin_pull(self._version + 1)
         own = next((p for p in range(*self._range) if p not in self._done), None)
-        waiting = self._spare.wait(pulling, self._pushes, self._question(), own, self._tempo)
+        waiting = self._spare.wait(pulling, self._pushes, self._question(), own, self._tempo, waited_s)
         self._given = self._engine.advance(self._version + 1, self._generation, pulling, waiting)
         self.finish()
         if self._given is not None:

@@ -39,11 +39,12 @@ class Spare:
         question: shard_pb2.ClaimRequest,
         own: int | None,
         tempo: Tempo,
+        waited_s: float = 0.0,
     ) -> list[Pulled] | int:
         """Wait for the next version, or until there is a slice to compute meanwhile; ``version`` is then given up.
 
         Servers are asked once the ``pushes`` have arrived, again and again as ``tempo`` says. ``own``: a slice to
-        compute if there is no answer. Raises what a push has failed with.
+        compute if there is no answer. ``waited_s``: so long it has waited already. Raises what a push has failed with.
         """
         pulling = asyncio.wrap_future(version)
         try:
@@ -51,7 +52,8 @@ class Spare:
             await _arrived(pushes)
             tempo.pushed(time.monotonic() - began)
             while True:
-                await asyncio.wait([pulling], timeout=tempo.patience_s())
+                await asyncio.wait([pulling], timeout=max(0.0, tempo.patience_s() - waited_s))
+                waited_s = 0.0
                 if pulling.done():
                     return pulling.result()
                 reply = await self.ask(question)
