@@ -1,0 +1,96 @@
+"""What a training script has of the cluster: weights in, contributions out. Blocking; the network is elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import structlog
+
+from paramserver import errors
+from paramserver.core.consistency import Mode
+from paramserver.failpoints import reach
+from paramserver.transport.messages import schedule_from_proto
+from paramserver.v1 import types_pb2
+from paramserver.worker.engine.leaving import Leaving
+from paramserver.worker.engine.rollback import GoingBack
+from paramserver.worker.flat import Node
+from paramserver.worker.pace import AsyncPace, Item, SyncPace, make_pace
+
+log = structlog.get_logger("paramserver.worker")
+
+
+class Engine(GoingBack, Leaving):
+    """One worker of a job.
+
+    ``connect`` opens a channel to a server's address, ``coordinator`` is the one to the coordinator; ``background`` is
+    the loop in which the network runs.
+    Use: :meth:`join`, :meth:`register`, then :meth:`next_item` and :meth:`contribute` in turn, :meth:`close`.
+    """
+
+    def next_item(self, epoch: int, last: bool) -> Item | None:
+        """The slice to compute now; None if there is none left up to ``epoch``. Waits as long as the mode demands."""
+        while True:
+            if self._look_back:  # an earlier epoch is the script's to begin, with that epoch's learning rate
+                self._look_back = False
+                if self.open_epoch() < epoch:
+                    return None
+            try:
+                item = self._present_pace().next(epoch, last)
+                self._begun_at = time.monotonic()
+            except errors.RolledBackError:
+                self.follow()
+                continue
+            if item is not None or not self.mode_changed():
+                return item
+
+    def ahead(self, epoch: int) -> Iterator[Item]:
+        """The slices that are likely to come, beginning with the one that :meth:`next_item` has given."""
+        assert self._pace is not None, "an item comes before those ahead of it"
+        return self._ahead(self._pace, epoch)
+
+    def contribute(self, item: Item, node: Node, groups: Sequence[types_pb2.GroupHypers]) -> bool:
+        """Hand in what a slice yielded; returns with the next version, or with more work on this one.
+
+        Without a data set the name of a slice does not say what it yields: False then means that another worker's
+        contribution of this name counts instead of this one.
+        """
+        reach("worker.after_grad", self.version)
+        node.settle()
+        self._slice_times.append(time.monotonic() - self._begun_at)
+        self.slices += 1
+        self.samples += node.samples
+        assert self._pace is not None, "an item comes before its contribution"
+        try:
+            return self._pace.contribute(item, node, groups)
+        except errors.RolledBackError:
+            self.follow()
+            if self.named_by_data:  # somebody computes it again
+                return True
+            raise errors.RolledBackError(
+                f"a server was lost, and the job went back to version {self.version}: "
+                "push again what was pushed since then"
+            ) from None
+
+    def _ahead(self, pace: SyncPace | AsyncPace, epoch: int) -> Iterator[Item]:
+        """Ends with the pace: one of before the job went back must not lease, nor say what it has done."""
+        items = pace.ahead(epoch)
+        while self._pace is pace and (item := next(items, None)) is not None:
+            yield item
+
+    def _present_pace(self) -> SyncPace | AsyncPace:
+        self.ensure_data()
+        assert self._data is not None
+        if self.rolled_back():
+            raise errors.RolledBackError("the job goes back to a checkpoint")
+        if self._pace is None or self.mode_changed():
+            if self._pace is not None:
+                self._pace.finish()
+                log.info("mode", now=str(self.consistency), version=self.version)
+            schedule = schedule_from_proto(self.session.view, self._data.slices_per_epoch)
+            if self.consistency.mode is Mode.SYNC and schedule.base_version > self.version:
+                self._install(self._watch(self.background.submit(self.links.pull_version(schedule.base_version))))
+            self._paced = self.consistency
+            self.outgoing.reset()
+            self._pace = make_pace(self, self._paced, schedule)
+        return self._pace

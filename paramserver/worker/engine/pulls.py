@@ -1,0 +1,90 @@
+"""How the next version is waited for, and what a worker does that has time meanwhile."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Coroutine
+from typing import Any
+
+from paramserver import errors
+from paramserver.core.consistency import Mode
+from paramserver.core.events import (
+    Latest,
+    Want,
+)
+from paramserver.v1 import shard_pb2
+from paramserver.worker.engine.leases import Leases
+from paramserver.worker.engine.weights import Weights
+from paramserver.worker.pulled import Pulled
+from paramserver.worker.spare import Spare
+
+
+class Pulls(Weights, Leases):
+    """Asks shards for versions, and for slices of others."""
+
+    def advance(
+        self,
+        version: int,
+        generation: tuple[int, ...],
+        pulling: concurrent.futures.Future[list[Pulled]],
+        waiting: Coroutine[Any, Any, list[Pulled] | int] | None = None,
+    ) -> int | None:
+        """Wait until every shard has published ``version`` and take it in; returns early on a new membership.
+
+        ``pulling`` asks for it, see `begin_pull`. ``waiting``: gets what that brings, or a slice that is to be computed
+        meanwhile, which is then returned.
+        """
+
+        def moved() -> bool:
+            return self.generation != generation
+
+        results: list[Pulled] | int | None
+        if waiting is None or pulling.done():
+            if waiting is not None:
+                waiting.close()
+            results = self._watch(pulling, moved)
+        else:
+            results = self._watch(self.background.submit(waiting), moved)
+            if isinstance(results, int) or results is None:
+                pulling.cancel()
+        if isinstance(results, int):
+            return results
+        if not results and self._run(self.links.published(version)):
+            # Whoever left had seen this step complete: nothing of it is to be computed again.
+            results = self._watch(self.background.submit(self.links.pull_version(version)))
+        if results is not None:
+            self._install(results)
+        return None
+
+    def begin_pull(self, version: int) -> concurrent.futures.Future[list[Pulled]]:
+        """Ask every shard for ``version`` or a later one."""
+        self._arrived()
+        return self._early.pull(version) or self.background.submit(self.links.pull_version(version, ahead=True))
+
+    def spare(self) -> Spare:
+        """What fills the time in which a worker waits for others."""
+        return Spare(self.links)
+
+    def ask_for_work(self, spare: Spare, question: shard_pb2.ClaimRequest) -> shard_pb2.ClaimResponse | None:
+        """Ask a server which slice to compute now; None if there is no answer."""
+        return self._watch(self.background.submit(spare.ask(question)))
+
+    def pull_now(self, want: Want) -> int | None:
+        """Pull at a clock from every shard; returns the slowest clock, None if the job is synchronous by now."""
+        self._arrived()
+        try:
+            results = self._watch(self.background.submit(self.links.pull(want)))
+        except errors.FencedError:
+            raise
+        except errors.StaleViewError:
+            self.await_revision(self._wait_timeout_s)
+            return None
+        self._install(results)
+        return max(result.min_clock for result in results)
+
+    def _pull_latest(self) -> None:
+        self._arrived()
+        if self.consistency.mode is Mode.SYNC:
+            self._install(self._watch(self.background.submit(self.links.pull_version(self.version))))
+        else:
+            self._install(self._watch(self.background.submit(self.links.pull(Latest()))))

@@ -1,0 +1,196 @@
+"""How contributions leave: all at once, while they are computed, or with a pull in one."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import secrets
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+import structlog
+
+from paramserver import errors
+from paramserver.core.names import Name, SyncName
+from paramserver.core.plan import moving_bytes
+from paramserver.v1 import shard_pb2, types_pb2
+from paramserver.worker import early
+from paramserver.worker import exchange as exchanges
+from paramserver.worker.device import Ticket
+from paramserver.worker.engine.weights import Weights
+from paramserver.worker.flat import Node
+from paramserver.worker.links import PushFacts
+from paramserver.worker.outgoing import ANY, Encoded
+from paramserver.worker.pace import Item, SyncPace
+
+log = structlog.get_logger("paramserver.worker")
+
+T = TypeVar("T")
+# How long a worker that leaves waits for the push that is under way.
+LAST_PUSH_S = 5.0
+
+
+class Pushes(Weights):
+    """Brings what slices have yielded."""
+
+    def push(
+        self, name: Name, node: Node, groups: Sequence[types_pb2.GroupHypers], clock: int, flush: bool = False
+    ) -> concurrent.futures.Future[frozenset[shard_pb2.Outcome]]:
+        """Begin to bring a contribution to all shards; its memory is reused afterwards.
+
+        ``flush``: nothing of it is left for later ones. Raises what `Outgoing.encode` raises.
+        """
+        self._arrived()
+        ticket, pool = None, self.pool
+        if self._staging is not None:
+            of_device, pool = node, self._staging.pool
+            node, ticket = self._staging.fetch(node)
+            if self.outgoing.lossy:
+                ticket.wait()
+        space = node.space
+        position = name.lo if isinstance(name, SyncName) else ANY
+        encoded = self.outgoing.encode(position, node, space, flush) if self.outgoing.lossy else {}
+        facts = self._facts(name, node, groups, clock, encoded)
+        begun = self._early.complete(node, facts)
+        future = begun or self.background.submit(_when(ticket, self.links.push(facts, space.read)))
+        self._pushing.add(future)
+        future.add_done_callback(self._pushing.discard)
+        if begun is not None:  # gives the memory back itself
+            return future
+        if self._staging is not None:
+            gpu = self.pool
+            future.add_done_callback(lambda _: gpu.give(of_device))
+        if space.number is None:
+            future.add_done_callback(lambda _: pool.give(node))
+        elif isinstance(name, SyncName):  # servers read it when they have all of the step
+            pool.lend(node, name.step, future.done)
+        else:  # answered when it is in a version; after an error a server may still be about to read it
+            future.add_done_callback(lambda done: pool.give(node) if _succeeded(done) else None)
+        return future
+
+    def exchange(
+        self, name: SyncName, node: Node, groups: Sequence[types_pb2.GroupHypers], patience_s: float
+    ) -> bool | None:
+        """Push a contribution, and wait so long for the version that it is the last one of; both without the loop.
+
+        True: the version is installed. False: the contribution is counted. None: it has to be pushed, as ever.
+        """
+        if self._staging is not None or self.outgoing.lossy or self.rolled_back() or not self.session.goes_on:
+            return None
+        wait_s = min(patience_s, exchanges.MOST_S)
+        self._waiting += 1
+        try:
+            found = exchanges.exchange(self.links, self._facts(name, node, groups, 0, {}), name.step + 1, wait_s)
+        finally:
+            self._waiting -= 1
+        if found is False:
+            return None
+        self.pool.lend(node, name.step, lambda: True)
+        if found is True:
+            return False
+        self._install(found)
+        return True
+
+    def begin_early(
+        self, item: Item, samples: int, used: frozenset[int], groups: Callable[[], Sequence[types_pb2.GroupHypers]]
+    ) -> tuple[Node, early.EarlyChunks] | None:
+        """Begin to push what ``item`` is going to yield, while it is computed; None where that is not possible.
+
+        ``used``: the tensors of which it is expected to have gradients or changes. Returns the node to fill, which
+        :meth:`contribute` must get, and who is to be told of each tensor in it.
+        """
+        possible = (
+            isinstance(self._pace, SyncPace)
+            and self._pace.alone(item)
+            and self.named_by_data
+            and self.links.shared is None
+            and not self.outgoing.lossy
+            and self.pool.device.type == "cpu"
+            and bool(used)
+            and not self.rolled_back()
+            and moving_bytes(self.links.plan.layout.chunks) >= early.LEAST_BYTES
+        )
+        if not possible:
+            return None
+        node = self.pool.take()
+        node.samples = samples
+        facts = self._facts(item.name, node, groups(), 0, {}, used)
+        return node, self._early.begin(self.links, node, facts, self.pool)
+
+    def discard(self, node: Node) -> None:
+        """A node that is not contributed."""
+        if self._early.has(node):
+            self._early.drop()
+        else:
+            self.pool.give(node)
+
+    def keep_residuals(self, positions: range) -> None:
+        """These slice positions belong to this worker; what was left out of contributions to others is lost."""
+        if self.outgoing.keep(positions) and not self.rolled_back():
+            log.warning(
+                "the workers have changed: what compression had left out of some contributions is lost, so the result "
+                "will have other bits than that of an undisturbed run (see docs/compression.md)"
+            )
+
+    def wait_all(self, pushes: Sequence[concurrent.futures.Future[frozenset[shard_pb2.Outcome]]]) -> bool:
+        """Wait for several pushes; raises the first error. False if, without a data set, one was not counted."""
+        return all([self._counted(push) for push in pushes])
+
+    def _counted(self, push: concurrent.futures.Future[frozenset[shard_pb2.Outcome]]) -> bool:
+        try:
+            outcomes = self._watch(push, last_s=LAST_PUSH_S)
+        except errors.StaleViewError as error:
+            if type(error) is not errors.StaleViewError:
+                raise
+            # The mode has changed before this one arrived; with a data set, what it brought has been done by others.
+            log.info("a contribution came too late", reason=str(error))
+            return self.named_by_data
+        if self.named_by_data or outcomes == {shard_pb2.OUTCOME_ACCEPTED}:
+            return True
+        if outcomes == {shard_pb2.OUTCOME_DUPLICATE}:
+            return False
+        raise errors.ParamServerError(
+            "somebody joined or left at this moment, and only some of the servers have counted this push: "
+            "pull to see what is there, and push what is missing"
+        )
+
+    def _facts(
+        self,
+        name: Name,
+        node: Node,
+        groups: Sequence[types_pb2.GroupHypers],
+        clock: int,
+        encoded: Mapping[int, Encoded],
+        used: frozenset[int] | None = None,
+    ) -> PushFacts:
+        """What is said of a contribution. ``used``: what it is going to have, if it is not complete yet."""
+        present = frozenset() if node.overflow else frozenset(node.used)
+        return PushFacts(
+            name=name,
+            samples=node.samples,
+            overflow=node.overflow,
+            used=present if used is None else used,
+            groups=groups,
+            base_versions=list(self._versions),
+            clock=clock,
+            schedule=self.schedule,
+            clip_norm=self.clip_norm if isinstance(name, SyncName) else 0.0,
+            nonce=secrets.randbits(63) | 1,
+            node=node.space.number,
+            encoded=encoded,
+        )
+
+
+async def _when(ticket: Ticket | None, push: Coroutine[Any, Any, T]) -> T:
+    """Push what has been copied by then."""
+    try:
+        if ticket is not None:
+            await asyncio.get_running_loop().run_in_executor(None, ticket.wait)
+    except BaseException:
+        push.close()
+        raise
+    return await push
+
+
+def _succeeded(future: concurrent.futures.Future[Any]) -> bool:
+    return not future.cancelled() and future.exception() is None
