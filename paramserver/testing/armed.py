@@ -172,6 +172,11 @@ class PlannedCalls(FaultPlan):
         """See `FaultPlan`."""
         return self._armed.next_call(method)
 
+    @property
+    def quiet(self) -> bool:
+        """See `FaultPlan`."""
+        return False
+
     def delay_s(self, rule: Rule, where: str) -> float:
         """As long as the plan says."""
         return rule.delay_s

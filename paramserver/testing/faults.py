@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from paramserver import errors
-from paramserver.transport.base import METHODS, Channel, Frames, MethodKind, each
+from paramserver.transport.base import METHODS, Channel, Frames, MethodKind, Neighbour, each
 
 T = TypeVar("T")
 Connect = Callable[[str], Channel]
@@ -90,6 +90,11 @@ class FaultPlan:
         idle = [f"{rule.fault.value}: {rule.method}" for i, rule in enumerate(self.rules) if not self.fired[i]]
         if idle:
             raise AssertionError(f"planned faults that never fired (seed {self.seed}): {'; '.join(idle)}")
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no call is to suffer anything just now."""
+        return not self.rules and not self._cut.is_set()
 
     # ---- the whole client
 
@@ -270,13 +275,26 @@ class FaultyChannel:
             if not coming.result():
                 return
 
-    def beside(self, sock: socket.socket) -> Channel:
+    def beside(self, sock: socket.socket) -> Neighbour:
         """The same peer over a socket, with the same faults."""
-        return FaultyChannel(self._inner.beside(sock), self._plan)
+        return _FaultyNeighbour(self._inner.beside(sock), self._plan)
 
     async def close(self) -> None:
         """Close the channel."""
         await self._inner.close()
+
+
+class _FaultyNeighbour(FaultyChannel):
+    """The same, of a channel to a peer on the same host."""
+
+    def __init__(self, inner: Neighbour, plan: FaultPlan) -> None:
+        super().__init__(inner, plan)
+        self._neighbour = inner
+
+    @property
+    def undisturbed(self) -> bool:
+        """See `base.Neighbour`."""
+        return self._plan.quiet and self._neighbour.undisturbed
 
 
 def broken(where: str, how: str) -> errors.UnavailableError:

@@ -118,12 +118,21 @@ class Channel(Protocol):
         """
         ...
 
-    def beside(self, sock: socket.socket) -> Channel:
+    def beside(self, sock: socket.socket) -> Neighbour:
         """The same peer, over a connected socket that it has handed over; see `local`. Does not close this channel."""
         ...
 
     async def close(self) -> None:
         """Open calls end with UnavailableError, and so do later ones. May be repeated."""
+        ...
+
+
+class Neighbour(Channel, Protocol):
+    """A channel to a peer on the same host."""
+
+    @property
+    def undisturbed(self) -> bool:
+        """Whether calls may as well go past it: False while it is to make some of them fail."""
         ...
 
 

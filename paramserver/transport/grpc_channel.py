@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from paramserver import errors
 from paramserver.transport import fork
 from paramserver.transport.addresses import target
-from paramserver.transport.base import Channel, Frames, Method, MethodKind, each, find, frame
+from paramserver.transport.base import Frames, Method, MethodKind, each, find, frame
 from paramserver.transport.failures import ERROR_KEY, arrived, connection_hint, denied, from_code, unavailable
 from paramserver.transport.grpc_server import END
 from paramserver.transport.grpcio import grpc
@@ -166,7 +166,7 @@ class GrpcChannel:
                 await asyncio.wait([sender])
                 _failure(sender)
 
-    def beside(self, sock: socket.socket) -> Channel:
+    def beside(self, sock: socket.socket) -> LocalChannel:
         """See `base.Channel`."""
         return LocalChannel(self, sock)
 

@@ -342,6 +342,11 @@ class LocalChannel:
         self._closed = False
 
     @property
+    def undisturbed(self) -> bool:
+        """See `base.Neighbour`."""
+        return True
+
+    @property
     def alive(self) -> bool:
         """Whether calls go over the socket, as far as that is known."""
         return not self._closed and (self._line is None or not self._line.gone)
@@ -398,7 +403,7 @@ class LocalChannel:
             async for answer in answers:
                 yield answer
 
-    def beside(self, sock: socket.socket) -> Channel:
+    def beside(self, sock: socket.socket) -> LocalChannel:
         """See `base.Channel`."""
         return LocalChannel(self, sock)
 

@@ -18,7 +18,6 @@ from google.protobuf.message import Message
 from paramserver import errors
 from paramserver.transport.base import (
     Caller,
-    Channel,
     Frames,
     Method,
     MethodKind,
@@ -218,7 +217,7 @@ class MemoryChannel:
                 sender.cancel()
                 await asyncio.wait([sender])
 
-    def beside(self, sock: socket.socket) -> Channel:
+    def beside(self, sock: socket.socket) -> LocalChannel:
         """See `base.Channel`."""
         return LocalChannel(self, sock)
 

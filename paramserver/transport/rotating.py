@@ -9,7 +9,7 @@ from contextlib import aclosing, contextmanager
 from google.protobuf.message import Message
 
 from paramserver import errors
-from paramserver.transport.base import Channel, Frames
+from paramserver.transport.base import Channel, Frames, Neighbour
 
 
 class RotatingChannel:
@@ -68,7 +68,7 @@ class RotatingChannel:
                 async for reply in replies:
                     yield reply
 
-    def beside(self, sock: socket.socket) -> Channel:
+    def beside(self, sock: socket.socket) -> Neighbour:
         """See `base.Channel`."""
         return self._channels[self._present].beside(sock)
 

@@ -11,7 +11,7 @@ from typing import cast
 
 from paramserver.core.events import AtLeast
 from paramserver.failpoints import planned
-from paramserver.transport.direct import DirectLine, ask_all
+from paramserver.transport.direct import ask_all
 from paramserver.v1 import shard_pb2
 from paramserver.worker.links import PushFacts, ShardLinks, pulled_of, put_place
 from paramserver.worker.pulled import Pulled
@@ -31,7 +31,7 @@ def exchange(links: ShardLinks, facts: PushFacts, version: int, wait_s: float) -
     shared, ways = links.shared, links.direct()
     if shared is None or ways is None or facts.node is None or planned("worker.between_shards"):
         return False
-    lines = [cast(DirectLine, way.direct) for way in ways]
+    lines = [way.direct for way in ways]
     requests = [_request(links, server, way, facts, version, wait_s) for server, way in enumerate(ways)]
     answers = cast(
         Sequence[shard_pb2.ExchangeResponse] | None, ask_all(lines, "Shard.Exchange", requests, wait_s + _GRACE_S)

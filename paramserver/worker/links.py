@@ -212,7 +212,7 @@ class ShardLinks:
         if self.shared is None or self.rounding is not None:
             return None
         found = [self.shared.attached(server, self._worker()) for server in range(len(self.channels))]
-        ways = [one for one in found if one is not None and one.direct is not None and not one.direct.gone]
+        ways = [one for one in found if one is not None and one.channel.undisturbed and not one.direct.gone]
         return ways if len(ways) == len(found) else None
 
     async def attach(self, shared: SharedMemory) -> dict[int, str]:

@@ -16,9 +16,8 @@ import structlog
 
 from paramserver.core.arena import Arena, make_arena
 from paramserver.core.plan import Chunk, Kind, Plan
-from paramserver.transport.base import Channel
+from paramserver.transport.base import Channel, Neighbour
 from paramserver.transport.direct import DirectLine
-from paramserver.transport.local import LocalChannel
 from paramserver.transport.meeting import Meeting
 from paramserver.transport.segments import PAGE, Foreign, available
 from paramserver.v1 import shard_pb2
@@ -31,14 +30,14 @@ log = structlog.get_logger("paramserver.worker")
 class Attached:
     """A server's side: its number for this worker (as the member it was then), its weights, and the ways to it.
 
-    ``direct``: for the thread that trains; None where its calls must go over the channel.
+    ``direct``: for the thread that trains.
     """
 
     number: int
     worker: int
     weights: Foreign
-    channel: Channel
-    direct: DirectLine | None
+    channel: Neighbour
+    direct: DirectLine
 
 
 class SharedMemory:
@@ -95,11 +94,7 @@ class SharedMemory:
             return f"no memory could be exchanged with it: {error}"
         finally:
             meeting.close()
-        beside, straight = channel.beside(line), DirectLine(direct)
-        if not isinstance(beside, LocalChannel):  # something stands between, such as planned faults
-            straight.close()
-        way = None if straight.gone else straight
-        self._attached[server] = Attached(reply.attachment, worker, weights, beside, way)
+        self._attached[server] = Attached(reply.attachment, worker, weights, channel.beside(line), DirectLine(direct))
         return ""
 
     def attached(self, server: int, worker: int) -> Attached | None:
@@ -164,6 +159,5 @@ class SharedMemory:
 
 
 async def _hang_up(attached: Attached) -> None:
-    if attached.direct is not None:
-        attached.direct.close()
+    attached.direct.close()
     await attached.channel.close()

@@ -12,7 +12,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from paramserver.store.base import Entry, Lead, Store, StoreFacts, TransientStoreError
-from paramserver.transport.base import METHODS, Channel, Frames, MethodKind
+from paramserver.transport.base import METHODS, Channel, Frames, MethodKind, Neighbour
 from paramserver.v1 import shard_pb2
 
 Before = Callable[[str], Awaitable[int]]
@@ -121,7 +121,7 @@ class TappedChannel:
         """See `base.Channel`."""
         return self._inner.session(method, requests)
 
-    def beside(self, sock: socket.socket) -> Channel:
+    def beside(self, sock: socket.socket) -> Neighbour:
         """See `base.Channel`."""
         return self._inner.beside(sock)
 

@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.message import Message
 
 from paramserver import errors
-from paramserver.transport.base import Channel, Frames
+from paramserver.transport.base import Frames, Neighbour
 from paramserver.transport.rotating import RotatingChannel, coordinator_channel
 from paramserver.v1 import coordinator_pb2
 
@@ -47,7 +47,7 @@ class Fake:
         yield coordinator_pb2.SessionResponse()
         yield self._answer()
 
-    def beside(self, sock: socket.socket) -> Channel:
+    def beside(self, sock: socket.socket) -> Neighbour:
         raise NotImplementedError
 
     async def close(self) -> None:

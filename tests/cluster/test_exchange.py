@@ -1,0 +1,76 @@
+"""A step on one host is one message there and one back; whatever comes between, the bits are the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from paramserver import errors
+from paramserver.server.rpc.exchange import Exchanges
+from paramserver.v1 import shard_pb2
+from paramserver.worker import exchange
+from tests.cluster.harness import Cluster, Outcome, train
+from tests.cluster.programs import Program, dataset
+
+# Two workers, three steps an epoch.
+SCRIPT = Program(dataset(48), 8)
+SLICES = 12
+SETTINGS = {"training.chunk_bytes": 832}
+
+
+def on_one_host(servers: int = 1) -> Outcome:
+    with Cluster(workers=2, servers=servers, transport="shm") as cluster:
+        return cluster.train(SCRIPT, SETTINGS)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Pushes and exchanges as servers answer them."""
+    calls: Counter[str] = Counter()
+    once, count = Exchanges.exchange, Exchanges._count
+
+    async def exchanged(self: Exchanges, request: shard_pb2.ExchangeRequest) -> shard_pb2.ExchangeResponse:
+        response = await once(self, request)
+        calls["exchange"] += response.pulled.ready
+        return response
+
+    async def pushed(self: Exchanges, *contribution: object) -> shard_pb2.PushResponse:
+        calls["push"] += 1
+        return await count(self, *contribution)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Exchanges, "exchange", exchanged)
+    monkeypatch.setattr(Exchanges, "_count", pushed)
+    return calls
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_step_is_one_call(servers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "MOST_S", 20.0)
+    monkeypatch.setattr("paramserver.core.tempo.Tempo.patience_s", lambda _: 20.0)
+    calls = counted(monkeypatch)
+    outcome = on_one_host(servers)
+    assert calls == {"exchange": SLICES * servers, "push": SLICES * servers}
+    assert outcome.digests == train(SCRIPT, settings=SETTINGS).digests
+
+
+@pytest.mark.parametrize("what", ["late", "refused", "lost"])
+def test_what_does_not_come_about_is_done_as_elsewhere(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next version is not there in time; the server refuses the call; it has counted the push, but says nothing."""
+    broken = 0
+    once = Exchanges.exchange
+
+    async def exchanged(self: Exchanges, request: shard_pb2.ExchangeRequest) -> shard_pb2.ExchangeResponse:
+        nonlocal broken
+        broken += 1
+        if what == "refused":
+            raise errors.OverloadedError("not now")
+        response = await once(self, request)
+        if what == "lost":
+            raise errors.UnavailableError("the answer is lost")
+        return response
+
+    monkeypatch.setattr(Exchanges, "exchange", exchanged)
+    if what == "late":
+        monkeypatch.setattr(exchange, "MOST_S", 0.0)
+    assert on_one_host().digests == train(SCRIPT, settings=SETTINGS).digests
+    assert broken >= SLICES / 2
