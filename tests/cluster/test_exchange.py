@@ -50,7 +50,7 @@ def test_a_step_is_one_call(servers: int, monkeypatch: pytest.MonkeyPatch) -> No
     calls = counted(monkeypatch)
     outcome = on_one_host(servers)
     assert calls == {"exchange": SLICES * servers, "push": SLICES * servers}
-    assert outcome.digests == train(SCRIPT, settings=SETTINGS).digests
+    assert outcome.digests == train(SCRIPT, workers=2, settings=SETTINGS).digests
 
 
 @pytest.mark.parametrize("what", ["late", "refused", "lost"])
@@ -72,5 +72,5 @@ def test_what_does_not_come_about_is_done_as_elsewhere(what: str, monkeypatch: p
     monkeypatch.setattr(Exchanges, "exchange", exchanged)
     if what == "late":
         monkeypatch.setattr(exchange, "MOST_S", 0.0)
-    assert on_one_host().digests == train(SCRIPT, settings=SETTINGS).digests
+    assert on_one_host().digests == train(SCRIPT, workers=2, settings=SETTINGS).digests
     assert broken >= SLICES / 2
