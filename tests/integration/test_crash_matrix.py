@@ -15,8 +15,8 @@ def bench() -> Bench:
 
 
 CASES = sampled()
-# The first ones with every `make test`, all of them with `make test-long`.
-SHORT = 2
+# The first one with every `make test`, all of them with `make test-long`.
+SHORT = 1
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,8 @@ def test_from_run_to_run(runs: Runs) -> None:
     assert again["metrics"]["test_accuracy"] == runs.cluster("adamw", 2, 2)["metrics"]["test_accuracy"]
 
 
-@pytest.mark.parametrize(("workers", "servers"), [(2, 1), pytest.param(3, 2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("workers", "servers"), [(2, 1), (3, 2)])
 def test_sgd_with_momentum(runs: Runs, workers: int, servers: int) -> None:
     summary = runs.cluster("sgd", workers, servers)
     assert digests(summary) == digests(runs.alone("sgd"))
@@ -96,12 +97,12 @@ def test_sgd_with_momentum(runs: Runs, workers: int, servers: int) -> None:
 
 
 def test_summary_has_all_fields(runs: Runs) -> None:
-    summary = runs.cluster("adamw", 2, 2)
+    summary = runs.cluster("adamw", 3, 2)
     known = {
         "mode": "sync",
         "staleness": None,
         "servers": 2,
-        "workers": 2,
+        "workers": 3,
         "slices_per_step": SLICES_PER_STEP,
         "steps": STEPS,
         "epochs": EPOCHS,
@@ -130,7 +131,7 @@ def test_summary_has_all_fields(runs: Runs) -> None:
 
 
 def test_summary_of_the_script_alone(runs: Runs) -> None:
-    alone, cluster = runs.alone("adamw"), runs.cluster("adamw", 2, 2)
+    alone, cluster = runs.alone("adamw"), runs.cluster("adamw", 3, 2)
     assert alone.keys() == cluster.keys()
     same = ("mode", "slices_per_step", "steps", "epochs", "samples", "contributions_applied")
     assert [alone[key] for key in same] == [cluster[key] for key in same]
@@ -140,8 +141,8 @@ def test_summary_of_the_script_alone(runs: Runs) -> None:
 def test_saved_weights_load_into_the_plain_model(runs: Runs) -> None:
     from safetensors.torch import load_file
 
-    summary = runs.cluster("adamw", 2, 2)
-    (path,) = runs.place.work.glob("adamw-2-2-0.safetensors")
+    summary = runs.cluster("adamw", 3, 2)
+    (path,) = runs.place.work.glob("adamw-3-2-0.safetensors")
     train = _import(TRAIN)
     model = train.build_model()
     model.load_state_dict(load_file(path), strict=True)
@@ -155,7 +156,7 @@ def test_saved_weights_load_into_the_plain_model(runs: Runs) -> None:
 
 
 def test_no_files_are_left(runs: Runs, place: Place) -> None:
-    runs.cluster("adamw", 2, 2)
+    runs.cluster("adamw", 3, 2)
     assert place.processes() == {}
     assert place.leftovers() == []
 

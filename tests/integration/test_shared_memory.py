@@ -1,4 +1,4 @@
-"""Shared memory between processes of a run: the bits are those of gRPC, and nothing of it is left, whatever dies."""
+"""Shared memory between processes of a run: the bits are those of the script alone, and nothing of it is left."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ def place() -> Iterator[Place]:
     yield from place_fixture()
 
 
-def test_same_bits_as_over_grpc(place: Place) -> None:
-    found = {}
-    for transport in ("shm", "grpc"):
-        summary = place.work / f"{transport}.json"
-        flags = (*SIZES, "--set", f"cluster.transport={transport}", "--summary", summary)
-        place.paramserver("run", TRAIN, *flags, "--", "--epochs", "2", "--optimizer", "adamw").check()
-        found[transport] = read_summary(summary)
-    assert {key: found["shm"][key] for key in SAME} == {key: found["grpc"][key] for key in SAME}
+def test_same_bits_as_the_script_alone(place: Place) -> None:
+    """test_start.py compares them with those over gRPC."""
+    script = ("--epochs", "2", "--optimizer", "adamw")
+    alone, shared = place.work / "alone.json", place.work / "shm.json"
+    environ = {"PARAMSERVER_RUN__SUMMARY": str(alone), "PARAMSERVER_TRAINING__SLICES_PER_STEP": "4"}
+    place.python(TRAIN, *script, environ=environ).check()
+    flags = (*SIZES, "--set", "cluster.transport=shm", "--summary", shared)
+    place.paramserver("run", TRAIN, *flags, "--", *script).check()
+    found, wanted = read_summary(shared), read_summary(alone)
+    assert {key: found[key] for key in SAME} == {key: wanted[key] for key in SAME}
 
 
 def test_nothing_is_left_when_everything_is_killed_at_once(place: Place) -> None:
