@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 _Text = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
 # Steps to simulate, if nothing else is said: fewer of large clusters, so that it takes seconds.
-_STEPS, _FEWEST, _WORK = 1000, 20, 60_000
+_STEPS, _FEWEST, _WORK, _BLOCKS = 1000, 20, 60_000, 100_000
 
 
 def simulate(
@@ -28,6 +29,13 @@ def simulate(
     workers: _Text = None,
     servers: _Text = None,
     bandwidth: str = "10Gb/s",
+    hosts: int = 0,
+    servers_per_host: _Text = None,
+    with_server: Annotated[bool, Parameter(negative=())] = False,
+    placement: _Text = None,
+    transport: _Text = None,
+    cores: float = 0.0,
+    gpu: Annotated[bool, Parameter(negative=())] = False,
     mode: _Text = None,
     staleness: _Text = None,
     slices: _Text = None,
@@ -59,9 +67,23 @@ def simulate(
     workers
         Workers.
     servers
-        Servers, each on a host of its own.
+        Servers, those beside workers included.
     bandwidth
         Of each host's link in each direction, such as 10Gb/s (bits) or 1.2GB/s (bytes).
+    hosts
+        Machines on which workers and servers are dealt out in turn, 1: all on one; 0: each has a machine of its own.
+    servers_per_host
+        Servers on each machine for servers alone.
+    with_server
+        The last of the servers are beside the workers, one for each.
+    placement
+        How much of the model each server takes: "auto", "balanced" or "split".
+    transport
+        How processes on one machine hand weights and gradients to each other: "auto", "grpc" or "shm".
+    cores
+        Processors of each machine, which all on it share; 0: there are enough.
+    gpu
+        Workers compute on GPUs, and leave the processors to others meanwhile.
     mode
         "sync" or "async".
     staleness
@@ -83,23 +105,27 @@ def simulate(
     seed
         Seed of the stragglers.
     suggest
-        Also try other numbers of servers, and say how many are enough.
+        Also try other numbers of servers, and servers beside the workers, and say how many are enough.
     json_
         Write everything, each version included, to this JSON file.
     costs
         Costs of calls, bytes and arithmetic, as written by --calibrate --out; else those of a small machine.
     calibrate
-        Measure the costs of this machine, which takes half a minute, and simulate with them if there is a job to.
+        Measure the costs of this machine, which takes a minute, and simulate with them if there is a job to.
     out
         Write what --calibrate measured to this file.
     config
-        TOML file with settings of a job: workers, servers, mode, staleness, slices per step, seed, chunk size.
+        TOML file with settings of a job: workers, servers, where these are, mode, staleness, slices per step, seed,
+        chunk size, threads, link_mbps.
     set_
         Any such setting, as section.key=value; may be repeated.
     """
     flags = {
         "cluster.workers": workers,
         "cluster.servers": servers,
+        "cluster.servers_per_host": servers_per_host,
+        "cluster.placement": placement,
+        "cluster.transport": transport,
         "consistency.mode": mode,
         "consistency.staleness": staleness,
         "training.slices_per_step": slices,
@@ -122,6 +148,10 @@ def simulate(
         compute_s=units.seconds("--compute", compute),
         bandwidth=units.bandwidth("--bandwidth", bandwidth),
         stragglers=tuple(stragglers.parse(text) for text in straggler or ()),
+        hosts=hosts,
+        with_server=with_server,
+        cores=cores,
+        gpu=gpu,
         optimizer=optimizer,
         moves=not fixed,
         costs=known,
@@ -167,18 +197,31 @@ def _scenario(settings: Settings, *, steps: int, **facts: Any) -> Scenario:
     cluster, said, training = settings.cluster, settings.consistency, settings.training
     bound = None if said.staleness == "unbounded" else said.staleness
     mode = Mode(said.mode)
-    slices = training.slices_per_step or cluster.workers
-    work = max(cluster.workers, slices) * (cluster.servers + 8)
-    return Scenario(
+    known = settings.origins()["cluster.link_mbps"] != "default"
+    scenario = Scenario(
         workers=cluster.workers,
         servers=cluster.servers,
+        servers_per_host=cluster.servers_per_host,
+        placement=cluster.placement,
+        transport=cluster.transport,
         consistency=Consistency(mode, bound if mode is Mode.ASYNC else None),
-        slices=slices,
+        slices=training.slices_per_step,
         seed=training.seed,
         chunk_bytes=training.chunk_bytes,
-        steps=steps or max(_FEWEST, min(_STEPS, _WORK // work)),
+        link_mbps=cluster.link_mbps if known else 0.0,
+        threads=training.threads_per_server,
+        worker_threads=training.threads_per_worker,
         **facts,
     )
+    return replace(scenario, steps=steps or _steps(scenario))
+
+
+def _steps(scenario: Scenario) -> int:
+    """As many as take some seconds to simulate."""
+    from paramserver.simulate.cluster import blocks
+
+    calls = max(scenario.workers, scenario.slices) * (scenario.servers + 8)
+    return max(_FEWEST, min(_STEPS, _WORK // calls, _BLOCKS // blocks(scenario)))
 
 
 def _write(path: Path, facts: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ class Part(enum.IntEnum):
     SERVER_LINK = 2
     ARITHMETIC = 3
     CALLS = 4
+    COPIES = 5
 
     def __str__(self) -> str:
         return _NAMES[self]
@@ -30,6 +31,7 @@ _NAMES = {
     Part.SERVER_LINK: "a server's link",
     Part.ARITHMETIC: "a server's arithmetic",
     Part.CALLS: "calls",
+    Part.COPIES: "copies",
 }
 
 NOTHING: Chain = (0.0,) * len(Part)

@@ -12,13 +12,16 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
 from paramserver.errors import UnavailableError
+from paramserver.simulate.cluster import simulate
 from paramserver.simulate.costs import Costs
 from paramserver.simulate.echo import CHUNKS, NBYTES, frames_of
+from paramserver.simulate.scenario import Scenario
 from paramserver.transport.grpc import GrpcChannel, connect
 from paramserver.v1 import shard_pb2
 
@@ -27,29 +30,80 @@ T = TypeVar("T")
 # Parameters of the flat tensors that are summed and updated: more than fit any cache.
 _PARAMS = 4_000_000
 _CALLS, _AT_ONCE, _REPEATS = 25, 4, 5
+# Steps of small jobs whose steps are measured.
+_SMALL_STEPS, _LARGE_STEPS = 100, 30
+_LEAST_NS = 0.01
+# Between these is what a chunk costs, which is found by halving.
+_LEAST_S, _MOST_S, _HALVINGS = 1e-6, 0.01, 12
 _TIMEOUT_S, _RUN_S = 30.0, 120.0
 
 
 def calibrate() -> Costs:
-    """Takes some seconds. Raises UnavailableError if a process that is needed for it does not start."""
-    call_s = _step_s() / 2
-    with _peer() as address:
-        caller = _Caller(address)
+    """Takes a minute. Raises UnavailableError if a process that is needed for it does not start."""
+    call_s, local_call_s = _step_s("grpc", 1, _SMALL_STEPS) / 2, _step_s("shm", 1, _SMALL_STEPS) / 2
+    with _peer() as peer:
+        caller = _Caller(peer.address)
         try:
             serve_s, push_bytes_s, pull_bytes_s = _network(caller)
+            send_ns, take_ns = _per_byte(caller, peer)
         finally:
             caller.close()
-    sum_ns, apply_ns = _arithmetic()
-    return Costs(call_s, min(serve_s, call_s), push_bytes_s, pull_bytes_s, sum_ns, apply_ns)
+    sum_ns, check_ns, apply_ns = _arithmetic(1)
+    threads = len(os.sched_getaffinity(0))
+    sum_all, _, apply_all = _arithmetic(threads)
+    # What is left of a step on one host once the server's part is taken off.
+    faster = max(1.0, (sum_ns + apply_ns["sgd"]) / (sum_all + apply_all["sgd"]))
+    whole_ns = 1e9 * (_step_s("shm", _PARAMS, _LARGE_STEPS) - 2 * local_call_s) / _PARAMS
+    costs = Costs(
+        call_s=call_s,
+        serve_s=min(serve_s, call_s),
+        push_bytes_s=push_bytes_s,
+        pull_bytes_s=pull_bytes_s,
+        sum_ns=sum_ns,
+        apply_ns=apply_ns,
+        check_ns=check_ns,
+        hand_ns=max(_LEAST_NS, whole_ns - (sum_ns + apply_ns["sgd"]) / faster),
+        parallel=faster,
+        send_ns=send_ns,
+        take_ns=take_ns,
+        local_call_s=local_call_s,
+        local_serve_s=local_call_s * min(serve_s, call_s) / call_s,
+    )
+    return replace(costs, frame_s=_frame_s(costs, _step_s("grpc", _PARAMS, _LARGE_STEPS), threads))
 
 
-def _step_s() -> float:
+def _frame_s(costs: Costs, step_s: float, cores: int) -> float:
+    """What a chunk costs if a step of the job that was measured is to take as long when it is simulated."""
+    scenario = Scenario(
+        workers=1,
+        servers=1,
+        params=_PARAMS,
+        compute_s=1e-6,
+        bandwidth=1e12,
+        hosts=1,
+        transport="grpc",
+        cores=cores,
+        steps=5,
+    )
+    least, most = _LEAST_S, _MOST_S
+    for _ in range(_HALVINGS):
+        tried = (least + most) / 2
+        outcome, _ = simulate(replace(scenario, costs=replace(costs, frame_s=tried)))
+        if 1 / outcome.steps_per_s < step_s:
+            least = tried
+        else:
+            most = tried
+    return least
+
+
+def _step_s(transport: str, params: int, steps: int) -> float:
     """Seconds of a step in which a worker computes nothing: a push and a pull, with all that workers do around them."""
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "seconds"
         script = Path(__file__).with_name("probe.py")
         sizes = ["--workers", "1", "--servers", "1", "--store", "memory"]
-        command = [sys.executable, "-m", "paramserver", "run", str(script), *sizes, "--", str(out)]
+        words = [*sizes, "--set", f"cluster.transport={transport}", "--", str(out), str(params), str(steps)]
+        command = [sys.executable, "-m", "paramserver", "run", str(script), *words]
         # The settings of this process are not those of the probe.
         environ = {name: value for name, value in os.environ.items() if not name.startswith("PARAMSERVER_")}
         environ["PARAMSERVER_CONFIG"] = ""
@@ -64,8 +118,8 @@ def _step_s() -> float:
 
 
 @contextlib.contextmanager
-def _peer() -> Iterator[str]:
-    """A process that answers calls; its address."""
+def _peer() -> Iterator[_Peer]:
+    """A process that answers calls."""
     command = [sys.executable, "-m", "paramserver.simulate.echo"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -73,9 +127,24 @@ def _peer() -> Iterator[str]:
             address = process.stdout.readline().strip()
             if not address:
                 raise UnavailableError("the process to measure the transport with did not start")
-            yield address
+            yield _Peer(address, process)
         finally:
             process.kill()
+
+
+class _Peer:
+    """The other process: its address, and what it has used of a processor."""
+
+    def __init__(self, address: str, process: subprocess.Popen[str]) -> None:
+        self.address, self._process = address, process
+
+    def cpu_s(self) -> float:
+        """Seconds so far."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return float(self._process.stdout.readline())
 
 
 class _Caller:
@@ -133,21 +202,32 @@ def _network(caller: _Caller) -> tuple[float, float, float]:
     return many_s, NBYTES / pushing_s, NBYTES / pulling_s
 
 
-def _arithmetic() -> tuple[float, dict[str, float]]:
-    """Nanoseconds per parameter, with one thread: to check and add a gradient, and to apply it, by optimizer."""
+def _per_byte(caller: _Caller, peer: _Peer) -> tuple[float, float]:
+    """Nanoseconds of a processor to send a byte, and to take one in; of pushes and pulls together."""
+    here, there = time.process_time(), peer.cpu_s()
+    for _ in range(_REPEATS):
+        caller.run(caller.push(CHUNKS))
+    sent, taken = time.process_time() - here, peer.cpu_s() - there
+    here, there = time.process_time(), peer.cpu_s()
+    for _ in range(_REPEATS):
+        caller.run(caller.pull(CHUNKS))
+    taken += time.process_time() - here
+    sent += peer.cpu_s() - there
+    whole = 2 * _REPEATS * NBYTES
+    return 1e9 * sent / whole, 1e9 * taken / whole
+
+
+def _arithmetic(used: int) -> tuple[float, float, dict[str, float]]:
+    """Nanoseconds per parameter, with so many threads: to add a gradient, to check it, to apply it, by optimizer."""
     import torch
 
     from paramserver.tensors.finite import is_finite
     from paramserver.tensors.optimizers import torch_class
 
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(used)
     try:
         weights, gradient, into = (torch.full((_PARAMS,), 0.5) for _ in range(3))
-
-        def take_in() -> None:
-            is_finite(gradient)
-            into.add_(gradient)
 
         def applying(name: str, **hypers: float) -> Callable[[], None]:
             make: Any = torch_class(name)
@@ -165,17 +245,21 @@ def _arithmetic() -> tuple[float, dict[str, float]]:
             "momentum": applying("sgd", lr=1e-6, momentum=0.9),
             "adamw": applying("adamw", lr=1e-6),
         }
-        return _ns(take_in), {name: _ns(update) for name, update in updates.items()}
+        return (
+            _ns(lambda: into.add_(gradient)),
+            _ns(lambda: is_finite(gradient)),
+            {name: _ns(update) for name, update in updates.items()},
+        )
     finally:
         torch.set_num_threads(threads)
 
 
-def _ns(work: Callable[[], None]) -> float:
+def _ns(work: Callable[[], object]) -> float:
     """Nanoseconds per parameter."""
     return 1e9 * _seconds(work) / _PARAMS
 
 
-def _seconds(work: Callable[[], None]) -> float:
+def _seconds(work: Callable[[], object]) -> float:
     """How long it takes: the median of a few times, after a first one that does not count."""
     work()
     times = []

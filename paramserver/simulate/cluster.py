@@ -7,21 +7,25 @@ from collections import Counter
 from statistics import fmean
 
 from paramserver.core.leases import SliceLeases
-from paramserver.core.plan import TensorSpec, make_layout, make_plan
 from paramserver.simulate.asynchronous import AsyncWorker
 from paramserver.simulate.blame import NOTHING, Chain, Part, between, largest
 from paramserver.simulate.clock import VirtualClock, start
+from paramserver.simulate.cores import Cores
 from paramserver.simulate.formulas import dedicated
-from paramserver.simulate.links import Queue, SendingPort
+from paramserver.simulate.hosts import Network, Program, host
 from paramserver.simulate.member import Member
+from paramserver.simulate.pieces import pieces_of
 from paramserver.simulate.scenario import Outcome, Record, Scenario, busy, shares
-from paramserver.simulate.server import Host, Server
+from paramserver.simulate.seats import seating, shares_memory
+from paramserver.simulate.server import Server
 from paramserver.simulate.stragglers import draws
 from paramserver.simulate.synchronous import SyncWorker
 
-# A worker's messages of one step are cut into so many blocks in all, at least one per server; only where links take
-# more than this part of the time of a slice, since it is the blocks that take time to simulate.
-_BLOCKS, _WORTH_IT = 64, 0.02
+# The model is cut into so many pieces at most, and all workers send so many in a step, since it is these that take time
+# to simulate; they are fewer only where links take more than this part of the time of a slice.
+_MOST, _FEWEST, _IN_ALL, _WORTH_IT = 256, 16, 8192, 0.02
+# A smaller contribution does not leave before it is computed; `worker.early` says the same.
+_EARLY_BYTES = 4 << 20
 # This part of the steps, at the beginning, is left aside.
 _WARM_UP = 0.05
 
@@ -41,23 +45,27 @@ def simulate(scenario: Scenario) -> tuple[Outcome, Record]:
             record.chains.append(chain)
             record.last_worker.append(worker - 1)
 
-    idents = range(1, scenario.workers + 1)
-    plan = make_plan(
-        make_layout([TensorSpec("weights", (scenario.params,), "float32")], scenario.chunk_bytes), scenario.servers
-    )
-    costs, blocks = scenario.costs, _blocks(scenario)
+    costs, seats, shared = scenario.costs, seating(scenario), shares_memory(scenario)
+    network = Network(clock, costs, scenario.seed)
+    count = scenario.cores or math.inf
+    hosts = {
+        name: host(clock, scenario.bandwidth, Cores(clock, count))
+        for name in dict.fromkeys([*seats.workers, *seats.servers])
+    }
+    cut = pieces_of(seats.plan, _most_pieces(scenario))
     servers = [
         Server(
             clock,
             index,
             scenario.consistency,
-            idents,
-            Host(SendingPort(clock, min(scenario.bandwidth, costs.pull_bytes_s)), Queue(), scenario.bandwidth),
+            range(1, scenario.workers + 1),
+            Program(hosts[seats.servers[index]], Part.SERVER_LINK, shared),
+            network,
             costs,
             costs.apply(scenario.optimizer),
-            plan.nbytes_of(index),
-            blocks,
+            cut[index],
             on_built,
+            seats.threads,
         )
         for index in range(scenario.servers)
     ]
@@ -66,15 +74,20 @@ def simulate(scenario: Scenario) -> tuple[Outcome, Record]:
             clock,
             rank,
             servers,
-            Host(SendingPort(clock, min(scenario.bandwidth, costs.push_bytes_s)), Queue(), scenario.bandwidth),
+            Program(hosts[seats.workers[rank]], Part.WORKER_LINK, shared),
             scenario.compute_s,
             draws(scenario.stragglers, rank, scenario.workers, scenario.seed),
             costs.call_s,
+            costs.hand_ns * 1e-9 * scenario.params,
+            0.0 if scenario.gpu else scenario.worker_threads,
         )
         for rank in range(scenario.workers)
     ]
+    # A worker that shares memory with any server pushes when it has computed.
+    apart = not shared or not set(seats.workers) & set(seats.servers)
+    early = apart and scenario.moves and scenario.nbytes >= _EARLY_BYTES
     leases = SliceLeases(0)
-    synchronous = [SyncWorker(member, scenario.workers, scenario.slices, scenario.moves) for member in members]
+    synchronous = [SyncWorker(member, scenario.workers, scenario.slices, scenario.moves, early) for member in members]
     asynchronous = [AsyncWorker(member, leases, scenario.workers) for member in members]
     for worker in synchronous if scenario.sync else asynchronous:
         start(worker.run())
@@ -89,11 +102,18 @@ def simulate(scenario: Scenario) -> tuple[Outcome, Record]:
     return summed_up(scenario, record), record
 
 
-def _blocks(scenario: Scenario) -> int:
-    """Into how many parts a message is cut."""
+def blocks(scenario: Scenario) -> int:
+    """About how many pieces all workers push in a step, which is what takes time to simulate."""
+    return scenario.workers * (1 if scenario.hosts == 1 else _most_pieces(scenario))
+
+
+def _most_pieces(scenario: Scenario) -> int:
+    """Into how many pieces the model is cut."""
     rate = min(scenario.bandwidth, scenario.costs.push_bytes_s, scenario.costs.pull_bytes_s)
     sending_s = dedicated(scenario.workers, scenario.servers, scenario.nbytes, rate, overlapped=False)
-    return math.ceil(_BLOCKS / scenario.servers) if sending_s > _WORTH_IT * scenario.compute_s else 1
+    if sending_s <= _WORTH_IT * scenario.compute_s:
+        return 1
+    return max(_FEWEST, min(_MOST, _IN_ALL // scenario.workers))
 
 
 def summed_up(scenario: Scenario, record: Record) -> Outcome:

@@ -21,7 +21,15 @@ class Costs:
     ``call_s``: a small push or pull there and back, with what a worker does around it, in seconds; of which ``serve_s``
     keeps the server from anything else.
     ``push_bytes_s``, ``pull_bytes_s``: bytes per second that the transport moves where no link limits it.
-    ``sum_ns``: to take in one contribution, ``apply_ns``: to apply an update, by optimizer; nanoseconds per parameter.
+    ``sum_ns``: to add one contribution, ``apply_ns``: to apply an update, by optimizer; nanoseconds per parameter.
+    ``check_ns``: to look whether a contribution is finite, ``hand_ns``: what a worker does with its own gradients and
+    with new weights besides; nanoseconds per parameter. ``parallel``: how many times as fast arithmetic gets with all
+    threads there are, since memory is what limits it.
+    ``frame_s``: of a processor, for a chunk that travels over gRPC, at both ends together; besides, ``send_ns`` and
+    ``take_ns`` for each byte.
+    ``local_call_s``, ``local_serve_s``: of a call between processes that share memory.
+    ``uneven``: by how much the shares differ that connections have of a link (coefficient of variation);
+    it is not measured by a calibration, but chosen so that steps between emulated hosts come out right.
     """
 
     call_s: float = 0.002
@@ -30,6 +38,15 @@ class Costs:
     pull_bytes_s: float = 1.6e9
     sum_ns: float = 0.4
     apply_ns: Mapping[str, float] = field(default_factory=lambda: dict(_APPLY_NS))
+    check_ns: float = 0.15
+    hand_ns: float = 0.6
+    parallel: float = 1.7
+    frame_s: float = 0.0004
+    send_ns: float = 0.44
+    take_ns: float = 0.7
+    local_call_s: float = 0.0007
+    local_serve_s: float = 0.0002
+    uneven: float = 0.3
 
     def apply(self, optimizer: str) -> float:
         """Nanoseconds per parameter. Raises ConfigError for an optimizer that was not measured."""
@@ -37,9 +54,33 @@ class Costs:
             raise ConfigError(f'--optimizer "{optimizer}" has no cost; there are {", ".join(self.apply_ns)}')
         return self.apply_ns[optimizer]
 
+    def call(self, near: bool) -> tuple[float, float]:
+        """Seconds of a call, and of its server, which may be ``near``: on the same host and with the same memory."""
+        return (self.local_call_s, self.local_serve_s) if near else (self.call_s, self.serve_s)
+
+    def faster(self, threads: int) -> float:
+        """How many times as fast so many threads do arithmetic."""
+        return max(1.0, min(float(threads), self.parallel))
+
 
 # Nothing but computing takes time.
-FREE = Costs(0.0, 0.0, math.inf, math.inf, 0.0, {"sgd": 0.0})
+FREE = Costs(
+    call_s=0.0,
+    serve_s=0.0,
+    push_bytes_s=math.inf,
+    pull_bytes_s=math.inf,
+    sum_ns=0.0,
+    apply_ns={"sgd": 0.0},
+    check_ns=0.0,
+    hand_ns=0.0,
+    parallel=1.0,
+    frame_s=0.0,
+    send_ns=0.0,
+    take_ns=0.0,
+    local_call_s=0.0,
+    local_serve_s=0.0,
+    uneven=0.0,
+)
 
 
 def save(costs: Costs, path: Path) -> None:

@@ -1,4 +1,5 @@
 """The other process of a calibration: takes what is pushed, gives as much when it is pulled, until its input ends.
+To each line it answers with the seconds that it has used of a processor.
 
 python -m paramserver.simulate.echo
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, NoReturn
 
@@ -61,7 +63,8 @@ async def _unknown(_: object) -> NoReturn:
 async def _main() -> None:
     server = await serve([("Shard", Echo())])
     print(server.address, flush=True)
-    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    while await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline):
+        print(time.process_time(), flush=True)
     await server.stop()
 
 

@@ -9,56 +9,84 @@ from paramserver.core.events import AtLeast, Exactly, Want
 from paramserver.core.names import Name
 from paramserver.simulate.blame import NOTHING, Chain, Part, longer
 from paramserver.simulate.clock import Process, Signal, VirtualClock, every
-from paramserver.simulate.server import Answer, Host, Server
+from paramserver.simulate.hosts import Program
+from paramserver.simulate.server import Answer, Push, Server
 from paramserver.simulate.stragglers import Factors
 
 All = Signal[tuple[list[Answer], Answer]]
+# The part of a slice that is the forward pass; gradients come one after the other in what is left, in so many steps.
+_FORWARD, _BACKWARD_STEPS = 1 / 3, 16
 
 
 class Member:
-    """One worker: its host, its pace, and the chain of what it has waited for. ``rank`` counts from 0."""
+    """One worker: its process, its pace, and the chain of what it has waited for. ``rank`` counts from 0.
+
+    ``hand_s``: to put the gradients of a slice in their place. ``threads``: what computing keeps busy of the host's
+    processors; 0 if something else computes.
+    """
 
     def __init__(
         self,
         clock: VirtualClock,
         rank: int,
         servers: Sequence[Server],
-        host: Host,
+        program: Program,
         compute_s: float,
         factors: Factors,
         call_s: float,
+        hand_s: float = 0.0,
+        threads: float = 1.0,
     ) -> None:
         self.clock, self.rank, self.ident = clock, rank, rank + 1
-        self.servers, self.call_s = servers, call_s
+        self.servers, self.call_s, self.program = servers, call_s, program
         self.chain: Chain = NOTHING
         self.versions = [0] * len(servers)
         # When each slice was begun and done.
         self.spans: list[tuple[float, float]] = []
         self.standing: Standing | None = None
-        self._host, self._compute_s, self._factors = host, compute_s, factors
+        self._compute_s, self._factors, self._hand_s, self._threads = compute_s, factors, hand_s, threads
 
-    def sleep(self, seconds: float, part: Part) -> Process[None]:
-        """Spend time on something."""
+    def _spend(self, seconds: float, part: Part, threads: float) -> Process[None]:
+        """Spend time on something that so many threads compute."""
+        began_at = self.clock.now
         signal: Signal[None] = Signal()
-        self.clock.after(seconds, lambda: signal.set(None))
+        if threads:
+            self.program.host.cores.run(seconds, lambda: signal.set(None), threads)
+        else:
+            self.clock.after(seconds, lambda: signal.set(None))
         yield signal
-        self.chain = longer(self.chain, part, seconds)
+        self.chain = longer(self.chain, part, self.clock.now - began_at)
 
-    def compute(self) -> Process[None]:
-        """Compute one slice."""
-        seconds = self._compute_s * next(self._factors)
-        self.spans.append((self.clock.now, self.clock.now + seconds))
-        yield from self.sleep(seconds, Part.COMPUTE)
+    def compute(self, early: Sequence[Push] = ()) -> Process[None]:
+        """Compute one slice. ``early``: contributions that leave meanwhile, up to their last gradients."""
+        seconds, began_at = self._compute_s * next(self._factors), self.clock.now
+        if not early:
+            yield from self._spend(seconds, Part.COMPUTE, self._threads)
+        else:
+            yield from self._spend(_FORWARD * seconds, Part.COMPUTE, self._threads)
+            for step in range(1, _BACKWARD_STEPS + 1):
+                yield from self._spend((1 - _FORWARD) * seconds / _BACKWARD_STEPS, Part.COMPUTE, self._threads)
+                for push in early if step < _BACKWARD_STEPS else ():
+                    push.ready(step / _BACKWARD_STEPS, self.chain)
+        self.spans.append((began_at, self.clock.now))
+        if self._hand_s:
+            yield from self._spend(self._hand_s, Part.COPIES, 1.0)
+
+    def begin(self, name: Name, clock: int) -> list[Push]:
+        """Begin a contribution to every server, each worker with another one first."""
+        count = len(self.servers)
+        turned = [self.servers[(self.rank + turn) % count] for turn in range(count)]
+        return [server.push(self.program, name, self.ident, self.versions[server.index], clock) for server in turned]
+
+    def complete(self, pushes: Sequence[Push]) -> All:
+        """Everything is computed: the rest of a contribution leaves."""
+        for push in pushes:
+            push.ready(1.0, self.chain)
+        return every([push.answer for push in pushes])
 
     def push(self, name: Name, clock: int) -> All:
-        """Begin to push a contribution to every server, each worker to another one first."""
-        count = len(self.servers)
-        answers = []
-        for turn in range(count):
-            server = self.servers[(self.rank + turn) % count]
-            base = self.versions[server.index]
-            answers.append(server.push(self._host, name, self.ident, base, clock, self.chain))
-        return every(answers)
+        """Push a contribution to every server."""
+        return self.complete(self.begin(name, clock))
 
     def wait_all(self, pushes: Sequence[All]) -> Process[None]:
         """Wait for several pushes."""
@@ -68,9 +96,14 @@ class Member:
             if waits:
                 self.chain = last.chain
 
-    def asking(self, want: Want) -> tuple[All, Callable[[], None]]:
-        """Ask every server for weights; the signal of all answers, and what calls the questions off."""
-        asked = [server.pull(self._host, self.ident, want, self.standing, self.chain) for server in self.servers]
+    def asking(self, want: Want, ahead: bool = False) -> tuple[All, Callable[[], None]]:
+        """Ask every server for weights; the signal of all answers, and what calls the questions off.
+
+        ``ahead``: they may be sent while they are made.
+        """
+        asked = [
+            server.pull(self.program, self.ident, want, self.standing, self.chain, ahead) for server in self.servers
+        ]
 
         def call_off() -> None:
             for _, one in asked:
@@ -93,7 +126,7 @@ class Member:
             oldest = min(answer.version for answer in answers)
             ahead = [server for server, answer in enumerate(answers) if answer.version > oldest]
             asked = [
-                self.servers[s].pull(self._host, self.ident, Exactly(oldest), self.standing, self.chain)[0]
+                self.servers[s].pull(self.program, self.ident, Exactly(oldest), self.standing, self.chain)[0]
                 for s in ahead
             ]
             again, last = yield every(asked)

@@ -1,13 +1,16 @@
-"""A job of one worker that computes next to nothing: what is left of a step is what its calls cost.
+"""A job of one worker that computes next to nothing: what is left of a step is what its calls, and its bytes, cost.
 
-Started by a calibration as `paramserver run probe.py -- FILE`; writes the seconds per step, without computing, to FILE.
+Started by a calibration as `paramserver run probe.py -- FILE PARAMETERS STEPS`; writes the seconds per step, without
+computing, to FILE.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import torch
 from torch import nn
@@ -15,28 +18,40 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import paramserver as ps
 
-STEPS, SKIPPED, FEATURES = 120, 20, 16
+SKIPPED = 10
+
+
+class Weights(nn.Module):
+    """So many parameters, whose gradient is a number times ones."""
+
+    def __init__(self, params: int) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.ones(params))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x``: any shape; a scalar comes out."""
+        return x.sum() * self.weights.sum()
 
 
 def main() -> None:
     """Train one epoch."""
+    path, params, steps = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     with ps.init() as ctx:
-        model: nn.Module = nn.Linear(FEATURES, 1)
+        model: nn.Module = Weights(params)
         optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        loader: DataLoader[tuple[torch.Tensor, ...]] = DataLoader(TensorDataset(torch.ones(STEPS, FEATURES)))
+        loader: DataLoader[tuple[torch.Tensor, ...]] = DataLoader(TensorDataset(torch.ones(SKIPPED + steps, 1)))
         model, optimizer, loader = ctx.prepare(model, optimizer, loader)
         begun: list[float] = []
         computed: list[float] = []
         for _ in ctx.epochs(1):
             for (batch,) in loader:
                 begun.append(time.perf_counter())
-                model(batch).sum().backward()
+                model(batch).backward()
                 computed.append(time.perf_counter() - begun[-1])
                 optimizer.step()
                 optimizer.zero_grad()
-        steps = len(begun) - 1 - SKIPPED
-        seconds = begun[-1] - begun[SKIPPED] - sum(computed[SKIPPED:-1])
-        Path(sys.argv[1]).write_text(str(seconds / steps))
+        besides = [after - before - own for (before, after), own in zip(pairwise(begun), computed, strict=False)]
+        path.write_text(str(median(besides[SKIPPED:])))
 
 
 if __name__ == "__main__":

@@ -50,18 +50,23 @@ def table(scenario: Scenario, outcome: Outcome, batch: int = 0) -> list[str]:
 def suggestion(scenario: Scenario, found: Suggestion) -> list[str]:
     """Outcomes by number of servers, and what formulas say of communication alone."""
     best = max(outcome.steps_per_s for outcome in found.outcomes.values())
-    lines = ["", f"{'servers':>7}  {'steps/s':>9}  {'of best':>7}  what limits"]
-    for servers, outcome in found.outcomes.items():
-        mark = "  <- enough" if servers == found.servers else ""
+    lines = ["", f"{'servers':>7}  {'beside workers':>14}  {'steps/s':>9}  {'of best':>7}  what limits"]
+    for tried, outcome in found.outcomes.items():
+        mark = "  <- enough" if tried == found.enough else ""
         of_best = _percent(outcome.steps_per_s / best)
-        lines.append(f"{servers:>7}  {outcome.steps_per_s:>9.4g}  {of_best:>7}  {outcome.limit}{mark}")
+        lines.append(
+            f"{tried.alone:>7}  {tried.beside or '-':>14}  {outcome.steps_per_s:>9.4g}  {of_best:>7}  "
+            f"{outcome.limit}{mark}"
+        )
+    if scenario.hosts == 1:
+        return lines
     lines += ["", "Communication alone, by formula, ms per step:"]
     schemes = by_formula(scenario).items()
     lines += [f"  {_figure(1000 * seconds):>9}  {scheme}" for scheme, seconds in schemes]
-    if scenario.workers > 1 and scenario.servers <= scenario.workers:
-        server, worker = byteps_shares(scenario.workers, scenario.servers)
+    if scenario.workers > 1 and scenario.alone <= scenario.workers:
+        server, worker = byteps_shares(scenario.workers, scenario.alone)
         lines.append(
-            f"With the BytePS split a server would hold {_percent(server)} of the model, a worker's host "
+            f"With the BytePS split a server alone would hold {_percent(server)} of the model, a worker's host "
             f"{_percent(worker)}."
         )
     return lines
@@ -97,8 +102,11 @@ def as_json(scenario: Scenario, outcome: Outcome, record: Record, found: Suggest
     ]
     result: dict[str, Any] = {"scenario": said, "outcome": _outcome(outcome), "versions": versions}
     if found is not None:
-        result["servers"] = {str(k): _outcome(one) for k, one in found.outcomes.items()}
-        result["suggested_servers"] = found.servers
+        result["servers"] = [
+            {"alone": tried.alone, "beside_workers": tried.beside, **_outcome(one)}
+            for tried, one in found.outcomes.items()
+        ]
+        result["suggested"] = {"alone": found.enough.alone, "beside_workers": found.enough.beside}
         result["by_formula_s"] = by_formula(scenario)
     return result
 
@@ -119,7 +127,17 @@ def _headline(scenario: Scenario) -> str:
     size = f"{short(scenario.params)} parameters ({short(scenario.nbytes)}B)"
     slices = f", {scenario.slices} slices per step" if scenario.sync else ""
     odd = "".join(f", {one.text}" for one in scenario.stragglers)
-    return f"{many}, {size}, {short(8 * scenario.bandwidth)}b/s, {scenario.consistency}{slices}{odd}"
+    return f"{many}, {size}, {_where(scenario)}, {scenario.consistency}{slices}{odd}"
+
+
+def _where(scenario: Scenario) -> str:
+    """The machines and their links."""
+    beside = "a server beside each worker, " if scenario.with_server else ""
+    cores = f" with {scenario.cores:g} cores" if scenario.cores else ""
+    if scenario.hosts == 1:
+        return f"one host{cores}, {'grpc' if scenario.transport == 'grpc' else 'shm'}"
+    hosts = f"{scenario.hosts} hosts{cores}, " if scenario.hosts else f"hosts{cores}, " if cores else ""
+    return f"{beside}{hosts}{short(8 * scenario.bandwidth)}b/s"
 
 
 def _histogram(outcome: Outcome) -> list[str]:

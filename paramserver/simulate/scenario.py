@@ -23,7 +23,15 @@ class Scenario:
     ``params``: float32 parameters, of the optimizer ``optimizer``. ``compute_s``: what a slice takes an ordinary
     worker, in seconds. ``bandwidth``: of the link of every host, bytes per second in each direction. ``slices``: per
     step; asynchronous mode has no steps, there it is how many slices are counted as one. ``steps``: how many to
-    simulate. ``moves``: idle workers take slices of others, as they do when there is a data set. Raises ConfigError.
+    simulate. ``moves``: idle workers take slices of others, as they do when there is a data set.
+
+    ``chunk_bytes``: 0: chosen by ``link_mbps``, or, if that is 0, by ``bandwidth``.
+
+    ``hosts``: on which workers and servers are dealt out in turn; 0: each has one of its own, but ``servers_per_host``,
+    and with ``with_server`` the last servers are beside the workers. ``transport`` and ``placement``: as configured.
+    ``cores``: of each host; 0: enough for all.
+    ``threads``, ``worker_threads``: of a server's arithmetic (0: chosen) and of a worker's computing. ``gpu``:
+    something else than the host's processors computes. Raises ConfigError.
     """
 
     workers: int
@@ -38,7 +46,17 @@ class Scenario:
     seed: int = 0
     optimizer: str = "sgd"
     chunk_bytes: int = 0
+    link_mbps: float = 0.0
     moves: bool = True
+    hosts: int = 0
+    servers_per_host: int = 1
+    with_server: bool = False
+    transport: str = "auto"
+    placement: str = "auto"
+    cores: float = 0.0
+    threads: int = 0
+    worker_threads: int = 1
+    gpu: bool = False
     costs: Costs = field(default_factory=Costs)
 
     def __post_init__(self) -> None:
@@ -56,12 +74,26 @@ class Scenario:
             raise ConfigError(f"--compute is {self.compute_s:g} s, but must be a time above 0")
         if not self.bandwidth > 0:
             raise ConfigError(f"--bandwidth is {self.bandwidth:g} bytes per second, but must be above 0")
+        if not 0 <= self.hosts <= MAX_WORKERS + MAX_SERVERS:
+            raise ConfigError(f"--hosts is {self.hosts}, but must be 0 (one for each process) or a number of machines")
+        if not 0 <= self.cores < math.inf:
+            raise ConfigError(f"--cores is {self.cores:g}, but must be 0 (enough) or the processors of a host")
+        if self.with_server and (self.hosts or self.servers < self.workers):
+            raise ConfigError(
+                f"--with-server starts one server beside each of {self.workers} workers, and --servers counts them: "
+                f"it must be {self.workers} or more, not {self.servers}, and --hosts cannot be given"
+            )
         self.costs.apply(self.optimizer)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the weights, and of a gradient."""
         return 4 * self.params
+
+    @property
+    def alone(self) -> int:
+        """Servers that are not beside workers."""
+        return self.servers - self.workers * self.with_server
 
     @property
     def sync(self) -> bool:

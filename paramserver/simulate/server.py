@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paramserver.core.claims import Ask, Claims, Standing
 from paramserver.core.consistency import Consistency, Mode
@@ -25,23 +25,20 @@ from paramserver.core.events import (
     Refuse,
     Want,
 )
-from paramserver.core.names import Name
+from paramserver.core.names import Name, SyncName
+from paramserver.core.reduction import is_node
 from paramserver.core.shard import ShardState
 from paramserver.simulate.blame import NOTHING, Chain, Part, longer
 from paramserver.simulate.clock import Signal, VirtualClock
+from paramserver.simulate.cores import Thread
 from paramserver.simulate.costs import Costs
-from paramserver.simulate.links import Message, Queue, SendingPort
+from paramserver.simulate.drafts import Coming, Draft, Drafts
+from paramserver.simulate.hosts import Network, Program, Transfer
+from paramserver.simulate.pieces import Piece
 
 TIMELINE = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """A machine with its link: what it sends, and what it takes in at ``rate`` bytes per second."""
-
-    up: SendingPort
-    down: Queue
-    rate: float
+# A part of the model that is smaller than this is not made ahead of time; `server.drafting` says the same.
+_LEAST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +61,53 @@ class Work:
     complete: bool
 
 
-@dataclass(slots=True)
+class Push:
+    """A contribution on its way to one server; ``answer`` comes as the state machine says."""
+
+    def __init__(self, pieces: Sequence[Piece], send: Callable[[int, Chain], None], all_at_once: bool) -> None:
+        self.answer: Signal[Answer] = Signal()
+        # Those of which the backward pass makes the gradients last come last.
+        self._left = sorted(range(len(pieces)), key=lambda piece: -pieces[piece].ready)
+        self._pieces, self._send, self._all_at_once = pieces, send, all_at_once
+
+    def ready(self, part: float, chain: Chain) -> None:
+        """Such a part of the backward pass is over, 0 to 1: what there is by now leaves."""
+        if self._all_at_once:
+            if part >= 1.0:
+                self._send(0, chain)
+            return
+        while self._left and self._pieces[self._left[-1]].ready <= part:
+            self._send(self._left.pop(), chain)
+
+
+@dataclass(slots=True, eq=False)
+class _Delivery:
+    """Weights on their way to who asked: pieces of one draft, or of a version. ``answer`` is set when all are known."""
+
+    draft: Draft | None
+    sent: set[int] = field(default_factory=set)
+    coming: int = 0
+    answer: Callable[[Chain], None] | None = None
+
+
+@dataclass(slots=True, eq=False)
 class _Call:
     answer: Signal[Answer]
-    host: Host | None = None
+    caller: Program
     standing: Standing | None = None
+    ahead: bool = False
+    asked: bool = False
+    # Of a pull over the network.
+    transfer: Transfer | None = None
+    delivery: _Delivery | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Brought:
+    """A contribution that is there as a whole, and on which version it was computed."""
+
+    coming: Coming
+    base: int
 
 
 # Hears which server has published which version, by what chain of events, and whose contribution came last.
@@ -76,7 +115,7 @@ OnBuilt = Callable[[int, int, Chain, int], None]
 
 
 class Server:
-    """One server. ``nbytes``: of its part of the model; ``blocks``: into how many parts a message is cut."""
+    """One server. ``pieces``: its part of the model; ``apply_ns``: of its optimizer, ``threads``: for arithmetic."""
 
     def __init__(
         self,
@@ -84,63 +123,103 @@ class Server:
         index: int,
         consistency: Consistency,
         workers: Sequence[int],
-        host: Host,
+        program: Program,
+        network: Network,
         costs: Costs,
         apply_ns: float,
-        nbytes: int,
-        blocks: int,
+        pieces: Sequence[Piece],
         on_built: OnBuilt,
+        threads: int = 1,
     ) -> None:
-        self.index, self.host, self.nbytes, self.blocks = index, host, nbytes, blocks
+        self.index, self.program = index, program
         self.state = ShardState(consistency, workers)
         self.state.handle(Activated(TIMELINE))
         # Updates of others that each asynchronous contribution did not know of, as it is counted.
         self.behind: list[int] = []
-        self._clock, self._costs = clock, costs
-        self._sum_s = costs.sum_ns * 1e-9 * nbytes / 4
-        self._apply_s = apply_ns * 1e-9 * nbytes / 4
-        self._loop, self._thread = Queue(), Queue()
+        self._clock, self._costs, self._network = clock, costs, network
+        self._pieces = pieces
+        self._params = sum(piece.nbytes for piece in pieces) / 4
+        self._apply_ns = apply_ns
+        self._faster = costs.faster(threads)
+        self._thread = Thread(program.host.cores, self._faster)
+        self._drafts = Drafts(len(pieces), self._draft)
+        self._building = False
+        # By version, the draft that it was.
+        self._was: dict[int, Draft] = {}
         self._claims = Claims()
         self._claims.begin(0, 0.0)
         self._calls: dict[int, _Call] = {}
         self._numbers = itertools.count(1)
-        # By buffer: whose contribution it is, and on which version it was computed.
-        self._brought: dict[int, tuple[int, int]] = {}
+        self._brought: dict[int, _Brought] = {}
         self._on_built = on_built
 
     # ---- what workers call
 
-    def push(self, host: Host, name: Name, worker: int, base: int, clock: int, chain: Chain) -> Signal[Answer]:
-        """A worker sends a contribution, computed on version ``base``; the answer comes as the state machine says."""
-        answer: Signal[Answer] = Signal()
+    def push(self, caller: Program, name: Name, worker: int, base: int, clock: int) -> Push:
+        """A worker begins to send a contribution, computed on version ``base``."""
+        coming = Coming(name, worker)
+        near = self.program.near(caller)
+        at_once = near or not self._pieces
+        transfer = None if at_once else self._network.open(caller, self.program, self._costs.push_bytes_s)
+        left = len(self._pieces)
 
-        def arrived(chain: Chain) -> None:
-            self._serve(chain, lambda chain: self._arrived(name, worker, base, clock, answer, chain))
+        def send(piece: int, chain: Chain) -> None:
+            if transfer is None:
+                whole(chain)
+            else:
+                transfer.send(self._pieces[piece], chain, lambda chain: came(piece, chain))
 
-        rate = min(self.host.rate, self._costs.push_bytes_s)
-        self._send(host, self.host, rate, (Part.WORKER_LINK, Part.SERVER_LINK), chain, arrived)
-        return answer
+        def came(piece: int, chain: Chain) -> None:
+            nonlocal left
+            if not coming.came and self._drafted(name):
+                self._drafts.begins(coming, chain)
+            self._drafts.came(coming, piece, chain)
+            left -= 1
+            if not left:
+                whole(chain)
+
+        def whole(chain: Chain) -> None:
+            self._serve(caller, chain, checked if near else check)
+
+        def check(chain: Chain) -> None:
+            self._compute(self._costs.check_ns * self._params, chain, checked)
+
+        def checked(chain: Chain) -> None:
+            self._arrived(coming, caller, base, clock, push.answer, chain)
+
+        push = Push(self._pieces, send, at_once)
+        return push
 
     def pull(
-        self, host: Host, worker: int, want: Want, standing: Standing | None, chain: Chain
+        self, caller: Program, worker: int, want: Want, standing: Standing | None, chain: Chain, ahead: bool = False
     ) -> tuple[Signal[Answer], Callable[[], None]]:
-        """A worker asks for weights; the signal of its answer, and what calls the question off."""
-        call = next(self._numbers)
-        answer: Signal[Answer] = Signal()
+        """A worker asks for weights; the signal of its answer, and what calls the question off.
+
+        ``ahead``: they may be sent while they are made.
+        """
+        number = next(self._numbers)
+        call = _Call(Signal(), caller, standing, ahead)
+        if not self.program.near(caller):
+            call.transfer = self._network.open(self.program, caller, self._costs.pull_bytes_s)
 
         def asked(chain: Chain) -> None:
-            if call in self._calls:
-                self._happen(PullAsked(call, worker, want, TIMELINE), chain)
+            if number in self._calls:
+                call.asked = True
+                self._happen(PullAsked(number, worker, want, TIMELINE), chain)
+                draft = self._drafts.draft
+                if draft is not None and number in self._calls:
+                    for piece in draft.made:
+                        self._send_ahead(call, draft, piece, chain)
 
         def call_off() -> None:
-            if self._calls.pop(call, None) is not None:
-                self._happen(CallGone(call), chain)
+            if self._calls.pop(number, None) is not None:
+                self._happen(CallGone(number), chain)
 
-        self._calls[call] = _Call(answer, host, standing)
-        self._serve(chain, asked)
-        return answer, call_off
+        self._calls[number] = call
+        self._serve(caller, chain, asked)
+        return call.answer, call_off
 
-    def claim(self, ask: Ask) -> Signal[Work]:
+    def claim(self, caller: Program, ask: Ask) -> Signal[Work]:
         """A worker has time; as `server.claiming` answers it."""
         answer: Signal[Work] = Signal()
 
@@ -151,33 +230,36 @@ class Server:
             else:
                 gaps = missing.slices if missing.of else ((0, ask.of),)
                 work = Work(self._claims.ask(ask, gaps, self._clock.now), complete=False)
-            self._clock.after(self._half_s, lambda: answer.set(work))
+            self._back(caller, NOTHING, lambda _: answer.set(work))
 
-        self._serve(NOTHING, asked)
+        self._serve(caller, NOTHING, asked)
         return answer
 
     # ---- calls
 
-    @property
-    def _half_s(self) -> float:
-        """One way of a call, without what the server does."""
-        return (self._costs.call_s - self._costs.serve_s) / 2
-
-    def _serve(self, chain: Chain, then: Callable[[Chain], None]) -> None:
+    def _serve(self, caller: Program, chain: Chain, then: Callable[[Chain], None]) -> None:
         """A call is on its way; the server takes it in when it has time."""
         begun_at = self._clock.now
+        call_s, serve_s = self._costs.call(self.program.near(caller))
 
         def here() -> None:
-            at = self._loop.take(self._clock.now, self._costs.serve_s)
-            self._clock.at(at, lambda: then(longer(chain, Part.CALLS, at - begun_at)))
+            self.program.loop.run(serve_s, lambda: then(longer(chain, Part.CALLS, self._clock.now - begun_at)))
 
-        self._clock.after(self._half_s, here)
+        caller.loop.run((call_s - serve_s) / 2, here)
 
-    def _arrived(self, name: Name, worker: int, base: int, clock: int, answer: Signal[Answer], chain: Chain) -> None:
-        call = next(self._numbers)
-        self._calls[call] = _Call(answer)
-        self._brought[call] = worker, base
-        self._happen(Arrived(call, name, call, worker, TIMELINE, clock), chain)
+    def _back(self, caller: Program, chain: Chain, then: Callable[[Chain], None]) -> None:
+        """An answer is on its way."""
+        begun_at = self._clock.now
+        call_s, serve_s = self._costs.call(self.program.near(caller))
+        caller.loop.run((call_s - serve_s) / 2, lambda: then(longer(chain, Part.CALLS, self._clock.now - begun_at)))
+
+    def _arrived(
+        self, coming: Coming, caller: Program, base: int, clock: int, answer: Signal[Answer], chain: Chain
+    ) -> None:
+        number = next(self._numbers)
+        self._calls[number] = _Call(answer, caller)
+        self._brought[number] = _Brought(coming, base)
+        self._happen(Arrived(number, coming.name, number, coming.worker, TIMELINE, clock), chain)
 
     # ---- the state machine and its effects
 
@@ -193,65 +275,115 @@ class Server:
 
     def _perform(self, effect: Effect, chain: Chain) -> None:
         match effect:
-            case AnswerPush(call, _, version):
-                self._say(self._calls.pop(call), version, chain)
-            case AnswerPull(call, version, min_clock):
-                self._give(self._calls.pop(call), version, min_clock, chain)
-            case Refuse(call, refusal, reason):
+            case AnswerPush(number, _, version):
+                call = self._calls.pop(number)
+                self._back(call.caller, chain, lambda chain: call.answer.set(Answer(self.index, chain, version)))
+            case AnswerPull(number, version, min_clock):
+                self._give(self._calls.pop(number), version, min_clock, chain)
+            case Refuse(number, refusal, reason):
                 assert refusal is Refusal.GONE, f"a simulated worker did what none does: {reason}"
-                waiting = self._calls.pop(call).answer
-                waiting.set(Answer(self.index, chain, gone=True))
+                self._calls.pop(number).answer.set(Answer(self.index, chain, gone=True))
             case Build():
                 self._build(effect, chain)
             case DropBuffer(buffer):
                 self._brought.pop(buffer, None)
-            case DropVersion():
-                pass
+            case DropVersion(version):
+                self._was.pop(version, None)
 
-    def _say(self, call: _Call, version: int, chain: Chain) -> None:
-        half_s = self._half_s
-        answer = Answer(self.index, longer(chain, Part.CALLS, half_s), version)
-        self._clock.after(half_s, lambda: call.answer.set(answer))
+    # ---- weights go out
 
     def _give(self, call: _Call, version: int, min_clock: int, chain: Chain) -> None:
-        """Send a version to whoever asked for it."""
-        assert call.host is not None
+        """Send a version to whoever asked for it, but for what of it has been sent before."""
         if call.standing is not None:
             self._claims.given(call.standing, version)
         taken = self._claims.taken(version)
-        half_s = self._half_s
 
-        def arrived(chain: Chain) -> None:
-            answer = Answer(self.index, longer(chain, Part.CALLS, half_s), version, min_clock, taken)
-            self._clock.after(half_s, lambda: call.answer.set(answer))
+        def answer(chain: Chain) -> None:
+            self._back(
+                call.caller,
+                chain,
+                lambda chain: call.answer.set(Answer(self.index, chain, version, min_clock, taken)),
+            )
 
-        rate = min(call.host.rate, self._costs.pull_bytes_s)
-        self._send(self.host, call.host, rate, (Part.SERVER_LINK, Part.WORKER_LINK), chain, arrived)
+        if call.transfer is None:
+            answer(chain)
+            return
+        delivery, draft = call.delivery, self._was.get(version)
+        if delivery is None or delivery.draft is not draft:
+            delivery = call.delivery = _Delivery(draft)
+        delivery.answer = answer
+        for piece in range(len(self._pieces)):
+            if piece not in delivery.sent:
+                self._send(call, delivery, piece, chain)
+        if not delivery.coming:
+            answer(chain)
 
-    def _send(
-        self,
-        sender: Host,
-        to: Host,
-        rate: float,
-        parts: tuple[Part, Part],
-        chain: Chain,
-        arrived: Callable[[Chain], None],
-    ) -> None:
-        """Send this server's part of the model from host to host; ``parts``: whose links these are."""
-        block = self.nbytes / self.blocks
-        sender.up.send(Message(self.blocks, block, to.down, rate, *parts, self._clock.now, chain, arrived))
+    def _send_ahead(self, call: _Call, draft: Draft, piece: int, chain: Chain) -> None:
+        if call.transfer is None or not (call.ahead and call.asked):
+            return
+        if call.delivery is None or call.delivery.draft is not draft:
+            call.delivery = _Delivery(draft)
+        self._send(call, call.delivery, piece, chain)
+
+    def _send(self, call: _Call, delivery: _Delivery, piece: int, chain: Chain) -> None:
+        assert call.transfer is not None
+
+        def came(chain: Chain) -> None:
+            delivery.coming -= 1
+            if not delivery.coming and delivery.answer is not None:
+                delivery.answer(chain)
+
+        delivery.sent.add(piece)
+        delivery.coming += 1
+        call.transfer.send(self._pieces[piece], chain, came)
+
+    # ---- arithmetic
+
+    def _compute(self, ns: float, chain: Chain, then: Callable[[Chain], None]) -> None:
+        """Let the threads for arithmetic do what takes one of them so many nanoseconds."""
+        began_at = self._clock.now
+        self._thread.run(
+            ns * 1e-9 / self._faster, lambda: then(longer(chain, Part.ARITHMETIC, self._clock.now - began_at))
+        )
+
+    def _drafted(self, name: Name) -> bool:
+        """Whether the version that a contribution belongs to is made ahead of time."""
+        return (
+            isinstance(name, SyncName)
+            and name.step == self.state.version
+            and not self._building
+            and 4 * self._params >= _LEAST_BYTES
+            and is_node(name.lo, name.hi, name.of)
+        )
+
+    def _ns(self, contributions: int) -> float:
+        """For each parameter, to add up and to apply."""
+        return contributions * self._costs.sum_ns + self._apply_ns
+
+    def _draft(self, draft: Draft, piece: int, chain: Chain) -> None:
+        def made(chain: Chain) -> None:
+            draft.made.append(piece)
+            if self._drafts.draft is draft:
+                for call in list(self._calls.values()):
+                    self._send_ahead(call, draft, piece, chain)
+
+        self._compute(self._ns(len(draft.parts)) * self._pieces[piece].nbytes / 4, chain, made)
 
     def _build(self, effect: Build, chain: Chain) -> None:
-        now = self._clock.now
-        at = self._thread.take(now, len(effect.buffers) * self._sum_s + self._apply_s)
-        self._clock.at(at, lambda: self._built(effect, longer(chain, Part.ARITHMETIC, at - now)))
+        self._building = True
+        draft = self._drafts.take([self._brought[buffer].coming for buffer in effect.buffers])
+        if draft is not None:
+            self._was[effect.version] = draft
+        ns = 0.0 if draft is not None else self._ns(len(effect.buffers)) * self._params
+        self._compute(ns, chain, lambda chain: self._built(effect, chain))
 
     def _built(self, effect: Build, chain: Chain) -> None:
+        self._building = False
         self._claims.begin(effect.version, self._clock.now)
         brought = [self._brought.pop(buffer) for buffer in effect.buffers]
         last = max(effect.buffers)  # they are numbered as they come
-        worker = brought[effect.buffers.index(last)][0]
+        worker = brought[effect.buffers.index(last)].coming.worker
         if self.state.consistency.mode is Mode.ASYNC:
-            self.behind.append(effect.version - 1 - brought[0][1])
+            self.behind.append(effect.version - 1 - brought[0].base)
         self._on_built(self.index, effect.version, chain, worker)
         self._happen(Built(effect.version), chain)

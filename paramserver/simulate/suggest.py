@@ -5,20 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from paramserver.simulate import formulas
-from paramserver.simulate.cluster import simulate
+from paramserver.simulate.cluster import blocks, simulate
 from paramserver.simulate.scenario import MAX_SERVERS, Outcome, Scenario
 
 # Within this part of the best is good enough.
 _NEAR = 0.05
-_STEPS = 60
+# Steps of each, so that all take some seconds.
+_STEPS, _FEWEST, _BLOCKS = 60, 8, 40_000
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """So many on hosts of their own, and so many beside workers: none, or one for each."""
+
+    alone: int
+    beside: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """Outcomes by number of servers, and the smallest number that is within 5 % of the best."""
+    """Outcomes by servers, and the fewest of these with which a job is within 5 % of the best."""
 
-    outcomes: dict[int, Outcome]
-    servers: int
+    outcomes: dict[Servers, Outcome]
+    enough: Servers
 
 
 def numbers(workers: int) -> list[int]:
@@ -31,26 +40,40 @@ def numbers(workers: int) -> list[int]:
 
 
 def suggest(scenario: Scenario) -> Suggestion:
-    """Simulate the job with several numbers of servers."""
-    outcomes = {}
-    for servers in numbers(scenario.workers):
-        tried = replace(scenario, servers=servers, steps=min(scenario.steps, _STEPS))
-        outcomes[servers] = simulate(tried)[0]
+    """Simulate the job with several numbers of servers; between hosts also with servers beside workers.
+
+    Among those that are good enough, fewer machines are preferred; servers beside workers count as one.
+    """
+    alone = numbers(scenario.workers)
+    tried = [Servers(number) for number in alone]
+    if not scenario.hosts and 1 < scenario.workers <= MAX_SERVERS // 2:
+        tried += [Servers(number, scenario.workers) for number in [0, *alone] if number <= scenario.workers / 2]
+    outcomes = {one: simulate(_with(scenario, one))[0] for one in tried}
     best = max(outcome.steps_per_s for outcome in outcomes.values())
-    enough = next(k for k, outcome in outcomes.items() if outcome.steps_per_s >= (1 - _NEAR) * best)
-    return Suggestion(outcomes, enough)
+    good = [one for one, outcome in outcomes.items() if outcome.steps_per_s >= (1 - _NEAR) * best]
+    return Suggestion(outcomes, min(good, key=lambda one: (one.alone + (one.beside > 0), one.beside)))
+
+
+def _with(scenario: Scenario, servers: Servers) -> Scenario:
+    tried = replace(
+        scenario,
+        servers=servers.alone + servers.beside,
+        with_server=servers.beside > 0,
+        placement="auto" if servers.beside else "balanced",
+    )
+    return replace(tried, steps=min(scenario.steps, max(_FEWEST, min(_STEPS, _BLOCKS // blocks(tried)))))
 
 
 def by_formula(scenario: Scenario) -> dict[str, float]:
     """Seconds of communication per step without anything else, by scheme, for the given number of servers."""
-    n, servers, size, bandwidth = scenario.workers, scenario.servers, scenario.nbytes, scenario.bandwidth
-    many = f"{servers} server{'s' if servers > 1 else ''}"
-    found = {
-        f"{many}, gradients then weights": formulas.dedicated(n, servers, size, bandwidth, overlapped=False),
-        f"{many}, both at once": formulas.dedicated(n, servers, size, bandwidth, overlapped=True),
-    }
+    n, alone, size, bandwidth = scenario.workers, scenario.alone, scenario.nbytes, scenario.bandwidth
+    many = f"{alone} server{'s' if alone != 1 else ''}"
+    found = {}
+    if alone:
+        found[f"{many}, gradients then weights"] = formulas.dedicated(n, alone, size, bandwidth, overlapped=False)
+        found[f"{many}, both at once"] = formulas.dedicated(n, alone, size, bandwidth, overlapped=True)
     if n > 1:
         found["ring all-reduce"] = formulas.all_reduce(n, size, bandwidth)
-        if servers <= n:
-            found[f"{many} and shards at the workers (BytePS)"] = formulas.byteps_split(n, servers, size, bandwidth)
+        if alone <= n:
+            found[f"{many} and shards at the workers (BytePS)"] = formulas.byteps_split(n, alone, size, bandwidth)
     return found

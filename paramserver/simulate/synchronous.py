@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from paramserver.core.claims import Ask, Standing
 from paramserver.core.events import AtLeast
@@ -13,18 +13,24 @@ from paramserver.core.tempo import Tempo
 from paramserver.simulate.blame import Chain, Part, longer
 from paramserver.simulate.clock import Process, Signal
 from paramserver.simulate.member import All, Member
-from paramserver.simulate.server import Answer, Work
+from paramserver.simulate.server import Answer, Push, Work
 
 # The answers to a pull, or None: patience is over.
 _Heard = tuple[list[Answer], Answer] | None
 
 
 class SyncWorker:
-    """Its range of every step's slices, slices of others if it has time, the next version."""
+    """Its range of every step's slices, slices of others if it has time, the next version.
 
-    def __init__(self, member: Member, workers: int, slices: int, moves: bool) -> None:
+    ``moves``: slices may go to others. ``early``: a contribution leaves while it is computed, where it can.
+    """
+
+    def __init__(self, member: Member, workers: int, slices: int, moves: bool, early: bool = False) -> None:
         self._member, self._workers, self._of, self._moves = member, workers, slices, moves
         self._range = assign(slices, workers)[member.rank]
+        self._early = early
+        self._leaving: tuple[int, list[Push]] | None = None  # the slice that leaves while it is computed
+        self._asked_for: tuple[All, Callable[[], None]] | None = None  # the next version, asked for meanwhile
         self._version = -1
         self._done: set[int] = set()
         self._left: set[int] = set()  # slices of the own range that others compute
@@ -48,7 +54,8 @@ class SyncWorker:
                 yield from self._wait_for_next()
                 continue
             self._tempo.begun(self._member.clock.now)
-            yield from self._member.compute()
+            early = self._begin_early(position)
+            yield from self._member.compute(early)
             self._tempo.finished(self._member.clock.now)
             self._contribute(position)
             if next(self._mine(), None) is None:
@@ -98,7 +105,7 @@ class SyncWorker:
         """Ask a server which slice to compute; where nothing is missing, another is asked next."""
         began_at = self._member.clock.now
         ask = Ask(self._standing(), self._version, self._of, frozenset(self._done))
-        work: Work = yield self._member.servers[self._asked].claim(ask)
+        work: Work = yield self._member.servers[self._asked].claim(self._member.program, ask)
         self._member.chain = longer(self._member.chain, Part.CALLS, self._member.clock.now - began_at)
         if work.complete:
             self._asked = (self._asked + 1) % len(self._member.servers)
@@ -113,6 +120,10 @@ class SyncWorker:
             return
         self._done.add(position)
         node = (position, position + 1)
+        leaving, self._leaving = self._leaving, None
+        if leaving is not None and leaving[0] == position:
+            self._pushes.append(self._member.complete(leaving[1]))
+            return
         if self._hurry or not self._range[0] <= position < self._range[1]:
             self._push(node)
             return
@@ -126,6 +137,21 @@ class SyncWorker:
                 self._held.remove(node)
                 self._push(node)
 
+    def _begin_early(self, position: int) -> Sequence[Push]:
+        """Let a slice that is all of this worker's range leave while it is computed, as `Engine.begin_early` does."""
+        if not self._early or self._range != (position, position + 1) or self._given_away:
+            return ()
+        self._leaving = position, self._member.begin(SyncName(self._version, position, position + 1, self._of), 0)
+        self._ask_for_next()
+        return self._leaving[1]
+
+    def _ask_for_next(self) -> tuple[All, Callable[[], None]]:
+        """Ask for the next version, once."""
+        if self._asked_for is None:
+            self._member.standing = self._standing() if self._moves else None
+            self._asked_for = self._member.asking(AtLeast(self._version + 1), ahead=True)
+        return self._asked_for
+
     def _release(self) -> None:
         for node in sorted(self._held):
             self._push(node)
@@ -137,31 +163,37 @@ class SyncWorker:
     def _wait_for_next(self) -> Process[None]:
         """Wait for the next version, or for a slice to compute meanwhile."""
         member = self._member
+        pulling, call_off = self._ask_for_next()
+        self._asked_for = None
         if self._pushes:
             began_at = member.clock.now
             yield from member.wait_all(self._pushes)
             self._pushes.clear()
             self._tempo.pushed(member.clock.now - began_at)
-        member.standing = self._standing() if self._moves else None
-        pulling, call_off = member.asking(AtLeast(self._version + 1))
         since, chain = member.clock.now, member.chain
+
+        def there() -> bool:
+            return pulling.done
+
         while True:
+            waits = not there()
             heard: _Heard = yield self._first(pulling)
-            if heard is None and not pulling.done:
-                member.chain = _waited(chain, member.clock.now - since)
-                work = yield from self._ask()
-                if not pulling.done:
-                    self._tempo.answered(work.slice is not None)
-                    if work.slice is None:
-                        continue
-                    call_off()
-                    self._given = work.slice
-                    self._hurry = self._given_away = True
-                    return
-            answers, last = pulling.value
-            member.chain = last.chain
-            self._begin((yield from member.agreed(answers)))
-            return
+            if heard is not None:
+                member.chain = heard[1].chain if waits else member.chain
+                break
+            member.chain = _waited(chain, member.clock.now - since)
+            if there():
+                break
+            work = yield from self._ask()
+            if there():
+                break
+            self._tempo.answered(work.slice is not None)
+            if work.slice is not None:
+                call_off()
+                self._given = work.slice
+                self._hurry = self._given_away = True
+                return
+        self._begin((yield from member.agreed(pulling.value[0])))
 
     def _first(self, pulling: All) -> Signal[_Heard]:
         """The answers, or None when this worker's patience is over."""

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
 
 import pytest
 
+from benchmarks import hosts
+from benchmarks.launch import flags
 from paramserver.core.consistency import Consistency, Mode
 from paramserver.simulate.calibrate import calibrate
 from paramserver.simulate.cluster import simulate
@@ -15,19 +20,64 @@ from paramserver.simulate.scenario import Scenario
 from paramserver.simulate.stragglers import parse
 from tests.integration.harness import SCRIPTS, Place, place_fixture
 
-SLICE_S, WIDE = 0.25, 256
-PARAMS = 64 * WIDE + WIDE + 10 * WIDE + 10
+FEATURES, CLASSES, SMALL = 64, 10, 256
 # This part of the versions, at either end, is left aside: processes start, and run out of slices.
 EDGE = 0.15
 WITHIN = 0.15
 
 SYNC = Consistency(Mode.SYNC)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A job on this machine. ``wide``: units of the model's hidden layer; each has 75 parameters."""
+
+    consistency: Consistency
+    workers: int
+    slices: int
+    straggler: str
+    steps: int
+    wide: int = SMALL
+    slice_s: float = 0.25
+    transport: str = "auto"
+
+    @property
+    def params(self) -> int:
+        return (FEATURES + 1 + CLASSES) * self.wide + CLASSES
+
+
 CASES = {
-    "sync, 2 workers, exp:0.3": (SYNC, 2, 2, "exp:0.3", 24),
-    "sync, 4 workers, 16 slices, slow:1x3": (SYNC, 4, 16, "slow:1x3", 10),
-    "async, 3 workers, staleness 1, exp:1": (Consistency(Mode.ASYNC, 1), 3, 3, "exp:1", 24),
-    "async, 4 workers, unbounded, slow:1x2": (Consistency(Mode.ASYNC), 4, 4, "slow:1x2", 24),
+    "sync, 2 workers, exp:0.3": Case(SYNC, 2, 2, "exp:0.3", 24),
+    "sync, 4 workers, 16 slices, slow:1x3": Case(SYNC, 4, 16, "slow:1x3", 10),
+    "async, 3 workers, staleness 1, exp:1": Case(Consistency(Mode.ASYNC, 1), 3, 3, "exp:1", 24),
+    "async, 4 workers, unbounded, slow:1x2": Case(Consistency(Mode.ASYNC), 4, 4, "slow:1x2", 24),
+    "sync, 2 workers, small, shm": Case(SYNC, 2, 2, "exp:0.3", 60, slice_s=0.025),
+    "sync, 2 workers, small, grpc": Case(SYNC, 2, 2, "exp:0.3", 60, slice_s=0.025, transport="grpc"),
+    "sync, 2 workers, 2.5 M, shm": Case(SYNC, 2, 2, "exp:0.3", 40, 33_333, 0.05),
+    "sync, 2 workers, 10 M, shm": Case(SYNC, 2, 2, "exp:0.3", 30, 133_333, 0.05),
+    "async, 2 workers, staleness 1, 2.5 M, shm": Case(Consistency(Mode.ASYNC, 1), 2, 2, "exp:0.3", 30, 33_333, 0.05),
+    "sync, 2 workers, 2.5 M, grpc": Case(SYNC, 2, 2, "exp:0.3", 30, 33_333, 0.05, "grpc"),
+    "sync, 2 workers, 10 M, grpc": Case(SYNC, 2, 2, "exp:0.3", 24, 133_333, 0.05, "grpc"),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """A job on emulated hosts, which does nothing but communicate. ``beside``: with a server beside each worker."""
+
+    workers: int
+    alone: int
+    megabytes: int
+    megabits: float
+    beside: bool = False
+
+
+APART = {
+    "4 + 4, 24 MB, 100 Mb/s": Apart(4, 4, 24, 100.0),
+    "8 + 2, 24 MB, 200 Mb/s": Apart(8, 2, 24, 200.0),
+    "8 + 2 and 8 beside workers, 24 MB, 200 Mb/s": Apart(8, 2, 24, 200.0, beside=True),
+}
+STEPS, SKIPPED = 10, 2
 
 
 @pytest.fixture(scope="module")
@@ -47,37 +97,70 @@ def per_second(at: dict[int, float]) -> float:
     return (last - first) / (at[last] - at[first])
 
 
+def close(case: str, real: float, predicted: float, unit: str) -> None:
+    print(f"{case}: {real:.2f} {unit}, predicted {predicted:.2f} ({predicted / real - 1:+.1%})")
+    assert predicted == pytest.approx(real, rel=WITHIN)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("case", CASES)
-def test_a_real_run_is_as_fast_as_predicted(place: Place, costs: Costs, case: str) -> None:
-    consistency, workers, slices, straggler, steps = CASES[case]
+@pytest.mark.parametrize("name", CASES)
+def test_a_real_run_is_as_fast_as_predicted(place: Place, costs: Costs, name: str) -> None:
+    case = CASES[name]
     out = place.work / "seen.json"
-    mode = ["--mode", consistency.mode.value]
-    if consistency.mode is Mode.ASYNC:
-        mode += ["--staleness", "unbounded" if consistency.staleness is None else str(consistency.staleness)]
-    sizes = ["--workers", str(workers), "--slices-per-step", str(slices)]
-    sleeps = ["--slices", str(slices * steps), "--slice-s", str(SLICE_S), "--straggler", straggler]
-    place.paramserver("run", SCRIPTS / "sleeping.py", *sizes, *mode, "--", *sleeps, "--out", out).check()
+    mode = ["--mode", case.consistency.mode.value, "--set", f"cluster.transport={case.transport}"]
+    if case.consistency.mode is Mode.ASYNC:
+        mode += ["--staleness", "unbounded" if case.consistency.staleness is None else str(case.consistency.staleness)]
+    sizes = ["--workers", str(case.workers), "--slices-per-step", str(case.slices)]
+    sleeps = ["--slices", str(case.slices * case.steps), "--slice-s", str(case.slice_s), "--straggler", case.straggler]
+    words = [*sizes, *mode, "--", *sleeps, "--wide", str(case.wide), "--out", out]
+    place.paramserver("run", SCRIPTS / "sleeping.py", *words).check()
     found = json.loads(out.read_text())
     real = per_second({int(version): at for version, at in found["seen"].items()})
     _, record = simulate(
         Scenario(
-            workers=workers,
+            workers=case.workers,
             servers=1,
-            params=PARAMS,
+            params=case.params,
             compute_s=found["compute_s"],
             bandwidth=1.25e9,
-            consistency=consistency,
-            slices=slices,
-            stragglers=(parse(straggler),),
-            steps=steps,
+            consistency=case.consistency,
+            slices=case.slices,
+            stragglers=(parse(case.straggler),),
+            steps=case.steps,
+            hosts=1,
+            transport=case.transport,
+            cores=len(os.sched_getaffinity(0)),
+            gpu=True,  # nearly all of a slice is sleep
             costs=costs,
         )
     )
-    predicted = per_second(dict(enumerate([0.0, *record.published_at])))
-    off = f"predicted {predicted:.2f} ({predicted / real - 1:+.1%})"
-    print(f"{case}: a slice {found['compute_s']:.4f} s; {real:.2f} versions/s, {off}")
-    assert predicted == pytest.approx(real, rel=WITHIN)
+    close(name, real, per_second(dict(enumerate([0.0, *record.published_at]))), "versions/s")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(os.geteuid() != 0, reason="emulated hosts are network namespaces, which only root can make")
+@pytest.mark.parametrize("name", APART)
+def test_a_step_between_hosts_takes_as_long_as_predicted(name: str) -> None:
+    """Both directions at once, with the costs that there are without a calibration."""
+    case = APART[name]
+    words = flags({"--megabytes": case.megabytes, "--ranks": case.workers, "--steps": STEPS, "--skip": SKIPPED})
+    with hosts.network(case.workers, case.alone, case.megabits) as network:
+        megabits = network.megabits_per_s("w0", "w1", round(case.megabits / 10))
+        took = hosts.cluster(network, case.workers, case.alone, words, case.beside)["step_s"]
+    outcome, _ = simulate(
+        Scenario(
+            workers=case.workers,
+            servers=case.alone + case.beside * case.workers,
+            params=case.megabytes * 250_000,
+            compute_s=1e-3,
+            bandwidth=megabits * 1e6 / 8,
+            with_server=case.beside,
+            link_mbps=case.megabits,
+            transport="grpc",
+            steps=40,
+        )
+    )
+    close(name, median(took), 1 / outcome.steps_per_s, "s per step")
 
 
 @pytest.mark.long

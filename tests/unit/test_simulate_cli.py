@@ -43,7 +43,17 @@ def test_suggestions_name_a_number_of_servers(capsys: pytest.CaptureFixture[str]
     printed = capsys.readouterr().out
     assert printed.count("<- enough") == 1
     assert "ring all-reduce" in printed
-    assert json.loads(Path("out.json").read_text())["suggested_servers"] in (1, 2, 3, 4)
+    said = json.loads(Path("out.json").read_text())
+    assert said["suggested"] in [{k: one[k] for k in ("alone", "beside_workers")} for one in said["servers"]]
+    assert any(one["beside_workers"] for one in said["servers"])
+
+
+def test_where_processes_are_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*JOB.split(), "--workers", "2", "--hosts", "1", "--cores", "2"]) == 0
+    assert "(4 MB), one host with 2 cores, shm, sync" in capsys.readouterr().out
+    beside = ["--workers", "2", "--servers", "3", "--with-server", "--transport", "grpc", "--placement", "split"]
+    assert main([*JOB.split(), *beside]) == 0
+    assert "a server beside each worker, 10 Gb/s" in capsys.readouterr().out
 
 
 def test_numbers_come_from_a_file_of_settings(capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,6 +74,11 @@ def test_numbers_come_from_a_file_of_settings(capsys: pytest.CaptureFixture[str]
         (f"{JOB} --workers 0", "cluster.workers is"),
         (f"{JOB} --straggler odd", '--straggler "odd" is not understood'),
         (f"{JOB} --optimizer lion", '--optimizer "lion" has no cost; there are sgd, momentum, adamw'),
+        (f"{JOB} --transport shm", "add --hosts 1"),
+        (f"{JOB} --placement split", "no server is beside a worker"),
+        (f"{JOB} --workers 4 --servers 2 --with-server", "it must be 4 or more, not 2"),
+        (f"{JOB} --cores -1", "--cores is -1"),
+        (f"{JOB} --hosts -1", "--hosts is -1"),
         (f"{JOB} --out x.json", "add --calibrate"),
         (f"{JOB} --calibrate --costs x.json", "give one of them"),
         (f"{JOB} --costs none.json", 'the costs in "none.json" cannot be read'),

@@ -8,12 +8,13 @@ from itertools import repeat
 from paramserver.core.consistency import Consistency, Mode
 from paramserver.core.events import AtLeast
 from paramserver.core.names import SyncName
-from paramserver.simulate.blame import NOTHING
+from paramserver.simulate.blame import NOTHING, Part
 from paramserver.simulate.clock import Process, VirtualClock, start
+from paramserver.simulate.cores import Cores
 from paramserver.simulate.costs import FREE
-from paramserver.simulate.links import Queue, SendingPort
+from paramserver.simulate.hosts import Network, Program, host
 from paramserver.simulate.member import Member
-from paramserver.simulate.server import Host, Server
+from paramserver.simulate.server import Server
 
 
 class Pair:
@@ -21,21 +22,33 @@ class Pair:
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
+        self.network = Network(self.clock, FREE)
         self.servers = [
-            Server(self.clock, index, Consistency(Mode.SYNC), [1, 2], self.host(), FREE, 0.0, 0, 1, lambda *_: None)
+            Server(
+                self.clock,
+                index,
+                Consistency(Mode.SYNC),
+                [1, 2],
+                self.program(),
+                self.network,
+                FREE,
+                0.0,
+                [],
+                lambda *_: None,
+            )
             for index in range(2)
         ]
-        self.member = Member(self.clock, 0, self.servers, self.host(), 1.0, repeat(1.0), 0.0)
+        self.member = Member(self.clock, 0, self.servers, self.program(), 1.0, repeat(1.0), 0.0)
         self.heard: list[list[int]] = []
 
-    def host(self) -> Host:
-        return Host(SendingPort(self.clock, math.inf), Queue(), math.inf)
+    def program(self) -> Program:
+        return Program(host(self.clock, math.inf, Cores(self.clock)), Part.WORKER_LINK)
 
     def publish(self, index: int, *versions: int) -> None:
         """Another worker brings what makes these versions of one server."""
         server = self.servers[index]
         for version in versions:
-            server.push(self.host(), SyncName(version - 1, 0, 1, 1), 2, version - 1, 0, NOTHING)
+            server.push(self.program(), SyncName(version - 1, 0, 1, 1), 2, version - 1, 0).ready(1.0, NOTHING)
             self.clock.run(lambda version=version: server.state.version == version)  # type: ignore[misc]
 
     def ask(self) -> None:
