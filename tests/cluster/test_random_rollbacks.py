@@ -47,6 +47,10 @@ def seeds() -> list[int]:
     return list(range(int(first), int(last or first) + 1))
 
 
+# The first ones with every `make test`, all of them with `make test-long`.
+SEEDS = [*seeds()[:2], *(pytest.param(seed, marks=pytest.mark.long) for seed in seeds()[2:])]
+
+
 @pytest.fixture(autouse=True)
 def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(taking, "_FIND_S", 1.0)
@@ -92,7 +96,7 @@ def survived(rig: Rig, seed: int) -> None:
     rig.strikes[:] = [strike for strike in rig.strikes if strike.fired]
 
 
-@pytest.mark.parametrize("seed", seeds())
+@pytest.mark.parametrize("seed", SEEDS)
 def test_synchronous(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)
     strikes, mortal = planned(chance), Mortal(chance, 28)
@@ -107,7 +111,7 @@ def test_synchronous(seed: int, tmp_path: Path) -> None:
     same(summary, twin("faults", program(), slices_per_step=SLICES))
 
 
-@pytest.mark.parametrize("seed", seeds())
+@pytest.mark.parametrize("seed", SEEDS)
 def test_asynchronous(seed: int, tmp_path: Path) -> None:
     chance, epochs = random.Random(1000 + seed), 3
     strikes, mortal = planned(chance), Mortal(chance, PER_EPOCH * epochs)

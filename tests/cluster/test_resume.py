@@ -125,7 +125,7 @@ def test_of_a_job_that_was_through(tmp_path: Path) -> None:
     same(summary, first)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_g13_asynchronous_in_the_middle_of_an_epoch(
     workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,7 +152,7 @@ def test_the_setting_is_brought_back(start: str, every: int, tmp_path: Path) -> 
     assert summary["mode"] == other
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_servers_die_while_the_mode_changes(seed: int, tmp_path: Path) -> None:
     """To and fro; a change that fails since the job goes back may be asked for again."""
     chance, epochs, pacer = random.Random(seed), 8, Pacer()

@@ -102,7 +102,7 @@ def test_the_store_has_forgotten_the_timeline(tmp_path: Path) -> None:
         assert {timeline for _, _, timeline, _ in rig.orders.timelines} == {1, 2}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_async_both_die_at_random_slices(seed: int, tmp_path: Path) -> None:
     chance, epochs = random.Random(seed), 4
     kills = Kills(

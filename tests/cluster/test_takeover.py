@@ -114,7 +114,11 @@ class KillAt:
                 self.fleet.kill(self.fleet.leader)
 
 
-@pytest.mark.parametrize("seed", range(4))
+# The first ones with every `make test`, all of them with `make test-long`.
+SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_sync_killed_at_random_steps(seed: int) -> None:
     """Twice in a job: the third coordinator takes over from the second."""
     chance = random.Random(seed)
@@ -128,7 +132,7 @@ def test_sync_killed_at_random_steps(seed: int) -> None:
     calm(summary)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_async_killed_at_random_slices(seed: int) -> None:
     """Each slice of each epoch is counted once on every shard: done means that all shards say so."""
     chance = random.Random(seed)

@@ -71,7 +71,7 @@ CHANGES: dict[str, list[tuple[str, int | str]]] = {
 }
 
 
-@pytest.mark.parametrize("slices_per_step", [3, 5])
+@pytest.mark.parametrize("slices_per_step", [pytest.param(3, marks=pytest.mark.long), 5])
 @pytest.mark.parametrize("name", CHANGES)
 def test_every_sample_counts_once_per_epoch_across_changes(name: str, slices_per_step: int) -> None:
     epochs, pacer = 14, Pacer()

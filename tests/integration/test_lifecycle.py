@@ -115,6 +115,7 @@ def test_script_that_raises(place: Place) -> None:
     assert place.leftovers() == []
 
 
+@pytest.mark.long
 def test_script_that_cannot_be_compiled(place: Place) -> None:
     script = place.work / "broken.py"
     script.write_text("import paramserver as ps\nctx = = 1\n")

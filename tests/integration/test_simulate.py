@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 import pytest
@@ -112,7 +113,7 @@ def test_a_real_run_is_as_fast_as_predicted(place: Place, costs: Costs, name: st
         mode += ["--staleness", "unbounded" if case.consistency.staleness is None else str(case.consistency.staleness)]
     sizes = ["--workers", str(case.workers), "--slices-per-step", str(case.slices)]
     sleeps = ["--slices", str(case.slices * case.steps), "--slice-s", str(case.slice_s), "--straggler", case.straggler]
-    words = [*sizes, *mode, "--", *sleeps, "--wide", str(case.wide), "--out", out]
+    words: list[str | Path] = [*sizes, *mode, "--", *sleeps, "--wide", str(case.wide), "--out", out]
     place.paramserver("run", SCRIPTS / "sleeping.py", *words).check()
     found = json.loads(out.read_text())
     real = per_second({int(version): at for version, at in found["seen"].items()})
