@@ -36,6 +36,7 @@ def simulate(
     transport: _Text = None,
     cores: float = 0.0,
     gpu: Annotated[bool, Parameter(negative=())] = False,
+    backward: float = 0.67,
     mode: _Text = None,
     staleness: _Text = None,
     slices: _Text = None,
@@ -84,6 +85,8 @@ def simulate(
         Processors of each machine, which all on it share; 0: there are enough.
     gpu
         Workers compute on GPUs, and leave the processors to others meanwhile.
+    backward
+        Part of a slice that is the backward pass, during which gradients leave where they travel.
     mode
         "sync" or "async".
     staleness
@@ -152,6 +155,7 @@ def simulate(
         with_server=with_server,
         cores=cores,
         gpu=gpu,
+        backward=backward,
         optimizer=optimizer,
         moves=not fixed,
         costs=known,

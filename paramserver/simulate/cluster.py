@@ -80,12 +80,13 @@ def simulate(scenario: Scenario) -> tuple[Outcome, Record]:
             costs.call_s,
             costs.hand_ns * 1e-9 * scenario.params,
             0.0 if scenario.gpu else scenario.worker_threads,
+            scenario.backward,
         )
         for rank in range(scenario.workers)
     ]
     # A worker that shares memory with any server pushes when it has computed.
     apart = not shared or not set(seats.workers) & set(seats.servers)
-    early = apart and scenario.moves and scenario.nbytes >= _EARLY_BYTES
+    early = apart and scenario.moves and scenario.backward > 0 and scenario.nbytes >= _EARLY_BYTES
     leases = SliceLeases(0)
     synchronous = [SyncWorker(member, scenario.workers, scenario.slices, scenario.moves, early) for member in members]
     asynchronous = [AsyncWorker(member, leases, scenario.workers) for member in members]

@@ -14,15 +14,15 @@ from paramserver.simulate.server import Answer, Push, Server
 from paramserver.simulate.stragglers import Factors
 
 All = Signal[tuple[list[Answer], Answer]]
-# The part of a slice that is the forward pass; gradients come one after the other in what is left, in so many steps.
-_FORWARD, _BACKWARD_STEPS = 1 / 3, 16
+# Gradients come one after the other during the backward pass, in so many steps.
+_BACKWARD_STEPS = 16
 
 
 class Member:
     """One worker: its process, its pace, and the chain of what it has waited for. ``rank`` counts from 0.
 
     ``hand_s``: to put the gradients of a slice in their place. ``threads``: what computing keeps busy of the host's
-    processors; 0 if something else computes.
+    processors; 0 if something else computes. ``backward``: the part of a slice that is the backward pass.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class Member:
         call_s: float,
         hand_s: float = 0.0,
         threads: float = 1.0,
+        backward: float = 0.0,
     ) -> None:
         self.clock, self.rank, self.ident = clock, rank, rank + 1
         self.servers, self.call_s, self.program = servers, call_s, program
@@ -44,7 +45,8 @@ class Member:
         # When each slice was begun and done.
         self.spans: list[tuple[float, float]] = []
         self.standing: Standing | None = None
-        self._compute_s, self._factors, self._hand_s, self._threads = compute_s, factors, hand_s, threads
+        self._compute_s, self._factors, self._hand_s = compute_s, factors, hand_s
+        self._threads, self._backward = threads, backward
 
     def _spend(self, seconds: float, part: Part, threads: float) -> Process[None]:
         """Spend time on something that so many threads compute."""
@@ -63,9 +65,9 @@ class Member:
         if not early:
             yield from self._spend(seconds, Part.COMPUTE, self._threads)
         else:
-            yield from self._spend(_FORWARD * seconds, Part.COMPUTE, self._threads)
+            yield from self._spend((1 - self._backward) * seconds, Part.COMPUTE, self._threads)
             for step in range(1, _BACKWARD_STEPS + 1):
-                yield from self._spend((1 - _FORWARD) * seconds / _BACKWARD_STEPS, Part.COMPUTE, self._threads)
+                yield from self._spend(self._backward * seconds / _BACKWARD_STEPS, Part.COMPUTE, self._threads)
                 for push in early if step < _BACKWARD_STEPS else ():
                     push.ready(step / _BACKWARD_STEPS, self.chain)
         self.spans.append((began_at, self.clock.now))

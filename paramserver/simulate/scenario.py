@@ -31,7 +31,8 @@ class Scenario:
     and with ``with_server`` the last servers are beside the workers. ``transport`` and ``placement``: as configured.
     ``cores``: of each host; 0: enough for all.
     ``threads``, ``worker_threads``: of a server's arithmetic (0: chosen) and of a worker's computing. ``gpu``:
-    something else than the host's processors computes. Raises ConfigError.
+    something else than the host's processors computes. ``backward``: the part of a slice in which the backward pass
+    makes one gradient after the other. Raises ConfigError.
     """
 
     workers: int
@@ -57,6 +58,7 @@ class Scenario:
     threads: int = 0
     worker_threads: int = 1
     gpu: bool = False
+    backward: float = 2 / 3
     costs: Costs = field(default_factory=Costs)
 
     def __post_init__(self) -> None:
@@ -78,6 +80,8 @@ class Scenario:
             raise ConfigError(f"--hosts is {self.hosts}, but must be 0 (one for each process) or a number of machines")
         if not 0 <= self.cores < math.inf:
             raise ConfigError(f"--cores is {self.cores:g}, but must be 0 (enough) or the processors of a host")
+        if not 0 <= self.backward <= 1:
+            raise ConfigError(f"--backward is {self.backward:g}, but must be from 0 to 1")
         if self.with_server and (self.hosts or self.servers < self.workers):
             raise ConfigError(
                 f"--with-server starts one server beside each of {self.workers} workers, and --servers counts them: "

@@ -78,6 +78,7 @@ def test_numbers_come_from_a_file_of_settings(capsys: pytest.CaptureFixture[str]
         (f"{JOB} --placement split", "no server is beside a worker"),
         (f"{JOB} --workers 4 --servers 2 --with-server", "it must be 4 or more, not 2"),
         (f"{JOB} --cores -1", "--cores is -1"),
+        (f"{JOB} --backward 2", "--backward is 2, but must be from 0 to 1"),
         (f"{JOB} --hosts -1", "--hosts is -1"),
         (f"{JOB} --out x.json", "add --calibrate"),
         (f"{JOB} --calibrate --costs x.json", "give one of them"),

@@ -167,7 +167,8 @@ def test_handing_gradients_over_takes_its_time() -> None:
 def test_gradients_leave_while_they_are_computed() -> None:
     """8 MB take 0.08 s on the link; the slice of 0.3 s hides all but the last chunks, unless slices have no names."""
     links = {"params": 2_000_000, "compute_s": 0.3, "workers": 1, "chunk_bytes": 1 << 17}
-    hidden, behind = run(**links), run(**links, moves=False)
+    hidden, behind, at_end = run(**links), run(**links, moves=False), run(**links, backward=0.0)
+    assert at_end == behind
     assert 0.3 < 1 / hidden.steps_per_s < 0.32
     assert 0.38 < 1 / behind.steps_per_s < 0.40
 
