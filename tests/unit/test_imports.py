@@ -22,6 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "config": {"errors"},
     "core": {"errors"},  # the tree of errors is names only
     "failpoints": set(),
+    "kernels": set(),  # compiled arithmetic
     "v1": set(),
     "checkpoint": LOWER | {"tensors", "v1", "config"},
     "tensors": LOWER | {"v1"},
@@ -29,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "transport": LOWER | {"tensors", "v1"},  # names of element types, limits of frames
     "store": LOWER,
     "coordinator": LOWER | EDGES | {"config", "v1", "checkpoint"},
-    "server": LOWER | EDGES | {"config", "v1", "checkpoint", "compress"},
+    "server": LOWER | EDGES | {"config", "v1", "checkpoint", "compress", "kernels"},
     "worker": LOWER | EDGES | {"config", "v1", "checkpoint", "compress"},
     "testing": LOWER | EDGES | ROLES | {"config", "v1", "checkpoint"},
     "local": LOWER | EDGES | ROLES | {"config", "v1", "testing", "checkpoint"},
