@@ -29,12 +29,12 @@ def under_run(
         return json.loads(out.read_text()), json.loads(summary.read_text())
 
 
-def under_torchrun(script: Path, words: Sequence[str], ranks: int) -> Any:
-    """What the script, called with ``--ddp``, writes to its ``--out``. Raises RuntimeError if it fails."""
+def under_torchrun(script: Path, words: Sequence[str], ranks: int, how: str = "--ddp") -> Any:
+    """What the script, called with ``how``, writes to its ``--out``. Raises RuntimeError if it fails."""
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "out.json"
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        call([*torchrun, str(script), "--ddp", *words, "--out", str(out)])
+        call([*torchrun, str(script), how, *words, "--out", str(out)])
         return json.loads(out.read_text())
 
 

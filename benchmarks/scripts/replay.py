@@ -1,13 +1,15 @@
 """The step that `benchmarks.step_overlap` measures: layers whose compute is a sleep, with gradients of real sizes.
 
-Started by `paramserver run` as a worker of a cluster, with ``--ddp`` by torchrun as a rank of PyTorch's DDP. The first
-rank writes seconds per step, and one weight after the last step.
+Started by `paramserver run` as a worker of a cluster, with ``--ddp`` by torchrun as a rank of PyTorch's DDP, with
+``--alone`` by torchrun, too, to compute without telling anybody. The first rank writes seconds per step, and one weight
+after the last step.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -123,9 +125,24 @@ def ddp(args: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
+def alone(args: argparse.Namespace) -> None:
+    """Forward and backward pass, which also make the gradients, and their end; no communication, no update."""
+    rank = int(os.environ["RANK"])
+    clock, model = Clock(args.skip), network(args.shape, args.compute_s)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    for number in range(args.steps):
+        clock.at(number)
+        model(torch.zeros(1, 1).requires_grad_()).sum().backward()
+        optimizer.zero_grad()
+    clock.at(args.steps)
+    if rank == 0:
+        write(args, clock, model)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ddp", action="store_true", help="as a rank of torchrun")
+    parser.add_argument("--alone", action="store_true", help="as a rank of torchrun that only computes")
     parser.add_argument("--shape", choices=sorted(SHAPES), required=True)
     parser.add_argument("--compute-s", type=float, required=True, help="forward and backward pass together, in seconds")
     parser.add_argument("--ranks", type=int, required=True)
@@ -134,7 +151,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="seconds per step and a weight, as JSON")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    (ddp if args.ddp else ours)(args)
+    (alone if args.alone else ddp if args.ddp else ours)(args)
 
 
 if __name__ == "__main__":
