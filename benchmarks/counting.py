@@ -25,7 +25,7 @@ from paramserver.core.consistency import Consistency, Mode
 from paramserver.local import logs
 from paramserver.local.alone import InProcessJob
 from paramserver.tensors.codec import split_frame
-from paramserver.transport.base import Channel, Frames, each
+from paramserver.transport.base import Channel, Frames, Neighbour, each
 from paramserver.worker.context import Context
 from paramserver.worker.engine import Connect
 
@@ -130,11 +130,17 @@ class _Counted:
     def session(self, method: str, requests: AsyncIterator[Message]) -> AsyncGenerator[Message, None]:
         return self._inner.session(method, requests)
 
-    def beside(self, sock: socket.socket) -> Channel:
-        return _Counted(self._inner.beside(sock), self._tap)
+    def beside(self, sock: socket.socket) -> Neighbour:
+        return _CountedNeighbour(self._inner.beside(sock), self._tap)
 
     async def close(self) -> None:
         await self._inner.close()
+
+
+class _CountedNeighbour(_Counted):
+    """See `base.Neighbour`. All calls are to be counted, so none may go past it."""
+
+    undisturbed = False
 
 
 class _Copied(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -132,7 +132,7 @@ class Neighbour(Channel, Protocol):
 
     @property
     def undisturbed(self) -> bool:
-        """Whether calls may as well go past it: False while it is to make some of them fail."""
+        """Whether calls may as well go past it: False while it counts them, or is to make some of them fail."""
         ...
 
 
