@@ -143,7 +143,7 @@ def test_a_server_that_cannot_write_to_its_disk(server: RedisServer, tmp_path: P
 
 def test_a_server_that_still_loads_its_data(server: RedisServer, tmp_path: Path) -> None:
     with server.admin() as admin, admin.pipeline() as pipeline:
-        for number in range(6000):
+        for number in range(20000):
             pipeline.set(f"k{number}", "x")
         pipeline.execute()
 
