@@ -1,20 +1,17 @@
-"""How runs end: well, by a signal, by an error, by a death; and that nothing of them is left."""
+"""How runs end by an error or a death, and that nothing of them is left."""
 
 from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.harness import GONE_S, SCRIPTS, Place, Running, place_fixture, read_summary, until
+from tests.integration.harness import Place, place_fixture, read_summary
+from tests.integration.paced import TRAIN, counts, training
 
-TRAIN = SCRIPTS / "train.py"
-PACED = ["--pace", "0.05", "--epochs", "100000"]
 FAST_STORE = ["--store", "memory"]
 # Nothing that dies is started again; test_restarts.py is about that.
 ALONE = ["--set", "cluster.max_restarts=0"]
@@ -25,7 +22,6 @@ if os.environ["PARAMSERVER_INTERNAL_INDEX"] == "1":
     sys.exit(7)
 time.sleep(10000)
 """
-TRAINS = r"worker-\d \| rank \d of \d trains"
 
 
 @pytest.fixture
@@ -33,72 +29,10 @@ def place() -> Iterator[Place]:
     yield from place_fixture()
 
 
-def counts(servers: int, workers: int) -> list[str]:
-    return ["--servers", str(servers), "--workers", str(workers)]
-
-
 def pid_of(status: dict[str, Any], name: str) -> int:
     (pid,) = [process["pid"] for process in status["processes"] if process["name"] == name]
     assert isinstance(pid, int)
     return pid
-
-
-def job_files(place: Place) -> list[Path]:
-    return list((place.temporary / f"paramserver-{os.getuid()}").glob("*"))
-
-
-def training(place: Place, servers: int, workers: int, *flags: str | Path, script: tuple[str, ...] = ()) -> Running:
-    """A run in which every worker has begun to train, and which would go on for hours."""
-    running = place.launch("run", TRAIN, *counts(servers, workers), *flags, "--", *PACED, *script)
-    running.wait_for(TRAINS, count=workers)
-    return running
-
-
-# ---- signals
-
-
-def test_ctrl_c_stops_everything(place: Place) -> None:
-    running = training(place, 1, 2)
-    assert len(job_files(place)) == 1
-    commands = " ".join(place.processes().values())
-    for part in ("valkey-server", "guard.py", "roles coordinator", "roles server", "roles worker"):
-        assert part in commands
-    begin = time.monotonic()
-    running.send(signal.SIGINT)
-    done = running.wait(GONE_S).check(130)
-    place.wait_until_gone(begin)
-    assert "Traceback" not in done.said, done.text
-    assert "error" not in done.said, done.text
-    assert place.leftovers() == []
-
-
-def test_sigterm_while_everything_starts(place: Place) -> None:
-    running = place.launch("run", TRAIN, *counts(1, 1))
-    running.wait_for("coordinator at ")
-    begin = time.monotonic()
-    running.send(signal.SIGTERM)
-    done = running.wait(GONE_S).check(143)
-    place.wait_until_gone(begin)
-    assert "Traceback" not in done.said, done.text
-    assert place.leftovers() == []
-
-
-def test_killed_launcher_leaves_nothing(place: Place) -> None:
-    running = training(place, 1, 2, script=("--num-workers", "1"))
-    # Launcher, guard, store, coordinator, server, two workers with a loading process each.
-    until("the loading processes", lambda: len(place.processes()) >= 9, 30.0)
-    begin = time.monotonic()
-    running.send(signal.SIGKILL)
-    place.wait_until_gone(begin)
-    assert running.wait(GONE_S).code == -signal.SIGKILL
-    until("the directory of the run is gone", lambda: not list(place.temporary.glob("paramserver-*/store")), GONE_S)
-    # The file of the dead job is no running job.
-    assert "no job runs" in place.paramserver("status").check(3).err
-    # Python's own multiprocessing had no chance to remove its directories.
-    assert [name for name in place.leftovers() if not name.startswith("pymp-")] == []
-
-
-# ---- scripts and workers that fail
 
 
 def test_script_that_raises(place: Place) -> None:

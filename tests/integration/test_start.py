@@ -1,10 +1,9 @@
-"""Roles started one by one: any order, results as on the local cluster, leaving, draining, stopping, refusals."""
+"""Roles started one by one: any order, results as on the local cluster, leaving, draining, stopping."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -121,25 +120,6 @@ def test_drain_and_stop(cluster: Cluster) -> None:
     assert "weights sha256" in coordinator.out
 
 
-def test_settings_come_from_the_coordinator_and_others_are_refused(cluster: Cluster) -> None:
-    coordinator = cluster.coordinator(
-        "--workers", "1", "--mode", "async", "--staleness", "2", "--set", "training.seed=5"
-    )
-    refused = {
-        "training.seed is 6 here": "training.seed=6",
-        "consistency.mode = sync": "consistency.mode=sync",
-        "cluster.job is another here": "cluster.job=another",
-    }
-    workers = {text: cluster.worker("--epochs", "1", flags=("--set", one)) for text, one in refused.items()}
-    for text, worker in workers.items():
-        assert text in complaint(worker.wait(), 2)
-    cluster.workers.clear()
-    cluster.server()
-    cluster.worker("--epochs", "1")
-    cluster.ended()
-    assert "async, staleness 2" in coordinator.out
-
-
 def test_a_failing_script_leaves_the_job_to_others(cluster: Cluster) -> None:
     cluster.coordinator("--workers", "2", "--set", "training.slices_per_step=4")
     cluster.server()
@@ -152,16 +132,3 @@ def test_a_failing_script_leaves_the_job_to_others(cluster: Cluster) -> None:
     coordinator = cluster.coordinators[0].wait().check()
     assert "worker-1" in coordinator.err
     assert "the cat sat on the keyboard" in coordinator.err
-
-
-def test_bad_flags(cluster: Cluster, tmp_path: Path) -> None:
-    def refused(*tokens: str) -> str:
-        return complaint(cluster.place.paramserver("start", *tokens), 2)
-
-    assert "say --join HOST:PORT" in refused("server")
-    assert "say --join HOST:PORT" in refused("worker", "--", "x.py")
-    assert "does not exist" in refused("worker", "--join", "127.0.0.1:1", "--", "x.py")
-    assert "contradict each other" in refused("coordinator", "--resume", "--fresh")
-    assert "cluster.coordinator" in refused("server", "--join", "nowhere")
-    assert "no address of this machine" in refused("coordinator", "--set", "cluster.coordinator=192.0.2.1:8790")
-    assert "certs init" in refused("coordinator", "--listen", "0.0.0.0:0")
