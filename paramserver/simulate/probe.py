@@ -19,6 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import paramserver as ps
 
 SKIPPED = 10
+# In place of computing. After a pause a call takes longer than among many others.
+PAUSE_S = 0.01
 
 
 class Weights(nn.Module):
@@ -46,6 +48,7 @@ def main() -> None:
         for _ in ctx.epochs(1):
             for (batch,) in loader:
                 begun.append(time.perf_counter())
+                time.sleep(PAUSE_S)
                 model(batch).backward()
                 computed.append(time.perf_counter() - begun[-1])
                 optimizer.step()
