@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _Text = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
 # Steps to simulate, if nothing else is said: fewer of large clusters, so that it takes seconds.
-_STEPS, _FEWEST, _WORK, _BLOCKS = 1000, 20, 60_000, 100_000
+_STEPS, _FEWEST, _WORK, _BLOCKS = 1000, 10, 60_000, 100_000
 
 
 def simulate(

@@ -34,16 +34,21 @@ class Drafts:
         self.draft: Draft | None = None
         self._pieces, self._make = pieces, make
         self._parts: list[Coming] = []
+        self._covered: set[int] = set()  # slices
+        self._drafted: set[Coming] = set()
 
     def begins(self, part: Coming, chain: Chain) -> None:
         """A contribution to the next version begins to arrive; somebody may be quicker with the same slices."""
         name = part.name
         assert isinstance(name, SyncName)
-        if any(_overlap(one.name, name) for one in self._parts):
+        slices = range(name.lo, name.hi)
+        if not self._covered.isdisjoint(slices):
             return
         self._parts.append(part)
-        if sum(one.name.slices for one in self._parts if isinstance(one.name, SyncName)) < name.of:
+        self._covered.update(slices)
+        if len(self._covered) < name.of:
             return
+        self._drafted = set(self._parts)
         lacking = [sum(piece not in one.came for one in self._parts) for piece in range(self._pieces)]
         draft = self.draft = Draft(tuple(self._parts), lacking)
         for piece, number in enumerate(lacking):
@@ -54,17 +59,13 @@ class Drafts:
         """A piece of a contribution is there."""
         part.came.add(piece)
         draft = self.draft
-        if draft is not None and any(one is part for one in draft.parts):
+        if draft is not None and part in self._drafted:
             draft.lacking[piece] -= 1
             if not draft.lacking[piece]:
                 self._make(draft, piece, chain)
 
     def take(self, parts: Sequence[Coming]) -> Draft | None:
         """The draft, if it was made of just these; the next contributions belong to another one."""
-        draft, self.draft, self._parts = self.draft, None, []
-        same = draft is not None and {id(part) for part in draft.parts} == {id(part) for part in parts}
-        return draft if same else None
-
-
-def _overlap(one: Name, other: SyncName) -> bool:
-    return isinstance(one, SyncName) and one.lo < other.hi and other.lo < one.hi
+        draft, drafted = self.draft, self._drafted
+        self.draft, self._parts, self._covered, self._drafted = None, [], set(), set()
+        return draft if drafted == set(parts) else None
