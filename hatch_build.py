@@ -44,7 +44,8 @@ def compile_kernels(source: Path, target: Path) -> str:
     command = [*compiler, *FLAGS, f'-DSOURCE="{fingerprint}"', str(source), "-o", str(made), "-lm"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        problem = "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["the compiler failed"])[-1]
+        said = done.stderr.strip().splitlines() or ["the compiler failed"]
+        problem = next((line for line in said if "error" in line), said[-1]) if done.returncode else ""
     except (OSError, subprocess.TimeoutExpired) as error:
         problem = str(error)
     if problem:

@@ -10,9 +10,12 @@
 #include <math.h>
 #include <stdint.h>
 
-/* Elements that go through at a time. Few, so that a core waits for the lines of many tensors at once: blocks of 1024
- * take half as long again. */
+/* Elements that go through at a time. Few, so that a core waits for the lines of several tensors at once: blocks of 1024
+ * take half as long again. But the lines of many tensors, which often begin at the same place of a page, push each other
+ * out of the first cache before they are used: more than FEW are read two at a time, in blocks for the second cache. */
 #define BLOCK 64
+#define LARGE_BLOCK 4096
+#define FEW 8
 /* Scratch places that a sum may need at most; library.py knows it, too. */
 #define PLACES 32
 
@@ -45,13 +48,17 @@ enum { COPY, ADD, SGD, ADAM };
 /* Which text this was made of. */
 const char paramserver_source[] = SOURCE;
 
-INLINE const float *block_of_sum(const struct sum *sum, int64_t at, int n, float scratch[PLACES][BLOCK], float *total) {
+INLINE const float *part(const struct sum *sum, int32_t place, int64_t at, const float *scratch, int block) {
+    return place < sum->count ? sum->rows[place] + at : scratch + (int64_t)(place - sum->count) * block;
+}
+
+/* n elements of the sum, from `at` on: in `total`, or where they lie if there is nothing to compute. */
+INLINE const float *block_of_sum(const struct sum *sum, int64_t at, int n, int block, float *scratch, float *total) {
     const float *last = sum->rows[0] + at;
     for (int32_t s = 0; s < sum->length; s++) {
         const int32_t *step = sum->steps + 3 * s;
-        const float *one = step[0] < sum->count ? sum->rows[step[0]] + at : scratch[step[0] - sum->count];
-        const float *other = step[1] < sum->count ? sum->rows[step[1]] + at : scratch[step[1] - sum->count];
-        float *place = s + 1 == sum->length ? total : scratch[step[2] - sum->count];
+        const float *one = part(sum, step[0], at, scratch, block), *other = part(sum, step[1], at, scratch, block);
+        float *place = s + 1 == sum->length ? total : scratch + (int64_t)(step[2] - sum->count) * block;
         for (int i = 0; i < n; i++) place[i] = one[i] + other[i];
         last = place;
     }
@@ -99,22 +106,35 @@ INLINE void update(const struct formula *formula, const float *gradient, const f
     }
 }
 
-/* Sums, and updates by the sum, `elements` numbers. Returns the sum of all sums: finite only if each of them is. */
-FOR_EACH_CPU float paramserver_step(const struct sum *sum, const struct formula *formula, const float *weights,
-                                    float *out, float *one, float *two, int64_t elements) {
-    float scratch[PLACES][BLOCK] __attribute__((aligned(64)));
-    float total[BLOCK] __attribute__((aligned(64)));
-    float seen[16] = {0};
-    for (int64_t at = 0; at < elements; at += BLOCK) {
-        int n = elements - at < BLOCK ? (int)(elements - at) : BLOCK;
-        const float *gradient = block_of_sum(sum, at, n, scratch, total);
-        int i = 0;
+INLINE float step(const struct sum *sum, const struct formula *formula, const float *weights, float *out, float *one,
+                  float *two, int64_t elements, int block, float *scratch, float *total) {
+    float seen[16] = {0}, all = 0;
+    for (int64_t at = 0; at < elements; at += block) {
+        int n = elements - at < block ? (int)(elements - at) : block, i = 0;
+        const float *gradient = block_of_sum(sum, at, n, block, scratch, total);
         for (; i + 16 <= n; i += 16)
             for (int lane = 0; lane < 16; lane++) seen[lane] += gradient[i + lane];
         for (; i < n; i++) seen[0] += gradient[i];
         update(formula, gradient, weights ? weights + at : 0, out + at, one ? one + at : 0, two ? two + at : 0, n);
     }
-    float all = 0;
     for (int lane = 0; lane < 16; lane++) all += seen[lane];
     return all;
+}
+
+FOR_EACH_CPU static float few(const struct sum *sum, const struct formula *formula, const float *weights, float *out,
+                              float *one, float *two, int64_t elements) {
+    float scratch[PLACES * BLOCK] __attribute__((aligned(64))), total[BLOCK] __attribute__((aligned(64)));
+    return step(sum, formula, weights, out, one, two, elements, BLOCK, scratch, total);
+}
+
+FOR_EACH_CPU static float many(const struct sum *sum, const struct formula *formula, const float *weights, float *out,
+                               float *one, float *two, int64_t elements) {
+    float scratch[PLACES * LARGE_BLOCK] __attribute__((aligned(64))), total[LARGE_BLOCK] __attribute__((aligned(64)));
+    return step(sum, formula, weights, out, one, two, elements, LARGE_BLOCK, scratch, total);
+}
+
+/* Sums, and updates by the sum, `elements` numbers. Returns the sum of all sums: finite only if each of them is. */
+float paramserver_step(const struct sum *sum, const struct formula *formula, const float *weights, float *out,
+                       float *one, float *two, int64_t elements) {
+    return (sum->count > FEW ? many : few)(sum, formula, weights, out, one, two, elements);
 }
