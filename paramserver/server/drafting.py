@@ -142,14 +142,16 @@ class Drafting:
 
     def _start(self, base: Version) -> None:
         parts = sorted(self._parts, key=lambda one: one.name.lo if isinstance(one.name, SyncName) else 0)
+        moving = [chunk for chunk in self._tensors.chunks if chunk.kind is not Kind.FROZEN]
+        self._lacking = {
+            chunk.index: sum(chunk.uses(part.used) and chunk.index not in part.chunks for part in parts)
+            for chunk in moving
+        }
+        if not any(self._lacking.values()):
+            return  # all is there: the version itself is about to be made
         draft = self.draft = Draft(next(self._numbers), self._tensors.making(base, parts), self.rounding)
-        self._lacking = {}
-        for chunk in self._tensors.chunks:
-            if chunk.kind is Kind.FROZEN:
-                continue
-            lacking = sum(chunk.uses(part.used) and chunk.index not in part.chunks for part in parts)
-            self._lacking[chunk.index] = lacking
-            if not lacking:
+        for chunk in moving:
+            if not self._lacking[chunk.index]:
                 self._make(draft, chunk)
 
     def _make(self, draft: Draft, chunk: Chunk) -> None:

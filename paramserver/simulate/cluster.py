@@ -45,7 +45,10 @@ def simulate(scenario: Scenario) -> tuple[Outcome, Record]:
             record.chains.append(chain)
             record.last_worker.append(worker - 1)
 
-    costs, seats, shared = scenario.costs, seating(scenario), shares_memory(scenario)
+    costs, seats = scenario.costs, seating(scenario)
+    # Between hosts large models go over the network everywhere, so that gradients leave during the backward pass.
+    apart = len({*seats.workers, *seats.servers}) > 1 and scenario.nbytes >= _EARLY_BYTES
+    shared = shares_memory(scenario) and not apart
     network = Network(clock, costs, scenario.seed)
     count = scenario.cores or math.inf
     hosts = {
@@ -84,9 +87,7 @@ def simulate(scenario: Scenario) -> tuple[Outcome, Record]:
         )
         for rank in range(scenario.workers)
     ]
-    # A worker that shares memory with any server pushes when it has computed.
-    apart = not shared or not set(seats.workers) & set(seats.servers)
-    early = apart and scenario.moves and scenario.backward > 0 and scenario.nbytes >= _EARLY_BYTES
+    early = not shared and scenario.moves and scenario.backward > 0 and scenario.nbytes >= _EARLY_BYTES
     leases = SliceLeases(0)
     synchronous = [SyncWorker(member, scenario.workers, scenario.slices, scenario.moves, early) for member in members]
     asynchronous = [AsyncWorker(member, leases, scenario.workers) for member in members]

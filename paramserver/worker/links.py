@@ -221,13 +221,23 @@ class ShardLinks:
         async def one(server: int) -> str:
             return await self._persist(server, "to attach", partial(self._attach, shared, server))
 
+        tasks = [asyncio.ensure_future(one(server)) for server in range(len(self.channels))]
         try:
-            refusals = await asyncio.gather(*(one(server) for server in range(len(self.channels))))
+            refusals = await asyncio.gather(*tasks)
         except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)  # or one would attach after all is closed
             await shared.close()
             raise
         self.shared = shared if shared.servers else None
         return {server: refusal for server, refusal in enumerate(refusals) if refusal}
+
+    async def detach(self) -> None:
+        """Share memory with nobody any more."""
+        shared, self.shared = self.shared, None
+        if shared is not None:
+            await shared.close()
 
     async def _attach(self, shared: SharedMemory, server: int, timeout_s: float) -> str:
         return await shared.attach(

@@ -11,11 +11,12 @@ import structlog
 
 from paramserver import errors
 from paramserver.core.events import Latest
-from paramserver.core.plan import Plan
+from paramserver.core.plan import Plan, moving_bytes
 from paramserver.transport.base import Channel
 from paramserver.transport.messages import plan_of
 from paramserver.transport.session import Session
 from paramserver.v1 import coordinator_pb2, types_pb2
+from paramserver.worker import early
 from paramserver.worker.links import ShardLinks
 from paramserver.worker.pulled import Pulled
 from paramserver.worker.shared import SharedMemory
@@ -76,6 +77,9 @@ async def open_links(
 async def share_memory(session: Session, links: ShardLinks, plan: Plan, transport: str) -> None:
     """Share memory with the servers on this host. ``transport``: "auto", "grpc" (with none) or "shm" (with all).
 
+    Where only some of the servers are on this host, sharing memory with these saves less time than to send gradients to
+    all of them while they are computed, if the model is large enough for that.
+
     Raises UnavailableError if it must be all and is not, RolledBackError once the job goes on with other servers.
     """
     if transport == "grpc":
@@ -92,7 +96,11 @@ async def share_memory(session: Session, links: ShardLinks, plan: Plan, transpor
                 f"cluster.transport = shm, but no memory can be shared with server-{server}: {reason}; "
                 'start it on this host, or set cluster.transport to "auto"'
             )
-    if refusals:
+    apart = 0 < len(refusals) < plan.servers
+    if apart and moving_bytes(plan.layout.chunks) >= early.LEAST_BYTES and links.shared is not None:
+        await links.detach()
+        log.info("weights and gradients go over the network: not all servers are on this host")
+    elif refusals:
         which = ", ".join(f"server-{server}" for server in refusals)
         log.info(f"weights and gradients go over the network to {which}", reason=next(iter(refusals.values())))
 

@@ -46,19 +46,19 @@ class Contributions(Host):
             raise errors.ProtocolError("this shard holds another model")
         # One for the loop there, one for the thread that trains.
         pairs = [socket.socketpair() for _ in range(2)]
-        with ExitStack() as unless_served:
-            for ours, _ in pairs:
-                unless_served.enter_context(ours)
+        unserved = [ours for ours, _ in pairs]
+        try:
             with ExitStack() as given:
                 for _, theirs in pairs:
                     given.enter_context(theirs)
                 response = shard.sharing.attach(request, *(theirs.fileno() for _, theirs in pairs))
-            if response.attachment:
-                who = caller() or _A_WORKER
-                lines = [await local.serve(ours, [("Shard", self)], who) for ours, _ in pairs]
-                unless_served.pop_all()
-                for line in lines:
-                    shard.sharing.answer(response.attachment, line)
+            while response.attachment and unserved:
+                line = await local.serve(unserved[0], [("Shard", self)], caller() or _A_WORKER)
+                del unserved[0]
+                shard.sharing.answer(response.attachment, line)
+        finally:
+            for sock in unserved:
+                sock.close()
         return response
 
     async def idle(self, request: shard_pb2.IdleRequest) -> shard_pb2.IdleResponse:
@@ -126,6 +126,8 @@ class Contributions(Host):
         self, shard: RunningShard, contribution: Contribution, header: shard_pb2.PushHeader
     ) -> shard_pb2.PushResponse:
         """Count what has passed all checks."""
+        if header.HasField("shared"):  # it is there as a whole, beside what may still arrive from other hosts
+            shard.drafts(contribution, header)
         pushed, own = await shard.push(contribution, header)
         reach("reply.drop", contribution.base_version)
         return shard_pb2.PushResponse(outcome=_OUTCOMES[pushed.outcome], version=pushed.version, own=own)

@@ -1,0 +1,73 @@
+"""Some members share a host, and others do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paramserver.server import drafting
+from paramserver.server.drafting import Draft, Drafting
+from paramserver.worker import early
+from paramserver.worker.links import ShardLinks
+from tests.cluster.harness import Cluster, train
+from tests.cluster.programs import Program, adamw, dataset, network
+
+DATA = dataset(48)
+SETTINGS = {"training.chunk_bytes": 832}
+
+
+def script() -> Program:
+    return Program(DATA, 8, 2, lambda: network(hidden=300, norm=True), adamw)
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, elsewhere: Any) -> None:
+    """Servers and workers for whom ``elsewhere(links, server)`` holds share no memory."""
+    attach = ShardLinks._attach
+
+    async def attach_here(self: ShardLinks, shared: Any, server: int, timeout_s: float) -> str:
+        return "on another host" if elsewhere(self, server) else await attach(self, shared, server, timeout_s)
+
+    monkeypatch.setattr(ShardLinks, "_attach", attach_here)
+
+
+def kinds(cluster: Cluster) -> set[str]:
+    return {worker.context.engine.links.kind for worker in cluster.workers if worker.context is not None}
+
+
+@pytest.mark.parametrize(("least_bytes", "kind"), [(0, "memory"), (1 << 40, "shm+memory")])
+def test_large_models_go_over_the_network_if_not_all_servers_are_near(
+    least_bytes: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = train(script(), 2, 2, SETTINGS).digests
+    monkeypatch.setattr(early, "LEAST_BYTES", least_bytes)
+    refuse(monkeypatch, lambda links, server: server == 1)
+    with Cluster(2, 2, transport="auto") as cluster:
+        assert cluster.train(script(), SETTINGS).digests == wanted
+        assert kinds(cluster) == {kind}
+
+
+def test_what_lies_in_shared_memory_is_in_a_draft_beside_what_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One worker is on the server's host, the other one is not."""
+    wanted = train(script(), 2, 1, SETTINGS).digests
+    taken: list[Draft | None] = []
+    take = Drafting.take
+
+    def taking(self: Drafting, *args: Any) -> Draft | None:
+        taken.append(take(self, *args))
+        return taken[-1]
+
+    monkeypatch.setattr(drafting, "LEAST_BYTES", 0)
+    monkeypatch.setattr(Drafting, "take", taking)
+    with monkeypatch.context() as patch:
+        refuse(patch, lambda links, server: links._worker() % 2)
+        with Cluster(2, transport="auto") as cluster:
+            assert cluster.train(script(), SETTINGS).digests == wanted
+            assert kinds(cluster) == {"shm", "memory"}
+    assert any(draft is not None for draft in taken)
+    taken.clear()
+    with Cluster(2, transport="auto") as cluster:
+        assert cluster.train(script(), SETTINGS).digests == wanted
+        assert kinds(cluster) == {"shm"}
+    assert taken
+    assert not any(taken), "nothing arrives bit by bit where all share memory"
