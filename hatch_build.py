@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
+import shutil
 import subprocess
 import sysconfig
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +20,26 @@ FOLDER = "paramserver/kernels"
 
 
 class KernelsBuildHook(BuildHookInterface):  # type: ignore[type-arg]
-    """The library lies beside its source, in a wheel and in an editable installation."""
+    """Puts the library beside its source: into the wheel, or into the checkout that is installed as editable."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Called before a wheel is put together, also an editable one (``version`` is then "editable")."""
         folder = Path(self.root, FOLDER)
-        problem = compile_kernels(folder / "kernels.c", folder / "_kernels.so")
+        self._made = Path(tempfile.mkdtemp())
+        library = (folder if version == "editable" else self._made) / "_kernels.so"
+        problem = compile_kernels(folder / "kernels.c", library)
         if problem:
             self.app.display_warning(f"paramserver is installed without its compiled kernels ({problem})")
             return
-        build_data["artifacts"].append(f"{FOLDER}/_kernels.so")
+        if version != "editable":
+            build_data["force_include"][str(library)] = f"{FOLDER}/_kernels.so"
         build_data["pure_python"] = False
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["tag"] = f"py3-none-{platform}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Called when the wheel is there."""
+        shutil.rmtree(self._made, ignore_errors=True)
 
 
 def compile_kernels(source: Path, target: Path) -> str:

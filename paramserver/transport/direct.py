@@ -11,6 +11,7 @@ import select
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 
@@ -33,6 +34,7 @@ class DirectLine:
         sock.setblocking(False)
         self.gone = False
         self._sock = sock
+        weakref.finalize(self, sock.close)  # whoever forgets it has hung up
         self._numbers = itertools.count(1)
         self._come = bytearray()
         self.lock = threading.Lock()

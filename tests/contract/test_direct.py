@@ -128,6 +128,15 @@ def test_a_line_that_is_cut_is_gone(who: str) -> None:
     run(test)
 
 
+def test_a_line_that_is_forgotten_has_hung_up() -> None:
+    mine, theirs = socket.socketpair()
+    with theirs:
+        theirs.settimeout(DEADLINE_S)
+        line = DirectLine(mine)
+        del line
+        assert theirs.recv(1) == b""
+
+
 def test_envelopes_come_in_any_pieces() -> None:
     sent = [Envelope(call=n, messages=[bytes([n]) * n * 50]) for n in range(1, 5)]
     raw, come = b"".join(map(pack, sent)), bytearray()

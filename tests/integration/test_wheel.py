@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -30,17 +31,36 @@ def run(*argv: str | Path, cwd: Path, environ: Mapping[str, str] | None = None) 
     return done.stdout
 
 
-def pip(*tokens: str | Path, cwd: Path) -> None:
-    run(sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *tokens, cwd=cwd)
+def pip(*tokens: str | Path, cwd: Path, environ: Mapping[str, str] | None = None) -> None:
+    run(sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *tokens, cwd=cwd, environ=environ)
+
+
+def build(folder: Path, environ: Mapping[str, str] | None = None) -> Path:
+    """A wheel, built with what is installed here and nothing else."""
+    options = ("--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", folder)
+    pip("wheel", *options, ROOT, cwd=folder, environ=environ)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+def content(wheel: Path) -> set[str]:
+    """What of the package is in it."""
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "paramserver-0.1.0.dist-info/licenses/LICENSE" in names
+    return {name for name in names if not name.startswith("paramserver-0.1.0.dist-info/")}
+
+
+def files() -> set[str]:
+    """What of the package is here, but for what is compiled."""
+    paths = (ROOT / "paramserver").rglob("*")
+    kept = [path for path in paths if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so"]
+    return {str(path.relative_to(ROOT)) for path in kept}
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel, built with what is installed here and nothing else."""
-    folder = tmp_path_factory.mktemp("wheel")
-    pip("wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", folder, ROOT, cwd=folder)
-    (path,) = folder.glob("*.whl")
-    return path
+    """A wheel with compiled kernels."""
+    return build(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -51,18 +71,21 @@ def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
-    assert wheel.name == "paramserver-0.1.0-py3-none-any.whl"
-    names = zipfile.ZipFile(wheel).namelist()
-    package = {name for name in names if not name.startswith("paramserver-0.1.0.dist-info/")}
-    wanted = {
-        str(path.relative_to(ROOT))
-        for path in (ROOT / "paramserver").rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
-    assert package == wanted
-    assert {"paramserver/py.typed", "paramserver/v1/types_pb2.pyi", "paramserver/local/guard.py"} <= package
-    assert "paramserver-0.1.0.dist-info/licenses/LICENSE" in names
+KERNELS = "paramserver/kernels/_kernels.so"
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
+def test_wheel_holds_the_package_and_its_kernels_and_nothing_else(wheel: Path) -> None:
+    assert wheel.name.startswith("paramserver-0.1.0-py3-none-linux_")
+    package = content(wheel)
+    assert package == files() | {KERNELS}
+    assert {"paramserver/py.typed", "paramserver/v1/types_pb2.pyi", "paramserver/kernels/kernels.c"} <= package
+
+
+def test_without_a_compiler_the_wheel_is_for_any_machine(tmp_path: Path) -> None:
+    pure = build(tmp_path, {"CC": "no-such-compiler"})
+    assert pure.name == "paramserver-0.1.0-py3-none-any.whl"
+    assert content(pure) == files()
 
 
 def test_commands_of_the_installed_wheel(site: Path, tmp_path: Path) -> None:
@@ -72,4 +95,8 @@ def test_commands_of_the_installed_wheel(site: Path, tmp_path: Path) -> None:
     text = run(sys.executable, "-c", code, cwd=tmp_path, environ=environ)
     assert text.startswith(f"{site}/paramserver/__init__.py\n")
     assert "Usage: paramserver COMMAND" in text
+    kernels = "from paramserver.server import compiled; print(compiled.report())"
+    assert run(sys.executable, "-c", kernels, cwd=tmp_path, environ=environ).startswith(
+        "compiled: " if shutil.which("cc") else "not built"
+    )
     assert run(site / "bin" / "paramserver", "--version", cwd=tmp_path, environ=environ) == "paramserver 0.1.0\n"
