@@ -174,7 +174,7 @@ def test_servers_beside_workers_take_no_less_than_the_formula_says(alone: int, p
     if placement == "split":
         expected = formulas.byteps_split(workers, alone, SIZE, BANDWIDTH)
         assert load.at_once / BANDWIDTH == pytest.approx(expected, rel=0.02)
-        assert took_s < 1.3 * expected
+        assert took_s < 1.45 * expected
 
 
 def test_the_transport_limits_where_the_link_does_not() -> None:
