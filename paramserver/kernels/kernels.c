@@ -11,13 +11,10 @@
 #include <stdint.h>
 
 /* Elements that go through at a time. Few, so that a core waits for the lines of several tensors at once: blocks of 1024
- * take half as long again. But the lines of many tensors, which often begin at the same place of a page, push each other
- * out of the first cache before they are used: more than FEW are read two at a time, in blocks for the second cache. */
+ * take half as long again. */
 #define BLOCK 64
-#define LARGE_BLOCK 4096
-#define FEW 8
 /* Scratch places that a sum may need at most; library.py knows it, too. */
-#define PLACES 32
+#define PLACES 8
 
 #if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__)
 #define FOR_EACH_CPU __attribute__((target_clones("avx512f", "fma", "default")))
@@ -48,17 +45,14 @@ enum { COPY, ADD, SGD, ADAM };
 /* Which text this was made of. */
 const char paramserver_source[] = SOURCE;
 
-INLINE const float *part(const struct sum *sum, int32_t place, int64_t at, const float *scratch, int block) {
-    return place < sum->count ? sum->rows[place] + at : scratch + (int64_t)(place - sum->count) * block;
-}
-
 /* n elements of the sum, from `at` on: in `total`, or where they lie if there is nothing to compute. */
-INLINE const float *block_of_sum(const struct sum *sum, int64_t at, int n, int block, float *scratch, float *total) {
+INLINE const float *block_of_sum(const struct sum *sum, int64_t at, int n, float scratch[PLACES][BLOCK], float *total) {
     const float *last = sum->rows[0] + at;
     for (int32_t s = 0; s < sum->length; s++) {
         const int32_t *step = sum->steps + 3 * s;
-        const float *one = part(sum, step[0], at, scratch, block), *other = part(sum, step[1], at, scratch, block);
-        float *place = s + 1 == sum->length ? total : scratch + (int64_t)(step[2] - sum->count) * block;
+        const float *one = step[0] < sum->count ? sum->rows[step[0]] + at : scratch[step[0] - sum->count];
+        const float *other = step[1] < sum->count ? sum->rows[step[1]] + at : scratch[step[1] - sum->count];
+        float *place = s + 1 == sum->length ? total : scratch[step[2] - sum->count];
         for (int i = 0; i < n; i++) place[i] = one[i] + other[i];
         last = place;
     }
@@ -106,12 +100,14 @@ INLINE void update(const struct formula *formula, const float *gradient, const f
     }
 }
 
-INLINE float step(const struct sum *sum, const struct formula *formula, const float *weights, float *out, float *one,
-                  float *two, int64_t elements, int block, float *scratch, float *total) {
+/* Sums, and updates by the sum, `elements` numbers. Returns the sum of all sums: finite only if each of them is. */
+FOR_EACH_CPU float paramserver_step(const struct sum *sum, const struct formula *formula, const float *weights,
+                                    float *out, float *one, float *two, int64_t elements) {
+    float scratch[PLACES][BLOCK] __attribute__((aligned(64))), total[BLOCK] __attribute__((aligned(64)));
     float seen[16] = {0}, all = 0;
-    for (int64_t at = 0; at < elements; at += block) {
-        int n = elements - at < block ? (int)(elements - at) : block, i = 0;
-        const float *gradient = block_of_sum(sum, at, n, block, scratch, total);
+    for (int64_t at = 0; at < elements; at += BLOCK) {
+        int n = elements - at < BLOCK ? (int)(elements - at) : BLOCK, i = 0;
+        const float *gradient = block_of_sum(sum, at, n, scratch, total);
         for (; i + 16 <= n; i += 16)
             for (int lane = 0; lane < 16; lane++) seen[lane] += gradient[i + lane];
         for (; i < n; i++) seen[0] += gradient[i];
@@ -119,22 +115,4 @@ INLINE float step(const struct sum *sum, const struct formula *formula, const fl
     }
     for (int lane = 0; lane < 16; lane++) all += seen[lane];
     return all;
-}
-
-FOR_EACH_CPU static float few(const struct sum *sum, const struct formula *formula, const float *weights, float *out,
-                              float *one, float *two, int64_t elements) {
-    float scratch[PLACES * BLOCK] __attribute__((aligned(64))), total[BLOCK] __attribute__((aligned(64)));
-    return step(sum, formula, weights, out, one, two, elements, BLOCK, scratch, total);
-}
-
-FOR_EACH_CPU static float many(const struct sum *sum, const struct formula *formula, const float *weights, float *out,
-                               float *one, float *two, int64_t elements) {
-    float scratch[PLACES * LARGE_BLOCK] __attribute__((aligned(64))), total[LARGE_BLOCK] __attribute__((aligned(64)));
-    return step(sum, formula, weights, out, one, two, elements, LARGE_BLOCK, scratch, total);
-}
-
-/* Sums, and updates by the sum, `elements` numbers. Returns the sum of all sums: finite only if each of them is. */
-float paramserver_step(const struct sum *sum, const struct formula *formula, const float *weights, float *out,
-                       float *one, float *two, int64_t elements) {
-    return (sum->count > FEW ? many : few)(sum, formula, weights, out, one, two, elements);
 }

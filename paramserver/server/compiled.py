@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from paramserver.core.hypers import Hypers
-from paramserver.kernels.library import COPY, PLACES, Formula, Kind, Library, Recipe, load
+from paramserver.kernels.library import COPY, PLACES, ROWS, Formula, Kind, Library, Recipe, load
 from paramserver.server.fused import kernel_of
 
 log = structlog.get_logger("paramserver.server")
@@ -60,6 +60,7 @@ class Compiled:
         """Whether it can sum these, and this can become of it."""
         return (
             formula.kind in self.kinds
+            and len(rows) <= ROWS
             and max((place for *_, place in recipe), default=0) - len(rows) < PLACES
             and all(row.dtype is torch.float32 and row.is_contiguous() for row in rows)
         )

@@ -142,6 +142,8 @@ def test_what_they_cannot_do_is_left_to_torch() -> None:
     one = torch.ones(8)
     assert not found.can(COPY, [one.double()], ())
     assert not found.can(COPY, [torch.ones(16)[::2]], ())
+    assert found.can(COPY, [one] * library.ROWS, ())
+    assert not found.can(COPY, [one] * (library.ROWS + 1), ())
     assert found.can(COPY, [one, one], ((0, 1, 1 + library.PLACES),))
     assert not found.can(COPY, [one, one], ((0, 1, 2 + library.PLACES),))
 
