@@ -96,8 +96,7 @@ class Library:
         PLACES places. Returns the sum of all sums, which is finite only if each of them is.
         """
         places = (ctypes.c_void_p * len(rows))(*[row.data_ptr() + 4 * start for row in rows])
-        # A product with the reciprocal of a power of two rounds as the quotient does, and takes less time.
-        factor = 1.0 / divisor if divisor != 1.0 and math.frexp(divisor)[0] == 0.5 else 0.0
+        factor = exact_reciprocal(divisor) if divisor != 1.0 else 0.0
         steps = _steps(recipe)
         what = _Sum(ctypes.addressof(places), ctypes.addressof(steps), len(rows), len(recipe), divisor, factor)
         how = _Formula(formula.kind, formula.negate, formula.first, *formula.numbers)
@@ -107,6 +106,11 @@ class Library:
             ctypes.addressof(what), ctypes.addressof(how), old, out.data_ptr(), arrays[0], arrays[1], out.numel()
         )
         return seen
+
+
+def exact_reciprocal(divisor: float) -> float:
+    """Of a power of two, else 0: a product with it rounds as the quotient does, and takes a fraction of the time."""
+    return 1.0 / divisor if math.frexp(divisor)[0] == 0.5 else 0.0
 
 
 @lru_cache(maxsize=256)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paramserver.core.reduction import Node, fold_order
-from paramserver.kernels.library import COPY, Formula, Recipe
+from paramserver.kernels.library import COPY, Formula, Recipe, exact_reciprocal
 from paramserver.server import compiled
 
 # Elements that are summed, and then used, at a time: few enough to stay in a core's caches, many enough that reading
@@ -61,8 +61,6 @@ class Sum:
         assert len(set(names)) == len(names), "a node comes twice"
         self._recipe = _recipe(names, of)
         self._divisor = divisor
-        # Then a product rounds as the quotient does, and takes a fraction of the time.
-        self._exact = math.frexp(divisor)[0] == 0.5
         self._look, self._seen = look, 0.0
 
     @staticmethod
@@ -107,9 +105,7 @@ class Sum:
         kernels = compiled.kernels()
         if kernels is None or not kernels.can(formula, self._tensors, self._recipe):
             return False
-        seen = kernels.step(self._tensors, start, self._recipe, self._divisor, formula, weights, out, state)
-        if self._look:
-            self._seen += seen
+        self._go_through(kernels, formula, start, weights, out, state)
         return True
 
     def tiles(self, start: int, stop: int) -> Iterator[Tensor]:
@@ -144,15 +140,26 @@ class Sum:
     ) -> Iterator[Tensor]:
         for at, place in zip(range(start, stop, TILE), into, strict=False):
             out = scratch.tile(self.like.dtype, 0)[: stop - at] if place is None else place
-            seen = kernels.step(self._tensors, at, self._recipe, self._divisor, COPY, None, out)
-            if self._look:
-                self._seen += seen
+            self._go_through(kernels, COPY, at, None, out)
             yield out
 
+    def _go_through(
+        self,
+        kernels: compiled.Compiled,
+        formula: Formula,
+        start: int,
+        weights: Tensor | None,
+        out: Tensor,
+        state: Sequence[Tensor] = (),
+    ) -> None:
+        library = kernels.library
+        seen = library.step(self._tensors, start, self._recipe, self._divisor, formula, weights, out, state)
+        if self._look:
+            self._seen += seen
+
     def _quotient(self, tile: Tensor, out: Tensor) -> Tensor:
-        if self._exact:
-            return torch.mul(tile, 1.0 / self._divisor, out=out)
-        return torch.div(tile, self._divisor, out=out)
+        factor = exact_reciprocal(self._divisor)
+        return torch.mul(tile, factor, out=out) if factor else torch.div(tile, self._divisor, out=out)
 
 
 def combine(nodes: Sequence[tuple[Node, Tensor]], of: int, divisor: float, out: Tensor | None = None) -> Tensor:

@@ -50,11 +50,10 @@ def torch_only() -> Iterator[None]:
 
 
 class Compiled:
-    """``kinds``: the formulas that give torch's bits."""
+    """``kinds``: the formulas of ``library`` that give torch's bits."""
 
     def __init__(self, library: Library, kinds: frozenset[Kind]) -> None:
-        self.kinds = kinds
-        self._library = library
+        self.library, self.kinds = library, kinds
 
     def can(self, formula: Formula, rows: Sequence[Tensor], recipe: Recipe) -> bool:
         """Whether it can sum these, and this can become of it."""
@@ -64,20 +63,6 @@ class Compiled:
             and max((place for *_, place in recipe), default=0) - len(rows) < PLACES
             and all(row.dtype is torch.float32 and row.is_contiguous() for row in rows)
         )
-
-    def step(
-        self,
-        rows: Sequence[Tensor],
-        start: int,
-        recipe: Recipe,
-        divisor: float,
-        formula: Formula,
-        weights: Tensor | None,
-        out: Tensor,
-        state: Sequence[Tensor] = (),
-    ) -> float:
-        """See `kernels.library.Library.step`; only what :meth:`can` allows."""
-        return self._library.step(rows, start, recipe, divisor, formula, weights, out, state)
 
 
 @cache

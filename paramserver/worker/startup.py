@@ -97,7 +97,7 @@ async def share_memory(session: Session, links: ShardLinks, plan: Plan, transpor
                 'start it on this host, or set cluster.transport to "auto"'
             )
     apart = 0 < len(refusals) < plan.servers
-    if apart and moving_bytes(plan.layout.chunks) >= early.LEAST_BYTES and links.shared is not None:
+    if apart and moving_bytes(plan.layout.chunks) >= early.LEAST_BYTES:
         await links.detach()
         log.info("weights and gradients go over the network: not all servers are on this host")
     elif refusals:

@@ -89,15 +89,15 @@ def test_updates_have_the_bits_of_torch(
     optimizer: str, hypers: dict[str, HyperValue], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[Kind] = []
-    step = Compiled.step
+    step = Library.step
 
-    def spy(self: Compiled, *args: object, **kwargs: object) -> float:
+    def spy(self: Library, *args: object, **kwargs: object) -> float:
         formula = args[4]
         assert isinstance(formula, Formula)
         used.append(formula.kind)
         return step(self, *args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Compiled, "step", spy)
+    monkeypatch.setattr(Library, "step", spy)
     mine, theirs = state_of(5000, optimizer), state_of(5000, optimizer)
     one = other = numbers(99, mine.chunk.elements)
     for number in range(4):
