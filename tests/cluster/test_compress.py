@@ -265,7 +265,8 @@ def test_a_hook_of_the_script_is_asked_for_every_bucket() -> None:
     seen: list[tuple[int, bool, int]] = []
     assert scripted(halve, seen).digests == plain("bf16").digests
     indices = {index for index, _, _ in seen}
-    assert len(seen) == 2 * 19 * len(indices)
+    # A slice that takes long on one worker may be computed by another one, too.
+    assert all(sum(one == index for one, _, _ in seen) >= 2 * 19 for index in indices)
     assert {index for index, last, _ in seen if last} == {max(indices)}
     assert {samples for _, _, samples in seen} == {4, 2}
 
