@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from paramserver.compress.base import Compressor
 from paramserver.core.events import AnswerPull, PullAsked
 from paramserver.server.running import RunningShard
 from paramserver.server.version import Version
+from paramserver.tensors.codec import encode_frame
+from paramserver.v1 import shard_pb2
 
 # Whoever has been sent something is not asked to come again for so long.
 _WAIT_S = 60.0
@@ -18,7 +21,8 @@ _WAIT_S = 60.0
 class Ahead:
     """One pull. ``ask`` makes the question of the number of the call; ``wait_s``: how long it may wait.
 
-    ``rounding``: what its weights are rounded to; only drafts in that form are sent.
+    ``rounding``: what its weights are rounded to; only drafts in that form are sent. ``worker``: it wants to know what
+    of its contributions has arrived.
     """
 
     def __init__(
@@ -27,8 +31,9 @@ class Ahead:
         ask: Callable[[int], PullAsked],
         wait_s: float,
         rounding: Compressor | None = None,
+        worker: int | None = None,
     ) -> None:
-        self._shard, self._ask, self._wait_s = shard, ask, wait_s
+        self._shard, self._ask, self._wait_s, self._worker = shard, ask, wait_s, worker
         self._rounding = shard.drafting.rounding = rounding
         # What was sent: by the number of a draft, which of its chunks.
         self._sent: dict[int, set[int]] = {}
@@ -38,24 +43,40 @@ class Ahead:
     async def frames(self) -> AsyncGenerator[bytes, None]:
         """The frames of drafts as they are made, until there is an answer. Raises what the pull is refused with."""
         drafting = self._shard.drafting
+        stir = asyncio.Event()
         answer = asyncio.ensure_future(self._answer())
+        answer.add_done_callback(lambda _: stir.set())
+        drafting.listeners.add(stir)
         try:
-            while not answer.done():
-                progress, draft = drafting.progress, drafting.draft
-                fresh: list[int] = []
-                if draft is not None and draft.rounding is self._rounding:
-                    have = self._sent.setdefault(draft.number, set())
-                    fresh = [index for index in list(draft.frames) if index not in have]
-                    for index in fresh:
-                        have.add(index)
-                        yield draft.frames[index]
-                        if answer.done() or drafting.draft is not draft:
-                            break
-                if not fresh:
-                    await _first(answer, progress)
+            with self._news(stir) as news:
+                while not answer.done():
+                    stir.clear()
+                    if arrived := news():
+                        yield encode_frame(shard_pb2.FrameHeader(arrived=arrived), ())
+                    frame = self._next()
+                    if frame is not None:
+                        yield frame
+                    elif not answer.done():
+                        await stir.wait()
             self.pulled = answer.result()
         finally:
+            drafting.listeners.discard(stir)
             answer.cancel()
+
+    def _news(self, stir: asyncio.Event) -> AbstractContextManager[Callable[[], list[shard_pb2.Arrived]]]:
+        return nullcontext(list) if self._worker is None else self._shard.arrivals.heard(self._worker, stir)
+
+    def _next(self) -> bytes | None:
+        """A frame of the present draft that has not been sent."""
+        draft = self._shard.drafting.draft
+        if draft is None or draft.rounding is not self._rounding:
+            return None
+        have = self._sent.setdefault(draft.number, set())
+        if len(have) == len(draft.order):
+            return None
+        index = draft.order[len(have)]
+        have.add(index)
+        return draft.frames[index]
 
     async def _answer(self) -> AnswerPull | None:
         deadline = time.monotonic() + max(self._wait_s, _WAIT_S)
@@ -74,11 +95,3 @@ class Ahead:
         for chunk, frame in zip(version.moving(False), frames, strict=True):
             if chunk.index not in have:
                 yield frame
-
-
-async def _first(answer: asyncio.Future[AnswerPull | None], progress: asyncio.Event) -> None:
-    more = asyncio.ensure_future(progress.wait())
-    try:
-        await asyncio.wait((answer, more), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        more.cancel()

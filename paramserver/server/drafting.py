@@ -50,8 +50,9 @@ class Draft:
         self.number, self.making, self.rounding = number, making, rounding
         # By chunk: the weights, and the optimizer state that goes with them. Filled in the arithmetic thread.
         self.made: dict[int, tuple[Tensor, ChunkState | None]] = {}
-        # By chunk, what is sent of it. Encoded once for all who pull.
+        # By chunk, what is sent of it, encoded once for all who pull; and which chunk was made after which.
         self.frames: dict[int, bytes] = {}
+        self.order: list[int] = []
 
     def encode(self, chunk: Chunk, weights: Tensor) -> bytes:
         """A frame with one chunk."""
@@ -75,8 +76,8 @@ class Drafting:
         self._base: Version | None = None
         self._parts: list[Contribution] = []
         self._lacking: dict[int, int] = {}
-        # Set when there is more of a draft, or another one, or none; there is another event then.
-        self.progress = asyncio.Event()
+        # All are set when there is more of a draft, or another one, or none.
+        self.listeners: set[asyncio.Event] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     # ---- contributions arrive
@@ -166,6 +167,7 @@ class Drafting:
             weights, state = self._tensors.drafted(chunk, draft.making)
             draft.made[chunk.index] = weights, state
             draft.frames[chunk.index] = draft.encode(chunk, weights)
+            draft.order.append(chunk.index)
 
         try:
             await self._do(work)
@@ -182,8 +184,8 @@ class Drafting:
             self._tell()
 
     def _tell(self) -> None:
-        self.progress.set()
-        self.progress = asyncio.Event()
+        for listener in self.listeners:
+            listener.set()
 
 
 def _overlap(one: SyncName, other: SyncName) -> bool:

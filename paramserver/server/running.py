@@ -37,6 +37,7 @@ from paramserver.core.reduction import is_node
 from paramserver.core.shard import ShardState
 from paramserver.failpoints import planned, reach
 from paramserver.server import norms
+from paramserver.server.arrivals import Arrivals
 from paramserver.server.claiming import ClaimDesk
 from paramserver.server.drafting import Draft, Drafting
 from paramserver.server.hypers import Hyperparameters
@@ -102,6 +103,7 @@ class RunningShard:
         self.buffers: dict[int, Contribution] = {}
         self.claims = ClaimDesk()
         self.drafting = Drafting(tensors, self.arithmetic)
+        self.arrivals = Arrivals()
         self._pool, self._failed = pool, failed
         self._calls: dict[int, asyncio.Future[Any]] = {}
         # Pushes that wait for their answer, and the nonces of those that were counted last.

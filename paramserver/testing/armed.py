@@ -177,6 +177,10 @@ class PlannedCalls(FaultPlan):
         """See `FaultPlan`."""
         return False
 
+    def repeats(self, method: str) -> bool:
+        """See `FaultPlan`."""
+        return True
+
     def delay_s(self, rule: Rule, where: str) -> float:
         """As long as the plan says."""
         return rule.delay_s

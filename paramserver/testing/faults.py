@@ -129,6 +129,11 @@ class FaultPlan:
                 return rule
         return None
 
+    def repeats(self, method: str) -> bool:
+        """Whether what a call sends may be needed twice, or broken off."""
+        faults = {rule.fault for rule in self.rules if fnmatchcase(method, rule.method)}
+        return not faults.isdisjoint({Fault.DUPLICATE, Fault.CUT_UPLOAD})
+
     async def gate(self, where: str, deadline: float | None) -> None:
         """Pass, unless the client is cut off. ``deadline``: in the loop's time."""
         if self._cut.is_set():
@@ -193,6 +198,8 @@ class FaultyChannel:
 
     async def upload(self, method: str, frames: Frames, *, timeout: float) -> Message:
         """Frames there, one message back."""
+        if not self._plan.repeats(method):
+            return await self._suffer(method, timeout, lambda: self._inner.upload(method, frames, timeout=timeout))
         sent = [raw async for raw in each(frames)]
         return await self._suffer(
             method,

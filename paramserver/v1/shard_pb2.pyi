@@ -72,20 +72,30 @@ class Frame(_message.Message):
     def __init__(self, header: _Optional[_Union[FrameHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class FrameHeader(_message.Message):
-    __slots__ = ("push", "initialize", "pull", "chunks", "states", "draft")
+    __slots__ = ("push", "initialize", "pull", "chunks", "states", "draft", "arrived")
     PUSH_FIELD_NUMBER: _ClassVar[int]
     INITIALIZE_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_FIELD_NUMBER: _ClassVar[int]
     push: PushHeader
     initialize: InitializeHeader
     pull: PullHeader
     chunks: _containers.RepeatedCompositeFieldContainer[ChunkRef]
     states: _containers.RepeatedCompositeFieldContainer[StateRef]
     draft: int
-    def __init__(self, push: _Optional[_Union[PushHeader, _Mapping]] = ..., initialize: _Optional[_Union[InitializeHeader, _Mapping]] = ..., pull: _Optional[_Union[PullHeader, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[ChunkRef, _Mapping]]] = ..., states: _Optional[_Iterable[_Union[StateRef, _Mapping]]] = ..., draft: _Optional[int] = ...) -> None: ...
+    arrived: _containers.RepeatedCompositeFieldContainer[Arrived]
+    def __init__(self, push: _Optional[_Union[PushHeader, _Mapping]] = ..., initialize: _Optional[_Union[InitializeHeader, _Mapping]] = ..., pull: _Optional[_Union[PullHeader, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[ChunkRef, _Mapping]]] = ..., states: _Optional[_Iterable[_Union[StateRef, _Mapping]]] = ..., draft: _Optional[int] = ..., arrived: _Optional[_Iterable[_Union[Arrived, _Mapping]]] = ...) -> None: ...
+
+class Arrived(_message.Message):
+    __slots__ = ("nonce", "chunks")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    nonce: int
+    chunks: int
+    def __init__(self, nonce: _Optional[int] = ..., chunks: _Optional[int] = ...) -> None: ...
 
 class ChunkRef(_message.Message):
     __slots__ = ("index", "start", "bytes", "dtype", "encoding")
@@ -211,7 +221,7 @@ class InitializeResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("job", "timeline", "worker", "min_version", "exact_version", "clock", "join", "latest", "wait_s", "include_frozen", "have_version", "header_only", "standing", "shared", "ahead", "encoding")
+    __slots__ = ("job", "timeline", "worker", "min_version", "exact_version", "clock", "join", "latest", "wait_s", "include_frozen", "have_version", "header_only", "standing", "shared", "ahead", "encoding", "arrivals")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -228,6 +238,7 @@ class PullRequest(_message.Message):
     SHARED_FIELD_NUMBER: _ClassVar[int]
     AHEAD_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
+    ARRIVALS_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     worker: int
@@ -244,7 +255,8 @@ class PullRequest(_message.Message):
     shared: SharedPull
     ahead: bool
     encoding: Encoding
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., min_version: _Optional[int] = ..., exact_version: _Optional[int] = ..., clock: _Optional[int] = ..., join: bool = ..., latest: bool = ..., wait_s: _Optional[float] = ..., include_frozen: bool = ..., have_version: _Optional[int] = ..., header_only: bool = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., shared: _Optional[_Union[SharedPull, _Mapping]] = ..., ahead: bool = ..., encoding: _Optional[_Union[Encoding, str]] = ...) -> None: ...
+    arrivals: bool
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., min_version: _Optional[int] = ..., exact_version: _Optional[int] = ..., clock: _Optional[int] = ..., join: bool = ..., latest: bool = ..., wait_s: _Optional[float] = ..., include_frozen: bool = ..., have_version: _Optional[int] = ..., header_only: bool = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., shared: _Optional[_Union[SharedPull, _Mapping]] = ..., ahead: bool = ..., encoding: _Optional[_Union[Encoding, str]] = ..., arrivals: bool = ...) -> None: ...
 
 class SharedPull(_message.Message):
     __slots__ = ("attachment", "reading")

@@ -28,7 +28,7 @@ from paramserver.core.plan import Chunk, Plan
 from paramserver.failpoints import planned, reach
 from paramserver.tensors.codec import chunk_frames, split_frame
 from paramserver.tensors.dtypes import buffer_of
-from paramserver.transport.base import Channel
+from paramserver.transport.base import Channel, Frames, each
 from paramserver.transport.messages import (
     chunk_ref,
     consistency_from_proto,
@@ -41,11 +41,12 @@ from paramserver.worker.early import EarlyChunks
 from paramserver.worker.outgoing import Encoded
 from paramserver.worker.pulled import Pulled, checked
 from paramserver.worker.shared import Attached, SharedMemory
+from paramserver.worker.turns import Traffic, Turns
 
 log = structlog.get_logger("paramserver.worker")
 
 T = TypeVar("T")
-# Frames of a push: servers begin with a chunk when all have sent it, so a frame has not many.
+# A push of less is one frame. Else each chunk has one of its own: servers begin with a chunk when all have sent it.
 _FRAME_BYTES = 256 << 10
 _BACK_OFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _ATTEMPT_S = 60.0
@@ -99,6 +100,7 @@ class ShardLinks:
         self.shared: SharedMemory | None = None
         # What weights are rounded to on their way here.
         self.rounding: Cast | None = None
+        self._traffic = Traffic(len(self.channels), plan.layout.chunk_bytes)
         self._worker = worker
         self._wait_timeout_s = wait_timeout_s
         self._log_interval_s = log_interval_s
@@ -115,10 +117,14 @@ class ShardLinks:
         Returns when every shard has counted it or had it already; the outcomes that there were.
         """
         between = asyncio.Lock() if planned("worker.between_shards") else None
-        results = await asyncio.gather(
-            *(self._push_in_turn(server, facts, read, between, early) for server in range(len(self.channels))),
-            return_exceptions=True,
-        )
+        servers = len(self.channels)
+        first = 0 if between else self._worker() % servers  # not all workers at the same server
+        with self._traffic.leaving(facts.nonce, self._bytes_of(facts), first):
+            order = [*range(first, servers), *range(first)]
+            found = await asyncio.gather(
+                *(self._push_in_turn(server, facts, read, between, early) for server in order), return_exceptions=True
+            )
+        results = [result for _, result in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
         failed = [(s, r) for s, r in enumerate(results) if isinstance(r, BaseException)]
         if failed:
             server, error = failed[0]
@@ -127,6 +133,11 @@ class ShardLinks:
             which = ", ".join(f"server-{s}" for s, _ in failed)
             raise type(error)(f"{facts.name} did not reach {which}; server-{server} said: {error}") from error
         return frozenset(cast(list[shard_pb2.Outcome], results))
+
+    def _bytes_of(self, facts: PushFacts) -> list[int]:
+        """By server, what a contribution brings it."""
+        servers = range(len(self.channels))
+        return [sum(c.nbytes for c in self.plan.chunks_of(server) if c.uses(facts.used)) for server in servers]
 
     async def _push_in_turn(
         self,
@@ -151,11 +162,12 @@ class ShardLinks:
         self, server: int, facts: PushFacts, read: Callable[[int], memoryview], early: EarlyChunks | None = None
     ) -> shard_pb2.Outcome:
         wanted = [chunk for chunk in self.plan.chunks_of(server) if chunk.uses(facts.used)]
-        begin = early  # only the first attempt
+        begin, turns = early, self._traffic.turns(facts.nonce)  # only the first attempt
 
         async def attempt(timeout_s: float) -> shard_pb2.PushResponse:
-            nonlocal begin
+            nonlocal begin, turns
             now, begin = begin, None
+            mine, turns = turns, None
             if early is not None and now is None:
                 await early.whole()
             attached = None
@@ -164,16 +176,14 @@ class ShardLinks:
             header = self.push_header(server, facts, 0 if attached is not None else len(wanted))
             if now is not None and attached is None:
                 coming = _as_ready(header, {chunk.index: chunk for chunk in wanted}, read, now)
-                reply = await self.channels[server].upload("Shard.Push", coming, timeout=self._wait_timeout_s)
-                return cast(shard_pb2.PushResponse, reply)
+                return await self._upload(server, coming, mine, self._wait_timeout_s)
             if attached is None:
                 parts = (_part(chunk, facts.encoded, read) for chunk in wanted)
-                if sum(chunk.nbytes for chunk in wanted) <= _FRAME_BYTES:
-                    frames = chunk_frames(header, parts)
-                else:  # the header at once, so that servers know of it
-                    frames = chain(chunk_frames(header, ()), chunk_frames(None, parts, _FRAME_BYTES))
-                reply = await self.channels[server].upload("Shard.Push", frames, timeout=timeout_s)
-                return cast(shard_pb2.PushResponse, reply)
+                if sum(chunk.nbytes for chunk in wanted) <= _FRAME_BYTES and mine is None:
+                    return await self._upload(server, chunk_frames(header, parts), None, timeout_s)
+                # The header at once, so that servers know of it.
+                frames = chain(chunk_frames(header, ()), chunk_frames(None, parts, 1))
+                return await self._upload(server, frames, mine, timeout_s)
             put_place(header, attached, facts)
             try:
                 reply = await attached.channel.upload("Shard.Push", chunk_frames(header, ()), timeout=timeout_s)
@@ -184,6 +194,16 @@ class ShardLinks:
 
         reply = await self._persist(server, f"to push {facts.name}", attempt)
         return shard_pb2.OUTCOME_ACCEPTED if reply.own else reply.outcome
+
+    async def _upload(
+        self, server: int, frames: Frames, turns: Turns | None, timeout_s: float
+    ) -> shard_pb2.PushResponse:
+        if turns is None:
+            reply = await self.channels[server].upload("Shard.Push", frames, timeout=timeout_s)
+            return cast(shard_pb2.PushResponse, reply)
+        async with aclosing(turns.keep(server, each(frames))) as leaving:
+            reply = await self.channels[server].upload("Shard.Push", leaving, timeout=timeout_s)
+        return cast(shard_pb2.PushResponse, reply)
 
     def push_header(self, server: int, facts: PushFacts, chunks: int) -> shard_pb2.PushHeader:
         """What a server is told of a contribution, of which so many ``chunks`` follow."""
@@ -331,6 +351,7 @@ class ShardLinks:
             while True:
                 request = self.pull_request(want, _PARK_S)
                 request.include_frozen, request.ahead = frozen, ahead
+                request.arrivals = ahead and len(self.channels) > 1
                 if self.shared is not None:
                     if self.shared.outdated(server, request.worker):  # joined again, as another member
                         await self._persist(server, "to attach", partial(self._attach, self.shared, server))
@@ -379,22 +400,26 @@ class ShardLinks:
         header: shard_pb2.PullHeader | None = None
         draft, chunks = 0, dict[int, memoryview]()
         stream = self._way(server).download("Shard.Pull", request, timeout=timeout_s + _PARK_S)
-        async with aclosing(stream) as frames:
-            async for raw in frames:
-                frame, parts = split_frame(raw)
-                if header is None and frame.draft:
-                    if frame.draft != draft:  # what was sent of another one came to nothing
-                        draft, chunks = frame.draft, {}
-                elif header is None:
-                    if frame.WhichOneof("first") != "pull":
-                        raise errors.ProtocolError("the answer to a pull does not begin with its header")
-                    header = frame.pull
-                    if not header.ready:
-                        return header.waiting_for
-                    if header.draft != draft:
-                        chunks = {}
-                for ref, data in parts:
-                    chunks[checked(ref, self.plan, server, chunks, self.rounding)] = data
+        with self._traffic.telling(server, request.arrivals):
+            async with aclosing(stream) as frames:
+                async for raw in frames:
+                    frame, parts = split_frame(raw)
+                    if frame.arrived:
+                        self._traffic.arrived(server, frame.arrived)
+                        continue
+                    if header is None and frame.draft:
+                        if frame.draft != draft:  # what was sent of another one came to nothing
+                            draft, chunks = frame.draft, {}
+                    elif header is None:
+                        if frame.WhichOneof("first") != "pull":
+                            raise errors.ProtocolError("the answer to a pull does not begin with its header")
+                        header = frame.pull
+                        if not header.ready:
+                            return header.waiting_for
+                        if header.draft != draft:
+                            chunks = {}
+                    for ref, data in parts:
+                        chunks[checked(ref, self.plan, server, chunks, self.rounding)] = data
         if header is None or header.chunks != len(chunks):
             raise errors.UnavailableError(f"the answer of server-{server} was cut short")
         slot = header.slot if header.HasField("slot") else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack
 
 from torch import Tensor
@@ -81,9 +81,10 @@ class Contributions(Host):
         lying: dict[int, Tensor] = {}
         coming: Contribution | None = None
         drafted = False
+        arrived: Callable[[], None] | None = None
 
         def expect(header: shard_pb2.FrameHeader) -> tuple[Mapping[int, Chunk], int]:
-            nonlocal coming, drafted
+            nonlocal coming, drafted, arrived
             reach("push.recv", header.push.base_version)
             used = self._checked_used(header.push, shard)
             arriving.enter_context(self.intake.arriving(shard.queued, shard.nbytes))
@@ -94,9 +95,12 @@ class Contributions(Host):
                 needed = {}
             else:
                 drafted = shard.drafts(coming, header.push)
+                arrived = arriving.enter_context(shard.arrivals.counting(header.push.worker, header.push.nonce))
             return needed, header.push.chunks
 
         def came(chunk: int) -> None:
+            if arrived is not None:
+                arrived()
             if drafted and coming is not None:
                 shard.drafting.came(coming, chunk)
 

@@ -42,7 +42,8 @@ class Pulls(Host):
         shard, rounding = pulling.shard, pulling.rounding
         ahead = None
         if request.ahead and not pulling.attached:
-            ahead = Ahead(shard, pulling.ask, request.wait_s, rounding)
+            worker = request.worker if request.arrivals else None
+            ahead = Ahead(shard, pulling.ask, request.wait_s, rounding, worker)
             async with aclosing(ahead.frames()) as drafts:
                 async for frame in drafts:
                     self._pulled += len(frame)

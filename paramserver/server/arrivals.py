@@ -1,0 +1,75 @@
+"""How much of the contributions that are on their way has arrived, for workers that send no more until they hear of it.
+
+Lives in the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from paramserver.v1 import shard_pb2
+
+
+@dataclass(slots=True, eq=False)
+class _Arriving:
+    nonce: int
+    chunks: int = 0
+
+
+class Arrivals:
+    """The contributions that are arriving at one shard."""
+
+    def __init__(self) -> None:
+        # By worker; the same contribution may arrive twice, of a network that repeats what it carries.
+        self._present: dict[int, list[_Arriving]] = {}
+        self._listeners: dict[int, set[asyncio.Event]] = {}
+
+    @contextmanager
+    def counting(self, worker: int, nonce: int) -> Iterator[Callable[[], None]]:
+        """Meanwhile a contribution arrives; to be called for each chunk."""
+        one = _Arriving(nonce)
+        self._present.setdefault(worker, []).append(one)
+
+        def came() -> None:
+            one.chunks += 1
+            for listener in self._listeners.get(worker, ()):
+                listener.set()
+
+        try:
+            yield came
+        finally:
+            mine = self._present[worker]
+            mine.remove(one)
+            if not mine:
+                del self._present[worker]
+
+    @contextmanager
+    def heard(self, worker: int, listener: asyncio.Event) -> Iterator[Callable[[], list[shard_pb2.Arrived]]]:
+        """Meanwhile ``listener`` is set when something of this worker arrives; tells what has, since the last time."""
+        self._listeners.setdefault(worker, set()).add(listener)
+        said: dict[int, int] = {}
+
+        def news() -> list[shard_pb2.Arrived]:
+            nonlocal said
+            fresh: dict[int, int] = {}
+            for one in self._present.get(worker, ()):
+                if one.chunks:
+                    fresh[one.nonce] = max(one.chunks, fresh.get(one.nonce, 0))
+            told = [
+                shard_pb2.Arrived(nonce=nonce, chunks=chunks)
+                for nonce, chunks in fresh.items()
+                if said.get(nonce) != chunks
+            ]
+            said = fresh
+            return told
+
+        try:
+            yield news
+        finally:
+            listeners = self._listeners[worker]
+            listeners.discard(listener)
+            if not listeners:
+                del self._listeners[worker]

@@ -1,0 +1,86 @@
+"""Contributions that go to one server after the other, a window of bytes at a time: the same bits, and nobody stuck."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from paramserver.server import drafting
+from paramserver.testing.faults import Fault, FaultPlan, Rule
+from paramserver.worker import turns
+from paramserver.worker.turns import Turns
+from tests.cluster.harness import train
+from tests.cluster.programs import Program, adamw, dataset, network
+from tests.cluster.test_faults import SLICES, Death, calm, program
+
+DATA = dataset(48)
+SMALL = {"training.chunk_bytes": 832}
+
+
+class Seen:
+    """What all contributions of a test met with."""
+
+    def __init__(self) -> None:
+        self.told = self.given_up = self.waited = 0
+
+
+@pytest.fixture(autouse=True)
+def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
+    """Small contributions take turns, too, two chunks at a time; servers have told what arrived, and chunks waited."""
+    found = Seen()
+    arrived, room = Turns.arrived, Turns._grant
+
+    def told(self: Turns, server: int, chunks: int) -> None:
+        found.told += 1
+        arrived(self, server, chunks)
+
+    def grant(self: Turns) -> None:
+        room(self)
+        found.waited += bool(self._asking)
+        found.given_up += self._given_up
+
+    monkeypatch.setattr(drafting, "LEAST_BYTES", 0)
+    monkeypatch.setattr(turns, "_WINDOW_BYTES", 0)
+    monkeypatch.setattr(turns, "_WINDOW_CHUNKS", 2)
+    monkeypatch.setattr(Turns, "arrived", told)
+    monkeypatch.setattr(Turns, "_grant", grant)
+    yield found
+    assert found.told > 0
+    assert found.waited > 0
+
+
+@pytest.mark.parametrize("servers", [2, 3])
+def test_same_bits(servers: int, monkeypatch: pytest.MonkeyPatch, seen: Seen) -> None:
+    script = Program(DATA, 8, 2, lambda: network(hidden=300, norm=True), adamw)
+    options: dict[str, Any] = {"workers": 2, "servers": servers, "settings": SMALL}
+    digests = train(script, **options).digests
+    assert not seen.given_up
+    told = seen.told
+    monkeypatch.setattr(turns, "_WINDOW_BYTES", 1 << 30)
+    assert train(script, **options).digests == digests
+    assert seen.told == told
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        [Rule("Shard.Pull", Fault.LOSE_REPLY, 0.3)],
+        [Rule("Shard.P*", Fault.DUPLICATE, 0.3)],
+        [Rule("Shard.Push", Fault.CUT_UPLOAD, 0.3)],
+        [Rule("Shard.P*", Fault.DROP_REQUEST, 0.1), Rule("Shard.P*", Fault.DELAY, 1.0, delay_s=0.005)],
+    ],
+    ids=["answers lost", "sent twice", "uploads cut short", "dropped and late"],
+)
+def test_over_a_bad_network(rules: list[Rule]) -> None:
+    plan = FaultPlan(rules, seed=3)
+    outcome = train(program(), 3, 2, slices_per_step=SLICES, faults=plan, settings=SMALL)
+    plan.check()
+    calm(outcome)
+
+
+def test_a_worker_dies_in_the_middle_of_a_step() -> None:
+    death = Death(1)
+    calm(train(program(death), 3, 2, slices_per_step=SLICES, grace_s=0.1, settings=SMALL))
+    assert death.died

@@ -1,0 +1,194 @@
+"""Chunks of a contribution that go to one server after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import pytest
+
+from paramserver.v1 import shard_pb2
+from paramserver.worker.turns import Traffic, Turns
+
+SIZE = 10
+
+
+async def frames(chunks: int) -> AsyncIterator[bytes]:
+    yield b"header"
+    for _ in range(chunks):
+        yield bytes(SIZE)
+
+
+class Wire:
+    """Takes what it is given, and writes down to whom it went."""
+
+    def __init__(self, turns: Turns, servers: int, chunks: int) -> None:
+        self.order: list[int] = []
+        self.turns = turns
+        self.tasks = [asyncio.create_task(self._take(server, chunks)) for server in range(servers)]
+
+    async def _take(self, server: int, chunks: int) -> None:
+        async with aclosing(self.turns.keep(server, frames(chunks))) as leaving:
+            async for frame in leaving:
+                if len(frame) == SIZE:
+                    self.order.append(server)
+
+    async def settle(self) -> list[int]:
+        """All that has left once nothing moves any more."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return self.order
+
+
+def test_one_server_after_the_other_and_not_more_than_the_window() -> None:
+    async def main() -> None:
+        turns = Turns([4 * SIZE] * 3, 1, 3 * SIZE, lambda: True, patience_s=1e6)
+        wire = Wire(turns, 3, 4)
+        assert await wire.settle() == [1, 2, 0]
+        turns.arrived(2, 1)
+        assert await wire.settle() == [1, 2, 0, 1]
+        turns.arrived(1, 2)
+        assert await wire.settle() == [1, 2, 0, 1, 2, 0]
+        turns.arrived(1, 2)  # nothing new
+        assert len(await wire.settle()) == 6
+        for done in (2, 3, 4):
+            for server in range(3):
+                turns.arrived(server, done)
+        await wire.settle()
+        await asyncio.gather(*wire.tasks)
+        assert sorted(wire.order) == sorted([0, 1, 2] * 4)
+
+    asyncio.run(main())
+
+
+def test_who_takes_more_has_more_turns() -> None:
+    async def main() -> None:
+        turns = Turns([6 * SIZE, 2 * SIZE], 0, 2 * SIZE, lambda: True, patience_s=1e6)
+        big, small = Wire(turns, 1, 6), asyncio.create_task(collect(turns, 1, 2))
+        sent = 0
+        while not (small.done() and all(task.done() for task in big.tasks)):
+            await big.settle()
+            sent += 1
+            turns.arrived(0, sent)
+            turns.arrived(1, sent)
+            assert sent < 20
+        assert len(big.order) == 6
+
+    asyncio.run(main())
+
+
+async def collect(turns: Turns, server: int, chunks: int) -> int:
+    async with aclosing(turns.keep(server, frames(chunks))) as leaving:
+        return len([frame async for frame in leaving])
+
+
+def test_where_nobody_tells_nobody_waits() -> None:
+    async def main() -> None:
+        turns = Turns([9 * SIZE] * 2, 0, SIZE, lambda: False, patience_s=1e6)
+        await asyncio.gather(*Wire(turns, 2, 9).tasks)
+
+    asyncio.run(main())
+
+
+def test_where_nothing_arrives_all_goes_on() -> None:
+    async def main() -> None:
+        turns = Turns([9 * SIZE] * 2, 0, SIZE, lambda: True, patience_s=1e-3)
+        async with asyncio.timeout(20.0):
+            await asyncio.gather(*Wire(turns, 2, 9).tasks)
+
+    asyncio.run(main())
+
+
+def test_an_upload_that_ends_gives_its_place_away() -> None:
+    async def main() -> None:
+        turns = Turns([4 * SIZE] * 2, 0, 2 * SIZE, lambda: True, patience_s=1e6)
+        wire = Wire(turns, 2, 4)
+        assert await wire.settle() == [0, 1]
+        wire.tasks[0].cancel()
+        assert await wire.settle() == [0, 1, 1], "what was under way to the other one counts no more"
+        wire.tasks[1].cancel()
+        await asyncio.gather(*wire.tasks, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_all_leaves_whatever_arrives_when(seed: int) -> None:
+    """Never more under way than the window, and everything in the end."""
+    drawn = random.Random(seed)
+    servers, window = drawn.randint(2, 5), drawn.randint(1, 9) * SIZE
+    chunks = [drawn.randint(1, 12) for _ in range(servers)]
+
+    async def main() -> None:
+        turns = Turns([count * SIZE for count in chunks], drawn.randrange(9), window, lambda: True, patience_s=1e6)
+        sent, come = [0] * servers, [0] * servers
+
+        async def take(server: int) -> None:
+            async with aclosing(turns.keep(server, frames(chunks[server]))) as leaving:
+                async for frame in leaving:
+                    sent[server] += len(frame) == SIZE
+                    assert sum(sent) - sum(come) <= max(1, window // SIZE)
+            come[server] = sent[server]  # ended, so that nothing of it is under way
+
+        tasks = [asyncio.create_task(take(server)) for server in range(servers)]
+        for _ in range(10_000):
+            await asyncio.sleep(0)
+            server = drawn.randrange(servers)
+            if come[server] < sent[server]:
+                come[server] += 1
+                turns.arrived(server, come[server])
+            if all(task.done() for task in tasks):
+                break
+        await asyncio.gather(*tasks)
+        assert sent == chunks
+
+    asyncio.run(main())
+
+
+def test_only_what_is_large_takes_turns() -> None:
+    traffic = Traffic(2, 1 << 20)
+    large = [5 << 20, 5 << 20]
+    with traffic.leaving(7, large, 0), traffic.leaving(8, [1 << 20, 0], 0), traffic.leaving(0, large, 0):
+        assert traffic.turns(7) is not None
+        assert traffic.turns(8) is traffic.turns(0) is None
+        traffic.arrived(0, [shard_pb2.Arrived(nonce=99, chunks=3)])  # of one that is over
+    assert traffic.turns(7) is None
+    with Traffic(1, 1 << 20).leaving(7, [64 << 20], 0):
+        pass
+
+
+def test_all_servers_must_tell() -> None:
+    traffic = Traffic(2, SIZE)
+
+    async def left(tells: tuple[bool, bool]) -> int:
+        with traffic.leaving(7, [1 << 20, 1 << 20], 0):
+            turns = traffic.turns(7)
+            assert turns is not None
+            with traffic.telling(0, tells[0]), traffic.telling(1, tells[1]):
+                tasks = [asyncio.create_task(big(turns, server)) for server in range(2)]
+                for _ in range(50):
+                    await asyncio.sleep(0)
+                return sum([await stop(task) for task in tasks])
+
+    async def big(turns: Turns, server: int) -> int:
+        count = 0
+        try:
+            async with aclosing(turns.keep(server, large(8))) as leaving:
+                async for _ in leaving:
+                    count += 1
+        except asyncio.CancelledError:
+            pass
+        return count
+
+    async def large(chunks: int) -> AsyncIterator[bytes]:
+        for _ in range(chunks + 1):
+            yield bytes(128 << 10)
+
+    async def stop(task: asyncio.Task[int]) -> int:
+        task.cancel()
+        return await task
+
+    assert asyncio.run(left((True, True))) == 2 + 4
+    assert asyncio.run(left((True, False))) == 2 * 9
