@@ -48,6 +48,7 @@ class Turns:
         self._under_way = 0
         self._asking: dict[int, tuple[int, asyncio.Future[None]]] = {}
         self._given_up = False
+        self._watch: asyncio.TimerHandle | None = None
 
     async def keep(self, server: int, frames: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
         """The frames for one server, a chunk in each but the first, each when its turn comes."""
@@ -74,14 +75,19 @@ class Turns:
         turn: asyncio.Future[None] = loop.create_future()
         self._asking[server] = nbytes, turn
         loop.call_soon(self._grant)  # when the others have asked, too
-        while not turn.done():
-            before = sum(self._arrived)
-            try:
-                async with asyncio.timeout(self._patience_s):
-                    await asyncio.shield(turn)
-            except TimeoutError:
-                self._given_up = self._given_up or before == sum(self._arrived)
-                self._grant()
+        if self._watch is None:
+            self._watch = loop.call_later(self._patience_s, self._look, sum(self._arrived))
+        await turn
+
+    def _look(self, before: int) -> None:
+        """Some time has passed since so many chunks had arrived."""
+        self._watch = None
+        if not self._asking:
+            return
+        now = sum(self._arrived)
+        self._given_up = self._given_up or now == before
+        self._watch = asyncio.get_running_loop().call_later(self._patience_s, self._look, now)
+        self._grant()
 
     def _grant(self) -> None:
         while self._asking:

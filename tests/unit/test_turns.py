@@ -160,35 +160,34 @@ def test_only_what_is_large_takes_turns() -> None:
 
 
 def test_all_servers_must_tell() -> None:
-    traffic = Traffic(2, SIZE)
+    """Else there is no window."""
+    chunk, count = 128 << 10, 8
 
     async def left(tells: tuple[bool, bool]) -> int:
-        with traffic.leaving(7, [1 << 20, 1 << 20], 0):
+        traffic, sent = Traffic(2, SIZE), 0
+
+        async def take(turns: Turns, server: int) -> None:
+            nonlocal sent
+            async with aclosing(turns.keep(server, large())) as leaving:
+                async for frame in leaving:
+                    sent += len(frame) == chunk
+
+        async def large() -> AsyncIterator[bytes]:
+            yield b"header"
+            for _ in range(count):
+                yield bytes(chunk)
+
+        with traffic.leaving(7, [count * chunk] * 2, 0), traffic.telling(0, tells[0]), traffic.telling(1, tells[1]):
             turns = traffic.turns(7)
             assert turns is not None
-            with traffic.telling(0, tells[0]), traffic.telling(1, tells[1]):
-                tasks = [asyncio.create_task(big(turns, server)) for server in range(2)]
-                for _ in range(50):
-                    await asyncio.sleep(0)
-                return sum([await stop(task) for task in tasks])
+            tasks = [asyncio.create_task(take(turns, server)) for server in range(2)]
+            for _ in range(50):
+                await asyncio.sleep(0)
+            found = sent
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            return found
 
-    async def big(turns: Turns, server: int) -> int:
-        count = 0
-        try:
-            async with aclosing(turns.keep(server, large(8))) as leaving:
-                async for _ in leaving:
-                    count += 1
-        except asyncio.CancelledError:
-            pass
-        return count
-
-    async def large(chunks: int) -> AsyncIterator[bytes]:
-        for _ in range(chunks + 1):
-            yield bytes(128 << 10)
-
-    async def stop(task: asyncio.Task[int]) -> int:
-        task.cancel()
-        return await task
-
-    assert asyncio.run(left((True, True))) == 2 + 4
-    assert asyncio.run(left((True, False))) == 2 * 9
+    assert asyncio.run(left((True, True))) == 4
+    assert asyncio.run(left((True, False))) == 2 * count
