@@ -91,8 +91,7 @@ class ModelRegistry:
         hosts = [host_of(server.address) for server in await self._all_servers()]
         if not any(host and not loopback(host) for host in hosts):
             return 0
-        options = self._job.options
-        return link_chunk_bytes(moving_bytes(layout.chunks), options.link_mbps, options.workers)
+        return link_chunk_bytes(moving_bytes(layout.chunks), self._job.options.link_mbps)
 
     def configuration(self, member: Member) -> shard_pb2.ConfigureRequest:
         """What a server has to know of the model and of its part of it."""

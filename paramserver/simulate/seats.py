@@ -58,7 +58,7 @@ def _layout(scenario: Scenario) -> Layout:
     chunk_bytes = scenario.chunk_bytes
     if not chunk_bytes and scenario.hosts != 1:
         megabits_per_s = min(scenario.link_mbps or 8e-6 * scenario.bandwidth, 1e9)
-        chunk_bytes = link_chunk_bytes(scenario.nbytes, megabits_per_s, scenario.workers)
+        chunk_bytes = link_chunk_bytes(scenario.nbytes, megabits_per_s)
     return make_layout([TensorSpec("weights", (scenario.params,), "float32")], chunk_bytes)
 
 

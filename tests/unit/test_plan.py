@@ -214,13 +214,11 @@ def test_default_chunks_of_realistic_models(name: str) -> None:
 
 
 def test_chunks_for_links() -> None:
-    """√(M B α / 2n), rounded down to a power of two."""
-    assert link_chunk_bytes(24_000_000, 100.0, 1) == 256 * KIB
-    assert link_chunk_bytes(24_000_000, 100.0, 4) == 128 * KIB
-    assert link_chunk_bytes(100_000_000, 1000.0, 1) == MIB
-    assert link_chunk_bytes(100_000_000, 1000.0, 4) == 512 * KIB
-    assert link_chunk_bytes(400_000_000, 10_000.0, 2) == 4 * MIB
-    assert link_chunk_bytes(0, 1000.0, 0) == link_chunk_bytes(1000, 1.0, 8) == 64 * KIB
+    """√(M B α / 2), rounded down to a power of two."""
+    assert link_chunk_bytes(24_000_000, 100.0) == 256 * KIB
+    assert link_chunk_bytes(100_000_000, 1000.0) == MIB
+    assert link_chunk_bytes(400_000_000, 10_000.0) == 4 * MIB
+    assert link_chunk_bytes(0, 1000.0) == link_chunk_bytes(1000, 1.0) == 64 * KIB
 
 
 def test_default_chunk_bytes() -> None:

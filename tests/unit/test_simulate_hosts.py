@@ -177,7 +177,7 @@ def test_chunks_are_those_of_a_real_plan() -> None:
     """By the speed of the links between hosts, by the model alone on one; shares as the placement says."""
     job = Scenario(workers=4, servers=6, params=6_000_000, compute_s=1.0, bandwidth=1.25e7, with_server=True)
     plan = seating(job).plan
-    assert plan.layout.chunk_bytes == link_chunk_bytes(24_000_000, 100.0, 4)
+    assert plan.layout.chunk_bytes == link_chunk_bytes(24_000_000, 100.0)
     assert seating(replace(job, with_server=False, hosts=1)).plan.layout.chunk_bytes == 1 << 20
     split = seating(replace(job, placement="split")).plan
     # n = 4, k = 2: one alone takes 6 parts, one beside a worker 2.
