@@ -113,7 +113,8 @@ class Cluster(Section):
     transport: Annotated[Literal["auto", "grpc", "shm"], Must('"auto", "grpc" or "shm"')] = Field(
         default="auto",
         description="How weights and gradients travel. auto: in shared memory between a worker and a server on one "
-        "host, else over gRPC. shm: in shared memory, or not at all.",
+        "host, else over gRPC; a worker near some of the servers only sends large models to all over gRPC. shm: in "
+        "shared memory, or not at all.",
     )
     channels_per_server: Annotated[
         int, BeforeValidator(refuse_bool), Field(ge=0, le=16), Must("an integer from 0 to 16")

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from paramserver.v1 import shard_pb2
     from paramserver.worker.background import Background
     from paramserver.worker.flat import Node, NodePool
-    from paramserver.worker.links import PushFacts, ShardLinks
+    from paramserver.worker.contribution import PushFacts
+    from paramserver.worker.links import ShardLinks
     from paramserver.worker.pulled import Pulled
 
 # Below this a contribution is not worth it: a push of it is over as soon as it begins.

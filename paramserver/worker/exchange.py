@@ -13,8 +13,9 @@ from paramserver.core.events import AtLeast
 from paramserver.failpoints import planned
 from paramserver.transport.direct import ask_all
 from paramserver.v1 import shard_pb2
-from paramserver.worker.links import PushFacts, ShardLinks, pulled_of, put_place
-from paramserver.worker.pulled import Pulled
+from paramserver.worker.contribution import PushFacts, put_place
+from paramserver.worker.links import ShardLinks
+from paramserver.worker.pulled import Pulled, pulled_of
 from paramserver.worker.shared import Attached
 
 # Meanwhile the thread does not hear that the membership has changed, or the job has ended: so not longer than this.

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from typing import Any, TypeVar, cast
 
 import structlog
@@ -23,58 +21,31 @@ from paramserver.core.events import (
     Exactly,
     Want,
 )
-from paramserver.core.names import Name
-from paramserver.core.plan import Chunk, Plan
+from paramserver.core.plan import Plan
 from paramserver.failpoints import planned, reach
 from paramserver.tensors.codec import chunk_frames, split_frame
-from paramserver.tensors.dtypes import buffer_of
 from paramserver.transport.base import Channel, Frames, each
 from paramserver.transport.messages import (
     chunk_ref,
-    consistency_from_proto,
     pack_mask,
     put_name,
     put_want,
 )
-from paramserver.v1 import shard_pb2, types_pb2
+from paramserver.v1 import shard_pb2
+from paramserver.worker.contribution import PushFacts, frames_as_ready, frames_of, put_place
 from paramserver.worker.early import EarlyChunks
-from paramserver.worker.outgoing import Encoded
-from paramserver.worker.pulled import Pulled, checked
+from paramserver.worker.pulled import Pulled, checked, pulled_of
 from paramserver.worker.shared import Attached, SharedMemory
 from paramserver.worker.turns import Traffic, Turns
 
 log = structlog.get_logger("paramserver.worker")
 
 T = TypeVar("T")
-# A push of less is one frame. Else each chunk has one of its own: servers begin with a chunk when all have sent it.
-_FRAME_BYTES = 256 << 10
 _BACK_OFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _ATTEMPT_S = 60.0
 _PARK_S = 5.0
 _CLAIM_S = 2.0
 _ATTACH_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class PushFacts:
-    """A contribution but for its bytes. ``base_versions``: by server, the version it was computed on.
-
-    ``node``: its place in this worker's inbox, if it lies there. ``encoded``: the chunks that go over the network in
-    another form.
-    """
-
-    name: Name
-    samples: int
-    overflow: bool
-    used: frozenset[int]
-    groups: Sequence[types_pb2.GroupHypers]
-    base_versions: Sequence[int]
-    clock: int = 0
-    schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_OTHER
-    clip_norm: float = 0.0
-    nonce: int = 0
-    node: int | None = None
-    encoded: Mapping[int, Encoded] = field(default_factory=dict)
 
 
 class ShardLinks:
@@ -175,15 +146,10 @@ class ShardLinks:
                 attached = self.shared.attached(server, self._worker())
             header = self.push_header(server, facts, 0 if attached is not None else len(wanted))
             if now is not None and attached is None:
-                coming = _as_ready(header, {chunk.index: chunk for chunk in wanted}, read, now)
+                coming = frames_as_ready(header, {chunk.index: chunk for chunk in wanted}, read, now)
                 return await self._upload(server, coming, mine, self._wait_timeout_s)
             if attached is None:
-                parts = (_part(chunk, facts.encoded, read) for chunk in wanted)
-                if sum(chunk.nbytes for chunk in wanted) <= _FRAME_BYTES and mine is None:
-                    return await self._upload(server, chunk_frames(header, parts), None, timeout_s)
-                # The header at once, so that servers know of it.
-                frames = chain(chunk_frames(header, ()), chunk_frames(None, parts, 1))
-                return await self._upload(server, frames, mine, timeout_s)
+                return await self._upload(server, frames_of(header, facts, wanted, read), mine, timeout_s)
             put_place(header, attached, facts)
             try:
                 reply = await attached.channel.upload("Shard.Push", chunk_frames(header, ()), timeout=timeout_s)
@@ -482,43 +448,3 @@ class ShardLinks:
         if self.shared is not None:
             await self.shared.close()
         await asyncio.gather(*(channel.close() for channel in self.channels), return_exceptions=True)
-
-
-def put_place(header: shard_pb2.PushHeader, attached: Attached, facts: PushFacts) -> None:
-    """Say where in the inbox a contribution lies, which has been looked through for NaN."""
-    header.shared.attachment, header.shared.node, header.shared.checked = attached.number, facts.node or 0, True
-
-
-def pulled_of(header: shard_pb2.PullHeader, chunks: dict[int, memoryview]) -> Pulled:
-    """The answer to a pull."""
-    return Pulled(
-        header.version,
-        header.min_clock,
-        header.skipped,
-        consistency_from_proto(header.consistency),
-        chunks,
-        header.schedule,
-        frozenset(header.taken),
-        header.slot if header.HasField("slot") else None,
-    )
-
-
-def _part(
-    chunk: Chunk, encoded: Mapping[int, Encoded], read: Callable[[int], memoryview]
-) -> tuple[shard_pb2.ChunkRef, memoryview]:
-    """A chunk as a frame carries it."""
-    made = encoded.get(chunk.index)
-    if made is None:
-        return chunk_ref(chunk), read(chunk.index)
-    return chunk_ref(chunk, made.encoding, made.payload.numel()), buffer_of(made.payload)
-
-
-async def _as_ready(
-    header: shard_pb2.PushHeader, chunks: Mapping[int, Chunk], read: Callable[[int], memoryview], early: EarlyChunks
-) -> AsyncIterator[bytes]:
-    """The frames of a push while its contribution is computed: one for each chunk."""
-    for frame in chunk_frames(header, ()):
-        yield frame
-    async for index in early.of(frozenset(chunks)):
-        for frame in chunk_frames(None, [(chunk_ref(chunks[index]), read(index))]):
-            yield frame

@@ -11,6 +11,7 @@ from paramserver.compress.registry import compressible
 from paramserver.core.consistency import Consistency
 from paramserver.core.plan import Plan
 from paramserver.tensors.dtypes import wire_dtype
+from paramserver.transport.messages import consistency_from_proto
 from paramserver.v1 import shard_pb2
 
 
@@ -60,3 +61,17 @@ def merge(results: Sequence[Pulled]) -> Mapping[int, memoryview]:
     for result in results:
         chunks.update(result.chunks)
     return chunks
+
+
+def pulled_of(header: shard_pb2.PullHeader, chunks: dict[int, memoryview]) -> Pulled:
+    """The answer to a pull."""
+    return Pulled(
+        header.version,
+        header.min_clock,
+        header.skipped,
+        consistency_from_proto(header.consistency),
+        chunks,
+        header.schedule,
+        frozenset(header.taken),
+        header.slot if header.HasField("slot") else None,
+    )

@@ -16,10 +16,10 @@ from paramserver.core.plan import moving_bytes
 from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.worker import early
 from paramserver.worker import exchange as exchanges
+from paramserver.worker.contribution import PushFacts
 from paramserver.worker.device import Ticket
 from paramserver.worker.engine.weights import Weights
 from paramserver.worker.flat import Node
-from paramserver.worker.links import PushFacts
 from paramserver.worker.outgoing import ANY, Encoded
 from paramserver.worker.pace import Item, SyncPace
 
