@@ -45,11 +45,18 @@ class PushFacts:
 
 
 def frames_of(
-    header: shard_pb2.PushHeader, facts: PushFacts, chunks: Sequence[Chunk], read: Callable[[int], memoryview]
+    header: shard_pb2.PushHeader,
+    facts: PushFacts,
+    chunks: Sequence[Chunk],
+    read: Callable[[int], memoryview],
+    apart: bool = False,
 ) -> Iterator[bytes]:
-    """The frames of a push of these chunks. ``read`` gives the bytes of one by its index."""
+    """The frames of a push of these chunks. ``read`` gives the bytes of one by its index.
+
+    ``apart``: each chunk has a frame of its own, however small they are.
+    """
     parts = (_part(chunk, facts.encoded, read) for chunk in chunks)
-    if sum(chunk.nbytes for chunk in chunks) <= _FRAME_BYTES:
+    if not apart and sum(chunk.nbytes for chunk in chunks) <= _FRAME_BYTES:
         yield from chunk_frames(header, parts)
     else:
         yield from chunk_frames(header, ())  # at once, so that servers know of it

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from paramserver.core.plan import Plan
     from paramserver.v1 import shard_pb2
     from paramserver.worker.background import Background
-    from paramserver.worker.flat import Node, NodePool
     from paramserver.worker.contribution import PushFacts
+    from paramserver.worker.flat import Node, NodePool
     from paramserver.worker.links import ShardLinks
     from paramserver.worker.pulled import Pulled
 

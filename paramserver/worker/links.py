@@ -149,7 +149,8 @@ class ShardLinks:
                 coming = frames_as_ready(header, {chunk.index: chunk for chunk in wanted}, read, now)
                 return await self._upload(server, coming, mine, self._wait_timeout_s)
             if attached is None:
-                return await self._upload(server, frames_of(header, facts, wanted, read), mine, timeout_s)
+                frames = frames_of(header, facts, wanted, read, apart=mine is not None)
+                return await self._upload(server, frames, mine, timeout_s)
             put_place(header, attached, facts)
             try:
                 reply = await attached.channel.upload("Shard.Push", chunk_frames(header, ()), timeout=timeout_s)
