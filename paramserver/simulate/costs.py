@@ -46,7 +46,7 @@ class Costs:
     take_ns: float = 0.7
     local_call_s: float = 0.0007
     local_serve_s: float = 0.0002
-    uneven: float = 0.3
+    uneven: float = 0.05
 
     def apply(self, optimizer: str) -> float:
         """Nanoseconds per parameter. Raises ConfigError for an optimizer that was not measured."""

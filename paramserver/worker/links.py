@@ -65,6 +65,8 @@ class ShardLinks:
         self.job = job
         self.timeline = 0
         self.waiting_for = ""
+        # How many workers share a step, where that is known.
+        self.workers = 1
         # What this worker says of itself when it pulls, where it says anything.
         self.standing: shard_pb2.Standing | None = None
         # Shared with those of the servers that are on this host; set once, by whoever attaches.
@@ -90,7 +92,7 @@ class ShardLinks:
         between = asyncio.Lock() if planned("worker.between_shards") else None
         servers = len(self.channels)
         first = 0 if between else self._worker() % servers  # not all workers at the same server
-        with self._traffic.leaving(facts.nonce, self._bytes_of(facts), first):
+        with self._traffic.leaving(facts.nonce, self._bytes_of(facts), first, self.workers):
             order = [*range(first, servers), *range(first)]
             found = await asyncio.gather(
                 *(self._push_in_turn(server, facts, read, between, early) for server in order), return_exceptions=True

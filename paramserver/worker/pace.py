@@ -188,6 +188,7 @@ class SyncPace:
             self._release()
             self._send()
         self._generation, self._place, self._workers = generation, rank, workers
+        self._engine.links.workers = workers
         self._left.clear()
         self._range = self._share(self._of, rank, workers)
         self._engine.keep_residuals(range(*self._range))

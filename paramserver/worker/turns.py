@@ -19,7 +19,7 @@ from paramserver.v1 import shard_pb2
 
 # If nothing arrives for so long, somebody is in trouble, or the link is too slow for this: everything goes as it can.
 PATIENCE_S = 0.5
-# What is under way at least: on a link of 100 Mb/s 40 ms, on one of 1 Gb/s 4.
+# What is under way where servers are as many as workers, at least: on a link of 100 Mb/s 40 ms, on one of 1 Gb/s 4.
 _WINDOW_BYTES = 512 << 10
 _WINDOW_CHUNKS = 8
 
@@ -126,10 +126,16 @@ class Traffic:
         self._telling = [0] * servers
 
     @contextmanager
-    def leaving(self, nonce: int, bytes_of: Sequence[int], first: int) -> Iterator[None]:
-        """Meanwhile this contribution leaves, with so many bytes for each server; large ones take turns."""
-        if nonce and len(bytes_of) > 1 and sum(bytes_of) > self._window:
-            self._turns[nonce] = Turns(bytes_of, first, self._window, lambda: all(self._telling))
+    def leaving(self, nonce: int, bytes_of: Sequence[int], first: int, workers: int = 1) -> Iterator[None]:
+        """Meanwhile this contribution leaves, with so many bytes for each server; large ones take turns.
+
+        ``workers``: how many there are. If they are more than servers, each has less under way, since what they send
+        meets before the servers.
+        """
+        servers = len(bytes_of)
+        window = self._window * servers // max(servers, workers)
+        if nonce and servers > 1 and sum(bytes_of) > window:
+            self._turns[nonce] = Turns(bytes_of, first, window, lambda: all(self._telling))
         try:
             yield
         finally:

@@ -191,3 +191,15 @@ def test_all_servers_must_tell() -> None:
 
     assert asyncio.run(left((True, True))) == 4
     assert asyncio.run(left((True, False))) == 2 * count
+
+
+def test_many_workers_have_less_under_way() -> None:
+    """What they send meets before the servers."""
+    traffic = Traffic(2, 1 << 20)
+    windows = []
+    for workers in (1, 2, 8):
+        with traffic.leaving(7, [64 << 20] * 2, 0, workers):
+            turns = traffic.turns(7)
+            assert turns is not None
+            windows.append(vars(turns)["_window"])
+    assert windows == [8 << 20, 8 << 20, 2 << 20]
