@@ -116,6 +116,20 @@ def ring(network: Network, workers: int, words: Sequence[str]) -> dict[str, Any]
         return job.finish()
 
 
+def sockets(network: Network, workers: int, servers: int, megabytes: int, steps: int) -> dict[str, Any]:
+    """As many bytes both ways over bare TCP, a connection from each worker to each server."""
+    words = ("--bytes", str(round(megabytes * 1e6 / servers)), "--steps", str(steps))
+    addresses = [network.addresses[f"s{i}"] for i in range(servers)]
+    with _Job() as job:
+        for i, address in enumerate(addresses):
+            call = ("--listen", address, "--connections", str(workers), *words)
+            job.start(network, f"s{i}", str(SCRIPTS / "sockets.py"), *call)
+        for i in range(workers):
+            out = ("--out", str(job.out)) if i == 0 else ()
+            job.start(network, f"w{i}", str(SCRIPTS / "sockets.py"), "--servers", ",".join(addresses), *words, *out)
+        return job.finish()
+
+
 class _Job:
     """Processes on hosts that end together."""
 

@@ -1,8 +1,9 @@
 """One synchronous step between hosts of limited links, with nothing to compute: ours beside gloo and the cost model.
 
 Hosts are network namespaces of this machine; each link carries the rate in both directions. Ours and gloo are the same
-update (SGD) of the same gradients; the weights must agree. Where there are fewer servers than workers, "split" has one
-more server beside each worker. The lower bounds are those of docs/performance.md.
+update (SGD) of the same gradients; the weights must agree. "raw TCP" moves as many bytes between the workers' and the
+servers' hosts, both ways at once, and does nothing with them. Where there are fewer servers than workers, "split" has
+one more server beside each worker. The lower bounds are those of docs/performance.md.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from benchmarks.busy import Busy
 from benchmarks.launch import flags
 from benchmarks.rows import Row, rows
 
-OURS, SPLIT, GLOO = "ours, grpc", "ours, split", "gloo all_reduce"
+OURS, SPLIT, GLOO, TCP = "ours, grpc", "ours, split", "gloo all_reduce", "raw TCP"
 MODEL, RING = "model / bandwidth", "ring bound"
 _SKIP = 2
 
@@ -50,7 +51,7 @@ def run(repetitions: int) -> list[Row]:
 def measure(case: Case, repetitions: int) -> list[Row]:
     """One case; ours and gloo in turn."""
     words = flags({"--megabytes": case.megabytes, "--ranks": case.workers, "--steps": case.steps, "--skip": _SKIP})
-    variants = (OURS, SPLIT, GLOO) if case.servers < case.workers else (OURS, GLOO)
+    variants = (OURS, SPLIT, GLOO, TCP) if case.servers < case.workers else (OURS, GLOO, TCP)
     seconds: dict[str, list[float]] = {variant: [] for variant in variants}
     with hosts.network(case.workers, case.servers, case.megabits) as network:
         rate = network.megabits_per_s("w0", "w1", max(8, round(case.megabits / 10)))
@@ -60,12 +61,15 @@ def measure(case: Case, repetitions: int) -> list[Row]:
             weights = {}
             for variant in variants if number % 2 else reversed(variants):
                 busy = Busy()
-                if variant != GLOO:
-                    found = hosts.cluster(network, case.workers, case.servers, words, variant == SPLIT)
-                else:
+                if variant == TCP:
+                    found = hosts.sockets(network, case.workers, case.servers, case.megabytes, case.steps)
+                elif variant == GLOO:
                     found = hosts.ring(network, case.workers, words)
+                else:
+                    found = hosts.cluster(network, case.workers, case.servers, words, variant == SPLIT)
                 seconds[variant] += found["step_s"]
-                weights[variant] = found["weight"]
+                if variant != TCP:
+                    weights[variant] = found["weight"]
                 used, stolen = busy.shares()
                 said = ", ".join(f"{step_s:.2f}" for step_s in found["step_s"])
                 busy_text = f"CPU {used:.0%}, stolen {stolen:.0%}{'; NOT VALID, too busy' if used > _BUSY else ''}"

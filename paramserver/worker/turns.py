@@ -37,10 +37,10 @@ class Turns:
         first: int,
         window: int,
         told: Callable[[], bool],
-        patience_s: float = PATIENCE_S,
+        patience_s: float | None = None,
     ) -> None:
         self._bytes_of, self._first, self._window = bytes_of, first, window
-        self._told, self._patience_s = told, patience_s
+        self._told, self._patience_s = told, PATIENCE_S if patience_s is None else patience_s
         self._sent = [0 for _ in bytes_of]
         # By server: the sizes of the chunks that are under way, in their order, and how many have arrived before them.
         self._flying: list[deque[int]] = [deque() for _ in bytes_of]

@@ -53,6 +53,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
 
 @pytest.mark.parametrize("servers", [2, 3])
 def test_same_bits(servers: int, monkeypatch: pytest.MonkeyPatch, seen: Seen) -> None:
+    monkeypatch.setattr(turns, "PATIENCE_S", 60.0)  # however busy this machine is
     script = Program(DATA, 8, 2, lambda: network(hidden=300, norm=True), adamw)
     options: dict[str, Any] = {"workers": 2, "servers": servers, "settings": SMALL}
     digests = train(script, **options).digests
