@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 _PIECE_BYTES = 256 << 10
@@ -40,7 +41,7 @@ def serve(args: argparse.Namespace) -> None:
     with socket.create_server((args.listen, args.port)) as listening:
         listening.settimeout(_CONNECT_S)
         lines = [listening.accept()[0] for _ in range(args.connections)]
-    together([lambda line=line: _serve_one(line, args) for line in lines])
+    together([partial(_serve_one, line, args) for line in lines])
 
 
 def _serve_one(line: socket.socket, args: argparse.Namespace) -> None:
@@ -48,7 +49,7 @@ def _serve_one(line: socket.socket, args: argparse.Namespace) -> None:
         for _ in range(args.steps):
             begun = line.recv(1, socket.MSG_PEEK)
             assert begun, "a worker has hung up"
-            together([lambda: send(line, args.bytes), lambda: receive(line, args.bytes)])
+            together([partial(send, line, args.bytes), partial(receive, line, args.bytes)])
 
 
 def work(args: argparse.Namespace) -> None:
@@ -57,8 +58,7 @@ def work(args: argparse.Namespace) -> None:
     seconds = []
     for _ in range(args.steps):
         began = time.monotonic()
-        sending = [lambda line=line: send(line, args.bytes) for line in lines]
-        together([*sending, *[lambda line=line: receive(line, args.bytes) for line in lines]])
+        together([partial(do, line, args.bytes) for do in (send, receive) for line in lines])
         seconds.append(time.monotonic() - began)
     for line in lines:
         line.close()

@@ -68,13 +68,13 @@ class Turns:
         for _ in range(min(chunks - self._arrived[server], len(flying))):
             self._under_way -= flying.popleft()
             self._arrived[server] += 1
-        self._grant()
+        self.grant()
 
     async def _turn(self, server: int, nbytes: int) -> None:
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         self._asking[server] = nbytes, turn
-        loop.call_soon(self._grant)  # when the others have asked, too
+        loop.call_soon(self.grant)  # when the others have asked, too
         if self._watch is None:
             self._watch = loop.call_later(self._patience_s, self._look, sum(self._arrived))
         await turn
@@ -87,9 +87,10 @@ class Turns:
         now = sum(self._arrived)
         self._given_up = self._given_up or now == before
         self._watch = asyncio.get_running_loop().call_later(self._patience_s, self._look, now)
-        self._grant()
+        self.grant()
 
-    def _grant(self) -> None:
+    def grant(self) -> None:
+        """Let go what may leave: more has arrived, or nobody tells any more."""
         while self._asking:
             server = min(self._asking, key=self._rank)
             nbytes, turn = self._asking[server]
@@ -112,7 +113,7 @@ class Turns:
         self._asking.pop(server, None)
         self._under_way -= sum(self._flying[server])
         self._flying[server].clear()
-        self._grant()
+        self.grant()
 
 
 class Traffic:
@@ -153,6 +154,8 @@ class Traffic:
             yield
         finally:
             self._telling[server] -= tells
+            for turns in self._turns.values():
+                turns.grant()
 
     def arrived(self, server: int, news: Iterable[shard_pb2.Arrived]) -> None:
         """What a server tells."""

@@ -30,7 +30,7 @@ class Seen:
 def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
     """Small contributions take turns, too, two chunks at a time; servers have told what arrived, and chunks waited."""
     found = Seen()
-    arrived, room = Turns.arrived, Turns._grant
+    arrived, room = Turns.arrived, Turns.grant
 
     def told(self: Turns, server: int, chunks: int) -> None:
         found.told += 1
@@ -45,7 +45,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
     monkeypatch.setattr(turns, "_WINDOW_BYTES", 0)
     monkeypatch.setattr(turns, "_WINDOW_CHUNKS", 2)
     monkeypatch.setattr(Turns, "arrived", told)
-    monkeypatch.setattr(Turns, "_grant", grant)
+    monkeypatch.setattr(Turns, "grant", grant)
     yield found
     assert found.told > 0
     assert found.waited > 0

@@ -193,6 +193,37 @@ def test_all_servers_must_tell() -> None:
     assert asyncio.run(left((True, False))) == 2 * count
 
 
+def test_who_waits_goes_on_when_nobody_tells_any_more() -> None:
+    """Such as when the version has come: others have computed what this contribution brings."""
+
+    async def main() -> None:
+        traffic = Traffic(2, SIZE)
+
+        async def take(turns: Turns, server: int) -> None:
+            async with aclosing(turns.keep(server, large())) as leaving:
+                async for _ in leaving:
+                    pass
+
+        async def large() -> AsyncIterator[bytes]:
+            yield b"header"
+            for _ in range(8):
+                yield bytes(128 << 10)
+
+        with traffic.leaving(7, [1 << 20] * 2, 0):
+            turns = traffic.turns(7)
+            assert turns is not None
+            with traffic.telling(0, True), traffic.telling(1, True):
+                tasks = [asyncio.create_task(take(turns, server)) for server in range(2)]
+                for _ in range(50):
+                    await asyncio.sleep(0)
+                assert not any(task.done() for task in tasks)
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert all(task.done() for task in tasks), "without any patience"
+
+    asyncio.run(main())
+
+
 def test_many_workers_have_less_under_way() -> None:
     """What they send meets before the servers."""
     traffic = Traffic(2, 1 << 20)
