@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 import json
 import socket
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -93,12 +93,10 @@ def receive(line: socket.socket, nbytes: int) -> None:
 
 
 def together(works: list[Callable[[], None]]) -> None:
-    """Each in a thread."""
-    threads = [threading.Thread(target=work) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    """Each in a thread. Raises what one of them does."""
+    with ThreadPoolExecutor(len(works)) as pool:
+        for done in [pool.submit(work) for work in works]:
+            done.result()
 
 
 if __name__ == "__main__":

@@ -9,8 +9,11 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from paramserver.v1 import shard_pb2
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
@@ -25,31 +28,24 @@ class Arrivals:
     def __init__(self) -> None:
         # By worker; the same contribution may arrive twice, of a network that repeats what it carries.
         self._present: dict[int, list[_Arriving]] = {}
-        self._listeners: dict[int, set[asyncio.Event]] = {}
+        self._listeners: dict[int, list[asyncio.Event]] = {}
 
     @contextmanager
     def counting(self, worker: int, nonce: int) -> Iterator[Callable[[], None]]:
         """Meanwhile a contribution arrives; to be called for each chunk."""
         one = _Arriving(nonce)
-        self._present.setdefault(worker, []).append(one)
 
         def came() -> None:
             one.chunks += 1
             for listener in self._listeners.get(worker, ()):
                 listener.set()
 
-        try:
+        with _among(self._present, worker, one):
             yield came
-        finally:
-            mine = self._present[worker]
-            mine.remove(one)
-            if not mine:
-                del self._present[worker]
 
     @contextmanager
     def heard(self, worker: int, listener: asyncio.Event) -> Iterator[Callable[[], list[shard_pb2.Arrived]]]:
         """Meanwhile ``listener`` is set when something of this worker arrives; tells what has, since the last time."""
-        self._listeners.setdefault(worker, set()).add(listener)
         said: dict[int, int] = {}
 
         def news() -> list[shard_pb2.Arrived]:
@@ -66,10 +62,17 @@ class Arrivals:
             said = fresh
             return told
 
-        try:
+        with _among(self._listeners, worker, listener):
             yield news
-        finally:
-            listeners = self._listeners[worker]
-            listeners.discard(listener)
-            if not listeners:
-                del self._listeners[worker]
+
+
+@contextmanager
+def _among(groups: dict[int, list[T]], key: int, one: T) -> Iterator[None]:
+    """Meanwhile ``one`` is in its group; there are no empty ones."""
+    groups.setdefault(key, []).append(one)
+    try:
+        yield
+    finally:
+        groups[key].remove(one)
+        if not groups[key]:
+            del groups[key]

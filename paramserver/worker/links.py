@@ -21,7 +21,7 @@ from paramserver.core.events import (
     Exactly,
     Want,
 )
-from paramserver.core.plan import Plan
+from paramserver.core.plan import Chunk, Plan
 from paramserver.failpoints import planned, reach
 from paramserver.tensors.codec import chunk_frames, split_frame
 from paramserver.transport.base import Channel, Frames, each
@@ -92,12 +92,14 @@ class ShardLinks:
         between = asyncio.Lock() if planned("worker.between_shards") else None
         servers = len(self.channels)
         first = 0 if between else self._worker() % servers  # not all workers at the same server
-        with self._traffic.leaving(facts.nonce, self._bytes_of(facts), first, self.workers):
-            order = [*range(first, servers), *range(first)]
-            found = await asyncio.gather(
-                *(self._push_in_turn(server, facts, read, between, early) for server in order), return_exceptions=True
-            )
-        results = [result for _, result in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
+        wanted = [[c for c in self.plan.chunks_of(server) if c.uses(facts.used)] for server in range(servers)]
+        bytes_of = [sum(chunk.nbytes for chunk in chunks) for chunks in wanted]
+        with self._traffic.leaving(facts.nonce, bytes_of, first, self.workers):
+            tasks = {
+                server: asyncio.ensure_future(self._push_in_turn(server, facts, wanted[server], read, between, early))
+                for server in (*range(first, servers), *range(first))
+            }
+            results = await asyncio.gather(*(tasks[server] for server in range(servers)), return_exceptions=True)
         failed = [(s, r) for s, r in enumerate(results) if isinstance(r, BaseException)]
         if failed:
             server, error = failed[0]
@@ -107,34 +109,34 @@ class ShardLinks:
             raise type(error)(f"{facts.name} did not reach {which}; server-{server} said: {error}") from error
         return frozenset(cast(list[shard_pb2.Outcome], results))
 
-    def _bytes_of(self, facts: PushFacts) -> list[int]:
-        """By server, what a contribution brings it."""
-        servers = range(len(self.channels))
-        return [sum(c.nbytes for c in self.plan.chunks_of(server) if c.uses(facts.used)) for server in servers]
-
     async def _push_in_turn(
         self,
         server: int,
         facts: PushFacts,
+        wanted: Sequence[Chunk],
         read: Callable[[int], memoryview],
         between: asyncio.Lock | None,
         early: EarlyChunks | None,
     ) -> shard_pb2.Outcome:
         """All shards at once; only where a fault is planned between two shards, one after the other."""
         if between is None:
-            return await self._push_one(server, facts, read, early)
+            return await self._push_one(server, facts, wanted, read, early)
         if early is not None:
             await early.whole()
         async with between:
-            outcome = await self._push_one(server, facts, read)
+            outcome = await self._push_one(server, facts, wanted, read)
             if server + 1 < len(self.channels):
                 reach("worker.between_shards", facts.base_versions[server])
             return outcome
 
     async def _push_one(
-        self, server: int, facts: PushFacts, read: Callable[[int], memoryview], early: EarlyChunks | None = None
+        self,
+        server: int,
+        facts: PushFacts,
+        wanted: Sequence[Chunk],
+        read: Callable[[int], memoryview],
+        early: EarlyChunks | None = None,
     ) -> shard_pb2.Outcome:
-        wanted = [chunk for chunk in self.plan.chunks_of(server) if chunk.uses(facts.used)]
         begin, turns = early, self._traffic.turns(facts.nonce)  # only the first attempt
 
         async def attempt(timeout_s: float) -> shard_pb2.PushResponse:

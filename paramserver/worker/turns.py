@@ -28,7 +28,7 @@ class Turns:
     """One contribution. Lives in the event loop.
 
     ``bytes_of``: by server, what it is sent in all. ``first``: who begins, modulo the servers. ``told``: whether all
-    servers tell, just now, what has arrived.
+    servers tell, just now, what has arrived. ``patience_s``: if nothing arrives for so long, nobody waits any more.
     """
 
     def __init__(
@@ -37,10 +37,10 @@ class Turns:
         first: int,
         window: int,
         told: Callable[[], bool],
-        patience_s: float | None = None,
+        patience_s: float,
     ) -> None:
         self._bytes_of, self._first, self._window = bytes_of, first, window
-        self._told, self._patience_s = told, PATIENCE_S if patience_s is None else patience_s
+        self._told, self._patience_s = told, patience_s
         self._sent = [0 for _ in bytes_of]
         # By server: the sizes of the chunks that are under way, in their order, and how many have arrived before them.
         self._flying: list[deque[int]] = [deque() for _ in bytes_of]
@@ -136,7 +136,7 @@ class Traffic:
         servers = len(bytes_of)
         window = self._window * servers // max(servers, workers)
         if nonce and servers > 1 and sum(bytes_of) > window:
-            self._turns[nonce] = Turns(bytes_of, first, window, lambda: all(self._telling))
+            self._turns[nonce] = Turns(bytes_of, first, window, lambda: all(self._telling), PATIENCE_S)
         try:
             yield
         finally:

@@ -10,11 +10,10 @@ import pytest
 
 from paramserver.server import drafting
 from paramserver.server.drafting import Drafting
-from paramserver.testing.faults import Fault, FaultPlan, Rule
 from tests.cluster.harness import train
 from tests.cluster.programs import Program, adamw, dataset, network, plain
 from tests.cluster.rollback import Rig, same, twin
-from tests.cluster.test_faults import SLICES, Death, calm, program
+from tests.cluster.test_faults import BAD_STREAMS, SLICES, Death, calm, calm_over, program
 from tests.cluster.test_rollback_sync import EVERY, MOMENTS, fresh
 
 DATA = dataset(48)
@@ -81,21 +80,9 @@ def test_a_clipped_step_is_not_drafted(seen: Seen) -> None:
     assert seen.adopted == 1
 
 
-@pytest.mark.parametrize(
-    "rules",
-    [
-        [Rule("Shard.Pull", Fault.LOSE_REPLY, 0.3)],
-        [Rule("Shard.P*", Fault.DUPLICATE, 0.3)],
-        [Rule("Shard.Push", Fault.CUT_UPLOAD, 0.3)],
-        [Rule("Shard.P*", Fault.DROP_REQUEST, 0.1), Rule("Shard.P*", Fault.DELAY, 1.0, delay_s=0.005)],
-    ],
-    ids=["answers lost", "sent twice", "uploads cut short", "dropped and late"],
-)
-def test_over_a_bad_network(rules: list[Rule], seen: Seen) -> None:
-    plan = FaultPlan(rules, seed=3)
-    outcome = train(program(), 3, 2, slices_per_step=SLICES, faults=plan, settings={"training.chunk_bytes": 832})
-    plan.check()
-    calm(outcome)
+@pytest.mark.parametrize("name", BAD_STREAMS)
+def test_over_a_bad_network(name: str, seen: Seen) -> None:
+    calm_over(BAD_STREAMS[name], 3, settings={"training.chunk_bytes": 832})
 
 
 def test_a_worker_dies_in_the_middle_of_a_step(seen: Seen) -> None:

@@ -46,6 +46,15 @@ def calm(outcome: Outcome) -> None:
     assert outcome.digests == twin()
 
 
+def calm_over(rules: list[Rule], seed: int, **options: Any) -> Outcome:
+    """Train over a network that does all of this."""
+    plan = FaultPlan(rules, seed=seed)
+    outcome = train(program(), 3, 2, slices_per_step=SLICES, faults=plan, **options)
+    plan.check()
+    calm(outcome)
+    return outcome
+
+
 BAD_LINES: dict[str, list[Rule]] = {
     "replies lost": [Rule("Shard.Push", Fault.LOSE_REPLY, 0.2), Rule("Shard.Pull", Fault.LOSE_REPLY, 0.2)],
     "requests dropped": [Rule("Shard.P*", Fault.DROP_REQUEST, 0.2)],
@@ -66,12 +75,21 @@ BAD_LINES: dict[str, list[Rule]] = {
 }
 
 
+# For contributions and versions that travel in many small chunks.
+BAD_STREAMS: dict[str, list[Rule]] = {
+    "answers lost": [Rule("Shard.Pull", Fault.LOSE_REPLY, 0.3)],
+    "sent twice": [Rule("Shard.P*", Fault.DUPLICATE, 0.3)],
+    "uploads cut short": [Rule("Shard.Push", Fault.CUT_UPLOAD, 0.3)],
+    "dropped and late": [
+        Rule("Shard.P*", Fault.DROP_REQUEST, 0.1),
+        Rule("Shard.P*", Fault.DELAY, 1.0, delay_s=0.005),
+    ],
+}
+
+
 @pytest.mark.parametrize("name", BAD_LINES)
 def test_sync_over_a_bad_network_gives_the_same_bytes(name: str) -> None:
-    plan = FaultPlan(BAD_LINES[name], seed=1)
-    outcome = train(program(), 3, 2, slices_per_step=SLICES, faults=plan)
-    plan.check()
-    calm(outcome)
+    outcome = calm_over(BAD_LINES[name], 1)
     if name in ("replies lost", "sent twice", "all of it (A13)"):
         assert outcome.summary["contributions_duplicate"] > 0
 

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from paramserver.server import drafting
-from paramserver.testing.faults import Fault, FaultPlan, Rule
 from paramserver.worker import turns
 from paramserver.worker.turns import Turns
 from tests.cluster.harness import train
 from tests.cluster.programs import Program, adamw, dataset, network
-from tests.cluster.test_faults import SLICES, Death, calm, program
+from tests.cluster.test_faults import BAD_STREAMS, SLICES, Death, calm, calm_over, program
 
 DATA = dataset(48)
 SMALL = {"training.chunk_bytes": 832}
@@ -64,21 +63,9 @@ def test_same_bits(servers: int, monkeypatch: pytest.MonkeyPatch, seen: Seen) ->
     assert seen.told == told
 
 
-@pytest.mark.parametrize(
-    "rules",
-    [
-        [Rule("Shard.Pull", Fault.LOSE_REPLY, 0.3)],
-        [Rule("Shard.P*", Fault.DUPLICATE, 0.3)],
-        [Rule("Shard.Push", Fault.CUT_UPLOAD, 0.3)],
-        [Rule("Shard.P*", Fault.DROP_REQUEST, 0.1), Rule("Shard.P*", Fault.DELAY, 1.0, delay_s=0.005)],
-    ],
-    ids=["answers lost", "sent twice", "uploads cut short", "dropped and late"],
-)
-def test_over_a_bad_network(rules: list[Rule]) -> None:
-    plan = FaultPlan(rules, seed=3)
-    outcome = train(program(), 3, 2, slices_per_step=SLICES, faults=plan, settings=SMALL)
-    plan.check()
-    calm(outcome)
+@pytest.mark.parametrize("name", BAD_STREAMS)
+def test_over_a_bad_network(name: str) -> None:
+    calm_over(BAD_STREAMS[name], 3, settings=SMALL)
 
 
 def test_a_worker_dies_in_the_middle_of_a_step() -> None:

@@ -15,29 +15,29 @@ from paramserver.worker.turns import Traffic, Turns
 SIZE = 10
 
 
-async def frames(chunks: int) -> AsyncIterator[bytes]:
+async def frames(chunks: int, size: int = SIZE) -> AsyncIterator[bytes]:
     yield b"header"
     for _ in range(chunks):
-        yield bytes(SIZE)
+        yield bytes(size)
 
 
 class Wire:
     """Takes what it is given, and writes down to whom it went."""
 
-    def __init__(self, turns: Turns, servers: int, chunks: int) -> None:
+    def __init__(self, turns: Turns, servers: int, chunks: int, size: int = SIZE) -> None:
         self.order: list[int] = []
-        self.turns = turns
+        self.turns, self.size = turns, size
         self.tasks = [asyncio.create_task(self._take(server, chunks)) for server in range(servers)]
 
     async def _take(self, server: int, chunks: int) -> None:
-        async with aclosing(self.turns.keep(server, frames(chunks))) as leaving:
+        async with aclosing(self.turns.keep(server, frames(chunks, self.size))) as leaving:
             async for frame in leaving:
-                if len(frame) == SIZE:
+                if len(frame) == self.size:
                     self.order.append(server)
 
     async def settle(self) -> list[int]:
         """All that has left once nothing moves any more."""
-        for _ in range(20):
+        for _ in range(50):
             await asyncio.sleep(0)
         return self.order
 
@@ -164,29 +164,15 @@ def test_all_servers_must_tell() -> None:
     chunk, count = 128 << 10, 8
 
     async def left(tells: tuple[bool, bool]) -> int:
-        traffic, sent = Traffic(2, SIZE), 0
-
-        async def take(turns: Turns, server: int) -> None:
-            nonlocal sent
-            async with aclosing(turns.keep(server, large())) as leaving:
-                async for frame in leaving:
-                    sent += len(frame) == chunk
-
-        async def large() -> AsyncIterator[bytes]:
-            yield b"header"
-            for _ in range(count):
-                yield bytes(chunk)
-
+        traffic = Traffic(2, SIZE)
         with traffic.leaving(7, [count * chunk] * 2, 0), traffic.telling(0, tells[0]), traffic.telling(1, tells[1]):
             turns = traffic.turns(7)
             assert turns is not None
-            tasks = [asyncio.create_task(take(turns, server)) for server in range(2)]
-            for _ in range(50):
-                await asyncio.sleep(0)
-            found = sent
-            for task in tasks:
+            wire = Wire(turns, 2, count, chunk)
+            found = len(await wire.settle())
+            for task in wire.tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*wire.tasks, return_exceptions=True)
             return found
 
     assert asyncio.run(left((True, True))) == 4
@@ -198,28 +184,15 @@ def test_who_waits_goes_on_when_nobody_tells_any_more() -> None:
 
     async def main() -> None:
         traffic = Traffic(2, SIZE)
-
-        async def take(turns: Turns, server: int) -> None:
-            async with aclosing(turns.keep(server, large())) as leaving:
-                async for _ in leaving:
-                    pass
-
-        async def large() -> AsyncIterator[bytes]:
-            yield b"header"
-            for _ in range(8):
-                yield bytes(128 << 10)
-
         with traffic.leaving(7, [1 << 20] * 2, 0):
             turns = traffic.turns(7)
             assert turns is not None
             with traffic.telling(0, True), traffic.telling(1, True):
-                tasks = [asyncio.create_task(take(turns, server)) for server in range(2)]
-                for _ in range(50):
-                    await asyncio.sleep(0)
-                assert not any(task.done() for task in tasks)
-            for _ in range(50):
-                await asyncio.sleep(0)
-            assert all(task.done() for task in tasks), "without any patience"
+                wire = Wire(turns, 2, 8, 128 << 10)
+                await wire.settle()
+                assert not any(task.done() for task in wire.tasks)
+            await wire.settle()
+            assert all(task.done() for task in wire.tasks), "without any patience"
 
     asyncio.run(main())
 
