@@ -53,6 +53,9 @@ class Pace(Protocol):
     def ahead(self, epoch: int) -> Iterator[Item]:
         """The slices that are likely to come, beginning with the present one: for loading data ahead of time."""
 
+    def alone(self, item: Item) -> bool:
+        """Whether what the slice yields is pushed as it is, with nothing added up to it."""
+
     def contribute(self, item: Item, node: Node, groups: Sequence[types_pb2.GroupHypers]) -> bool:
         """Hand in what the slice yielded; returns when this worker may begin the next slice.
 
@@ -157,10 +160,13 @@ class SyncPace:
             if version < self._version:
                 version, position = self._version, 0
             step = self._schedule.step(version)
-            rank, workers = self._engine.place()
-            if step.epoch > epoch or rank < 0:
+            if step.epoch > epoch:
                 return
-            lo, hi = self._share(len(step.slices), rank, workers)
+            # The membership may have changed since this step's range was taken, and is looked at with the next slice.
+            rank, workers = self._engine.place()
+            lo, hi = self._range if version == self._version else self._share(len(step.slices), rank, workers)
+            if rank < 0 and version != self._version:
+                return
             past = self._done | self._left if version == self._version else ()
             coming = next((p for p in range(max(lo, position), hi) if p not in past), None)
             if coming is None:
@@ -211,7 +217,7 @@ class SyncPace:
     def contribute(self, item: Item, node: Node, groups: Sequence[types_pb2.GroupHypers]) -> bool:
         """Sum with its neighbours as far as the fixed tree allows; push what is as large as it will get."""
         assert isinstance(item.name, SyncName)
-        self._tempo.finished(time.monotonic())
+        self._tempo.finished(time.monotonic() - self._engine.stalled_s)
         self._groups = groups
         self._look()
         name = item.name
@@ -373,6 +379,14 @@ class AsyncPace:
             self._pull()
         name = self._queue[0]
         return Item(name, name.epoch, name.index)
+
+    def alone(self, item: Item) -> bool:
+        """Every slice is pushed as it is."""
+        return True
+
+    def refresh(self) -> None:
+        """The weights at hand are of no use: others are pulled before the next slice."""
+        self._fresh = False
 
     def _rest(self) -> None:
         """Nothing to do for now: hold nobody back, and come back at the slowest clock."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 from paramserver.core.names import AsyncName
 from paramserver.worker.context import Context
+from paramserver.worker.engine import Engine
+from paramserver.worker.pace import Item, SyncPace
 from tests.cluster.harness import Cluster, recorded, train, until, wait
 from tests.cluster.programs import LedgerProgram, Program, adamw, cosine, dataset, network
 
@@ -164,3 +166,25 @@ def test_a_worker_that_stalls_again_and_again_does_no_harm(mode: str) -> None:
         assert outcome.digests == train(program(), slices_per_step=SLICES).digests
     else:
         assert torch.equal(outcome.tensor("cells"), torch.full((CELLS,), float(EPOCHS)))
+
+
+def test_who_is_found_stalled_while_it_takes_a_slice_computes_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The membership that the slice was taken in counts for what is loaded, too."""
+    ahead, asked = SyncPace.ahead, 0
+
+    def found_stalled(self: SyncPace, epoch: int) -> Iterator[Item]:
+        nonlocal asked
+        items = ahead(self, epoch)
+        while True:
+            with monkeypatch.context() as meanwhile:
+                meanwhile.setattr(Engine, "place", lambda self: (-1, 1))
+                asked += 1
+                item = next(items, None)
+            if item is None:
+                return
+            yield item
+
+    monkeypatch.setattr(SyncPace, "ahead", found_stalled)
+    outcome = train(LedgerProgram(CELLS, 4, 2), slices_per_step=3)
+    assert asked > 0
+    assert torch.allclose(outcome.tensor("cells"), torch.full((CELLS,), 2.0 / 3))
