@@ -37,6 +37,10 @@ class Version:
         """The chunks that change with versions; with ``frozen``, also those that never do."""
         return [chunk for chunk in self._chunks if frozen or chunk.kind is not Kind.FROZEN]
 
+    def leaving(self, frozen: bool) -> list[Chunk]:
+        """The same in the order in which they leave: buffers, with which every slice begins, then as layers come."""
+        return sorted(self.moving(frozen), key=lambda chunk: chunk.kind is not Kind.BUFFER)
+
     def same_as(self, other: Version) -> bool:
         """Whether it has the very tensors of another version of this shard."""
         return all(self.tensors[chunk.index] is other.tensors[chunk.index] for chunk in self.moving(False))
@@ -53,7 +57,7 @@ class Version:
 
     def passing(self, frozen: bool, rounding: Compressor | None = None) -> Iterator[bytes]:
         """The same, encoded as they are asked for, and not kept."""
-        return chunk_frames(None, (part(chunk, self.tensors[chunk.index], rounding) for chunk in self.moving(frozen)))
+        return chunk_frames(None, (part(chunk, self.tensors[chunk.index], rounding) for chunk in self.leaving(frozen)))
 
     def encoded(self, frozen: bool, rounding: Compressor | None = None) -> bool:
         """True if :meth:`frames` costs nothing."""
@@ -61,12 +65,12 @@ class Version:
 
     def was(self, draft: Draft) -> None:
         """It was a draft: who pulls ahead has some of its frames already. Not thread-safe."""
-        moving = self.moving(False)
-        for chunk in moving:
+        leaving = self.leaving(False)
+        for chunk in leaving:
             if chunk.index not in draft.frames:
                 draft.frames[chunk.index] = draft.encode(chunk, self.tensors[chunk.index])
         self.draft = draft.number
-        self._frames[_key(False, draft.rounding)] = [draft.frames[chunk.index] for chunk in moving]
+        self._frames[_key(False, draft.rounding)] = [draft.frames[chunk.index] for chunk in leaving]
 
 
 def room_for(chunks: Iterable[Chunk]) -> dict[int, torch.Tensor]:

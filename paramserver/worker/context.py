@@ -28,6 +28,7 @@ from paramserver.worker.loader import SliceLoader, describe_loader
 from paramserver.worker.optimizer import ServerOptimizer, StepScheduler
 from paramserver.worker.outgoing import Outgoing
 from paramserver.worker.pace import Item
+from paramserver.worker.reads import Reads
 from paramserver.worker.seeding import seed_everything
 
 log = structlog.get_logger("paramserver.worker")
@@ -146,6 +147,8 @@ class Context:
         self.engine.register(binding.message(self.settings.training.chunk_bytes), binding.space, on_weights)
         self._binding = binding
         self._optimizer = ServerOptimizer(optimizer, self._contribute)
+        if binding.views:
+            self.engine.reads = Reads(binding.parameters)
 
     def _check_written(self, binding: ModelBinding) -> None:
         """Where weights are used in place, undo what the script has written to those that are about to be replaced."""
@@ -212,6 +215,8 @@ class Context:
         """For the loader: the slice to compute now, None at the end of the epoch."""
         item = self.engine.next_item(self._epoch, self._last)
         self._in_loop = item is not None
+        if item is None:
+            self.engine.settle()
         if item is None and self._last and self.engine.consistency.mode is Mode.ASYNC:
             self.engine.pull_latest()
         return item

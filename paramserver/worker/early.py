@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from paramserver.core.names import AsyncName
+
 if TYPE_CHECKING:
     from paramserver.core.plan import Plan
     from paramserver.v1 import shard_pb2
@@ -104,15 +106,22 @@ class EarlyPushes:
         self._present: Early | None = None
         self._pull: tuple[int, concurrent.futures.Future[list[Pulled]]] | None = None
 
-    def begin(self, links: ShardLinks, node: Node, facts: PushFacts, pool: NodePool) -> EarlyChunks:
-        """Begin to bring a contribution to all shards; the memory of ``node`` goes back to the pool by itself."""
+    def begin(
+        self, links: ShardLinks, node: Node, facts: PushFacts, pool: NodePool, begin_pull: bool = False
+    ) -> EarlyChunks:
+        """Begin to bring a contribution to all shards; the memory of ``node`` goes back to the pool by itself.
+
+        ``begin_pull``: what the pull brings may be used before all of it is there.
+        """
         self.drop()
         chunks = EarlyChunks(links.plan, facts.used, self._background.loop)
         push = self._background.submit(links.push(facts, node.space.read, chunks))
         push.add_done_callback(lambda _: pool.give(node))
         self._present = Early(node, facts, chunks, push)
+        if isinstance(facts.name, AsyncName):  # what it leads to depends on others, too
+            return chunks
         version = min(facts.base_versions) + 1
-        self._pull = version, self._background.submit(links.pull_version(version, ahead=True))
+        self._pull = version, self._background.submit(links.pull_version(version, ahead=True, begin=begin_pull))
         return chunks
 
     def complete(self, node: Node, facts: PushFacts) -> concurrent.futures.Future[frozenset[shard_pb2.Outcome]] | None:

@@ -34,7 +34,7 @@ from paramserver.transport.messages import (
 from paramserver.v1 import shard_pb2
 from paramserver.worker.contribution import PushFacts, frames_as_ready, frames_of, put_place
 from paramserver.worker.early import EarlyChunks
-from paramserver.worker.pulled import Pulled, checked, pulled_of
+from paramserver.worker.pulled import Answer, Pulled, pulled_of
 from paramserver.worker.shared import Attached, SharedMemory
 from paramserver.worker.turns import Traffic, Turns
 
@@ -73,6 +73,8 @@ class ShardLinks:
         self.shared: SharedMemory | None = None
         # What weights are rounded to on their way here.
         self.rounding: Cast | None = None
+        # Pulls of which somebody has been given the first part.
+        self._pulls: set[asyncio.Task[Pulled]] = set()
         self._traffic = Traffic(len(self.channels), plan.layout.chunk_bytes)
         self._worker = worker
         self._wait_timeout_s = wait_timeout_s
@@ -274,23 +276,32 @@ class ShardLinks:
 
     # ---- pull
 
-    async def pull(self, want: Want, frozen: bool = False, ahead: bool = False) -> list[Pulled]:
+    async def pull(self, want: Want, frozen: bool = False, ahead: bool = False, begin: bool = False) -> list[Pulled]:
         """Each shard's answer to ``want``, by server; in asynchronous mode their versions may differ.
 
-        ``ahead``: what is asked for may be sent while it is made.
+        ``ahead``: what is asked for may be sent while it is made. ``begin``: return when all have begun; what is still
+        to come of large ones is their `Pulled.rest`.
         """
-        return await asyncio.gather(*(self._pull_one(s, want, frozen, ahead) for s in range(len(self.channels))))
+        begin = begin and self.shared is None and not frozen
+        one = self._begin_one if begin else partial(self._pull_one, frozen=frozen)
+        return await asyncio.gather(*(one(server, want, ahead=ahead) for server in range(len(self.channels))))
 
-    async def pull_version(self, at_least: int, frozen: bool = False, ahead: bool = False) -> list[Pulled]:
-        """One version, the same of every shard: ``at_least`` or a later one that all have; ``ahead`` as in `pull`."""
-        results = await self.pull(AtLeast(at_least), frozen, ahead)
+    async def pull_version(
+        self, at_least: int, frozen: bool = False, ahead: bool = False, begin: bool = False
+    ) -> list[Pulled]:
+        """One version, the same of every shard: ``at_least`` or a later one that all have; the rest as in `pull`."""
+        results = await self.pull(AtLeast(at_least), frozen, ahead, begin)
         while len({result.version for result in results}) > 1:
             # The oldest: a shard that is behind may stay so until this worker has done its part of that step.
             oldest = min(result.version for result in results)
             newer = [s for s, result in enumerate(results) if result.version > oldest]
+            for server in newer:
+                results[server].drop()
             try:
                 again = await asyncio.gather(*(self._pull_one(s, Exactly(oldest), frozen) for s in newer))
             except errors.GoneError:  # dropped, so every shard has a later one or will have it
+                for result in results:
+                    result.drop()
                 results = await self.pull(AtLeast(oldest + 1), frozen)
                 continue
             for server, result in zip(newer, again, strict=True):
@@ -315,7 +326,33 @@ class ShardLinks:
         except errors.ParamServerError:
             return False
 
-    async def _pull_one(self, server: int, want: Want, frozen: bool, ahead: bool = False) -> Pulled:
+    async def _begin_one(self, server: int, want: Want, ahead: bool) -> Pulled:
+        """A shard's answer as soon as it is known which version that is."""
+        begun: asyncio.Future[Pulled] = asyncio.get_running_loop().create_future()
+        task = asyncio.ensure_future(self._pull_one(server, want, False, ahead, begun))
+        self._pulls.add(task)
+        task.add_done_callback(self._pulls.discard)
+        try:
+            await asyncio.wait([task, begun], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if not begun.done():
+            return task.result()
+        pulled = begun.result()
+        assert pulled.rest is not None
+        pulled.rest.comes_by(task)
+        return pulled
+
+    async def _pull_one(
+        self,
+        server: int,
+        want: Want,
+        frozen: bool,
+        ahead: bool = False,
+        begun: asyncio.Future[Pulled] | None = None,
+    ) -> Pulled:
+        """A shard's answer, when all of it is there. ``begun``: gets it before that, if there is a lot to come."""
         deadline = time.monotonic() + self._wait_timeout_s
         said = time.monotonic()
         try:
@@ -330,7 +367,7 @@ class ShardLinks:
                     if question is not None:
                         request.shared.CopyFrom(question)
                 try:
-                    answer = await self._persist(server, "to pull", partial(self._download, server, request))
+                    answer = await self._persist(server, "to pull", partial(self._download, server, request, begun))
                 except errors.RolledBackError:
                     raise
                 except errors.FencedError:
@@ -367,9 +404,14 @@ class ShardLinks:
             await asyncio.sleep(0.05)
         return False
 
-    async def _download(self, server: int, request: shard_pb2.PullRequest, timeout_s: float) -> Pulled | str:
-        header: shard_pb2.PullHeader | None = None
-        draft, chunks = 0, dict[int, memoryview]()
+    async def _download(
+        self,
+        server: int,
+        request: shard_pb2.PullRequest,
+        begun: asyncio.Future[Pulled] | None,
+        timeout_s: float,
+    ) -> Pulled | str:
+        answer = Answer(self.plan, server, self.rounding, begun)
         stream = self._way(server).download("Shard.Pull", request, timeout=timeout_s + _PARK_S)
         with self._traffic.telling(server, request.arrivals):
             async with aclosing(stream) as frames:
@@ -378,21 +420,10 @@ class ShardLinks:
                     if frame.arrived:
                         self._traffic.arrived(server, frame.arrived)
                         continue
-                    if header is None and frame.draft:
-                        if frame.draft != draft:  # what was sent of another one came to nothing
-                            draft, chunks = frame.draft, {}
-                    elif header is None:
-                        if frame.WhichOneof("first") != "pull":
-                            raise errors.ProtocolError("the answer to a pull does not begin with its header")
-                        header = frame.pull
-                        if not header.ready:
-                            return header.waiting_for
-                        if header.draft != draft:
-                            chunks = {}
-                    for ref, data in parts:
-                        chunks[checked(ref, self.plan, server, chunks, self.rounding)] = data
-        if header is None or header.chunks != len(chunks):
-            raise errors.UnavailableError(f"the answer of server-{server} was cut short")
+                    answer.add(frame, parts)
+                    if answer.waiting_for is not None:
+                        return answer.waiting_for
+        header, chunks = answer.whole()
         slot = header.slot if header.HasField("slot") else None
         if slot is not None:
             if self.shared is None or server not in self.shared.servers:
@@ -450,6 +481,8 @@ class ShardLinks:
 
     async def close(self) -> None:
         """Close the channels."""
+        for pull in list(self._pulls):
+            pull.cancel()
         if self.shared is not None:
             await self.shared.close()
         await asyncio.gather(*(channel.close() for channel in self.channels), return_exceptions=True)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from paramserver import errors
 from paramserver.compress.base import Compressor
 from paramserver.compress.registry import compressible
 from paramserver.core.consistency import Consistency
-from paramserver.core.plan import Plan
+from paramserver.core.plan import Kind, Plan
+from paramserver.tensors.codec import Ref
 from paramserver.tensors.dtypes import wire_dtype
 from paramserver.transport.messages import consistency_from_proto
 from paramserver.v1 import shard_pb2
+from paramserver.worker import arriving
+from paramserver.worker.arriving import Rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,13 @@ class Pulled:
     taken: frozenset[int] = frozenset()
     # Where the weights lie in memory shared with the server, if they do.
     slot: int | None = None
+    # What is still arriving, where who asked takes that; then ``chunks`` are those that had come before.
+    rest: Rest | None = None
+
+    def drop(self) -> None:
+        """It is not wanted: what is still to come need not."""
+        if self.rest is not None:
+            self.rest.cancel()
 
 
 def checked(
@@ -63,7 +74,7 @@ def merge(results: Sequence[Pulled]) -> Mapping[int, memoryview]:
     return chunks
 
 
-def pulled_of(header: shard_pb2.PullHeader, chunks: dict[int, memoryview]) -> Pulled:
+def pulled_of(header: shard_pb2.PullHeader, chunks: dict[int, memoryview], rest: Rest | None = None) -> Pulled:
     """The answer to a pull."""
     return Pulled(
         header.version,
@@ -74,4 +85,78 @@ def pulled_of(header: shard_pb2.PullHeader, chunks: dict[int, memoryview]) -> Pu
         header.schedule,
         frozenset(header.taken),
         header.slot if header.HasField("slot") else None,
+        rest,
     )
+
+
+class Answer:
+    """The answer of one server to a pull, as its frames come.
+
+    ``begun``: gets it as soon as its version is known, if there is much to come then; it may have it from an attempt
+    that broke off.
+    """
+
+    def __init__(
+        self, plan: Plan, server: int, rounding: Compressor | None, begun: asyncio.Future[Pulled] | None
+    ) -> None:
+        self._plan, self._server, self._rounding, self._begun = plan, server, rounding, begun
+        self._header: shard_pb2.PullHeader | None = None
+        self._draft = 0
+        self._chunks: dict[int, memoryview] = {}
+        self._rest: Rest | None = None
+
+    @property
+    def waiting_for(self) -> str | None:
+        """Whom the server waits for, if it has said that there is no answer yet."""
+        return None if self._header is None or self._header.ready else self._header.waiting_for
+
+    def add(self, frame: shard_pb2.FrameHeader, parts: Iterable[tuple[Ref, memoryview]]) -> None:
+        """Take in a frame. Raises ProtocolError for what does not belong here, GoneError if it is another version."""
+        if self._header is None and frame.draft:
+            if frame.draft != self._draft:  # what was sent of another one came to nothing
+                self._draft, self._chunks = frame.draft, {}
+        elif self._header is None:
+            if frame.WhichOneof("first") != "pull":
+                raise errors.ProtocolError("the answer to a pull does not begin with its header")
+            self._header = frame.pull
+            if self._header.ready:
+                self._begin(self._header)
+        for ref, data in parts:
+            index = checked(ref, self._plan, self._server, self._chunks, self._rounding)
+            self._chunks[index] = data
+            if self._rest is not None:
+                self._rest.came(index, data)
+
+    def _begin(self, header: shard_pb2.PullHeader) -> None:
+        """It is known which version it is."""
+        if header.draft != self._draft:
+            self._chunks = {}
+        if self._begun is None:
+            return
+        if not self._begun.done():
+            self._rest = self._much(header)
+            if self._rest is not None:
+                self._begun.set_result(pulled_of(header, dict(self._chunks), self._rest))
+            return
+        former = self._begun.result()
+        if former.version != header.version:
+            raise errors.GoneError(f"server-{self._server} has version {header.version}, no longer {former.version}")
+        self._rest = former.rest
+        for index, data in self._chunks.items():
+            assert self._rest is not None
+            self._rest.came(index, data)
+
+    def _much(self, header: shard_pb2.PullHeader) -> Rest | None:
+        """What follows the header, if that is worth beginning without it."""
+        moving = (chunk for chunk in self._plan.chunks_of(self._server) if chunk.kind is not Kind.FROZEN)
+        left = [chunk for chunk in moving if chunk.index not in self._chunks]
+        complete = len(left) + len(self._chunks) == header.chunks
+        if not complete or sum(chunk.nbytes for chunk in left) < max(1, arriving.LEAST_BYTES):
+            return None
+        return Rest(self._server, (chunk.index for chunk in left))
+
+    def whole(self) -> tuple[shard_pb2.PullHeader, dict[int, memoryview]]:
+        """All of it. Raises UnavailableError if something is missing."""
+        if self._header is None or self._header.chunks != len(self._chunks):
+            raise errors.UnavailableError(f"the answer of server-{self._server} was cut short")
+        return self._header, self._chunks

@@ -15,7 +15,7 @@ from paramserver.worker import early
 from paramserver.worker.context import Context
 from paramserver.worker.early import EarlyChunks, EarlyPushes
 from tests.cluster.harness import train
-from tests.cluster.programs import Program, adamw, dataset, network
+from tests.cluster.programs import LedgerProgram, Program, adamw, dataset, network
 from tests.cluster.test_faults import Death
 
 DATA = dataset(48)
@@ -59,6 +59,15 @@ def test_same_bits(monkeypatch: pytest.MonkeyPatch, count: Counter[str]) -> None
     assert train(script(), **OPTIONS).digests == plainly(script(), monkeypatch, **OPTIONS)
     # Two workers, six steps, and nobody knows before the first one what a contribution consists of.
     assert count == {"begun": 2 * 5, "sealed": 2 * 5}
+
+
+def test_asynchronously_too(monkeypatch: pytest.MonkeyPatch, count: Counter[str]) -> None:
+    options = {**OPTIONS, "workers": 1, "mode": "async"}
+    assert train(script(), **options).digests == plainly(script(), monkeypatch, **options)
+    assert count == {"begun": 11, "sealed": 11}
+    outcome = train(LedgerProgram(120, 2, 2), 3, 2, mode="async", settings={"training.chunk_bytes": 64})
+    assert count["sealed"] > 100
+    assert torch.equal(outcome.tensor("cells"), torch.full((120,), 2.0))
 
 
 def of(ctx: Context) -> list[torch.nn.Parameter]:

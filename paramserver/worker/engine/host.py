@@ -17,6 +17,7 @@ from paramserver.transport.base import Channel
 from paramserver.transport.session import JoinOptions, Session
 from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.worker import early
+from paramserver.worker.arriving import Arriving
 from paramserver.worker.background import Background
 from paramserver.worker.device import Mover, Ticket
 from paramserver.worker.flat import FlatSpace, NodePool
@@ -24,6 +25,7 @@ from paramserver.worker.inplace import InPlace
 from paramserver.worker.links import ShardLinks
 from paramserver.worker.outgoing import Outgoing
 from paramserver.worker.pace import AsyncPace, SyncPace
+from paramserver.worker.reads import Reads
 from paramserver.worker.staging import Staging
 
 T = TypeVar("T")
@@ -100,6 +102,11 @@ class Host:
         self._waiting = 0
         self._early = early.EarlyPushes(background)
         self._pushing: set[concurrent.futures.Future[frozenset[shard_pb2.Outcome]]] = set()
+        # What tells of reads of the parameters, where the script may begin before all weights are there; what it
+        # begins with just now; how long it has waited for weights in the present slice.
+        self.reads: Reads | None = None
+        self._arriving: Arriving | None = None
+        self.stalled_s = 0.0
         # The setting that the pace was made for.
         self._paced: Consistency | None = None
 

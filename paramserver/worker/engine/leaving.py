@@ -27,6 +27,8 @@ class Leaving(Pushes):
             return
         finished = self.through and self._session.failure is None
         self._early.drop()
+        with contextlib.suppress(errors.ParamServerError):  # then the script keeps those that have come
+            self._settle()
         try:
             if self._pace is not None and self._session.failure is None:
                 self._pace.finish()
@@ -41,6 +43,7 @@ class Leaving(Pushes):
     def abandon(self, reason: str) -> None:
         """Leave at once; what is not handed in goes to others. ``reason``: of a script that failed, else empty."""
         self._early.drop()
+        self._forget()
         if self._session is not None:
             self._run(self._leave(_LEAVE_S, failure=reason), _LEAVE_S + 1.0)
 

@@ -57,20 +57,39 @@ class Engine(GoingBack, Leaving):
         """
         reach("worker.after_grad", self.version)
         node.settle()
-        self._slice_times.append(time.monotonic() - self._begun_at)
+        self.stalled_s = 0.0
+        try:
+            right = self._settle(frozenset(node.used))
+        except errors.RolledBackError:
+            return self._follow()
+        self._slice_times.append(time.monotonic() - self._begun_at - self.stalled_s)
+        if not right:
+            self.discard(node)
+            self._refresh()
+            return True
         self.slices += 1
         self.samples += node.samples
         assert self._pace is not None, "an item comes before its contribution"
         try:
             return self._pace.contribute(item, node, groups)
         except errors.RolledBackError:
-            self.follow()
-            if self.named_by_data:  # somebody computes it again
-                return True
-            raise errors.RolledBackError(
-                f"a server was lost, and the job went back to version {self.version}: "
-                "push again what was pushed since then"
-            ) from None
+            return self._follow()
+
+    def _follow(self) -> bool:
+        """Follow the job back while a contribution is handed in; raises RolledBackError if nobody brings that again."""
+        self.follow()
+        if self.named_by_data:  # somebody computes it again
+            return True
+        raise errors.RolledBackError(
+            f"a server was lost, and the job went back to version {self.version}: push again what was pushed since then"
+        )
+
+    def _refresh(self) -> None:
+        """What the present slice was computed with is of no version: have one, and the slice once more."""
+        if isinstance(self._pace, AsyncPace):
+            self._pace.refresh()
+        else:
+            self._install(self._watch(self.background.submit(self.links.pull_version(self.version))))
 
     def _ahead(self, pace: SyncPace | AsyncPace, epoch: int) -> Iterator[Item]:
         """Ends with the pace: one of before the job went back must not lease, nor say what it has done."""

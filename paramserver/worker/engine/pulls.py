@@ -59,7 +59,8 @@ class Pulls(Weights, Leases):
     def begin_pull(self, version: int) -> concurrent.futures.Future[list[Pulled]]:
         """Ask every shard for ``version`` or a later one."""
         self._arrived()
-        return self._early.pull(version) or self.background.submit(self.links.pull_version(version, ahead=True))
+        begun = self._early.pull(version)
+        return begun or self.background.submit(self.links.pull_version(version, ahead=True, begin=self._may_begin))
 
     def spare(self) -> Spare:
         """What fills the time in which a worker waits for others."""
@@ -73,7 +74,7 @@ class Pulls(Weights, Leases):
         """Pull at a clock from every shard; returns the slowest clock, None if the job is synchronous by now."""
         self._arrived()
         try:
-            results = self._watch(self.background.submit(self.links.pull(want)))
+            results = self._watch(self.background.submit(self.links.pull(want, begin=self._may_begin)))
         except errors.FencedError:
             raise
         except errors.StaleViewError:
@@ -81,6 +82,11 @@ class Pulls(Weights, Leases):
             return None
         self._install(results)
         return max(result.min_clock for result in results)
+
+    def settle(self) -> None:
+        """The script is to do something else: see to it that all weights are there, of this version or a newer one."""
+        if not self._settle():
+            self._pull_latest()
 
     def _pull_latest(self) -> None:
         self._arrived()

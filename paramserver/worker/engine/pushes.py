@@ -21,7 +21,7 @@ from paramserver.worker.device import Ticket
 from paramserver.worker.engine.weights import Weights
 from paramserver.worker.flat import Node
 from paramserver.worker.outgoing import ANY, Encoded
-from paramserver.worker.pace import Item, SyncPace
+from paramserver.worker.pace import AsyncPace, Item
 
 log = structlog.get_logger("paramserver.worker")
 
@@ -99,9 +99,10 @@ class Pushes(Weights):
         ``used``: the tensors of which it is expected to have gradients or changes. Returns the node to fill, which
         :meth:`contribute` must get, and who is to be told of each tensor in it.
         """
+        pace = self._pace
         possible = (
-            isinstance(self._pace, SyncPace)
-            and self._pace.alone(item)
+            pace is not None
+            and pace.alone(item)
             and self.named_by_data
             and self.links.shared is None
             and not self.outgoing.lossy
@@ -110,12 +111,13 @@ class Pushes(Weights):
             and not self.rolled_back()
             and moving_bytes(self.links.plan.layout.chunks) >= early.LEAST_BYTES
         )
-        if not possible:
+        if pace is None or not possible:
             return None
         node = self.pool.take()
         node.samples = samples
-        facts = self._facts(item.name, node, groups(), 0, {}, used)
-        return node, self._early.begin(self.links, node, facts, self.pool)
+        clock = pace.clock if isinstance(pace, AsyncPace) else 0
+        facts = self._facts(item.name, node, groups(), clock, {}, used)
+        return node, self._early.begin(self.links, node, facts, self.pool, self._may_begin)
 
     def discard(self, node: Node) -> None:
         """A node that is not contributed."""

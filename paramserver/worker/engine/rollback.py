@@ -23,6 +23,7 @@ class GoingBack(Joining, Pulls):
         """The job went back to a checkpoint: wait until it goes on, and go on from there with it."""
         former, self._pace = self.links.timeline, None
         self._early.drop()
+        self._forget()
         self._moved = self._look_back = True
         for push in list(self._pushing):
             push.cancel()

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import structlog
+import torch
+
+from paramserver import errors
+from paramserver.core.plan import Kind
 from paramserver.failpoints import reach
+from paramserver.worker.arriving import Arriving
 from paramserver.worker.engine.host import Host
 from paramserver.worker.flat import FlatSpace
 from paramserver.worker.pulled import Pulled, merge
+
+log = structlog.get_logger("paramserver.worker")
 
 
 class Weights(Host):
@@ -13,6 +21,7 @@ class Weights(Host):
 
     def _install(self, results: list[Pulled]) -> None:
         assert self._weights is not None
+        self._forget()
         if self.in_place is not None:
             self._weights = self.in_place.install(results)
         else:
@@ -28,6 +37,8 @@ class Weights(Host):
         if self._consistency is None or newest.revision > self._consistency.revision:
             self._consistency = newest
         self._on_weights(self._weights)
+        if self._arriving is not None and (self.reads is None or not self.reads.begin(self._arriving)):
+            self._settle()
         reach("worker.after_pull", self.version)
 
     def _bring(self, results: list[Pulled]) -> None:
@@ -35,6 +46,8 @@ class Weights(Host):
         assert self._weights is not None
         if self._mover is None:
             self._weights.write(merge(results), self.rounding)
+            if any(result.rest is not None for result in results):
+                self._begin(results, self._weights)
             return
         self._arrived()
         for result in results:
@@ -43,6 +56,68 @@ class Weights(Host):
                     self._mover.lock(source, writable=False)
         places = list(self._weights.places(merge(results), self.rounding))
         self._bringing = self._mover.bring([source for _, source in places], [target for target, _ in places])
+
+    # ---- weights that the script begins with before all of them are there
+
+    @property
+    def _may_begin(self) -> bool:
+        """Whether the script may compute on the first weights while others are on their way."""
+        return self.reads is not None and self._mover is None and self.in_place is None
+
+    def _begin(self, results: list[Pulled], space: FlatSpace) -> None:
+        """Some are still to come: the script gets each before it reads it, and buffers at once."""
+
+        def goes_on() -> None:
+            self.session.check()
+            if self.rolled_back():
+                raise errors.RolledBackError("the job goes back to a checkpoint")
+
+        self._arriving = Arriving(space, results, self.rounding, goes_on, self._stalls)
+        for placement, spec in zip(space.layout.placements, space.layout.tensors, strict=True):
+            if spec.kind is Kind.BUFFER:  # of which the model has copies
+                self._arriving.read(placement.tensor)
+
+    def _stalls(self, whom: str) -> None:
+        """The script waits for somebody, or (if that is empty) goes on."""
+        self.waiting_for = whom
+        self._waiting += 1 if whom else -1
+
+    def _settle(self, used: frozenset[int] = frozenset()) -> bool:
+        """See to it that all weights are there. False: what yielded gradients of ``used`` was computed on others.
+
+        Raises what keeps them from coming.
+        """
+        arriving, self._arriving = self._arriving, None
+        if arriving is None:
+            return True
+        if self.reads is not None:
+            self.reads.end()
+        with torch._C.DisableTorchFunction():
+            unread = arriving.unread(used)
+            try:
+                arriving.settle()
+            except errors.FencedError:
+                raise
+            except errors.StaleViewError as error:
+                log.info("some weights of the version at hand did not come any more", reason=str(error))
+                return False
+            finally:
+                self.stalled_s += arriving.waited_s
+        if unread:
+            self.reads = None
+            log.info(
+                "this script reads weights in a way that cannot be noticed (in other threads or in compiled code): "
+                "from now on it gets them when all are there"
+            )
+        return not unread
+
+    def _forget(self) -> None:
+        """Weights that are still to come are those of yesterday."""
+        arriving, self._arriving = self._arriving, None
+        if arriving is not None:
+            arriving.drop()
+            if self.reads is not None:
+                self.reads.end()
 
     def _arrived(self) -> None:
         """Wait until weights are no longer read where they came from; before that nobody asks for another version."""

@@ -1,0 +1,128 @@
+"""Which parameters a script reads, and when: heard of just before it happens.
+
+torch tells a *function mode* of every call of its functions in a thread, with the tensors that are its arguments:
+`F.linear(x, weight)`, `weight.detach()`, `weight.data.numpy()`, pickling. So it does not matter which module owns a
+parameter, or whether it is read by a module at all. What torch does not tell of (other threads, compiled code) is
+noticed afterwards: a parameter then has a gradient, and nobody has read it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+
+
+class Reader(Protocol):
+    """Who wants to know."""
+
+    def read(self, tensor: int) -> None:
+        """The parameter of this index is about to be read."""
+
+    def read_all(self) -> None:
+        """All parameters are about to be read, for what is known."""
+
+    def complete(self) -> None:
+        """From now on parameters may be read without a word."""
+
+
+# What tells something of a tensor, but not what is in it.
+_PROPERTIES = (
+    *("grad", "requires_grad", "is_leaf", "retains_grad", "grad_fn", "output_nr", "_version", "_backward_hooks"),
+    *("_post_accumulate_grad_hooks", "shape", "ndim", "dtype", "device", "layout", "names", "itemsize", "nbytes"),
+    *("is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized", "is_mkldnn", "is_xpu", "is_mps", "is_nested"),
+)
+_METHODS = (
+    *("size", "dim", "ndimension", "stride", "numel", "nelement", "element_size", "storage_offset", "get_device"),
+    *("is_contiguous", "is_floating_point", "is_complex", "has_names", "__hash__", "__len__"),
+    *("requires_grad_", "register_hook", "register_post_accumulate_grad_hook"),
+)
+
+
+def _harmless() -> frozenset[Callable[..., Any]]:
+    found: set[Callable[..., Any]] = set()
+    for name in _PROPERTIES:
+        slot = getattr(torch.Tensor, name, None)
+        found.update(getattr(slot, part) for part in ("__get__", "__set__", "__delete__") if hasattr(slot, part))
+    found.update(getattr(torch.Tensor, name) for name in _METHODS if hasattr(torch.Tensor, name))
+    return frozenset(found)
+
+
+_HARMLESS = _harmless()
+# The types of which it is known where their elements lie.
+_PLAIN = frozenset((torch.Tensor, nn.Parameter))
+
+
+class Reads(TorchFunctionMode):
+    """Tells of reads of these parameters, which are views of a few flat tensors, by the thread that calls `begin`."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__()
+        self._index = {id(parameter): index for index, parameter in enumerate(parameters)}
+        self._parameters = parameters  # or their ids may be those of others one day
+        self._places: frozenset[int] = frozenset()
+        self._reader: Reader | None = None
+
+    def begin(self, reader: Reader) -> bool:
+        """Tell ``reader`` from now on; False where that is not possible."""
+        stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        if self not in stack and (stack or _compiled()):  # the script's own mode may end before this one
+            return False
+        self._places = frozenset(parameter.untyped_storage().data_ptr() for parameter in self._parameters)
+        self._reader = reader
+        if self not in stack:
+            self.__enter__()  # type: ignore[no-untyped-call]
+        return True
+
+    def end(self) -> None:
+        """Tell nobody any more."""
+        self._reader = None
+        stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        if stack and stack[-1] is self:  # below a mode of the script it stays, and does nothing
+            self.__exit__(None, None, None)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """What torch calls in place of ``func``."""
+        # What is compiled would not wait.
+        if self._reader is not None and not torch.compiler.is_compiling() and func not in _HARMLESS:
+            if func is torch.Tensor.backward:  # within it, this mode does not hear of anything
+                self._reader.complete()
+            else:
+                self._look(self._reader, args)
+                if kwargs:
+                    self._look(self._reader, kwargs.values())
+        return func(*args, **(kwargs or {}))
+
+    def _look(self, reader: Reader, values: Iterable[Any]) -> None:
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                index = self._index.get(id(value))
+                if index is not None:
+                    reader.read(index)
+                elif self._may_be_one(value):
+                    reader.read_all()
+            elif isinstance(value, list | tuple):
+                self._look(reader, value)
+            elif isinstance(value, dict):
+                self._look(reader, value.values())
+
+    def _may_be_one(self, tensor: torch.Tensor) -> bool:
+        """Whether it lies where parameters lie, as far as that can be told."""
+        if type(tensor) not in _PLAIN:
+            return True
+        try:
+            return tensor.untyped_storage().data_ptr() in self._places
+        except (RuntimeError, NotImplementedError):  # such as what torch.func wraps
+            return True
+
+
+def _compiled() -> bool:
+    """Whether torch has compiled something here: it would do so again where a mode has come or gone."""
+    frames = sys.modules.get("torch._dynamo.convert_frame")
+    return bool(getattr(frames, "FRAME_COUNTER", 0))

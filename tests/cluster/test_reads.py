@@ -1,0 +1,254 @@
+"""A forward pass that begins while weights are on their way: the same bits, however the script reads them."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import threading
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from google.protobuf.message import Message
+from torch import nn
+from torch.utils.data import DataLoader
+
+from paramserver.tensors.codec import chunk_frames, split_frame
+from paramserver.testing.faults import Fault, FaultPlan, Rule
+from paramserver.transport.base import Channel
+from paramserver.worker import arriving
+from paramserver.worker.arriving import Arriving
+from paramserver.worker.context import Context
+from paramserver.worker.engine import Engine
+from tests.cluster.harness import Cluster, Outcome, digest, train, until
+from tests.cluster.programs import CLASSES, FEATURES, LedgerProgram, Program, adamw, dataset, fill, network, plain
+from tests.cluster.taps import Commands, TappedChannel
+
+DATA = dataset(48)
+SMALL = {"training.chunk_bytes": 832}
+OPTIONS: dict[str, Any] = {"workers": 2, "servers": 2, "settings": SMALL}
+
+
+@pytest.fixture(autouse=True)
+def count(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """Scripts begin before the weights of small models are there, too. Counts how often, and what came of it."""
+    found: Counter[str] = Counter()
+    made, settle = Arriving.__init__, Engine._settle
+
+    def counted(self: Arriving, *args: Any) -> None:
+        found["begun"] += 1
+        made(self, *args)
+
+    def settled(self: Engine, used: frozenset[int] = frozenset()) -> bool:
+        right = settle(self, used)
+        found["in vain"] += not right
+        return right
+
+    monkeypatch.setattr(arriving, "LEAST_BYTES", 0)
+    monkeypatch.setattr(Arriving, "__init__", counted)
+    monkeypatch.setattr(Engine, "_settle", settled)
+    yield found
+    assert found["begun"] > 0
+
+
+def plainly(monkeypatch: pytest.MonkeyPatch, work: Callable[[], Outcome]) -> tuple[str, str, str]:
+    """The digests of the same training where every forward waits for all weights."""
+    with monkeypatch.context() as patch:
+        patch.setattr(arriving, "LEAST_BYTES", 1 << 40)
+        return work().digests
+
+
+def script(each: Any = None) -> Program:
+    return Program(DATA, 8, 2, lambda: network(hidden=300, norm=True), adamw, each=each)
+
+
+def clip(ctx: Context, number: int) -> None:
+    ctx.clip_grad_norm(0.1)
+
+
+@pytest.mark.parametrize("each", [None, clip], ids=["ahead", "clipped"])
+def test_same_bits(each: Any, monkeypatch: pytest.MonkeyPatch, count: Counter[str]) -> None:
+    digests = train(script(each), **OPTIONS).digests
+    # Each of two workers takes in six versions.
+    assert count == {"begun": 12, "in vain": 0}
+    assert digests == plainly(monkeypatch, lambda: train(script(each), **OPTIONS))
+
+
+# ---- scripts that look at their weights between steps
+
+
+def as_arrays(model: nn.Module) -> list[torch.Tensor]:
+    return [torch.from_numpy(parameter.data.numpy()).clone() for parameter in model.parameters()]
+
+
+def as_saved(model: nn.Module) -> list[torch.Tensor]:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return list(torch.load(file, weights_only=False).parameters())
+
+
+def as_state(model: nn.Module) -> list[torch.Tensor]:
+    return [value.clone() for value in model.state_dict().values()]
+
+
+def as_numbers(model: nn.Module) -> list[torch.Tensor]:
+    return [torch.tensor(parameter.tolist()) for parameter in model.parameters()]
+
+
+class Looks:
+    """Trains, and notes the digest of what it sees of its weights after each step, outside of any module."""
+
+    def __init__(self, look: Callable[[nn.Module], list[torch.Tensor]]) -> None:
+        self.look = look
+        self.seen: dict[tuple[int, int], str] = {}
+
+    def __call__(self, ctx: Context) -> None:
+        model = network(hidden=100)
+        loader: Any = DataLoader(DATA, batch_size=8)
+        model, optimizer, loader = ctx.prepare(model, adamw(model.parameters()), loader)
+        for _ in ctx.epochs(2):
+            for x, y in loader:
+                loss: Any = nn.functional.cross_entropy(model(x), y)
+                loss.backward()
+                optimizer.step()
+                self.seen[ctx.rank, ctx.version] = digest(*self.look(model))
+                optimizer.zero_grad()
+            self.seen[ctx.rank, -ctx.version] = digest(*self.look(model))
+
+
+@pytest.mark.parametrize("look", [as_arrays, as_saved, as_state, as_numbers])
+def test_whoever_looks_at_weights_sees_those_of_the_version(
+    look: Any, monkeypatch: pytest.MonkeyPatch, count: Counter[str]
+) -> None:
+    looks, twin = Looks(look), Looks(look)
+    digests = train(looks, **OPTIONS).digests
+    assert digests == plainly(monkeypatch, lambda: train(twin, **OPTIONS))
+    assert looks.seen == twin.seen
+    assert len(set(looks.seen.values())) == 6
+    assert not count["in vain"]
+
+
+# ---- scripts that read where nobody tells of it
+
+
+class Elsewhere(nn.Module):
+    """Its second layer computes in another thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(FEATURES, 40), nn.Linear(40, CLASSES)
+        fill(self)
+        self._thread = ThreadPoolExecutor(1)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """Scores of the classes."""
+        return self._thread.submit(self.second, torch.tanh(self.first(x))).result()
+
+
+_ONE_AT_A_TIME = threading.Lock()
+
+
+def scripted() -> nn.Module:
+    with _ONE_AT_A_TIME:
+        found: nn.Module = torch.jit.script(network(hidden=40))
+    return found
+
+
+@pytest.mark.parametrize("model", [Elsewhere, scripted])
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_reads_that_are_not_told_of_are_noticed_and_the_slice_is_computed_again(
+    model: Any, monkeypatch: pytest.MonkeyPatch, count: Counter[str]
+) -> None:
+    program = Program(DATA, 8, 2, model, adamw)
+    digests = train(program, **OPTIONS).digests
+    assert count == {"begun": 2, "in vain": 2}  # once by each worker, and never again
+    if model is not scripted:  # TorchScript's first pass yields other bits than the ones after it
+        assert digests == plainly(monkeypatch, lambda: train(program, **OPTIONS))
+
+
+# ---- networks and jobs in which something goes wrong
+
+
+@pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.DROP_REQUEST, Fault.DUPLICATE])
+def test_over_a_bad_network(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = FaultPlan([Rule("Shard.Pull", fault, 0.3)], seed=7)
+    outcome = train(script(clip), **OPTIONS, faults=plan)
+    plan.check()
+    assert outcome.digests == plainly(monkeypatch, lambda: train(script(clip), **OPTIONS))
+
+
+def test_weights_that_do_not_come_any_more_have_the_slice_computed_again(count: Counter[str]) -> None:
+    """Asynchronous: when a pull that broke off is asked for again, shards are further. Every sample counts once."""
+    plan = FaultPlan([Rule("Shard.Pull", Fault.LOSE_REPLY, 0.3)], seed=3)
+    options: dict[str, Any] = {"mode": "async", "staleness": "unbounded", "settings": {"training.chunk_bytes": 64}}
+    outcome = train(LedgerProgram(120, 2, 2), 3, 2, faults=plan, **options)
+    plan.check()
+    assert count["in vain"] > 0
+    assert torch.equal(outcome.tensor("cells"), torch.full((120,), 2.0))
+
+
+# ---- the order of things
+
+
+class Withheld(TappedChannel):
+    """Keeps back what follows the first chunk of a pull's answer, from the second pull on, until it is told."""
+
+    def __init__(self, inner: Channel, told: threading.Event) -> None:
+        async def nothing(*_: Any) -> Any:
+            return 0
+
+        super().__init__(inner, nothing, nothing, Commands())
+        self._told = told
+        self.withheld = 0
+
+    async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[bytes, None]:
+        chunks = 0
+        async for raw in self._inner.download(method, request, timeout=timeout):
+            _, parts = split_frame(raw)
+            if chunks and not self._told.is_set():
+                self.withheld += 1
+                waiting = asyncio.get_running_loop().run_in_executor(None, self._told.wait, 20.0)
+                assert await waiting, "nobody has told that the first layer has computed"
+            chunks += len(list(parts))
+            yield raw
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_the_first_layer_computes_while_the_second_waits_for_its_weights(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paramserver.server.version.chunk_frames", partial(chunk_frames, target_bytes=1))
+    told, order = threading.Event(), list[str]()
+    engines: list[Engine] = []
+
+    def each(ctx: Context, number: int) -> None:
+        ctx.clip_grad_norm(0.1)  # so that nothing comes ahead
+        if number == 0:
+            engines.append(ctx.engine)
+            links = ctx.engine.links
+            links.channels[0] = Withheld(links.channels[0], told)
+            threading.Thread(target=release, daemon=True).start()
+
+    def release() -> None:
+        until("the first layer has computed again", lambda: order.count("layer 0") == 2)
+        until("the script waits for weights", lambda: engines[0].waiting_for == "weights of server-0")
+        order.append("released")
+        told.set()
+
+    def model() -> nn.Module:
+        found = nn.Sequential(nn.Linear(FEATURES, 16, bias=False), nn.Linear(16, CLASSES, bias=False))
+        for index, layer in enumerate(found):
+            layer.register_forward_hook(lambda *_, name=f"layer {index}": order.append(name))
+        return fill(found)
+
+    program = Program(dataset(16), 8, 1, model, plain, each=each)
+    with Cluster(mode=mode) as cluster:
+        worker = cluster.start(program, {"training__chunk_bytes": 64 * FEATURES})
+        cluster.join([worker])
+        assert engines[0].waiting_for == ""
+    assert order == ["layer 0", "layer 1", "layer 0", "released", "layer 1"]
