@@ -205,14 +205,6 @@ class ModelBinding:
         self._edits = [parameter._version for parameter in self.parameters]
         self.reset_buffers()
 
-    @property
-    def views(self) -> bool:
-        """Whether all parameters are views of the weights, so that what comes there has come to the model."""
-        weights = self._weights
-        return weights is not None and all(
-            parameter.data_ptr() == weights.view(index).data_ptr() for index, parameter in enumerate(self.parameters)
-        )
-
     def written(self) -> list[int]:
         """The trained parameters that are views of the weights, and have been changed in place since :meth:`load`."""
         assert self._weights is not None

@@ -147,8 +147,7 @@ class Context:
         self.engine.register(binding.message(self.settings.training.chunk_bytes), binding.space, on_weights)
         self._binding = binding
         self._optimizer = ServerOptimizer(optimizer, self._contribute)
-        if binding.views:
-            self.engine.reads = Reads(binding.parameters)
+        self.engine.reads = Reads(binding.parameters)
 
     def _check_written(self, binding: ModelBinding) -> None:
         """Where weights are used in place, undo what the script has written to those that are about to be replaced."""

@@ -8,6 +8,8 @@ noticed afterwards: a parameter then has a gradient, and nobody has read it.
 
 from __future__ import annotations
 
+import bisect
+import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
@@ -58,21 +60,33 @@ _PLAIN = frozenset((torch.Tensor, nn.Parameter))
 
 
 class Reads(TorchFunctionMode):
-    """Tells of reads of these parameters, which are views of a few flat tensors, by the thread that calls `begin`."""
+    """Tells of reads of these parameters, and of whatever shares their memory, by the thread that calls `begin`."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         super().__init__()
         self._index = {id(parameter): index for index, parameter in enumerate(parameters)}
         self._parameters = parameters  # or their ids may be those of others one day
-        self._places: frozenset[int] = frozenset()
+        # Where they lie, in the order of their addresses: begin, end, index.
+        self._places: list[tuple[int, int, int]] = []
         self._reader: Reader | None = None
 
-    def begin(self, reader: Reader) -> bool:
-        """Tell ``reader`` from now on; False where that is not possible."""
+    @property
+    def count(self) -> int:
+        """How many parameters there are."""
+        return len(self._parameters)
+
+    def begin(self, reader: Reader, views: Sequence[torch.Tensor]) -> bool:
+        """Tell ``reader`` from now on; False where that is not possible, such as if parameters are not these views."""
         stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
         if self not in stack and (stack or _compiled()):  # the script's own mode may end before this one
             return False
-        self._places = frozenset(parameter.untyped_storage().data_ptr() for parameter in self._parameters)
+        begins = [parameter.data_ptr() for parameter in self._parameters]
+        if begins != [view.data_ptr() for view in views]:
+            return False
+        self._places = sorted(
+            (begin, begin + parameter.nbytes, index)
+            for index, (begin, parameter) in enumerate(zip(begins, self._parameters, strict=True))
+        )
         self._reader = reader
         if self not in stack:
             self.__enter__()  # type: ignore[no-untyped-call]
@@ -105,21 +119,37 @@ class Reads(TorchFunctionMode):
                 index = self._index.get(id(value))
                 if index is not None:
                     reader.read(index)
-                elif self._may_be_one(value):
-                    reader.read_all()
+                else:
+                    self._look_behind(reader, value)
             elif isinstance(value, list | tuple):
                 self._look(reader, value)
             elif isinstance(value, dict):
                 self._look(reader, value.values())
 
-    def _may_be_one(self, tensor: torch.Tensor) -> bool:
-        """Whether it lies where parameters lie, as far as that can be told."""
-        if type(tensor) not in _PLAIN:
-            return True
+    def _look_behind(self, reader: Reader, tensor: torch.Tensor) -> None:
+        """A tensor that is no parameter may share the memory of some."""
         try:
-            return tensor.untyped_storage().data_ptr() in self._places
-        except (RuntimeError, NotImplementedError):  # such as what torch.func wraps
-            return True
+            begin = tensor.data_ptr() if type(tensor) in _PLAIN else None
+        except RuntimeError:  # such as what torch.func wraps
+            begin = None
+        if begin is None:
+            reader.read_all()
+            return
+        at = bisect.bisect_right(self._places, (begin, math.inf)) - 1
+        if at < 0 or begin >= self._places[-1][1]:
+            return
+        end = begin + _extent(tensor)
+        for first, last, index in self._places[at:]:
+            if first >= end:
+                return
+            if last > begin:
+                reader.read(index)
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """From the first byte of a tensor to behind its last."""
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (steps + 1) * tensor.element_size() if tensor.numel() else 0
 
 
 def _compiled() -> bool:

@@ -8,16 +8,17 @@ import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from google.protobuf.message import Message
 from torch import nn
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils.data import DataLoader
 
-from paramserver.tensors.codec import chunk_frames, split_frame
+from paramserver.tensors.codec import split_frame
 from paramserver.testing.faults import Fault, FaultPlan, Rule
 from paramserver.transport.base import Channel
 from paramserver.worker import arriving
@@ -171,6 +172,57 @@ def test_reads_that_are_not_told_of_are_noticed_and_the_slice_is_computed_again(
         assert digests == plainly(monkeypatch, lambda: train(program, **OPTIONS))
 
 
+class Moved(nn.Module):
+    """Its weights are where this script has put them, or of a narrower type than those of the servers."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.layers = network(hidden=40).to(dtype)
+        self.dtype, self.moves = dtype, 0
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """Scores of the classes."""
+        self.moves += 1
+        if self.dtype is torch.float32 and self.moves == 2:
+            for parameter in self.parameters():
+                parameter.data = parameter.data.clone()
+        return self.layers(x.to(self.dtype)).float()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_that_lie_elsewhere_are_waited_for(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, count: Counter[str]
+) -> None:
+    program = Program(DATA, 8, 2, lambda: Moved(dtype), adamw)
+    digests = train(program, **OPTIONS).digests
+    assert count == {"begun": 4 if dtype is torch.float32 else 2, "in vain": 0}
+    assert digests == plainly(monkeypatch, lambda: train(program, **OPTIONS))
+
+
+class Own(TorchFunctionMode):
+    """A mode of the script."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("around", ["all", "each"])
+def test_modes_of_the_script_go_on_as_before(around: str, monkeypatch: pytest.MonkeyPatch, count: Counter[str]) -> None:
+    def each(ctx: Context, number: int) -> None:
+        if around == "each":
+            with Own():
+                clip(ctx, number)
+
+    def run(ctx: Context) -> None:
+        with Own() if around == "all" else nullcontext():
+            script(each)(ctx)
+        assert not _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+
+    digests = train(run, **OPTIONS).digests
+    assert count == {"begun": 2 if around == "all" else 12, "in vain": 0}
+    assert digests == plainly(monkeypatch, lambda: train(run, **OPTIONS))
+
+
 # ---- networks and jobs in which something goes wrong
 
 
@@ -222,7 +274,7 @@ class Withheld(TappedChannel):
 def test_the_first_layer_computes_while_the_second_waits_for_its_weights(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paramserver.server.version.chunk_frames", partial(chunk_frames, target_bytes=1))
+    monkeypatch.setattr("paramserver.server.version._FRAME_BYTES", 1)
     told, order = threading.Event(), list[str]()
     engines: list[Engine] = []
 

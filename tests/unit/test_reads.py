@@ -73,9 +73,13 @@ def reads() -> Iterator[Reads]:
     assert not _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
 
 
+def views() -> list[torch.Tensor]:
+    return [parameter.detach() for parameter in MODEL.parameters()]
+
+
 def seen(reads: Reads, work: Callable[[], object]) -> Told:
     told = Told()
-    assert reads.begin(told)
+    assert reads.begin(told, views())
     try:
         work()
     finally:
@@ -138,10 +142,31 @@ def test_what_reads_nothing_is_not_told(name: str, reads: Reads) -> None:
     assert (told.read_ones, told.all, told.whole) == (set(), False, False)
 
 
-def test_who_reads_through_something_else_may_read_anything(reads: Reads) -> None:
-    alias = W.data
-    assert seen(reads, lambda: alias.sum()).all
+ALIASES: dict[str, tuple[torch.Tensor, set[int]]] = {
+    "the same": (W.data, {0}),
+    "transposed": (W2.data.t(), {2}),
+    "a part": (B.data[1:3], {1}),
+    "every other number": (W.data.flatten()[::2], {0}),
+    "across two": (W.data.as_strided((6,), (1,), 12), {0, 1}),
+    "from the first to the last": (W.data.as_strided((2,), (35,), 0), {0, 1, 2}),
+    "nothing of them": (torch.zeros(36), set()),
+    "no numbers at all": (W.data[:0], set()),
+}
 
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_what_shares_their_memory_counts(name: str, reads: Reads) -> None:
+    alias, which = ALIASES[name]
+    told = seen(reads, lambda: alias.sum())
+    assert told.read_ones == which
+    assert not told.all
+
+
+def test_parameters_that_the_script_has_put_elsewhere_are_not_waited_for(reads: Reads) -> None:
+    assert not reads.begin(Told(), [torch.zeros_like(view) for view in views()])
+
+
+def test_who_reads_through_something_else_may_read_anything(reads: Reads) -> None:
     def loss(weights: dict[str, torch.Tensor]) -> Any:
         return torch.func.functional_call(MODEL, weights, (X,)).sum()
 
@@ -172,17 +197,17 @@ class Own(TorchFunctionMode):
 
 def test_within_a_mode_of_the_script_it_does_not_begin(reads: Reads) -> None:
     with Own():
-        assert not reads.begin(Told())
+        assert not reads.begin(Told(), views())
 
 
 def test_below_a_mode_of_the_script_it_ends_silently_and_begins_again(reads: Reads) -> None:
     first, second = Told(), Told()
-    assert reads.begin(first)
+    assert reads.begin(first, views())
     with Own():
         MODEL.first(X)
         reads.end()
         MODEL.second(X)
-        assert reads.begin(second)
+        assert reads.begin(second, views())
         MODEL.second(X)
     assert first.read_ones == {0, 1}
     assert second.read_ones == {2}

@@ -37,8 +37,10 @@ class Weights(Host):
         if self._consistency is None or newest.revision > self._consistency.revision:
             self._consistency = newest
         self._on_weights(self._weights)
-        if self._arriving is not None and (self.reads is None or not self.reads.begin(self._arriving)):
+        if self._arriving is not None and not self._listens(self._arriving, self._weights):
+            self.reads = None
             self._settle()
+            self._on_weights(self._weights)  # which may have copied what was not there
         reach("worker.after_pull", self.version)
 
     def _bring(self, results: list[Pulled]) -> None:
@@ -76,6 +78,10 @@ class Weights(Host):
         for placement, spec in zip(space.layout.placements, space.layout.tensors, strict=True):
             if spec.kind is Kind.BUFFER:  # of which the model has copies
                 self._arriving.read(placement.tensor)
+
+    def _listens(self, arriving: Arriving, space: FlatSpace) -> bool:
+        """Have it told what the script reads; False if that cannot be, as with this script it never will."""
+        return self.reads is not None and self.reads.begin(arriving, [space.view(i) for i in range(self.reads.count)])
 
     def _stalls(self, whom: str) -> None:
         """The script waits for somebody, or (if that is empty) goes on."""
