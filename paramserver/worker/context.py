@@ -59,8 +59,10 @@ class Context:
         self._epoch, self._last = 0, False
         self._item: Item | None = None
         self._in_loop = False
-        # The contribution that is leaving while it is computed; what the one before consisted of, if it was plain.
+        # The contribution that is leaving while it is computed, and what was said of it: of which tensors it is, the
+        # hyper-parameters, the norm to clip to. What the one before consisted of, if one like it can leave so.
         self._early: Node | None = None
+        self._early_said: tuple[object, ...] = ()
         self._used: frozenset[int] = frozenset()
         # How often in a row it was not what was contributed in the end; so many slices are computed without now.
         self._early_misses = self._early_rest = 0
@@ -245,6 +247,7 @@ class Context:
         begun = self.engine.begin_early(item, samples, self._used, self._binding.groups)
         if begun is not None:
             self._early, chunks = begun
+            self._early_said = self._used, self._binding.groups(), self.engine.clip_norm
             self._binding.backward.begin(self._early, chunks)
 
     def _align_schedulers(self) -> None:
@@ -283,24 +286,25 @@ class Context:
             assert self._item is not None
         item = self._item
         samples = slice_samples(self._data, item.index) if self._loader is not None else 1
-        plain = unscale == 1.0 and not (overflow or self._clip_norm)
+        clipped_here = self._clip_norm > 0 and isinstance(item.name, AsyncName)
+        plain = not (unscale != 1.0 or overflow or clipped_here)
         early, self._early = self._early, None
-        right = early is not None and binding.backward.end() and plain
-        if early is not None:
-            # A script that changes its gradients mostly does so in each step.
-            self._early_misses = 0 if right else self._early_misses + 1
-            self._early_rest = 0 if right else min(2**self._early_misses, _MOST_REST)
-        if early is not None and right:
+        if early is not None and binding.backward.end() and plain:
             node = early
             binding.gather_buffers(node, samples)
         else:
             node = self.engine.pool.take()
             binding.gather(node, samples, unscale)
+        if early is not None:
+            right = node is early and self._early_said == (node.used, binding.groups(), self._clip_norm)
+            # A script that changes its gradients mostly does so in each step.
+            self._early_misses = 0 if right else self._early_misses + 1
+            self._early_rest = 0 if right else min(2**self._early_misses, _MOST_REST)
         self._used = frozenset(node.used if plain else ())
         bad = None if overflow else binding.non_finite(node)
         if overflow or bad is not None:
             node = self._without_gradient(node, item, bad)
-        elif self._clip_norm > 0 and isinstance(item.name, AsyncName):
+        elif clipped_here:
             binding.clip(node, self._clip_norm)
         self.engine.clip_norm, self._clip_norm = self._clip_norm, 0.0
         self._hand_in(item, node)

@@ -96,6 +96,16 @@ class Early:
     facts: PushFacts
     chunks: EarlyChunks
     push: concurrent.futures.Future[frozenset[shard_pb2.Outcome]]
+    pool: NodePool
+
+    def give_back(self) -> None:
+        """The memory of the node goes back to the pool once the push is over; the script is done with it."""
+        self.push.add_done_callback(lambda _: self.pool.give(self.node))
+
+    def break_off(self) -> None:
+        """It is not wanted."""
+        self.push.cancel()
+        self.give_back()
 
 
 class EarlyPushes:
@@ -109,15 +119,14 @@ class EarlyPushes:
     def begin(
         self, links: ShardLinks, node: Node, facts: PushFacts, pool: NodePool, begin_pull: bool = False
     ) -> EarlyChunks:
-        """Begin to bring a contribution to all shards; the memory of ``node`` goes back to the pool by itself.
+        """Begin to bring a contribution to all shards; the memory of ``node`` goes back to the pool by itself, later.
 
         ``begin_pull``: what the pull brings may be used before all of it is there.
         """
         self.drop()
         chunks = EarlyChunks(links.plan, facts.used, self._background.loop)
         push = self._background.submit(links.push(facts, node.space.read, chunks))
-        push.add_done_callback(lambda _: pool.give(node))
-        self._present = Early(node, facts, chunks, push)
+        self._present = Early(node, facts, chunks, push, pool)
         if isinstance(facts.name, AsyncName):  # what it leads to depends on others, too
             return chunks
         version = min(facts.base_versions) + 1
@@ -125,14 +134,21 @@ class EarlyPushes:
         return chunks
 
     def complete(self, node: Node, facts: PushFacts) -> concurrent.futures.Future[frozenset[shard_pb2.Outcome]] | None:
-        """The push of this contribution if it is the one that is leaving; anything else that leaves breaks off."""
+        """The push of this contribution if it is the one that is leaving; anything else that leaves breaks off.
+
+        Without one, ``node`` is the caller's again.
+        """
         early, self._present = self._present, None
         if early is None:
             return None
         if node is early.node and replace(facts, nonce=early.facts.nonce) == early.facts:
             early.chunks.seal()
+            early.give_back()
             return early.push
-        early.push.cancel()
+        if node is early.node:
+            early.push.cancel()
+        else:
+            early.break_off()
         return None
 
     def has(self, node: Node) -> bool:
@@ -152,7 +168,7 @@ class EarlyPushes:
     def drop(self) -> None:
         """Break off what is leaving, and ask for nothing."""
         if self._present is not None:
-            self._present.push.cancel()
+            self._present.break_off()
         if self._pull is not None:
             self._pull[1].cancel()
         self._present = self._pull = None

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from paramserver.server import drafting
 from paramserver.testing.faults import Fault, FaultPlan, Rule
@@ -100,6 +101,65 @@ def test_what_the_script_does_to_gradients_counts(
     assert count["sealed"] < count["begun"]
     assert digests == plainly(script(meddle), monkeypatch, **OPTIONS)
     assert digests != plainly(script(), monkeypatch, **OPTIONS)
+
+
+def test_a_learning_rate_that_the_script_sets_before_each_step_counts(
+    monkeypatch: pytest.MonkeyPatch, count: Counter[str]
+) -> None:
+    def lower(ctx: Context, number: int) -> None:
+        assert ctx._optimizer is not None
+        ctx._optimizer.param_groups[0]["lr"] = 0.01 / (1 + ctx.version)
+
+    digests = train(script(lower), **OPTIONS).digests
+    assert count["sealed"] == 0
+    # Not tried again and again in vain: in the second slice, and in the fifth, after two without.
+    assert count["begun"] == 2 * 2
+    assert digests == plainly(script(lower), monkeypatch, **OPTIONS)
+
+
+class Now(nn.Module):
+    """Changes its buffer for some batches only, so that nobody can know what a contribution consists of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = network(hidden=40)
+        self.seen: torch.Tensor
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """Scores of the classes."""
+        if x.sum() > 0:
+            self.seen.add_(1.0)
+        return self.layers(x)
+
+
+def test_a_contribution_of_other_tensors_than_those_expected_is_pushed_once_and_its_memory_is_given_back_once(
+    monkeypatch: pytest.MonkeyPatch, count: Counter[str]
+) -> None:
+    pools: list[int] = []
+
+    def each(ctx: Context, number: int) -> None:
+        free = ctx.engine.pool._free
+        assert len({id(space) for space in free}) == len(free)
+        pools.append(len(free))
+
+    program = Program(DATA, 4, 3, Now, adamw, each=each)
+    options = {**OPTIONS, "slices_per_step": 2}
+    digests = train(program, **options).digests
+    assert pools
+    assert 0 < count["sealed"] < count["begun"]
+    assert digests == plainly(program, monkeypatch, **options)
+
+
+def test_clipped_by_the_servers_they_leave_early_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, count: Counter[str]
+) -> None:
+    def each(ctx: Context, number: int) -> None:
+        ctx.clip_grad_norm(0.1)
+
+    digests = train(script(each), **OPTIONS).digests
+    assert count == {"begun": 2 * 5, "sealed": 2 * 5}
+    assert digests == plainly(script(each), monkeypatch, **OPTIONS)
 
 
 def test_a_second_backward_pass_counts(monkeypatch: pytest.MonkeyPatch, count: Counter[str]) -> None:
