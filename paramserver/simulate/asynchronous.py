@@ -17,8 +17,10 @@ _LEASE_AHEAD, _LEASE_LOW = 16, 4
 class AsyncWorker:
     """Leased slices, one after the other, as fast as the staleness bound allows."""
 
-    def __init__(self, member: Member, leases: SliceLeases, workers: int) -> None:
-        self._member, self._leases, self._workers = member, leases, workers
+    def __init__(self, member: Member, leases: SliceLeases, workers: int, early: bool = False) -> None:
+        """``early``: a contribution leaves while it is computed, from the second on."""
+        self._member, self._leases, self._workers, self._early = member, leases, workers, early
+        self._begun = False
         self._queue: deque[AsyncName] = deque()
         self._done: list[AsyncName] = []
         self._clock: int | None = None
@@ -35,11 +37,13 @@ class AsyncWorker:
                 pending = None
                 member.chain = longer(member.chain, Part.CALLS, member.clock.now - began_at)
             name = self._queue[0]
-            yield from member.compute()
+            assert self._clock is not None
+            pushes = member.begin(name, self._clock)
+            yield from member.compute(pushes if self._early and self._begun else ())
+            self._begun = True
             if len(self._queue) <= _LEASE_LOW and pending is None:
                 pending = self._lease()
-            assert self._clock is not None
-            yield from member.wait_all([member.push(name, self._clock)])
+            yield from member.wait_all([member.complete(pushes)])
             self._queue.popleft()
             self._done.append(name)
             self._clock += 1

@@ -72,6 +72,7 @@ def simulate(scenario: Scenario) -> tuple[Outcome, Record]:
         )
         for index in range(scenario.servers)
     ]
+    begins = not shared and not scenario.gpu and scenario.backward > 0
     members = [
         Member(
             clock,
@@ -84,13 +85,14 @@ def simulate(scenario: Scenario) -> tuple[Outcome, Record]:
             costs.hand_ns * 1e-9 * scenario.params,
             0.0 if scenario.gpu else scenario.worker_threads,
             scenario.backward,
+            begins=begins,
         )
         for rank in range(scenario.workers)
     ]
     early = not shared and scenario.moves and scenario.backward > 0 and scenario.nbytes >= _EARLY_BYTES
     leases = SliceLeases(0)
     synchronous = [SyncWorker(member, scenario.workers, scenario.slices, scenario.moves, early) for member in members]
-    asynchronous = [AsyncWorker(member, leases, scenario.workers) for member in members]
+    asynchronous = [AsyncWorker(member, leases, scenario.workers, early) for member in members]
     for worker in synchronous if scenario.sync else asynchronous:
         start(worker.run())
     clock.run(lambda: len(record.published_at) >= versions)

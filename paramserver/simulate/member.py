@@ -10,12 +10,13 @@ from paramserver.core.names import Name
 from paramserver.simulate.blame import NOTHING, Chain, Part, longer
 from paramserver.simulate.clock import Process, Signal, VirtualClock, every
 from paramserver.simulate.hosts import Program
+from paramserver.simulate.rest import Rest
 from paramserver.simulate.server import Answer, Push, Server
 from paramserver.simulate.stragglers import Factors
 
 All = Signal[tuple[list[Answer], Answer]]
-# Gradients come one after the other during the backward pass, in so many steps.
-_BACKWARD_STEPS = 16
+# Weights are read one after the other during the forward pass, and gradients come so during the backward pass.
+_STEPS = 16
 
 
 class Member:
@@ -23,6 +24,7 @@ class Member:
 
     ``hand_s``: to put the gradients of a slice in their place. ``threads``: what computing keeps busy of the host's
     processors; 0 if something else computes. ``backward``: the part of a slice that is the backward pass.
+    ``begins``: the forward pass begins before all weights are there.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Member:
         hand_s: float = 0.0,
         threads: float = 1.0,
         backward: float = 0.0,
+        begins: bool = False,
     ) -> None:
         self.clock, self.rank, self.ident = clock, rank, rank + 1
         self.servers, self.call_s, self.program = servers, call_s, program
@@ -45,6 +48,10 @@ class Member:
         # When each slice was begun and done.
         self.spans: list[tuple[float, float]] = []
         self.standing: Standing | None = None
+        # How long it has waited for weights in the midst of the last slice.
+        self.stalled_s = 0.0
+        self._rests: list[Rest] = []
+        self._begins = begins
         self._compute_s, self._factors, self._hand_s = compute_s, factors, hand_s
         self._threads, self._backward = threads, backward
 
@@ -61,18 +68,32 @@ class Member:
 
     def compute(self, early: Sequence[Push] = ()) -> Process[None]:
         """Compute one slice. ``early``: contributions that leave meanwhile, up to their last gradients."""
-        seconds, began_at = self._compute_s * next(self._factors), self.clock.now
-        if not early:
-            yield from self._spend(seconds, Part.COMPUTE, self._threads)
-        else:
-            yield from self._spend((1 - self._backward) * seconds, Part.COMPUTE, self._threads)
-            for step in range(1, _BACKWARD_STEPS + 1):
-                yield from self._spend(self._backward * seconds / _BACKWARD_STEPS, Part.COMPUTE, self._threads)
-                for push in early if step < _BACKWARD_STEPS else ():
-                    push.ready(step / _BACKWARD_STEPS, self.chain)
+        seconds, self.stalled_s = self._compute_s * next(self._factors), 0.0
+        backward_s = self._backward * seconds if early or self._rests else 0.0
+        began_at = yield from self._forward(seconds - backward_s)
+        for step in range(1, _STEPS + 1) if backward_s else ():
+            yield from self._spend(backward_s / _STEPS, Part.COMPUTE, self._threads)
+            for push in early if step < _STEPS else ():
+                push.ready(step / _STEPS, self.chain)
         self.spans.append((began_at, self.clock.now))
         if self._hand_s:
             yield from self._spend(self._hand_s, Part.COPIES, 1.0)
+
+    def _forward(self, seconds: float) -> Process[float]:
+        """The forward pass, as weights come; since when it has computed without a pause."""
+        began_at, rests, self._rests = self.clock.now, self._rests, []
+        steps = _STEPS if rests else 1
+        for step in range(1, steps + 1):
+            for rest in rests:
+                if (waits := rest.until(step / steps)) is not None:
+                    stopped_at = self.clock.now
+                    if stopped_at > began_at:
+                        self.spans.append((began_at, stopped_at))
+                    self.chain = yield waits
+                    began_at = self.clock.now
+                    self.stalled_s += began_at - stopped_at
+            yield from self._spend(seconds / steps, Part.COMPUTE, self._threads)
+        return began_at
 
     def begin(self, name: Name, clock: int) -> list[Push]:
         """Begin a contribution to every server, each worker with another one first."""
@@ -104,7 +125,8 @@ class Member:
         ``ahead``: they may be sent while they are made.
         """
         asked = [
-            server.pull(self.program, self.ident, want, self.standing, self.chain, ahead) for server in self.servers
+            server.pull(self.program, self.ident, want, self.standing, self.chain, ahead, self._begins)
+            for server in self.servers
         ]
 
         def call_off() -> None:
@@ -118,8 +140,13 @@ class Member:
         answers: list[Answer]
         answers, last = yield self.asking(want)[0]
         self.chain = last.chain
-        self.versions = [answer.version for answer in answers]
+        self._takes(answers)
         return answers
+
+    def _takes(self, answers: Sequence[Answer]) -> None:
+        """Go on with these."""
+        self.versions = [answer.version for answer in answers]
+        self._rests = [answer.rest for answer in answers if answer.rest is not None]
 
     def agreed(self, answers: list[Answer]) -> Process[list[Answer]]:
         """One version, the same of all servers, as `worker.links` sees to it: the oldest, or a later one."""
@@ -138,5 +165,5 @@ class Member:
                 continue
             for server, answer in zip(ahead, again, strict=True):
                 answers[server] = answer
-        self.versions = [answer.version for answer in answers]
+        self._takes(answers)
         return answers

@@ -35,6 +35,7 @@ from paramserver.simulate.costs import Costs
 from paramserver.simulate.drafts import Coming, Draft, Drafts
 from paramserver.simulate.hosts import Network, Program, Transfer
 from paramserver.simulate.pieces import Piece
+from paramserver.simulate.rest import LEAST_BYTES, Rest
 
 TIMELINE = 1
 # A part of the model that is smaller than this is not made ahead of time; `server.drafting` says the same.
@@ -51,6 +52,7 @@ class Answer:
     min_clock: int = 0
     taken: tuple[int, ...] = ()
     gone: bool = False
+    rest: Rest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +88,10 @@ class _Delivery:
 
     draft: Draft | None
     sent: set[int] = field(default_factory=set)
-    coming: int = 0
+    coming: set[int] = field(default_factory=set)
     answer: Callable[[Chain], None] | None = None
+    # The answer is on its way before all of it is; this hears of what comes.
+    rest: Rest | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -96,6 +100,7 @@ class _Call:
     caller: Program
     standing: Standing | None = None
     ahead: bool = False
+    begins: bool = False
     asked: bool = False
     # Of a pull over the network.
     transfer: Transfer | None = None
@@ -191,14 +196,21 @@ class Server:
         return push
 
     def pull(
-        self, caller: Program, worker: int, want: Want, standing: Standing | None, chain: Chain, ahead: bool = False
+        self,
+        caller: Program,
+        worker: int,
+        want: Want,
+        standing: Standing | None,
+        chain: Chain,
+        ahead: bool = False,
+        begins: bool = False,
     ) -> tuple[Signal[Answer], Callable[[], None]]:
         """A worker asks for weights; the signal of its answer, and what calls the question off.
 
-        ``ahead``: they may be sent while they are made.
+        ``ahead``: they may be sent while they are made. ``begins``: the answer may come before most of them.
         """
         number = next(self._numbers)
-        call = _Call(Signal(), caller, standing, ahead)
+        call = _Call(Signal(), caller, standing, ahead, begins)
         if not self.program.near(caller):
             call.transfer = self._network.open(self.program, caller, self._costs.pull_bytes_s)
 
@@ -298,11 +310,11 @@ class Server:
             self._claims.given(call.standing, version)
         taken = self._claims.taken(version)
 
-        def answer(chain: Chain) -> None:
+        def answer(chain: Chain, rest: Rest | None = None) -> None:
             self._back(
                 call.caller,
                 chain,
-                lambda chain: call.answer.set(Answer(self.index, chain, version, min_clock, taken)),
+                lambda chain: call.answer.set(Answer(self.index, chain, version, min_clock, taken, rest=rest)),
             )
 
         if call.transfer is None:
@@ -317,6 +329,9 @@ class Server:
                 self._send(call, delivery, piece, chain)
         if not delivery.coming:
             answer(chain)
+        elif call.begins and sum(self._pieces[piece].nbytes for piece in delivery.coming) >= LEAST_BYTES:
+            delivery.rest = Rest({piece: 1.0 - self._pieces[piece].ready for piece in delivery.coming})
+            answer(chain, delivery.rest)
 
     def _send_ahead(self, call: _Call, draft: Draft, piece: int, chain: Chain) -> None:
         if call.transfer is None or not (call.ahead and call.asked):
@@ -329,12 +344,14 @@ class Server:
         assert call.transfer is not None
 
         def came(chain: Chain) -> None:
-            delivery.coming -= 1
-            if not delivery.coming and delivery.answer is not None:
+            delivery.coming.discard(piece)
+            if delivery.rest is not None:
+                delivery.rest.came(piece, chain)
+            elif not delivery.coming and delivery.answer is not None:
                 delivery.answer(chain)
 
         delivery.sent.add(piece)
-        delivery.coming += 1
+        delivery.coming.add(piece)
         call.transfer.send(self._pieces[piece], chain, came)
 
     # ---- arithmetic

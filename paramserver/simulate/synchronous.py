@@ -56,7 +56,7 @@ class SyncWorker:
             self._tempo.begun(self._member.clock.now)
             early = self._begin_early(position)
             yield from self._member.compute(early)
-            self._tempo.finished(self._member.clock.now)
+            self._tempo.finished(self._member.clock.now - self._member.stalled_s)
             self._contribute(position)
             if next(self._mine(), None) is None:
                 self._release()

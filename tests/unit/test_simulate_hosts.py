@@ -168,9 +168,29 @@ def test_gradients_leave_while_they_are_computed() -> None:
     """8 MB take 0.08 s on the link; the slice of 0.3 s hides all but the last chunks, unless slices have no names."""
     links = {"params": 2_000_000, "compute_s": 0.3, "workers": 1, "chunk_bytes": 1 << 17}
     hidden, behind, at_end = run(**links), run(**links, moves=False), run(**links, backward=0.0)
-    assert at_end == behind
+    assert at_end.steps_per_s == pytest.approx(behind.steps_per_s)
     assert 0.3 < 1 / hidden.steps_per_s < 0.32
     assert 0.38 < 1 / behind.steps_per_s < 0.40
+
+
+BOUNDED = Consistency(Mode.ASYNC, 1)
+
+
+def test_the_forward_pass_begins_while_weights_come() -> None:
+    """Asynchronous: 0.08 s there hide behind the backward pass, and 0.08 s back behind the forward pass of 0.1 s."""
+    links = {"params": 2_000_000, "compute_s": 0.3, "workers": 1, "chunk_bytes": 1 << 17, "consistency": BOUNDED}
+    hidden, on_gpu, whole = run(**links), run(**links, gpu=True), run(**links, backward=0.0)
+    assert 0.3 < 1 / hidden.slices_per_s < 0.32
+    assert 0.38 < 1 / on_gpu.slices_per_s < 0.41
+    assert 0.46 < 1 / whole.slices_per_s < 0.48
+    assert hidden.waiting < 0.06
+
+
+def test_a_forward_pass_shorter_than_the_weights_take_waits_for_the_last_ones() -> None:
+    links = {"params": 2_000_000, "workers": 1, "chunk_bytes": 1 << 17, "consistency": BOUNDED}
+    short = run(**links, compute_s=0.09, backward=2 / 3)
+    assert 1 / short.slices_per_s == pytest.approx(0.08 + 0.08, rel=0.1)
+    assert short.waiting == pytest.approx(1 - 0.09 / 0.16, rel=0.15)
 
 
 def test_chunks_are_those_of_a_real_plan() -> None:
