@@ -81,7 +81,7 @@ def test_a_worker_that_computes_for_long_is_waited_for_in_vain() -> None:
     held = Held()
     with Fleet(places=ONE) as fleet:
         fleet.begin(program(held))
-        wait(held.reached, "the workers in their third slice")
+        until("worker 1 in its third slice", lambda: 1 in held.ranks)
         with pytest.raises(errors.DeadlineError, match="worker-1 was asked to leave, but has not done so yet"):
             drain(fleet, "worker-1", wait_s=0.3)
         held.released.set()

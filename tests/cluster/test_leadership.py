@@ -30,9 +30,11 @@ class Held:
     def __init__(self) -> None:
         self.doomed = False
         self.reached, self.released = threading.Event(), threading.Event()
+        self.ranks: set[int] = set()
 
     def __call__(self, ctx: Context, slices: int) -> None:
         if slices == 2:
+            self.ranks.add(ctx.rank)
             self.reached.set()
             wait(self.released, "the release of the workers", 60.0)
             if self.doomed:
