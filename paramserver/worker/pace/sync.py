@@ -1,25 +1,14 @@
-"""Which slice comes next, and when this worker may go on: one object per mode, the same face.
-
-Blocking: called from the training loop; the network is worked in the background.
-"""
+"""Synchronous: a range of every step's slices for each worker, and a barrier after each step."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import math
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from paramserver.core.consistency import Consistency, Mode
-from paramserver.core.events import (
-    AtClock,
-    Joining,
-    Want,
-)
-from paramserver.core.names import AsyncName, Name, SyncName
+from paramserver.core.names import SyncName
 from paramserver.core.positions import fixed_share, flushes
 from paramserver.core.ranges import RangeSet
 from paramserver.core.reduction import Node as TreeNode
@@ -28,42 +17,10 @@ from paramserver.core.slices import SyncSchedule, assign
 from paramserver.core.tempo import Tempo
 from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.worker.flat import Node
+from paramserver.worker.pace.base import Item
 
 if TYPE_CHECKING:
-    from paramserver.v1 import coordinator_pb2
     from paramserver.worker.engine import Engine
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One slice to compute: its name, and where it lies in the data. ``aside``: it is none of those foreseen."""
-
-    name: Name
-    epoch: int
-    index: int
-    aside: bool = False
-
-
-class Pace(Protocol):
-    """Hands out this worker's slices and takes in what they yield."""
-
-    def next(self, epoch: int, last: bool) -> Item | None:
-        """The slice to compute now; None when there is none up to ``epoch``. ``last``: no later epoch will be asked."""
-
-    def ahead(self, epoch: int) -> Iterator[Item]:
-        """The slices that are likely to come, beginning with the present one: for loading data ahead of time."""
-
-    def alone(self, item: Item) -> bool:
-        """Whether what the slice yields is pushed as it is, with nothing added up to it."""
-
-    def contribute(self, item: Item, node: Node, groups: Sequence[types_pb2.GroupHypers]) -> bool:
-        """Hand in what the slice yielded; returns when this worker may begin the next slice.
-
-        False: without a data set, another worker's contribution of this name counts instead.
-        """
-
-    def finish(self) -> None:
-        """Wait until everything handed in has arrived, and say so to whom it concerns."""
 
 
 class SyncPace:
@@ -324,143 +281,3 @@ class SyncPace:
         """Wait until everything handed in has arrived."""
         self._engine.wait_all(self._pushes)
         self._pushes.clear()
-
-
-# Slices fetched ahead, and how few may be left before more are asked for.
-_LEASE_AHEAD, _LEASE_LOW = 16, 4
-_PARK_S = 2.0
-# How often a worker asks again while the mode is about to change: somebody may have given slices back.
-_PAUSE_S = 0.2
-
-
-class AsyncPace:
-    """Asynchronous: leased slices, one after the other, as fast as the staleness bound allows."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._queue: deque[AsyncName] = deque()
-        self._popped = 0  # how many slices have left the queue at its head, ever
-        self._done: list[AsyncName] = []
-        self._pending: concurrent.futures.Future[coordinator_pb2.LeaseResponse] | None = None
-        self._clock: int | None = None  # None: joins at the slowest clock
-        self._fresh = False  # the weights are those for the present clock
-        self._finished = False
-
-    @property
-    def clock(self) -> int:
-        """How many slices this worker has finished, counted from where it joined."""
-        return self._clock or 0
-
-    @property
-    def holding(self) -> list[AsyncName]:
-        """What is leased and not handed in."""
-        return list(self._queue)
-
-    def next(self, epoch: int, last: bool) -> Item | None:
-        """The oldest leased slice; leases more when there is none, waiting if others hold what is left."""
-        wait_s = 0.0
-        while not self._queue:
-            if self._engine.mode_changed():
-                self._rest()
-                return None
-            reply = self._fetch(epoch, last, wait_s)
-            if reply is None or reply.slices:
-                continue
-            if reply.paused or reply.finished or wait_s == 0.0:
-                self._rest()
-            if reply.finished:
-                return None
-            if reply.paused and not self._engine.await_revision(_PAUSE_S):
-                continue
-            self._engine.waiting_for = reply.waiting_for
-            wait_s = _PARK_S
-        self._engine.waiting_for = ""
-        if not self._fresh:
-            self._pull()
-        name = self._queue[0]
-        return Item(name, name.epoch, name.index)
-
-    def alone(self, item: Item) -> bool:
-        """Every slice is pushed as it is."""
-        return True
-
-    def refresh(self) -> None:
-        """The weights at hand are of no use: others are pulled before the next slice."""
-        self._fresh = False
-
-    def _rest(self) -> None:
-        """Nothing to do for now: hold nobody back, and come back at the slowest clock."""
-        self._clock, self._fresh = None, False
-        self._engine.idle()
-
-    def _fetch(self, epoch: int, last: bool, wait_s: float) -> coordinator_pb2.LeaseResponse | None:
-        """Lease more slices. None: only what was asked for ahead has come, which says nothing of what is left."""
-        if self._pending is not None:
-            pending, self._pending = self._pending, None
-            self._queue.extend(AsyncName(name.epoch, name.index) for name in self._engine.wait(pending).slices)
-            return None
-        reply = self._engine.wait(self._lease(epoch, last, wait_s))
-        self._queue.extend(AsyncName(name.epoch, name.index) for name in reply.slices)
-        return reply
-
-    def _lease(self, epoch: int, last: bool, wait_s: float) -> concurrent.futures.Future[coordinator_pb2.LeaseResponse]:
-        done, self._done = self._done, []
-        return self._engine.lease(epoch, last, _LEASE_AHEAD, done, wait_s)
-
-    def ahead(self, epoch: int) -> Iterator[Item]:
-        """What is leased, and as much more as the data loader asks for."""
-        position = self._popped
-        while True:
-            position = max(position, self._popped)
-            if position - self._popped >= len(self._queue):
-                if self._finished or self._engine.mode_changed():
-                    return
-                while (reply := self._fetch(epoch, False, 0.0)) is None:
-                    pass
-                if not reply.slices:
-                    return
-            name = self._queue[position - self._popped]
-            position += 1
-            yield Item(name, name.epoch, name.index)
-
-    def contribute(self, item: Item, node: Node, groups: Sequence[types_pb2.GroupHypers]) -> bool:
-        """Push the slice, count one clock on, and wait until the bound allows the next one."""
-        assert isinstance(item.name, AsyncName)
-        assert self._queue, "a slice was leased before it is handed in"
-        assert self._queue[0] == item.name, "slices are handed in as they were handed out"
-        if len(self._queue) <= _LEASE_LOW and self._pending is None:
-            self._pending = self._lease(item.epoch, False, 0.0)
-        counted = self._engine.wait_all([self._engine.push(item.name, node, groups, self.clock)])
-        self._queue.popleft()
-        self._popped += 1
-        self._done.append(item.name)
-        self._clock = self.clock + 1
-        self._pull()
-        return counted
-
-    def _pull(self) -> None:
-        """Pull for the present clock. A newcomer takes the highest of the shards' slowest clocks, and says so."""
-        while True:
-            want: Want = Joining() if self._clock is None else AtClock(self._clock)
-            min_clock = self._engine.pull_now(want)
-            if min_clock is None:  # the mode has changed meanwhile
-                return
-            if self._clock is not None and min_clock <= self._clock:
-                self._fresh = True
-                return
-            self._clock = min_clock
-
-    def finish(self) -> None:
-        """Report what is done, and lease no more; the rest is given back by leaving, or by asking again."""
-        self._finished = True
-        if self._pending is not None:
-            self._engine.wait(self._pending)
-            self._pending = None
-        if self._done:
-            done, self._done = self._done, []
-            self._engine.wait(self._engine.lease(0, False, 0, done, 0.0, ()))
-
-
-def make_pace(engine: Engine, consistency: Consistency, schedule: SyncSchedule) -> SyncPace | AsyncPace:
-    """The pace of a mode."""
-    return SyncPace(engine, schedule) if consistency.mode is Mode.SYNC else AsyncPace(engine)

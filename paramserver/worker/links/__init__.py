@@ -1,0 +1,11 @@
+"""The shards of a job, as a worker sees them: pushing and pulling with retries, back-off and a deadline."""
+
+from paramserver.worker.links.pulls import Pulling
+from paramserver.worker.links.pushes import Pushing
+
+
+class ShardLinks(Pushing, Pulling):
+    """All of them at once."""
+
+
+__all__ = ["ShardLinks"]

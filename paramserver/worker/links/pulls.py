@@ -1,0 +1,207 @@
+"""Asking all shards at once. A synchronous pull moves on only when every shard has published the version."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import aclosing
+from functools import partial
+from typing import cast
+
+import structlog
+
+from paramserver import errors
+from paramserver.core.events import AtLeast, Exactly, Want
+from paramserver.tensors.codec import split_frame
+from paramserver.transport.base import Channel
+from paramserver.transport.messages import put_want
+from paramserver.v1 import shard_pb2
+from paramserver.worker.links.base import Base
+from paramserver.worker.pulled import Answer, Pulled, pulled_of
+
+log = structlog.get_logger("paramserver.worker")
+
+_PARK_S = 5.0
+_CLAIM_S = 2.0
+
+
+class Pulling(Base):
+    """What this worker asks for: versions, and slices of others."""
+
+    async def pull(self, want: Want, frozen: bool = False, ahead: bool = False, begin: bool = False) -> list[Pulled]:
+        """Each shard's answer to ``want``, by server; in asynchronous mode their versions may differ.
+
+        ``ahead``: what is asked for may be sent while it is made. ``begin``: return when all have begun; what is still
+        to come of large ones is their `Pulled.rest`.
+        """
+        begin = begin and self.shared is None and not frozen
+        one = self._begin_one if begin else partial(self._pull_one, frozen=frozen)
+        return await asyncio.gather(*(one(server, want, ahead=ahead) for server in range(len(self.channels))))
+
+    async def pull_version(
+        self, at_least: int, frozen: bool = False, ahead: bool = False, begin: bool = False
+    ) -> list[Pulled]:
+        """One version, the same of every shard: ``at_least`` or a later one that all have; the rest as in `pull`."""
+        results = await self.pull(AtLeast(at_least), frozen, ahead, begin)
+        while len({result.version for result in results}) > 1:
+            # The oldest: a shard that is behind may stay so until this worker has done its part of that step.
+            oldest = min(result.version for result in results)
+            newer = [s for s, result in enumerate(results) if result.version > oldest]
+            for server in newer:
+                results[server].drop()
+            try:
+                again = await asyncio.gather(*(self._pull_one(s, Exactly(oldest), frozen) for s in newer))
+            except errors.GoneError:  # dropped, so every shard has a later one or will have it
+                for result in results:
+                    result.drop()
+                results = await self.pull(AtLeast(oldest + 1), frozen)
+                continue
+            for server, result in zip(newer, again, strict=True):
+                results[server] = result
+        return results
+
+    async def published(self, version: int) -> bool:
+        """Whether all shards have published ``version`` already; False if that cannot be told just now."""
+
+        async def one(channel: Channel) -> bool:
+            request = shard_pb2.PullRequest(
+                job=self.job, timeline=self.timeline, worker=self._worker(), wait_s=0.0, header_only=True
+            )
+            put_want(request, AtLeast(version))
+            ready = False
+            async for raw in channel.download("Shard.Pull", request, timeout=_PARK_S):
+                ready = split_frame(raw)[0].pull.ready
+            return ready
+
+        try:
+            return all(await asyncio.gather(*(one(channel) for channel in self.channels)))
+        except errors.ParamServerError:
+            return False
+
+    async def _begin_one(self, server: int, want: Want, ahead: bool) -> Pulled:
+        """A shard's answer as soon as it is known which version that is."""
+        begun: asyncio.Future[Pulled] = asyncio.get_running_loop().create_future()
+        task = asyncio.ensure_future(self._pull_one(server, want, False, ahead, begun))
+        self._pulls.add(task)
+        task.add_done_callback(self._pulls.discard)
+        try:
+            await asyncio.wait([task, begun], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if not begun.done():
+            return task.result()
+        pulled = begun.result()
+        assert pulled.rest is not None
+        pulled.rest.comes_by(task)
+        return pulled
+
+    async def _pull_one(
+        self,
+        server: int,
+        want: Want,
+        frozen: bool,
+        ahead: bool = False,
+        begun: asyncio.Future[Pulled] | None = None,
+    ) -> Pulled:
+        """A shard's answer, when all of it is there. ``begun``: gets it before that, if there is a lot to come."""
+        deadline = time.monotonic() + self._wait_timeout_s
+        said = time.monotonic()
+        try:
+            while True:
+                request = self.pull_request(want, _PARK_S)
+                request.include_frozen, request.ahead = frozen, ahead
+                request.arrivals = ahead and len(self.channels) > 1
+                if self.shared is not None:
+                    if self.shared.outdated(server, request.worker):  # joined again, as another member
+                        await self._persist(server, "to attach", partial(self._attach, self.shared, server))
+                    question = self.shared.question(server, request.worker) if self.rounding is None else None
+                    if question is not None:
+                        request.shared.CopyFrom(question)
+                try:
+                    answer = await self._persist(server, "to pull", partial(self._download, server, request, begun))
+                except errors.RolledBackError:
+                    raise
+                except errors.FencedError:
+                    if not await self._readmitted(request.worker):
+                        raise
+                    continue
+                if isinstance(answer, Pulled):
+                    return answer
+                self.waiting_for = f"server-{server}: {answer}" if answer else f"server-{server}"
+                now = time.monotonic()
+                if now >= deadline:
+                    raise errors.DeadlineError(f"waited {self._wait_timeout_s:g} s for {self.waiting_for}")
+                if now - said >= self._log_interval_s:
+                    said = now
+                    log.info(f"waiting for {self.waiting_for}")
+        finally:
+            self.waiting_for = ""
+
+    def pull_request(self, want: Want, wait_s: float) -> shard_pb2.PullRequest:
+        """A question for weights that may wait so long for its answer."""
+        request = shard_pb2.PullRequest(
+            job=self.job, timeline=self.timeline, worker=self._worker(), wait_s=wait_s, standing=self.standing
+        )
+        put_want(request, want)
+        if self.rounding is not None:
+            request.encoding = self.rounding.encoding
+        return request
+
+    async def _readmitted(self, former: int) -> bool:
+        """Given up for lost (paused, cut off): True once the session has joined again under a new number."""
+        for _ in range(100):
+            if self._worker() != former:
+                return True
+            await asyncio.sleep(0.05)
+        return False
+
+    async def _download(
+        self,
+        server: int,
+        request: shard_pb2.PullRequest,
+        begun: asyncio.Future[Pulled] | None,
+        timeout_s: float,
+    ) -> Pulled | str:
+        answer = Answer(self.plan, server, self.rounding, begun)
+        stream = self._way(server).download("Shard.Pull", request, timeout=timeout_s + _PARK_S)
+        with self._traffic.telling(server, request.arrivals):
+            async with aclosing(stream) as frames:
+                async for raw in frames:
+                    frame, parts = split_frame(raw)
+                    if frame.arrived:
+                        self._traffic.arrived(server, frame.arrived)
+                        continue
+                    answer.add(frame, parts)
+                    if answer.waiting_for is not None:
+                        return answer.waiting_for
+        header, chunks = answer.whole()
+        slot = header.slot if header.HasField("slot") else None
+        if slot is not None:
+            if self.shared is None or server not in self.shared.servers:
+                raise errors.UnavailableError(f"server-{server} and this worker share no memory any more")
+            chunks = self.shared.chunks(server, slot, request.include_frozen)
+        return pulled_of(header, chunks)
+
+    async def idle(self) -> None:
+        """Tell every shard that this worker has nothing to do."""
+        request = shard_pb2.IdleRequest(job=self.job, timeline=self.timeline, worker=self._worker())
+
+        async def one(server: int) -> None:
+            await self._persist(
+                server,
+                "to say that this worker is idle",
+                lambda timeout_s: self.channels[server].call("Shard.Idle", request, timeout=timeout_s),
+            )
+
+        await asyncio.gather(*(one(server) for server in range(len(self.channels))))
+
+    async def claim(self, server: int, request: shard_pb2.ClaimRequest) -> shard_pb2.ClaimResponse | None:
+        """Ask a server for a slice of the open step; None if it does not answer."""
+        request.job, request.timeline, request.worker = self.job, self.timeline, self._worker()
+        try:
+            reply = await self._way(server).call("Shard.Claim", request, timeout=_CLAIM_S)
+        except errors.ParamServerError as error:
+            log.debug("no answer to a question for work", error=str(error))
+            return None
+        return cast(shard_pb2.ClaimResponse, reply)

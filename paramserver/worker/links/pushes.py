@@ -1,0 +1,157 @@
+"""Bringing contributions, and version 0, to all shards at once. A push that fails names the shards without it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from typing import cast
+
+from paramserver import errors
+from paramserver.core.plan import Chunk
+from paramserver.failpoints import planned, reach
+from paramserver.tensors.codec import chunk_frames
+from paramserver.transport.base import Frames, each
+from paramserver.transport.messages import chunk_ref, pack_mask, put_name
+from paramserver.v1 import shard_pb2
+from paramserver.worker.contribution import PushFacts, frames_as_ready, frames_of, put_place
+from paramserver.worker.early import EarlyChunks
+from paramserver.worker.links.base import Base
+from paramserver.worker.turns import Turns
+
+
+class Pushing(Base):
+    """What this worker brings."""
+
+    async def push(
+        self, facts: PushFacts, read: Callable[[int], memoryview], early: EarlyChunks | None = None
+    ) -> frozenset[shard_pb2.Outcome]:
+        """Bring a contribution to every shard. ``read`` gives the bytes of a chunk by its index.
+
+        ``early``: it is still being computed, and this tells which chunks are ready.
+
+        Returns when every shard has counted it or had it already; the outcomes that there were.
+        """
+        between = asyncio.Lock() if planned("worker.between_shards") else None
+        servers = len(self.channels)
+        first = 0 if between else self._worker() % servers  # not all workers at the same server
+        wanted = [[c for c in self.plan.chunks_of(server) if c.uses(facts.used)] for server in range(servers)]
+        bytes_of = [sum(chunk.nbytes for chunk in chunks) for chunks in wanted]
+        with self._traffic.leaving(facts.nonce, bytes_of, first, self.workers):
+            tasks = {
+                server: asyncio.ensure_future(self._push_in_turn(server, facts, wanted[server], read, between, early))
+                for server in (*range(first, servers), *range(first))
+            }
+            results = await asyncio.gather(*(tasks[server] for server in range(servers)), return_exceptions=True)
+        failed = [(s, r) for s, r in enumerate(results) if isinstance(r, BaseException)]
+        if failed:
+            server, error = failed[0]
+            if len(failed) == 1 or not isinstance(error, errors.ParamServerError):
+                raise error
+            which = ", ".join(f"server-{s}" for s, _ in failed)
+            raise type(error)(f"{facts.name} did not reach {which}; server-{server} said: {error}") from error
+        return frozenset(cast(list[shard_pb2.Outcome], results))
+
+    async def _push_in_turn(
+        self,
+        server: int,
+        facts: PushFacts,
+        wanted: Sequence[Chunk],
+        read: Callable[[int], memoryview],
+        between: asyncio.Lock | None,
+        early: EarlyChunks | None,
+    ) -> shard_pb2.Outcome:
+        """All shards at once; only where a fault is planned between two shards, one after the other."""
+        if between is None:
+            return await self._push_one(server, facts, wanted, read, early)
+        if early is not None:
+            await early.whole()
+        async with between:
+            outcome = await self._push_one(server, facts, wanted, read)
+            if server + 1 < len(self.channels):
+                reach("worker.between_shards", facts.base_versions[server])
+            return outcome
+
+    async def _push_one(
+        self,
+        server: int,
+        facts: PushFacts,
+        wanted: Sequence[Chunk],
+        read: Callable[[int], memoryview],
+        early: EarlyChunks | None = None,
+    ) -> shard_pb2.Outcome:
+        begin, turns = early, self._traffic.turns(facts.nonce)  # only the first attempt
+
+        async def attempt(timeout_s: float) -> shard_pb2.PushResponse:
+            nonlocal begin, turns
+            now, begin = begin, None
+            mine, turns = turns, None
+            if early is not None and now is None:
+                await early.whole()
+            attached = None
+            if self.shared is not None and facts.node is not None:
+                attached = self.shared.attached(server, self._worker())
+            header = self.push_header(server, facts, 0 if attached is not None else len(wanted))
+            if now is not None and attached is None:
+                coming = frames_as_ready(header, {chunk.index: chunk for chunk in wanted}, read, now)
+                return await self._upload(server, coming, mine, self._wait_timeout_s)
+            if attached is None:
+                frames = frames_of(header, facts, wanted, read, apart=mine is not None)
+                return await self._upload(server, frames, mine, timeout_s)
+            put_place(header, attached, facts)
+            try:
+                reply = await attached.channel.upload("Shard.Push", chunk_frames(header, ()), timeout=timeout_s)
+            except errors.GoneError:
+                await self._detached(server)
+                return await attempt(timeout_s)
+            return cast(shard_pb2.PushResponse, reply)
+
+        reply = await self._persist(server, f"to push {facts.name}", attempt)
+        return shard_pb2.OUTCOME_ACCEPTED if reply.own else reply.outcome
+
+    async def _upload(
+        self, server: int, frames: Frames, turns: Turns | None, timeout_s: float
+    ) -> shard_pb2.PushResponse:
+        if turns is None:
+            reply = await self.channels[server].upload("Shard.Push", frames, timeout=timeout_s)
+            return cast(shard_pb2.PushResponse, reply)
+        async with aclosing(turns.keep(server, each(frames))) as leaving:
+            reply = await self.channels[server].upload("Shard.Push", leaving, timeout=timeout_s)
+        return cast(shard_pb2.PushResponse, reply)
+
+    def push_header(self, server: int, facts: PushFacts, chunks: int) -> shard_pb2.PushHeader:
+        """What a server is told of a contribution, of which so many ``chunks`` follow."""
+        header = shard_pb2.PushHeader(
+            job=self.job,
+            timeline=self.timeline,
+            worker=self._worker(),
+            samples=facts.samples,
+            overflow=facts.overflow,
+            base_version=facts.base_versions[server],
+            clock=facts.clock,
+            schedule=facts.schedule,
+            clip_norm=facts.clip_norm,
+            nonce=facts.nonce,
+            used=pack_mask(facts.used, len(self.plan.layout.tensors)),
+            groups=facts.groups,
+            chunks=chunks,
+        )
+        put_name(header, facts.name)
+        return header
+
+    async def initialize(self, grant: int, read: Callable[[int], memoryview]) -> None:
+        """Upload version 0 to every shard."""
+
+        async def one(server: int) -> None:
+            chunks = self.plan.chunks_of(server)
+
+            async def attempt(timeout_s: float) -> None:
+                header = shard_pb2.InitializeHeader(
+                    job=self.job, timeline=self.timeline, grant=grant, worker=self._worker(), chunks=len(chunks)
+                )
+                frames = chunk_frames(header, ((chunk_ref(chunk), read(chunk.index)) for chunk in chunks))
+                await self.channels[server].upload("Shard.Initialize", frames, timeout=timeout_s)
+
+            await self._persist(server, "to upload version 0", attempt)
+
+        await asyncio.gather(*(one(server) for server in range(len(self.channels))))

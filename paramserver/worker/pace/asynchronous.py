@@ -1,0 +1,152 @@
+"""Asynchronous: leased slices, one after the other, as fast as the staleness bound allows."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from paramserver.core.events import AtClock, Joining, Want
+from paramserver.core.names import AsyncName
+from paramserver.v1 import types_pb2
+from paramserver.worker.flat import Node
+from paramserver.worker.pace.base import Item
+
+if TYPE_CHECKING:
+    from paramserver.v1 import coordinator_pb2
+    from paramserver.worker.engine import Engine
+
+# Slices fetched ahead, and how few may be left before more are asked for.
+_LEASE_AHEAD, _LEASE_LOW = 16, 4
+_PARK_S = 2.0
+# How often a worker asks again while the mode is about to change: somebody may have given slices back.
+_PAUSE_S = 0.2
+
+
+class AsyncPace:
+    """Asynchronous: leased slices, one after the other, as fast as the staleness bound allows."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._queue: deque[AsyncName] = deque()
+        self._popped = 0  # how many slices have left the queue at its head, ever
+        self._done: list[AsyncName] = []
+        self._pending: concurrent.futures.Future[coordinator_pb2.LeaseResponse] | None = None
+        self._clock: int | None = None  # None: joins at the slowest clock
+        self._fresh = False  # the weights are those for the present clock
+        self._finished = False
+
+    @property
+    def clock(self) -> int:
+        """How many slices this worker has finished, counted from where it joined."""
+        return self._clock or 0
+
+    @property
+    def holding(self) -> list[AsyncName]:
+        """What is leased and not handed in."""
+        return list(self._queue)
+
+    def next(self, epoch: int, last: bool) -> Item | None:
+        """The oldest leased slice; leases more when there is none, waiting if others hold what is left."""
+        wait_s = 0.0
+        while not self._queue:
+            if self._engine.mode_changed():
+                self._rest()
+                return None
+            reply = self._fetch(epoch, last, wait_s)
+            if reply is None or reply.slices:
+                continue
+            if reply.paused or reply.finished or wait_s == 0.0:
+                self._rest()
+            if reply.finished:
+                return None
+            if reply.paused and not self._engine.await_revision(_PAUSE_S):
+                continue
+            self._engine.waiting_for = reply.waiting_for
+            wait_s = _PARK_S
+        self._engine.waiting_for = ""
+        if not self._fresh:
+            self._pull()
+        name = self._queue[0]
+        return Item(name, name.epoch, name.index)
+
+    def alone(self, item: Item) -> bool:
+        """Every slice is pushed as it is."""
+        return True
+
+    def refresh(self) -> None:
+        """The weights at hand are of no use: others are pulled before the next slice."""
+        self._fresh = False
+
+    def _rest(self) -> None:
+        """Nothing to do for now: hold nobody back, and come back at the slowest clock."""
+        self._clock, self._fresh = None, False
+        self._engine.idle()
+
+    def _fetch(self, epoch: int, last: bool, wait_s: float) -> coordinator_pb2.LeaseResponse | None:
+        """Lease more slices. None: only what was asked for ahead has come, which says nothing of what is left."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self._queue.extend(AsyncName(name.epoch, name.index) for name in self._engine.wait(pending).slices)
+            return None
+        reply = self._engine.wait(self._lease(epoch, last, wait_s))
+        self._queue.extend(AsyncName(name.epoch, name.index) for name in reply.slices)
+        return reply
+
+    def _lease(self, epoch: int, last: bool, wait_s: float) -> concurrent.futures.Future[coordinator_pb2.LeaseResponse]:
+        done, self._done = self._done, []
+        return self._engine.lease(epoch, last, _LEASE_AHEAD, done, wait_s)
+
+    def ahead(self, epoch: int) -> Iterator[Item]:
+        """What is leased, and as much more as the data loader asks for."""
+        position = self._popped
+        while True:
+            position = max(position, self._popped)
+            if position - self._popped >= len(self._queue):
+                if self._finished or self._engine.mode_changed():
+                    return
+                while (reply := self._fetch(epoch, False, 0.0)) is None:
+                    pass
+                if not reply.slices:
+                    return
+            name = self._queue[position - self._popped]
+            position += 1
+            yield Item(name, name.epoch, name.index)
+
+    def contribute(self, item: Item, node: Node, groups: Sequence[types_pb2.GroupHypers]) -> bool:
+        """Push the slice, count one clock on, and wait until the bound allows the next one."""
+        assert isinstance(item.name, AsyncName)
+        assert self._queue, "a slice was leased before it is handed in"
+        assert self._queue[0] == item.name, "slices are handed in as they were handed out"
+        if len(self._queue) <= _LEASE_LOW and self._pending is None:
+            self._pending = self._lease(item.epoch, False, 0.0)
+        counted = self._engine.wait_all([self._engine.push(item.name, node, groups, self.clock)])
+        self._queue.popleft()
+        self._popped += 1
+        self._done.append(item.name)
+        self._clock = self.clock + 1
+        self._pull()
+        return counted
+
+    def _pull(self) -> None:
+        """Pull for the present clock. A newcomer takes the highest of the shards' slowest clocks, and says so."""
+        while True:
+            want: Want = Joining() if self._clock is None else AtClock(self._clock)
+            min_clock = self._engine.pull_now(want)
+            if min_clock is None:  # the mode has changed meanwhile
+                return
+            if self._clock is not None and min_clock <= self._clock:
+                self._fresh = True
+                return
+            self._clock = min_clock
+
+    def finish(self) -> None:
+        """Report what is done, and lease no more; the rest is given back by leaving, or by asking again."""
+        self._finished = True
+        if self._pending is not None:
+            self._engine.wait(self._pending)
+            self._pending = None
+        if self._done:
+            done, self._done = self._done, []
+            self._engine.wait(self._engine.lease(0, False, 0, done, 0.0, ()))
