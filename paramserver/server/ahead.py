@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +15,7 @@ from paramserver.server.version import Version
 from paramserver.tensors.codec import encode_frame
 from paramserver.v1 import shard_pb2
 
-# Whoever has been sent something is not asked to come again for so long.
+# Whoever is sent something is not asked to come again for so long.
 _WAIT_S = 60.0
 
 
@@ -37,6 +38,7 @@ class Ahead:
         self._rounding = shard.drafting.rounding = rounding
         # What was sent: by the number of a draft, which of its chunks.
         self._sent: dict[int, set[int]] = {}
+        self._sent_at = -math.inf
         # The state machine's answer, after :meth:`frames`; None if none came in time.
         self.pulled: AnswerPull | None = None
 
@@ -76,12 +78,12 @@ class Ahead:
             return None
         index = draft.order[len(have)]
         have.add(index)
+        self._sent_at = time.monotonic()
         return draft.frames[index]
 
     async def _answer(self) -> AnswerPull | None:
-        deadline = time.monotonic() + max(self._wait_s, _WAIT_S)
         while (pulled := await self._shard.pull(self._ask, self._wait_s)) is None:
-            if not any(self._sent.values()) or time.monotonic() > deadline:
+            if time.monotonic() > self._sent_at + _WAIT_S:
                 break
         return pulled
 

@@ -23,7 +23,8 @@ log = structlog.get_logger("paramserver.worker")
 
 T = TypeVar("T")
 _BACK_OFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-_ATTEMPT_S = 60.0
+# How long an attempt may take, and besides for each byte that it is about: as on a link of 1 Mb/s.
+_ATTEMPT_S, _BYTE_S = 60.0, 8e-6
 _ATTACH_S = 10.0
 
 
@@ -54,6 +55,7 @@ class Base:
         self.rounding: Cast | None = None
         # Pulls of which somebody has been given the first part.
         self._pulls: set[asyncio.Task[Pulled]] = set()
+        self._nbytes = [sum(chunk.nbytes for chunk in plan.chunks_of(server)) for server in range(len(self.channels))]
         self._traffic = Traffic(len(self.channels), plan.layout.chunk_bytes)
         self._worker = worker
         self._wait_timeout_s = wait_timeout_s
@@ -118,14 +120,20 @@ class Base:
 
     # ---- trying again
 
-    async def _persist(self, server: int, what: str, attempt: Callable[[float], Coroutine[Any, Any, T]]) -> T:
-        """Try until it works, somebody says never, or the deadline passes (the error then names the shard)."""
+    async def _persist(
+        self, server: int, what: str, attempt: Callable[[float], Coroutine[Any, Any, T]], nbytes: int = 0
+    ) -> T:
+        """Try until it works, somebody says never, or the deadline passes (the error then names the shard).
+
+        ``nbytes``: how many have to travel. ``attempt`` gets the seconds that it may take.
+        """
         started = time.monotonic()
+        longest = _ATTEMPT_S + nbytes * _BYTE_S
         deadline = started + self._wait_timeout_s
         tries, said = 0, 0.0
         while True:
             try:
-                return await attempt(min(_ATTEMPT_S, max(0.1, deadline - time.monotonic())))
+                return await attempt(min(longest, max(0.1, deadline - time.monotonic())))
             except errors.RetryableError as error:
                 now = time.monotonic()
                 if now >= deadline:

@@ -119,7 +119,8 @@ class Pulling(Base):
                     if question is not None:
                         request.shared.CopyFrom(question)
                 try:
-                    answer = await self._persist(server, "to pull", partial(self._download, server, request, begun))
+                    download = partial(self._download, server, request, begun)
+                    answer = await self._persist(server, "to pull", download, self._nbytes[server])
                 except errors.RolledBackError:
                     raise
                 except errors.FencedError:

@@ -106,7 +106,7 @@ class Pushing(Base):
                 return await attempt(timeout_s)
             return cast(shard_pb2.PushResponse, reply)
 
-        reply = await self._persist(server, f"to push {facts.name}", attempt)
+        reply = await self._persist(server, f"to push {facts.name}", attempt, self._nbytes[server])
         return shard_pb2.OUTCOME_ACCEPTED if reply.own else reply.outcome
 
     async def _upload(
@@ -152,6 +152,6 @@ class Pushing(Base):
                 frames = chunk_frames(header, ((chunk_ref(chunk), read(chunk.index)) for chunk in chunks))
                 await self.channels[server].upload("Shard.Initialize", frames, timeout=timeout_s)
 
-            await self._persist(server, "to upload version 0", attempt)
+            await self._persist(server, "to upload version 0", attempt, self._nbytes[server])
 
         await asyncio.gather(*(one(server) for server in range(len(self.channels))))

@@ -1,0 +1,65 @@
+"""How long a worker gives a server: as long as what has to travel takes on a slow link, and no longer than it waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any, cast
+
+import pytest
+from google.protobuf.message import Message
+
+from paramserver import errors
+from paramserver.core.events import AtLeast
+from paramserver.core.names import SyncName
+from paramserver.core.plan import TensorSpec, make_layout, make_plan
+from paramserver.transport.base import Channel
+from paramserver.worker.contribution import PushFacts
+from paramserver.worker.links import ShardLinks
+
+
+class Silent:
+    """Takes note of how long it may take, and says that it will never do."""
+
+    kind, address = "memory", "here"
+
+    def __init__(self) -> None:
+        self.timeouts: list[float] = []
+
+    async def upload(self, method: str, frames: Any, *, timeout: float) -> Message:
+        self.timeouts.append(timeout)
+        raise errors.JobFailedError("never")
+
+    async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[bytes, None]:
+        self.timeouts.append(timeout)
+        raise errors.JobFailedError("never")
+        yield b""
+
+
+@pytest.mark.parametrize(
+    ("elements", "wait_s", "longest_s"),
+    [
+        (16, 600.0, 60.0),
+        (1_000_000, 600.0, 60.0 + 32.0),
+        (1_000_000_000, 600.0, 600.0),
+        (1_000_000_000, 5000.0, 5000.0),
+    ],
+)
+def test_what_is_large_may_take_long(elements: int, wait_s: float, longest_s: float) -> None:
+    plan = make_plan(make_layout([TensorSpec("w", (elements,), "float32")]), 1)
+    server = Silent()
+    links = ShardLinks([cast(Channel, server)], plan, "job", lambda: 1, wait_s)
+    facts = PushFacts(SyncName(0, 0, 1, 1), 1, False, frozenset({0}), (), [0], 0, 0, 0.0, 0, None, {})
+
+    async def go() -> None:
+        for work in (
+            links.initialize(1, lambda chunk: memoryview(b"")),
+            links.push(facts, lambda chunk: memoryview(b"")),
+        ):
+            with pytest.raises(errors.JobFailedError):
+                await work
+        with pytest.raises(errors.JobFailedError):
+            await links.pull(AtLeast(0))
+
+    asyncio.run(go())
+    assert server.timeouts == pytest.approx([longest_s, longest_s, longest_s + 5.0], abs=1.0)
