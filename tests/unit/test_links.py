@@ -32,8 +32,10 @@ class Silent:
 
     async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[bytes, None]:
         self.timeouts.append(timeout)
+        yield await self._never()
+
+    async def _never(self) -> bytes:
         raise errors.JobFailedError("never")
-        yield b""
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,7 @@ def test_what_is_large_may_take_long(elements: int, wait_s: float, longest_s: fl
     plan = make_plan(make_layout([TensorSpec("w", (elements,), "float32")]), 1)
     server = Silent()
     links = ShardLinks([cast(Channel, server)], plan, "job", lambda: 1, wait_s)
-    facts = PushFacts(SyncName(0, 0, 1, 1), 1, False, frozenset({0}), (), [0], 0, 0, 0.0, 0, None, {})
+    facts = PushFacts(SyncName(0, 0, 1, 1), 1, False, frozenset({0}), (), [0])
 
     async def go() -> None:
         for work in (
