@@ -24,7 +24,7 @@ from tests.cluster.schedules import Schedule
 
 SCHEDULES, CASES = 100_000, 10
 # So many tenths with every `make test`, all of them with `make test-long`.
-SHORT = 2
+SHORT = 1
 Log = Sequence[tuple[str, int, int, AsyncName | None]]
 
 

@@ -21,7 +21,7 @@ def play(seeds: range, impatient: bool = False) -> Counter[str]:
     return total
 
 
-@pytest.mark.parametrize("case", [0, 1, *(pytest.param(case, marks=pytest.mark.long) for case in range(2, CASES))])
+@pytest.mark.parametrize("case", [0, *(pytest.param(case, marks=pytest.mark.long) for case in range(1, CASES))])
 def test_every_version_is_the_one_sum_of_its_slices(case: int) -> None:
     """Members come, go and come too late; nodes of all sizes arrive late, twice, and long after their step."""
     total = play(range(case, SCHEDULES, CASES))
