@@ -101,8 +101,10 @@ def cluster(
         return job.finish()
 
 
-def ring(network: Network, workers: int, words: Sequence[str]) -> dict[str, Any]:
-    """The same with gloo's all_reduce on the workers' hosts."""
+def ring(
+    network: Network, workers: int, words: Sequence[str], script: Path = SCRIPT, how: str = "--ring"
+) -> dict[str, Any]:
+    """The same with gloo's all_reduce on the workers' hosts; ``how`` tells the script to do so."""
     with _Job() as job:
         for i in range(workers):
             where = {
@@ -112,7 +114,7 @@ def ring(network: Network, workers: int, words: Sequence[str]) -> dict[str, Any]
                 "WORLD_SIZE": str(workers),
                 "GLOO_SOCKET_IFNAME": "eth0",
             }
-            job.start(network, f"w{i}", str(SCRIPT), "--ring", *words, "--out", str(job.out), environ=where)
+            job.start(network, f"w{i}", str(script), how, *words, "--out", str(job.out), environ=where)
         return job.finish()
 
 

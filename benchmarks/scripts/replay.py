@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -23,10 +24,11 @@ SHAPES = {
     "ResNet-50": [2, *[18] * 3, *[70] * 4, *[295] * 6, *[1240] * 3, 512],
     "VGG-16": [1, 9, 18, 37, 74, 148, 148, 295, 590, 590, 590, 590, 590, 25690, 4195, 1024],
     "BERT-base": [5960, *[1772] * 12, 148],
+    "12 layers": [500] * 12,
 }
 # Of the time of a step, the rest is the backward pass.
 FORWARD = 1 / 3
-RATE = 0.5
+RATE, GRADIENT = 0.5, 1 / 1024
 
 
 class _Sleep(torch.autograd.Function):
@@ -35,13 +37,13 @@ class _Sleep(torch.autograd.Function):
         time.sleep(seconds[0])
         ctx.save_for_backward(weight)
         ctx.seconds = seconds[1]
-        return x.clone()
+        return x * weight[:1]  # reads it, as layers do
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         time.sleep(ctx.seconds)
         (weight,) = ctx.saved_tensors
-        return gradients[0], torch.full_like(weight, 1 / 1024), None
+        return gradients[0], torch.full_like(weight, GRADIENT), None
 
 
 class Layer(nn.Module):
@@ -65,7 +67,7 @@ def network(shape: str, seconds: float) -> nn.Module:
 
 
 class Clock:
-    """When each step began."""
+    """When each step began, in which every worker or rank has a slice."""
 
     def __init__(self, skip: int) -> None:
         self._skip, self._began = skip, dict[int, float]()
@@ -79,15 +81,13 @@ class Clock:
         return (self._began[last] - self._began[first]) / (last - first)
 
 
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> None:
-    model(x.requires_grad_()).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def write(args: argparse.Namespace, clock: Clock, model: nn.Module) -> None:
+def write(args: argparse.Namespace, clock: Clock, model: nn.Module, updates: int) -> None:
+    """``updates``: how often the weights were changed. They began as 1."""
     weight = next(model.parameters())[0].item()
-    args.out.write_text(json.dumps({"step_s": clock.seconds(), "weight": weight}))
+    wanted = 1 - updates * RATE * GRADIENT
+    if not math.isclose(weight, wanted, rel_tol=1e-5):
+        raise SystemExit(f"the first weight is {weight} after {updates} updates, and should be {wanted}")
+    args.out.write_text(json.dumps({"step_s": clock.seconds()}))
 
 
 def ours(args: argparse.Namespace) -> None:
@@ -95,17 +95,22 @@ def ours(args: argparse.Namespace) -> None:
 
     clock = Clock(args.skip)
     with ps.init() as ctx:
+        updates = args.ranks if ctx.mode == "async" else 1  # of a step
         model = network(args.shape, args.compute_s)
         optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
         samples = TensorDataset(torch.zeros(args.steps * args.ranks, 1))
         model, optimizer, loader = ctx.prepare(model, optimizer, DataLoader(samples, batch_size=1))
         for _ in ctx.epochs(1):
             for (x,) in loader:
-                clock.at(ctx.version)
-                step(model, optimizer, x)
-        clock.at(ctx.version)
+                clock.at(ctx.version // updates)
+                model(x.requires_grad_()).sum().backward()
+                if args.clip:
+                    ctx.clip_grad_norm(1e9)
+                optimizer.step()
+                optimizer.zero_grad()
+        clock.at(ctx.version // updates)
         if ctx.rank == 0:
-            write(args, clock, model)
+            write(args, clock, model, ctx.version)
 
 
 def ddp(args: argparse.Namespace) -> None:
@@ -118,10 +123,12 @@ def ddp(args: argparse.Namespace) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, fused=True)
     for number in range(args.steps):
         clock.at(number)
-        step(model, optimizer, torch.zeros(1, 1))
+        model(torch.zeros(1, 1).requires_grad_()).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
     clock.at(args.steps)
     if dist.get_rank() == 0:
-        write(args, clock, model.module)
+        write(args, clock, model.module, args.steps)
     dist.destroy_process_group()
 
 
@@ -136,13 +143,14 @@ def alone(args: argparse.Namespace) -> None:
         optimizer.zero_grad()
     clock.at(args.steps)
     if rank == 0:
-        write(args, clock, model)
+        write(args, clock, model, 0)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ddp", action="store_true", help="as a rank of torchrun")
     parser.add_argument("--alone", action="store_true", help="as a rank of torchrun that only computes")
+    parser.add_argument("--clip", action="store_true", help="have the servers clip, to a norm that is never reached")
     parser.add_argument("--shape", choices=sorted(SHAPES), required=True)
     parser.add_argument("--compute-s", type=float, required=True, help="forward and backward pass together, in seconds")
     parser.add_argument("--ranks", type=int, required=True)
