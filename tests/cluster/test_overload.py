@@ -228,7 +228,7 @@ def test_h13_rejected_pushes_do_not_fill_the_log() -> None:
         client.close()
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.long)])
 def test_memory_does_not_grow_with_the_number_of_contributions(mode: str) -> None:
     """After a tenth of them and after all; caches that fill up to a bound are full by then."""
     with Cluster(1, 1, mode, "unbounded") as cluster:

@@ -172,6 +172,25 @@ def test_reads_that_are_not_told_of_are_noticed_and_the_slice_is_computed_again(
         assert digests == plainly(monkeypatch, lambda: train(program, **OPTIONS))
 
 
+def test_scripts_that_compile_their_model_have_all_weights_at_once(
+    monkeypatch: pytest.MonkeyPatch, count: Counter[str]
+) -> None:
+    from torch._dynamo import convert_frame
+
+    monkeypatch.setattr(convert_frame, "FRAME_COUNTER", 0)
+
+    def model() -> Any:
+        found: Any = network(hidden=40)
+        found.compile(backend="eager")
+        return found
+
+    program = Program(DATA, 8, 2, model, adamw)
+    digests = train(program, **OPTIONS).digests
+    assert convert_frame.FRAME_COUNTER > 0
+    assert count == {"begun": 2, "in vain": 0}
+    assert digests == plainly(monkeypatch, lambda: train(program, **OPTIONS))
+
+
 class Moved(nn.Module):
     """Its weights are where this script has put them, or of a narrower type than those of the servers."""
 

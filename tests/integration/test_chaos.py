@@ -67,6 +67,7 @@ def test_a_run_under_faults_has_the_bits_of_one_without(place: Place) -> None:
     assert place.leftovers() == []
 
 
+@pytest.mark.long
 def test_a_plan_that_never_strikes_is_a_failure(place: Place) -> None:
     (place.work / "chaos.toml").write_text('[[fault]]\nat = "worker.after_pull"\nstep = 100000\ndo = "kill"\n')
     done = place.paramserver(

@@ -47,7 +47,7 @@ def wanted() -> Iterator[dict[str, Any]]:
         ("killed", "lost", 2.0),
         pytest.param("stopped", "lost", LEASE_S + SLACK_S, marks=pytest.mark.long),
         pytest.param("gil", "lost", LEASE_S + SLACK_S, marks=pytest.mark.long),
-        ("loader", "stalled", STALL_S + SLACK_S),
+        pytest.param("loader", "stalled", STALL_S + SLACK_S, marks=pytest.mark.long),
     ],
 )
 def test_a_worker_that_stops_is_missed_in_time(

@@ -100,7 +100,9 @@ def _in_shared_memory() -> set[str]:
     return {entry.name for entry in SHARED_MEMORY.iterdir() if entry.name.startswith(("torch_", "psm_", "paramserver"))}
 
 
-@pytest.mark.parametrize("end", ["success", pytest.param("failure", marks=pytest.mark.long), "ctrl-c"])
+@pytest.mark.parametrize(
+    "end", ["success", *(pytest.param(end, marks=pytest.mark.long) for end in ("failure", "ctrl-c"))]
+)
 def test_k05_a_run_leaves_its_record_only(place: Place, shared: Shared, end: str) -> None:
     script = {"success": ("--epochs", "1"), "failure": ("--misbehave", "1:3:raise")}
     run = Run(place, shared, "tidy", *script.get(end, ("--epochs", "100000", "--pace", "0.05")))
