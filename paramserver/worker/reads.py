@@ -105,13 +105,18 @@ class Reads(TorchFunctionMode):
         """What torch calls in place of ``func``."""
         # What is compiled would not wait.
         if self._reader is not None and not torch.compiler.is_compiling() and func not in _HARMLESS:
-            if func is torch.Tensor.backward:  # within it, this mode does not hear of anything
-                self._reader.complete()
-            else:
-                self._look(self._reader, args)
-                if kwargs:
-                    self._look(self._reader, kwargs.values())
+            self._tell(self._reader, func, args, kwargs)
         return func(*args, **(kwargs or {}))
+
+    def _tell(
+        self, reader: Reader, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None
+    ) -> None:
+        if func is torch.Tensor.backward:  # within it, this mode does not hear of anything
+            reader.complete()
+            return
+        self._look(reader, args)
+        if kwargs:
+            self._look(reader, kwargs.values())
 
     def _look(self, reader: Reader, values: Iterable[Any]) -> None:
         for value in values:
@@ -153,6 +158,7 @@ def _extent(tensor: torch.Tensor) -> int:
 
 
 def _compiled() -> bool:
-    """Whether torch has compiled something here: it would do so again where a mode has come or gone."""
-    frames = sys.modules.get("torch._dynamo.convert_frame")
-    return bool(getattr(frames, "FRAME_COUNTER", 0))
+    """Whether torch was asked to compile something here: it would compile again where a mode has come or gone."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    backends: dict[int, object] = getattr(dynamo, "cached_backends", {})
+    return any(backend is not None for backend in backends.values())

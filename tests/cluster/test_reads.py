@@ -172,21 +172,34 @@ def test_reads_that_are_not_told_of_are_noticed_and_the_slice_is_computed_again(
         assert digests == plainly(monkeypatch, lambda: train(program, **OPTIONS))
 
 
-def test_scripts_that_compile_their_model_have_all_weights_at_once(
-    monkeypatch: pytest.MonkeyPatch, count: Counter[str]
-) -> None:
-    from torch._dynamo import convert_frame
+class OfItsOwn(nn.Module):
+    """torch compiles what is not its own."""
 
-    monkeypatch.setattr(convert_frame, "FRAME_COUNTER", 0)
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = network(hidden=40)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """Scores of the classes."""
+        return torch.tanh(self.layers(x))
+
+
+@pytest.mark.parametrize("of_its_own", [True, False])
+def test_scripts_whose_model_is_compiled_have_all_weights_at_once(
+    of_its_own: bool, monkeypatch: pytest.MonkeyPatch, count: Counter[str]
+) -> None:
+    from torch._dynamo import eval_frame
+
+    monkeypatch.setattr(eval_frame, "cached_backends", {})
 
     def model() -> Any:
-        found: Any = network(hidden=40)
+        found: Any = OfItsOwn() if of_its_own else network(hidden=40)
         found.compile(backend="eager")
         return found
 
     program = Program(DATA, 8, 2, model, adamw)
     digests = train(program, **OPTIONS).digests
-    assert convert_frame.FRAME_COUNTER > 0
+    assert eval_frame.cached_backends
     assert count == {"begun": 2, "in vain": 0}
     assert digests == plainly(monkeypatch, lambda: train(program, **OPTIONS))
 
