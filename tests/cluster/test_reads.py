@@ -276,6 +276,22 @@ def test_weights_that_do_not_come_any_more_have_the_slice_computed_again(count: 
     assert torch.equal(outcome.tensor("cells"), torch.full((120,), 2.0))
 
 
+def test_weights_that_are_waited_for_and_never_come_are_asked_for_again(count: Counter[str]) -> None:
+    """Asynchronous, in a mode of the script's own: nobody is told of reads."""
+    plan = FaultPlan([Rule("Shard.Pull", Fault.LOSE_REPLY, 0.5)], seed=1)
+    options: dict[str, Any] = {"mode": "async", "staleness": "unbounded", "settings": {"training.chunk_bytes": 64}}
+
+    def run(ctx: Context) -> None:
+        with Own():
+            LedgerProgram(120, 2, 2)(ctx)
+
+    outcome = train(run, 4, 2, faults=plan, **options)
+    plan.check()
+    assert count["begun"] == 4
+    assert count["in vain"] > 0
+    assert torch.equal(outcome.tensor("cells"), torch.full((120,), 2.0))
+
+
 # ---- the order of things
 
 

@@ -60,13 +60,13 @@ class Engine(GoingBack, Leaving):
         self.stalled_s = 0.0
         try:
             right = self._settle(frozenset(node.used))
+            self._slice_times.append(time.monotonic() - self._begun_at - self.stalled_s)
+            if not right:
+                self.discard(node)
+                self._refresh()
+                return True
         except errors.RolledBackError:
             return self._follow()
-        self._slice_times.append(time.monotonic() - self._begun_at - self.stalled_s)
-        if not right:
-            self.discard(node)
-            self._refresh()
-            return True
         self.slices += 1
         self.samples += node.samples
         assert self._pace is not None, "an item comes before its contribution"
@@ -89,7 +89,7 @@ class Engine(GoingBack, Leaving):
         if isinstance(self._pace, AsyncPace):
             self._pace.refresh()
         else:
-            self._install(self._watch(self.background.submit(self.links.pull_version(self.version))))
+            self._pull_latest()
 
     def _ahead(self, pace: SyncPace | AsyncPace, epoch: int) -> Iterator[Item]:
         """Ends with the pace: one of before the job went back must not lease, nor say what it has done."""

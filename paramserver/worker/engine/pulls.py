@@ -7,11 +7,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from paramserver import errors
-from paramserver.core.consistency import Mode
-from paramserver.core.events import (
-    Latest,
-    Want,
-)
+from paramserver.core.events import Want
 from paramserver.v1 import shard_pb2
 from paramserver.worker.engine.leases import Leases
 from paramserver.worker.engine.weights import Weights
@@ -82,15 +78,3 @@ class Pulls(Weights, Leases):
             return None
         self._install(results)
         return max(result.min_clock for result in results)
-
-    def settle(self) -> None:
-        """The script is to do something else: see to it that all weights are there, of this version or a newer one."""
-        if not self._settle():
-            self._pull_latest()
-
-    def _pull_latest(self) -> None:
-        self._arrived()
-        if self.consistency.mode is Mode.SYNC:
-            self._install(self._watch(self.background.submit(self.links.pull_version(self.version))))
-        else:
-            self._install(self._watch(self.background.submit(self.links.pull(Latest()))))

@@ -6,6 +6,8 @@ import structlog
 import torch
 
 from paramserver import errors
+from paramserver.core.consistency import Mode
+from paramserver.core.events import Latest
 from paramserver.core.plan import Kind
 from paramserver.failpoints import reach
 from paramserver.worker.arriving import Arriving
@@ -39,7 +41,7 @@ class Weights(Host):
         self._on_weights(self._weights)
         if self._arriving is not None and not self._listens(self._arriving, self._weights):
             self.reads = None
-            self._settle()
+            self.settle()
             self._on_weights(self._weights)  # which may have copied what was not there
         reach("worker.after_pull", self.version)
 
@@ -87,6 +89,18 @@ class Weights(Host):
         """The script waits for somebody, or (if that is empty) goes on."""
         self.waiting_for = whom
         self._waiting += 1 if whom else -1
+
+    def settle(self) -> None:
+        """The script is to do something else: see to it that all weights are there, of this version or a newer one."""
+        if not self._settle():
+            self._pull_latest()
+
+    def _pull_latest(self) -> None:
+        """Take in the newest version, all of it."""
+        self._arrived()
+        sync = self.consistency.mode is Mode.SYNC
+        pull = self.links.pull_version(self.version) if sync else self.links.pull(Latest())
+        self._install(self._watch(self.background.submit(pull)))
 
     def _settle(self, used: frozenset[int] = frozenset()) -> bool:
         """See to it that all weights are there. False: what yielded gradients of ``used`` was computed on others.
