@@ -12,6 +12,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,14 @@ class Clock:
         return (self._began[last] - self._began[first]) / (last - first)
 
 
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, clip: Callable[[], None] | None = None) -> None:
+    model(x.requires_grad_()).sum().backward()
+    if clip is not None:
+        clip()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 def write(args: argparse.Namespace, clock: Clock, model: nn.Module, updates: int) -> None:
     """``updates``: how often the weights were changed. They began as 1."""
     weight = next(model.parameters())[0].item()
@@ -103,11 +112,7 @@ def ours(args: argparse.Namespace) -> None:
         for _ in ctx.epochs(1):
             for (x,) in loader:
                 clock.at(ctx.version // updates)
-                model(x.requires_grad_()).sum().backward()
-                if args.clip:
-                    ctx.clip_grad_norm(1e9)
-                optimizer.step()
-                optimizer.zero_grad()
+                step(model, optimizer, x, (lambda: ctx.clip_grad_norm(1e9)) if args.clip else None)
         clock.at(ctx.version // updates)
         if ctx.rank == 0:
             write(args, clock, model, ctx.version)
@@ -123,9 +128,7 @@ def ddp(args: argparse.Namespace) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, fused=True)
     for number in range(args.steps):
         clock.at(number)
-        model(torch.zeros(1, 1).requires_grad_()).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        step(model, optimizer, torch.zeros(1, 1))
     clock.at(args.steps)
     if dist.get_rank() == 0:
         write(args, clock, model.module, args.steps)

@@ -94,6 +94,6 @@ class Ahead:
             yield from frames
             return
         # What was a draft has one frame for each chunk.
-        for chunk, frame in zip(version.leaving(False), frames, strict=True):
+        for chunk, frame in zip(version.moving(False), frames, strict=True):
             if chunk.index not in have:
                 yield frame

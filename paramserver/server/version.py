@@ -30,7 +30,8 @@ class Version:
         self.tensors = dict(tensors)
         # Where it lies in memory shared with workers, if it does.
         self.slot: int | None = None
-        self._chunks = chunks
+        # In the order in which they leave: buffers, with which every slice begins, then as layers come.
+        self._chunks = sorted(chunks, key=lambda chunk: chunk.kind is not Kind.BUFFER)
         # The number of the draft that it was, if it was one; a pull without frozen chunks then has one frame per chunk.
         self.draft = 0
         # By whether frozen chunks are among them, and by encoding.
@@ -39,10 +40,6 @@ class Version:
     def moving(self, frozen: bool) -> list[Chunk]:
         """The chunks that change with versions; with ``frozen``, also those that never do."""
         return [chunk for chunk in self._chunks if frozen or chunk.kind is not Kind.FROZEN]
-
-    def leaving(self, frozen: bool) -> list[Chunk]:
-        """The same in the order in which they leave: buffers, with which every slice begins, then as layers come."""
-        return sorted(self.moving(frozen), key=lambda chunk: chunk.kind is not Kind.BUFFER)
 
     def same_as(self, other: Version) -> bool:
         """Whether it has the very tensors of another version of this shard."""
@@ -60,7 +57,7 @@ class Version:
 
     def passing(self, frozen: bool, rounding: Compressor | None = None) -> Iterator[bytes]:
         """The same, encoded as they are asked for, and not kept."""
-        parts = (part(chunk, self.tensors[chunk.index], rounding) for chunk in self.leaving(frozen))
+        parts = (part(chunk, self.tensors[chunk.index], rounding) for chunk in self.moving(frozen))
         return chunk_frames(None, parts, _FRAME_BYTES)
 
     def encoded(self, frozen: bool, rounding: Compressor | None = None) -> bool:
@@ -69,12 +66,12 @@ class Version:
 
     def was(self, draft: Draft) -> None:
         """It was a draft: who pulls ahead has some of its frames already. Not thread-safe."""
-        leaving = self.leaving(False)
-        for chunk in leaving:
+        moving = self.moving(False)
+        for chunk in moving:
             if chunk.index not in draft.frames:
                 draft.frames[chunk.index] = draft.encode(chunk, self.tensors[chunk.index])
         self.draft = draft.number
-        self._frames[_key(False, draft.rounding)] = [draft.frames[chunk.index] for chunk in leaving]
+        self._frames[_key(False, draft.rounding)] = [draft.frames[chunk.index] for chunk in moving]
 
 
 def room_for(chunks: Iterable[Chunk]) -> dict[int, torch.Tensor]:

@@ -20,7 +20,6 @@ class AsyncWorker:
     def __init__(self, member: Member, leases: SliceLeases, workers: int, early: bool = False) -> None:
         """``early``: a contribution leaves while it is computed, from the second on."""
         self._member, self._leases, self._workers, self._early = member, leases, workers, early
-        self._begun = False
         self._queue: deque[AsyncName] = deque()
         self._done: list[AsyncName] = []
         self._clock: int | None = None
@@ -29,6 +28,7 @@ class AsyncWorker:
         """Work without end."""
         member = self._member
         pending: Signal[list[AsyncName]] | None = None
+        early = False  # nobody knows before the first contribution what one consists of
         yield from self._pull()
         while True:
             if not self._queue:
@@ -39,8 +39,8 @@ class AsyncWorker:
             name = self._queue[0]
             assert self._clock is not None
             pushes = member.begin(name, self._clock)
-            yield from member.compute(pushes if self._early and self._begun else ())
-            self._begun = True
+            yield from member.compute(pushes if early else ())
+            early = self._early
             if len(self._queue) <= _LEASE_LOW and pending is None:
                 pending = self._lease()
             yield from member.wait_all([member.complete(pushes)])

@@ -216,10 +216,10 @@ class Context:
         """For the loader: the slice to compute now, None at the end of the epoch."""
         item = self.engine.next_item(self._epoch, self._last)
         self._in_loop = item is not None
-        if item is None:
-            self.engine.settle()
         if item is None and self._last and self.engine.consistency.mode is Mode.ASYNC:
             self.engine.pull_latest()
+        elif item is None:
+            self.engine.settle()
         return item
 
     def ahead(self) -> Iterator[Item]:

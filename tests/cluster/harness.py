@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, TypeVar
 
 import pytest
@@ -299,6 +299,15 @@ def train(
     """One job from start to end."""
     with Cluster(workers, servers, **options) as cluster:
         return cluster.train(script, settings)
+
+
+def train_without(
+    part: ModuleType, script: Script, monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> tuple[str, str, str]:
+    """The digests of a job in which nothing is large enough for what the module ``part`` does."""
+    with monkeypatch.context() as patch:
+        patch.setattr(part, "LEAST_BYTES", 1 << 40)
+        return train(script, **options).digests
 
 
 def inside(work: Callable[[Context], object]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from paramserver.testing.faults import Fault, FaultPlan, Rule
 from paramserver.worker import early
 from paramserver.worker.context import Context
 from paramserver.worker.early import EarlyChunks, EarlyPushes
-from tests.cluster.harness import train
+from tests.cluster.harness import train, train_without
 from tests.cluster.programs import LedgerProgram, Program, adamw, dataset, network
 from tests.cluster.test_faults import Death
 
@@ -49,11 +50,8 @@ def script(each: Any = None, **options: Any) -> Program:
     return Program(DATA, 8, 2, lambda: network(hidden=300, norm=True), adamw, each=each, **options)
 
 
-def plainly(program: Program, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[str, str, str]:
-    """The digests of the same training without anything of this."""
-    with monkeypatch.context() as patch:
-        patch.setattr(early, "LEAST_BYTES", 1 << 40)
-        return train(program, **options).digests
+# The digests of the same training without anything of this.
+plainly = partial(train_without, early)
 
 
 def test_same_bits(monkeypatch: pytest.MonkeyPatch, count: Counter[str]) -> None:
@@ -88,9 +86,13 @@ def dropped(ctx: Context, number: int) -> None:
         of(ctx)[0].grad = None
 
 
+def clip(ctx: Context, number: int) -> None:
+    ctx.clip_grad_norm(0.1)
+
+
 def clipped(ctx: Context, number: int) -> None:
     if ctx.version == 2:
-        ctx.clip_grad_norm(0.1)
+        clip(ctx, number)
 
 
 @pytest.mark.parametrize("meddle", [hidden, dropped, clipped])
@@ -154,12 +156,9 @@ def test_a_contribution_of_other_tensors_than_those_expected_is_pushed_once_and_
 def test_clipped_by_the_servers_they_leave_early_all_the_same(
     monkeypatch: pytest.MonkeyPatch, count: Counter[str]
 ) -> None:
-    def each(ctx: Context, number: int) -> None:
-        ctx.clip_grad_norm(0.1)
-
-    digests = train(script(each), **OPTIONS).digests
+    digests = train(script(clip), **OPTIONS).digests
     assert count == {"begun": 2 * 5, "sealed": 2 * 5}
-    assert digests == plainly(script(each), monkeypatch, **OPTIONS)
+    assert digests == plainly(script(clip), monkeypatch, **OPTIONS)
 
 
 def test_a_second_backward_pass_counts(monkeypatch: pytest.MonkeyPatch, count: Counter[str]) -> None:

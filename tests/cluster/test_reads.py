@@ -9,15 +9,17 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from google.protobuf.message import Message
 from torch import nn
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import BaseTorchFunctionMode, _get_current_function_mode_stack
 from torch.utils.data import DataLoader
 
+from paramserver import errors
 from paramserver.tensors.codec import split_frame
 from paramserver.testing.faults import Fault, FaultPlan, Rule
 from paramserver.transport.base import Channel
@@ -26,13 +28,10 @@ from paramserver.worker.arriving import Arriving
 from paramserver.worker.context import Context
 from paramserver.worker.engine import Engine
 from paramserver.worker.reads import Reads
-from tests.cluster.harness import Cluster, Outcome, digest, train, until
+from tests.cluster.harness import Cluster, digest, train, train_without, until
 from tests.cluster.programs import CLASSES, FEATURES, LedgerProgram, Program, adamw, dataset, fill, network, plain
 from tests.cluster.taps import Commands, TappedChannel
-
-DATA = dataset(48)
-SMALL = {"training.chunk_bytes": 832}
-OPTIONS: dict[str, Any] = {"workers": 2, "servers": 2, "settings": SMALL}
+from tests.cluster.test_early import DATA, OPTIONS, clip, script
 
 
 @pytest.fixture(autouse=True)
@@ -57,19 +56,8 @@ def count(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     assert found["begun"] > 0
 
 
-def plainly(monkeypatch: pytest.MonkeyPatch, work: Callable[[], Outcome]) -> tuple[str, str, str]:
-    """The digests of the same training where every forward waits for all weights."""
-    with monkeypatch.context() as patch:
-        patch.setattr(arriving, "LEAST_BYTES", 1 << 40)
-        return work().digests
-
-
-def script(each: Any = None) -> Program:
-    return Program(DATA, 8, 2, lambda: network(hidden=300, norm=True), adamw, each=each)
-
-
-def clip(ctx: Context, number: int) -> None:
-    ctx.clip_grad_norm(0.1)
+# The digests of the same training where every forward waits for all weights.
+plainly = partial(train_without, arriving)
 
 
 @pytest.mark.parametrize("each", [None, clip], ids=["ahead", "clipped"])
@@ -77,7 +65,7 @@ def test_same_bits(each: Any, monkeypatch: pytest.MonkeyPatch, count: Counter[st
     digests = train(script(each), **OPTIONS).digests
     # Each of two workers takes in six versions.
     assert count == {"begun": 12, "in vain": 0}
-    assert digests == plainly(monkeypatch, lambda: train(script(each), **OPTIONS))
+    assert digests == plainly(script(each), monkeypatch, **OPTIONS)
 
 
 # ---- scripts that look at their weights between steps
@@ -129,7 +117,7 @@ def test_whoever_looks_at_weights_sees_those_of_the_version(
 ) -> None:
     looks, twin = Looks(look), Looks(look)
     digests = train(looks, **OPTIONS).digests
-    assert digests == plainly(monkeypatch, lambda: train(twin, **OPTIONS))
+    assert digests == plainly(twin, monkeypatch, **OPTIONS)
     assert looks.seen == twin.seen
     assert len(set(looks.seen.values())) == 6
     assert not count["in vain"]
@@ -170,7 +158,7 @@ def test_reads_that_are_not_told_of_are_noticed_and_the_slice_is_computed_again(
     digests = train(program, **OPTIONS).digests
     assert count == {"begun": 2, "in vain": 2}  # once by each worker, and never again
     if model is not scripted:  # TorchScript's first pass yields other bits than the ones after it
-        assert digests == plainly(monkeypatch, lambda: train(program, **OPTIONS))
+        assert digests == plainly(program, monkeypatch, **OPTIONS)
 
 
 class OfItsOwn(nn.Module):
@@ -202,7 +190,7 @@ def test_scripts_whose_model_is_compiled_have_all_weights_at_once(
     digests = train(program, **OPTIONS).digests
     assert eval_frame.cached_backends
     assert count == {"begun": 2, "in vain": 0}
-    assert digests == plainly(monkeypatch, lambda: train(program, **OPTIONS))
+    assert digests == plainly(program, monkeypatch, **OPTIONS)
 
 
 class Moved(nn.Module):
@@ -229,31 +217,24 @@ def test_weights_that_lie_elsewhere_are_waited_for(
     program = Program(DATA, 8, 2, lambda: Moved(dtype), adamw)
     digests = train(program, **OPTIONS).digests
     assert count == {"begun": 4 if dtype is torch.float32 else 2, "in vain": 0}
-    assert digests == plainly(monkeypatch, lambda: train(program, **OPTIONS))
-
-
-class Own(TorchFunctionMode):
-    """A mode of the script."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
+    assert digests == plainly(program, monkeypatch, **OPTIONS)
 
 
 @pytest.mark.parametrize("around", ["all", "each"])
 def test_modes_of_the_script_go_on_as_before(around: str, monkeypatch: pytest.MonkeyPatch, count: Counter[str]) -> None:
     def each(ctx: Context, number: int) -> None:
         if around == "each":
-            with Own():
+            with BaseTorchFunctionMode():
                 clip(ctx, number)
 
     def run(ctx: Context) -> None:
-        with Own() if around == "all" else nullcontext():
+        with BaseTorchFunctionMode() if around == "all" else nullcontext():
             script(each)(ctx)
         assert not _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
 
     digests = train(run, **OPTIONS).digests
     assert count == {"begun": 2 if around == "all" else 12, "in vain": 0}
-    assert digests == plainly(monkeypatch, lambda: train(run, **OPTIONS))
+    assert digests == plainly(run, monkeypatch, **OPTIONS)
 
 
 # ---- networks and jobs in which something goes wrong
@@ -264,7 +245,7 @@ def test_over_a_bad_network(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> No
     plan = FaultPlan([Rule("Shard.Pull", fault, 0.3)], seed=7)
     outcome = train(script(clip), **OPTIONS, faults=plan)
     plan.check()
-    assert outcome.digests == plainly(monkeypatch, lambda: train(script(clip), **OPTIONS))
+    assert outcome.digests == plainly(script(clip), monkeypatch, **OPTIONS)
 
 
 def test_weights_that_do_not_come_any_more_have_the_slice_computed_again(count: Counter[str]) -> None:
@@ -288,7 +269,7 @@ def test_weights_that_are_waited_for_and_never_come_are_asked_for_again(count: C
         ctx.engine.reads = Reads(ctx._binding.parameters)
 
     def run(ctx: Context) -> None:
-        with Own():
+        with BaseTorchFunctionMode():
             LedgerProgram(120, 2, 2, each)(ctx)
 
     outcome = train(run, 3, 2, faults=plan, **options)
@@ -296,6 +277,20 @@ def test_weights_that_are_waited_for_and_never_come_are_asked_for_again(count: C
     assert count["begun"] > 50
     assert count["in vain"] > 0
     assert torch.equal(outcome.tensor("cells"), torch.full((120,), 2.0))
+
+
+def test_a_job_that_goes_back_at_the_end_of_an_epoch_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the last weights of the epoch are waited for."""
+    complete, followed = Engine._complete, list[int]()
+
+    def goes_back(self: Engine) -> None:
+        complete(self)
+        raise errors.RolledBackError("the job goes back to a checkpoint")
+
+    monkeypatch.setattr(Engine, "_complete", goes_back)
+    monkeypatch.setattr(Engine, "follow", lambda self: followed.append(self.version))
+    train(script(), **OPTIONS)
+    assert sorted(followed) == [3, 3, 6, 6]
 
 
 # ---- the order of things

@@ -28,7 +28,7 @@ class Leaving(Pushes):
         finished = self.through and self._session.failure is None
         self._early.drop()
         with contextlib.suppress(errors.ParamServerError):  # then the script keeps those that have come
-            self.settle()
+            self._complete()
         try:
             if self._pace is not None and self._session.failure is None:
                 self._pace.finish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import structlog
@@ -65,8 +66,16 @@ class GoingBack(Joining, Pulls):
 
     def pull_latest(self) -> None:
         """Take in the newest weights that all shards can give."""
+        self._following(self._pull_latest)
+
+    def settle(self) -> None:
+        """The script is to do something else: see to it that all weights are there, of this version or a newer one."""
+        self._following(self._complete)
+
+    def _following(self, work: Callable[[], None]) -> None:
+        """Do it, or go on from where the job has gone back to."""
         try:
-            self._pull_latest()
+            work()
         except errors.RolledBackError:
             self.follow()
 

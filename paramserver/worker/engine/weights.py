@@ -41,7 +41,7 @@ class Weights(Host):
         self._on_weights(self._weights)
         if self._arriving is not None and not self._listens(self._arriving, self._weights):
             self.reads = None
-            self.settle()
+            self._complete()
             self._on_weights(self._weights)  # which may have copied what was not there
         reach("worker.after_pull", self.version)
 
@@ -90,8 +90,8 @@ class Weights(Host):
         self.waiting_for = whom
         self._waiting += 1 if whom else -1
 
-    def settle(self) -> None:
-        """The script is to do something else: see to it that all weights are there, of this version or a newer one."""
+    def _complete(self) -> None:
+        """See to it that all weights are there, of this version or a newer one."""
         if not self._settle():
             self._pull_latest()
 
