@@ -87,6 +87,8 @@ class Board:
             rollbacks=self._job.recovery.count,
             steps_redone=self._job.recovery.steps_redone,
             wanted_workers=self._job.scaling.wanted,
+            troubles=self._job.promises.troubles,
+            broken_promises=self._job.promises.broken,
             data=data_to_proto(data) if data else None,
             steps_per_epoch=self._job.origin.steps_per_epoch if data and data.slice_size else 0,
         )

@@ -21,6 +21,7 @@ from paramserver.coordinator.cluster import Connect, Servers
 from paramserver.coordinator.journal import Journal
 from paramserver.coordinator.leasing import Leasing
 from paramserver.coordinator.model import ModelRegistry
+from paramserver.coordinator.promises import Promises
 from paramserver.coordinator.recovery import Recovery
 from paramserver.coordinator.scaling import Scaling
 from paramserver.coordinator.stalls import Stalls
@@ -116,6 +117,7 @@ class Job:
         # The version with which asynchronous mode began, if the job is asynchronous.
         self.async_from = 0
         self.lost: list[str] = []
+        self.promises = Promises()
         self._begin(journal.generation, self._first_ident())
         self.scaling = Scaling(self)
         self.draining: set[int] = set()
@@ -223,6 +225,7 @@ class Job:
             rollbacks=self.recovery.count,
             steps_redone=self.recovery.steps_redone,
             wanted_workers=self.scaling.wanted,
+            broken_promises=self.promises.broken,
         )
 
     def missing(self) -> str:
