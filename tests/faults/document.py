@@ -22,18 +22,27 @@ def line(outcome: Outcome) -> str:
     return f"{outcome.verdict:12} {outcome.name}  ({outcome.seconds:.1f} s{recovery}){detail}"
 
 
+def document(former: str, outcomes: Mapping[str, Outcome]) -> str:
+    """The whole page: what people have written at its beginning stays, the results after it are written anew."""
+    written, heading, _ = former.partition(f"{_MEASURED}\n")
+    if not heading:
+        raise ValueError(f"the page has no heading {_MEASURED!r}: put it where the results are to stand")
+    return written + text(outcomes)
+
+
 def text(outcomes: Mapping[str, Outcome]) -> str:
-    """The whole document."""
+    """The results."""
     campaign = [o for o in outcomes.values() if o.name.startswith("campaign")]
     kills = [o for o in outcomes.values() if o.name.startswith("kills")]
     matrix = [o for o in outcomes.values() if o not in campaign and o not in kills]
     return "\n".join([*_HEAD, *_matrix(matrix), *_campaign(campaign), *_kills(kills)]).rstrip() + "\n"
 
 
-_HEAD = """\
-# How reliable it is
+_MEASURED = "## Faults on purpose"
+_HEAD = f"""\
+{_MEASURED}
 
-Written by `make test-faults`, which takes about an hour; in pieces:
+From here on the page is written by `make test-faults`, which takes about an hour; in pieces:
 
 ```
 python -m tests.faults.matrix matrix --range 0:40
@@ -52,7 +61,7 @@ three cases ran at a time on two cores, so it says little about speed: the last 
 
 
 def _matrix(outcomes: Sequence[Outcome]) -> list[str]:
-    lines = ["", "## The crash matrix", ""]
+    lines = ["", "### The crash matrix", ""]
     if not outcomes:
         return [*lines, "Not run."]
     verdicts = Counter(outcome.verdict for outcome in outcomes)
@@ -91,7 +100,7 @@ def _longest(outcomes: Iterable[Outcome]) -> str:
 
 
 def _campaign(outcomes: Sequence[Outcome]) -> list[str]:
-    lines = ["", "## Random campaigns", ""]
+    lines = ["", "### Random campaigns", ""]
     if not outcomes:
         return [*lines, "Not run."]
     good = [outcome for outcome in outcomes if outcome.verdict == "ok"]
@@ -108,7 +117,7 @@ def _campaign(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def _kills(outcomes: Sequence[Outcome]) -> list[str]:
-    lines = ["", "## Recovery times", ""]
+    lines = ["", "### Recovery times", ""]
     if not outcomes:
         return [*lines, "Not run."]
     lines += [

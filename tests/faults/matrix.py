@@ -39,7 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     outcomes = runs.load(args.results)
     if args.what == "document":
-        DOCUMENT.write_text(document.text(outcomes))
+        if not outcomes:
+            parser.error(f"there are no results in {args.results}: the page would lose those that it has")
+        DOCUMENT.write_text(document.document(DOCUMENT.read_text(), outcomes))
         return 0
     cases = _cases(args)
     if args.what == "list":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -106,3 +107,27 @@ def test_results_can_be_read_again(tmp_path: Path) -> None:
     runs.save(tmp_path / "results.json", results)
     assert runs.load(tmp_path / "results.json") == results
     assert runs.load(tmp_path / "none.json") == {}
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+
+
+def test_writing_results_keeps_what_people_have_written() -> None:
+    former = PAGE.read_text()
+    written = document.document(former, {})
+    head = former.partition("## Faults on purpose")[0]
+    assert written.startswith(head)
+    assert "Not run." in written
+    with pytest.raises(ValueError, match="Faults on purpose"):
+        document.document("# Another page", {})
+
+
+def test_each_row_of_what_cannot_happen_silently_names_a_test_that_exists() -> None:
+    table = PAGE.read_text().partition("## What cannot happen silently")[2].partition("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("|")][2:]
+    assert rows
+    for row in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row[-1])
+        assert named, row
+        for path, name in named:
+            assert f"def {name}(" in (PAGE.parents[1] / path).read_text(), row
