@@ -6,8 +6,9 @@ import asyncio
 import json
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
@@ -117,8 +118,7 @@ class Coordinating:
                 code = await self._lead(store, leadership, stood_by, leading)
             finally:
                 self.front.service = None
-                await leadership.resign()
-                await store.close()
+                await to_the_end(_give_back(leadership, store))
             if code is not None:
                 return code
             stood_by = True
@@ -228,16 +228,21 @@ class Coordinating:
             return await self._conclude(service, how)
         finally:
             self.front.service = None
-            if not led:
-                pass  # the job stays as it was found
-            elif not service.over.done() and not (self._options.gather and service.members_present()):
-                # Nobody has come, or the launcher ends everybody: there is nothing to be taken over.
-                await service.conclude(types_pb2.JOB_STATE_STOPPED, "ended by a signal")
-            elif not self._options.gather and service.over.result() == "done":
-                await service.conclude(types_pb2.JOB_STATE_DONE, "done")
-            if led and service.ended and service.released:
-                await service.journal.forget_model()
-            await service.close()
+            # A signal that comes now must not leave half of it undone.
+            await to_the_end(self._wind_up(service, led))
+
+    async def _wind_up(self, service: CoordinatorService, led: bool) -> None:
+        """Leave in the store what somebody may need, and nothing else."""
+        if not led:
+            pass  # the job stays as it was found
+        elif not service.over.done() and not (self._options.gather and service.members_present()):
+            # Nobody has come, or the launcher ends everybody: there is nothing to be taken over.
+            await service.conclude(types_pb2.JOB_STATE_STOPPED, "ended by a signal")
+        elif not self._options.gather and service.over.result() == "done":
+            await service.conclude(types_pb2.JOB_STATE_DONE, "done")
+        if led and service.ended and service.released:
+            await service.journal.forget_model()
+        await service.close()
 
     async def _take_over(self, service: CoordinatorService, record: coordinator_pb2.JobRecord) -> None:
         differing = [
@@ -298,6 +303,7 @@ class Coordinating:
             return None
         if not self._options.gather:
             await self._stop.wait()
+            return 128 + self._signal  # the launcher has gathered the result
         if how == "failed":
             await service.wait_until(lambda: not service.members_present(), _TELL_S)
             self._say(f"paramserver: error: {service.reason}")
@@ -352,3 +358,18 @@ class Coordinating:
             state, reason = types_pb2.JOB_STATE_STOPPED, service.reason
         await service.conclude(state, reason, json.dumps(summary))
         return 0
+
+
+async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Await ``work`` to its end, also if the caller is cancelled meanwhile; then the cancellation goes on."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
+async def _give_back(leadership: Leadership, store: Store) -> None:
+    await leadership.resign()
+    await store.close()

@@ -30,6 +30,8 @@ from paramserver.v1 import coordinator_pb2
 # Together below the 5 s after which nothing may be left of an interrupted run.
 _WORKER_PATIENCE_S = 1.5
 _REST_PATIENCE_S = 1.5
+# Nobody waits for a run that has ended by itself: coordinator and servers may tidy up on a busy machine, too.
+_TIDY_S = 10.0
 # A coordinator that does not answer for so many leases is taken for hung.
 _HANG_LEASES = 2.0
 _MODEL_S = 30.0
@@ -202,7 +204,9 @@ class Launcher:
             await self._poll.close()
         if self._spawner is not None:
             await stop_all(self._spawner.children("worker"), _WORKER_PATIENCE_S)
-            await stop_all(self._spawner.children("coordinator", "server"), _REST_PATIENCE_S)
+            interrupted = self._signal is not None and self._signal.done()
+            rest = self._spawner.children("coordinator", "server")
+            await stop_all(rest, _REST_PATIENCE_S if interrupted else _TIDY_S)
         self._store.stop()
         if self._published is not None:
             withdraw_job(self._published)
