@@ -101,7 +101,12 @@ class PlainDisplay:
 
     def line(self, name: str, text: str) -> None:
         """Print it behind its name."""
-        print(f"{name} | {text}" if name else text, flush=True)
+        line = f"{name} | {text}" if name else text
+        try:
+            print(line, flush=True)
+        except UnicodeEncodeError:  # where standard output goes, not all characters are known
+            encoding = sys.stdout.encoding
+            print(line.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
     def update(self, status: coordinator_pb2.StatusResponse) -> None:
         """Print a line if it is time and something has happened."""
@@ -153,8 +158,9 @@ class LiveDisplay:
         line = Text()
         if name:
             line.append(f"{name} | ", style="cyan")
-        line.append(text)
-        self._console.print(line)
+        # A progress bar begins its line anew each time; here every state of it gets a line.
+        line.append(text.replace("\r", "\n"))
+        self._console.print(line, soft_wrap=True)
 
     def update(self, status: coordinator_pb2.StatusResponse) -> None:
         """Draw the newest state."""

@@ -8,10 +8,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-_LINE_LIMIT = 1 << 20
+from paramserver.local.lines import Lines
+
+_READ_BYTES = 64 << 10
+# What a process has left in its pipes is read to the end, as long as something comes within so many seconds.
+_QUIET_S = 2.0
 
 
 class Guard:
@@ -50,35 +54,51 @@ class Child:
         self._on_line = on_line
         self._process: asyncio.subprocess.Process | None = None
         self._pumps: list[asyncio.Task[None]] = []
+        # How often something has come out of it.
+        self._heard = 0
         self.exited: asyncio.Task[int] | None = None
 
     async def start(self, argv: Sequence[str], environment: Mapping[str, str], pass_fds: Sequence[int] = ()) -> None:
         """Start it. Must be called in the launcher's main thread, with which the child dies."""
-        self._process = await asyncio.create_subprocess_exec(
-            *argv,
-            env=dict(environment),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-            pass_fds=pass_fds,
-            limit=_LINE_LIMIT,
-        )
+        outputs = [os.pipe() for _ in range(2)]
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *argv,
+                env=dict(environment),
+                stdin=asyncio.subprocess.DEVNULL,
+                # Of pipes that asyncio makes it waits for the end, too, before it says that the process has ended.
+                stdout=outputs[0][1],
+                stderr=outputs[1][1],
+                start_new_session=True,
+                pass_fds=pass_fds,
+            )
+        except BaseException:
+            for ours, _ in outputs:
+                os.close(ours)
+            raise
+        finally:
+            for _, its in outputs:
+                os.close(its)
         self._guard.tell("group", self._process.pid)
-        for stream in (self._process.stdout, self._process.stderr):
-            assert stream is not None
-            self._pumps.append(asyncio.create_task(self._pump(stream)))
+        self._pumps = [asyncio.create_task(self._pump(ours)) for ours, _ in outputs]
         self.exited = asyncio.create_task(self._wait())
 
-    async def _pump(self, stream: asyncio.StreamReader) -> None:
-        while True:
-            try:
-                line = await stream.readline()
-            except ValueError:  # a line longer than the limit: shown in part
-                line = await stream.read(_LINE_LIMIT)
-            if not line:
-                return
-            self._on_line(self.name, line.decode(errors="replace").rstrip("\r\n"))
+    async def _pump(self, pipe: int) -> None:
+        lines, stream = Lines(), asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(pipe, "rb", 0)
+        )
+        try:
+            while data := await stream.read(_READ_BYTES):
+                self._heard += 1
+                self._pass_on(lines.feed(data))
+        finally:
+            self._pass_on(lines.end())
+            transport.close()
+
+    def _pass_on(self, lines: Iterable[tuple[bool, str]]) -> None:
+        for goes_on, text in lines:
+            self._on_line(f"{self.name} (the same line goes on)" if goes_on else self.name, text)
 
     async def _wait(self) -> int:
         assert self._process is not None
@@ -86,8 +106,19 @@ class Child:
         # What it started itself (data loaders) must not outlive it, nor hold its output open.
         self._signal_group(signal.SIGKILL)
         self._guard.tell("forget", self._process.pid)
-        await asyncio.wait(self._pumps, timeout=2.0)
+        await self._drain()
         return code
+
+    async def _drain(self) -> None:
+        """Read what is left. A process that has left the group may hold the output open: it is not waited for."""
+        heard = -1
+        waiting = set(self._pumps)
+        while waiting and heard != self._heard:
+            heard = self._heard
+            _, waiting = await asyncio.wait(waiting, timeout=_QUIET_S)
+        for pump in waiting:
+            pump.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
     @property
     def pid(self) -> int:

@@ -58,8 +58,10 @@ CODES: Mapping[type[errors.ParamServerError], grpc.StatusCode] = {
     errors.EndedError: grpc.StatusCode.FAILED_PRECONDITION,
 }
 
-# A code without the name of one of our classes. OK never comes here.
+# A code without the name of one of our classes. OK: the peer has ended the call, and we were not through with it, as
+# with a session whose member was given up for lost while its process hung.
 MEANINGS: Mapping[grpc.StatusCode, type[errors.ParamServerError]] = {
+    grpc.StatusCode.OK: errors.UnavailableError,
     grpc.StatusCode.CANCELLED: errors.UnavailableError,
     grpc.StatusCode.UNKNOWN: errors.ParamServerError,
     grpc.StatusCode.INVALID_ARGUMENT: errors.ProtocolError,
@@ -78,6 +80,10 @@ MEANINGS: Mapping[grpc.StatusCode, type[errors.ParamServerError]] = {
     grpc.StatusCode.UNAUTHENTICATED: errors.DeniedError,
 }
 
+_ENDS = {
+    grpc.StatusCode.OK: "it ended the call",
+    grpc.StatusCode.CANCELLED: "it stopped or closed the connection",
+}
 _TOO_LARGE = re.compile(r"message larger than max \((\d+) vs\.? (\d+)\)")
 # What gRPC says, under other codes, when a connection or a stream was cut.
 _CUT = re.compile(r"RST_STREAM|Stream removed|Socket closed|Connection reset|GOAWAY", re.IGNORECASE)
@@ -196,8 +202,7 @@ def from_code(
         code = grpc.StatusCode.UNAVAILABLE
     meaning = MEANINGS[code]
     if meaning is errors.UnavailableError:
-        reason = "it stopped or closed the connection" if code is grpc.StatusCode.CANCELLED else _last_part(details)
-        return unavailable(where, reason, hint)
+        return unavailable(where, _ENDS.get(code) or _last_part(details), hint)
     if meaning is errors.DeniedError:
         return denied(where)
     if meaning is errors.DeadlineError:

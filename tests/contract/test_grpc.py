@@ -7,6 +7,8 @@ import logging
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,11 @@ from typing import Any
 import pytest
 
 from paramserver import errors
-from paramserver.transport.grpc import connect, serve
+from paramserver.transport.grpc import GrpcChannel, connect, serve
 from paramserver.transport.grpcio import grpc
 from paramserver.transport.security import Security
 from paramserver.v1 import coordinator_pb2, shard_pb2
+from paramserver.worker.background import Background
 
 from .channels import DEADLINE_S, GrpcWires, Parked, Stub, echo, run, spawn
 from .test_channel import ASK, PULL, PUSH, STATUS, WANT, T, collect, reporting
@@ -340,3 +343,50 @@ def test_the_usual_ends_of_calls_are_not_logged(caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.INFO):
         run(GrpcWires, test)
     assert [record.getMessage() for record in caplog.records] == []
+
+
+def test_a_caller_whose_interpreter_hung_while_the_session_ended_is_told_so() -> None:
+    """A worker that hangs, is given up for lost meanwhile, and comes back: it writes before it reads the end."""
+    background = Background("server")
+    ended = threading.Event()
+
+    async def session(asked: AsyncIterator[Any]) -> AsyncIterator[coordinator_pb2.SessionResponse]:
+        await anext(aiter(asked))
+        yield coordinator_pb2.SessionResponse()
+        await asyncio.sleep(0.05)
+        ended.set()
+
+    async def talk(channel: GrpcChannel) -> int:
+        heard = asyncio.Event()
+
+        async def reports() -> AsyncIterator[coordinator_pb2.SessionRequest]:
+            yield coordinator_pb2.SessionRequest()
+            await heard.wait()
+            assert ended.wait(DEADLINE_S)
+            time.sleep(0.2)  # the end has arrived, and this loop has not looked yet
+            while True:
+                yield coordinator_pb2.SessionRequest()
+
+        replies = 0
+        async for _ in channel.session("Coordinator.Session", reports()):
+            replies += 1
+            heard.set()
+        return replies
+
+    async def main(address: str) -> int | errors.ParamServerError:
+        channel = connect(address)
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                return await talk(channel)
+        except errors.ParamServerError as error:
+            return error
+        finally:
+            await channel.close()
+
+    server = background.run(serve([("Coordinator", Stub(session=session))], "127.0.0.1", 0))
+    try:
+        outcome = asyncio.run(main(server.address))
+    finally:
+        background.run(server.stop())
+        background.close()
+    assert outcome == 1 or isinstance(outcome, errors.UnavailableError), repr(outcome)

@@ -1,0 +1,67 @@
+"""Bytes that come in pieces, as lines of text: nothing is left out."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+
+# A longer line is passed on in pieces of so many bytes, so that one without an end does not fill the memory.
+LONGEST = 16 << 20
+
+
+class Lines:
+    """Cuts one stream into lines. Bytes that are not UTF-8 appear as ``\\xff``.
+
+    >>> lines = Lines()
+    >>> list(lines.feed(b"one\\ntw"))
+    [(False, 'one')]
+    >>> list(lines.feed(b"o\\r\\nthree")), list(lines.end())
+    ([(False, 'two')], [(False, 'three')])
+    """
+
+    def __init__(self, longest: int = LONGEST) -> None:
+        self._longest = longest
+        self._parts: list[bytes] = []
+        self._held = 0
+        self._goes_on = False
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+
+    def feed(self, data: bytes) -> Iterator[tuple[bool, str]]:
+        """The lines that end in ``data``, without their ends; True: it goes on with the line of the piece before."""
+        *ended, rest = data.split(b"\n")
+        for line in ended:
+            yield from self._take(line)
+            yield self._line()
+        yield from self._take(rest)
+
+    def end(self) -> Iterator[tuple[bool, str]]:
+        """The stream is over: what came after the last end of a line, if anything did."""
+        if self._held or self._goes_on:
+            yield self._line()
+
+    def _take(self, data: bytes) -> Iterator[tuple[bool, str]]:
+        while self._held + len(data) > self._longest:
+            room = self._longest - self._held
+            self._keep(data[:room])
+            data = data[room:]
+            text, goes_on = self._decoder.decode(self._all()), self._goes_on
+            self._goes_on = True
+            yield goes_on, text
+        self._keep(data)
+
+    def _keep(self, data: bytes) -> None:
+        if data:
+            self._parts.append(data)
+            self._held += len(data)
+
+    def _all(self) -> bytes:
+        data = b"".join(self._parts)
+        self._parts.clear()
+        self._held = 0
+        return data
+
+    def _line(self) -> tuple[bool, str]:
+        text, goes_on = self._decoder.decode(self._all(), final=True), self._goes_on
+        self._decoder.reset()
+        self._goes_on = False
+        return goes_on, text.removesuffix("\r")
