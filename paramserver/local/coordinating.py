@@ -22,7 +22,8 @@ from paramserver.coordinator.service import CoordinatorService
 from paramserver.coordinator.takeover import take_over, unfinished
 from paramserver.local.adopt import consistency_of, shared
 from paramserver.local.checkpointing import checkpoint_options, find_checkpoint
-from paramserver.local.gather import closing_lines, gather
+from paramserver.local.gather import gather
+from paramserver.local.verdict import closing_lines, exit_code
 from paramserver.store.base import Lead, Store
 from paramserver.transport.security import Security
 from paramserver.v1 import coordinator_pb2, types_pb2
@@ -349,15 +350,18 @@ class Coordinating:
             self._say("the job has ended without training")
             await service.conclude(types_pb2.JOB_STATE_STOPPED, "ended without training")
             return 0
-        summary = await gather(status, self._security.connector("server"), self._settings.run)
+        run, directory = self._settings.run, self._settings.checkpoint.dir
+        summary = await gather(status, self._security.connector("server"), run, None, directory)
         lines = closing_lines(status, summary)
         for line in lines:
             self._say(line)
         state, reason = types_pb2.JOB_STATE_DONE, lines[0]
-        if how == "stopped":
+        if summary["broken_promises"]:
+            state, reason = types_pb2.JOB_STATE_FAILED, summary["broken_promises"][0]
+        elif how == "stopped":
             state, reason = types_pb2.JOB_STATE_STOPPED, service.reason
         await service.conclude(state, reason, json.dumps(summary))
-        return 0
+        return exit_code(summary)
 
 
 async def to_the_end(work: Coroutine[Any, Any, None]) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
+import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -67,8 +69,39 @@ def init(config: str | os.PathLike[str] | None = None, **overrides: object) -> C
             mode=str(job.options.consistency),
             slices_per_step=job.coordinator.slices_per_step,
         )
-    atexit.register(context.close)
+    _contexts.append(context)
     return context
+
+
+def close_all() -> int:
+    """What a script has left open when it ends is closed; returns the exit code, 0 if all went well."""
+    code = 0
+    left: list[Context | RawClient] = [*_contexts, *_clients]
+    for one in left:
+        try:
+            one.close()
+        except errors.EndedError as error:
+            print(f"paramserver: {error}", file=sys.stderr, flush=True)
+        except errors.ParamServerError as error:
+            print(f"paramserver: error: {error}", file=sys.stderr, flush=True)
+            code = code or error.exit_code
+        except Exception:
+            traceback.print_exc()
+            code = code or 1
+    return code
+
+
+def _close_at_exit() -> None:
+    """An error that leaves such a function is printed, and the exit code is 0 all the same."""
+    if code := close_all():
+        sys.stdout.flush()
+        os._exit(code)
+
+
+# What the script may have left open. A client that it has forgotten closes itself.
+_contexts: list[Context] = []
+_clients: weakref.WeakSet[RawClient] = weakref.WeakSet()
+atexit.register(_close_at_exit)
 
 
 class Client(RawClient):
@@ -112,6 +145,7 @@ class Client(RawClient):
                 close()
 
         super().__init__(engine, close_once, settings.training.chunk_bytes)
+        _clients.add(self)
 
 
 @contextmanager
@@ -244,5 +278,7 @@ def _leave_alone(context: Context, job: InProcessJob) -> None:
     from paramserver.local.finish import finish_alone
 
     context.engine.close()
-    finish_alone(context, job)
-    job.close()
+    try:
+        finish_alone(context, job)
+    finally:
+        job.close()

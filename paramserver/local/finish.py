@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paramserver.errors import JobFailedError
 from paramserver.local.alone import InProcessJob
 from paramserver.local.collect import Result, collect
 from paramserver.local.summary import summarise, write_summary
+from paramserver.local.verdict import broken_sentences
 from paramserver.v1 import coordinator_pb2
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ def gather(job: InProcessJob) -> tuple[dict[str, Any], Result]:
 
 
 def finish_alone(context: Context, job: InProcessJob) -> None:
-    """Write what ``run.summary`` and ``run.save`` ask for."""
+    """Write what ``run.summary`` and ``run.save`` ask for. Raises JobFailedError if a promise is broken."""
     run = context.settings.run
     if (run.summary or run.save) and job.coordinator.registry.ready:
         summary, result = gather(job)
@@ -39,3 +41,5 @@ def finish_alone(context: Context, job: InProcessJob) -> None:
             result.save(Path(run.save))
         if run.summary:
             write_summary(Path(run.summary), summary)
+    if broken := broken_sentences(job.coordinator.promises.broken):
+        raise JobFailedError("; ".join(broken))

@@ -1,4 +1,4 @@
-"""The result of a job, gathered from its servers: weights file, summary, and the lines that are shown."""
+"""The result of a job, gathered from its servers: weights file and summary."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from paramserver.config import Run
 from paramserver.local.collect import collect
-from paramserver.local.display import mode_text
 from paramserver.local.summary import summarise, write_summary
+from paramserver.local.verdict import look_at_checkpoint
 from paramserver.transport.base import Channel
 from paramserver.v1 import coordinator_pb2, shard_pb2
 
@@ -22,10 +22,12 @@ async def gather(
     connect: Callable[[str], Channel],
     run: Run,
     restarts: Mapping[str, int] | None = None,
+    checkpoints: str = "",
 ) -> dict[str, Any]:
     """The summary; also writes the files that ``run`` asks for. ``status`` holds the model and all servers.
 
-    ``restarts``: how often processes were started again, by name.
+    ``restarts``: how often processes were started again, by name. ``checkpoints``: where the user wants them, and the
+    last one is looked at now; empty: nowhere.
 
     Raises UnavailableError if a server is gone, UserError if a file cannot be written.
     """
@@ -40,18 +42,13 @@ async def gather(
     finally:
         await asyncio.gather(*(channel.close() for channel in channels))
     summary = summarise(status, stats, result, restarts)
+    if not checkpoints:
+        summary["checkpoint"] = ""
+    elif summary["checkpoint"]:
+        problem = await asyncio.to_thread(look_at_checkpoint, checkpoints, summary["checkpoint"])
+        summary["broken_promises"] += [problem] if problem else []
     if run.save:
         await asyncio.to_thread(result.save, Path(run.save))
     if run.summary:
         write_summary(Path(run.summary), summary)
     return summary
-
-
-def closing_lines(status: coordinator_pb2.StatusResponse, summary: dict[str, Any]) -> list[str]:
-    """What is said at the end."""
-    metrics = ", ".join(f"{name} {value:.4f}" for name, value in sorted(summary["metrics"].items()))
-    return [
-        f"done: {mode_text(status)}, {summary['steps']} steps in {summary['seconds']:.1f} s, "
-        f"{summary['samples_per_s']:.0f} samples/s" + (f", {metrics}" if metrics else ""),
-        f"weights sha256 {summary['weights_sha256']}",
-    ]

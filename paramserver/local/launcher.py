@@ -15,7 +15,7 @@ from pathlib import Path
 from paramserver import errors
 from paramserver.config import Settings, hide_password
 from paramserver.local.display import Display, make_display
-from paramserver.local.gather import closing_lines, gather
+from paramserver.local.gather import gather
 from paramserver.local.jobs import Job, process_birth, publish_job, withdraw_job
 from paramserver.local.poll import Poll
 from paramserver.local.process import Guard, stop_all
@@ -24,6 +24,7 @@ from paramserver.local.spawn import Spawner
 from paramserver.local.summary import check_writable
 from paramserver.local.supervisor import Supervisor
 from paramserver.local.valkey import EmbeddedStore
+from paramserver.local.verdict import closing_lines, exit_code
 from paramserver.transport import grpc
 from paramserver.v1 import coordinator_pb2
 
@@ -40,7 +41,8 @@ _MODEL_S = 30.0
 def launch(settings: Settings, script: Path, script_args: list[str]) -> int:
     """Run the script on a cluster on this machine; returns the exit code of the command.
 
-    0 when all workers have ended well, the code of the first worker that failed, 130 or 143 after a signal.
+    0 when all workers have ended well and every promise is kept, 1 if one is broken, the code of the first worker that
+    failed, 130 or 143 after a signal.
     Raises ParamServerError if the cluster cannot be started or breaks.
     """
     for setting, path in (("run.summary", settings.run.summary), ("run.save", settings.run.save)):
@@ -65,6 +67,8 @@ class Launcher:
         self._job = job
         self._display: Display = make_display(settings.log.interval_s)
         self._directory = Path()
+        # Where the user wants checkpoints; empty: nowhere.
+        self._wanted_checkpoints = ""
         self._store = EmbeddedStore()
         self._guard: Guard | None = None
         self._spawner: Spawner | None = None
@@ -111,8 +115,7 @@ class Launcher:
             if code != 0:
                 return code
             try:
-                await self._finish(supervisor)
-                return 0
+                return await self._finish(supervisor)
             except errors.RetryableError:
                 if supervisor.all_servers_run():
                     raise
@@ -129,6 +132,7 @@ class Launcher:
         place = wanted.dir or str(self._directory / "checkpoints")
         if "://" not in place:
             place = str(Path(place).absolute())
+        self._wanted_checkpoints = place if wanted.dir else ""
         self._settings = self._settings.model_copy(update={"checkpoint": wanted.model_copy(update={"dir": place})})
 
     # ---- starting
@@ -177,8 +181,8 @@ class Launcher:
 
     # ---- finishing
 
-    async def _finish(self, supervisor: Supervisor) -> None:
-        """Gather the result from the servers, print it, write what was asked for."""
+    async def _finish(self, supervisor: Supervisor) -> int:
+        """Gather the result from the servers, print it, write what was asked for; the exit code of the run."""
         channel = grpc.connect(self._address)
         try:
             request = coordinator_pb2.StatusRequest(model=True)
@@ -187,13 +191,15 @@ class Launcher:
             self._display.update(status)
             if not status.HasField("model"):
                 self._display.line("", "the script ended without training: it never called ctx.prepare or Client.init")
-                return
-            summary = await gather(status, grpc.connect, self._settings.run, supervisor.restarts.total)
+                return 0
+            run, total = self._settings.run, supervisor.restarts.total
+            summary = await gather(status, grpc.connect, run, total, self._wanted_checkpoints)
         finally:
             await channel.close()
         self._display.close()
         for line in closing_lines(status, summary):
             self._display.line("", line)
+        return exit_code(summary)
 
     # ---- stopping
 

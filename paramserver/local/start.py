@@ -251,7 +251,10 @@ def start_worker(settings: Settings, script: Path, args: list[str], with_server:
 
         entry.on_beat(tell)
         roles.run_worker([str(script), *args], at_end)
-        return companions.wait()
+        if not with_server:
+            return 0
+        # The server beside it stays until the job ends, which it does not before this worker has left.
+        return entry.close_all() or companions.wait()
 
 
 def _as_given(settings: Settings) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from paramserver import errors
 from paramserver.local.collect import Result
+from paramserver.local.verdict import broken_sentences
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
 
@@ -65,6 +66,8 @@ def summarise(
         # Seconds that updates have waited for checkpoints, and that writing these took beside training.
         "checkpoint_pause_s": round(max((shard.checkpoint_pause_s for shard in shards), default=0.0), 4),
         "checkpoint_write_s": round(max((shard.checkpoint_write_s for shard in shards), default=0.0), 4),
+        # Sentences; if there is any, the run ends with exit code 1.
+        "broken_promises": broken_sentences(status.broken_promises),
     }
 
 

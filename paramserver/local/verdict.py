@@ -1,0 +1,60 @@
+"""How a run ends: whether everything promised is there, in lines for people and as an exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paramserver import errors
+from paramserver.checkpoint import catalog
+from paramserver.checkpoint.place import Place
+from paramserver.local.display import mode_text
+from paramserver.v1 import coordinator_pb2
+
+# With which a run ends that has broken a promise.
+BROKEN = 1
+
+
+def look_at_checkpoint(directory: str, name: str) -> str:
+    """Why the checkpoint ``name`` is not whole in ``directory``, as a sentence; "" if it is. Reads no tensors."""
+    try:
+        found = next((each for each in catalog.survey(Place(directory)) if each.name == name), None)
+    except (errors.CheckpointError, OSError) as error:
+        return f"the last checkpoint {name} cannot be read in {directory}: {error}"
+    if found is None:
+        return f"the last checkpoint {name} is not in {directory} any more: somebody has removed it"
+    if found.manifest is None or found.problem:
+        return f"the last checkpoint {name} in {directory} is not whole: {found.problem}"
+    return ""
+
+
+def broken_sentences(broken: Mapping[str, str]) -> list[str]:
+    """The broken promises of a job, in a fixed order."""
+    return [broken[key] for key in sorted(broken)]
+
+
+def exit_code(summary: Mapping[str, Any]) -> int:
+    """With which code a run ends that has come to its end: 0 if every promise is kept."""
+    return BROKEN if summary["broken_promises"] else 0
+
+
+def closing_lines(status: coordinator_pb2.StatusResponse, summary: Mapping[str, Any]) -> list[str]:
+    """What is said at the end; last of all that everything promised is there, or a line per broken promise."""
+    metrics = ", ".join(f"{name} {value:.4f}" for name, value in sorted(summary["metrics"].items()))
+    broken: list[str] = summary["broken_promises"]
+    how = "ended" if broken else "done"
+    return [
+        f"{how}: {mode_text(status)}, {summary['steps']} steps in {summary['seconds']:.1f} s, "
+        f"{summary['samples_per_s']:.0f} samples/s" + (f", {metrics}" if metrics else ""),
+        f"weights sha256 {summary['weights_sha256']}",
+        *([f"promise broken: {sentence}" for sentence in broken] or [_all_there(summary)]),
+    ]
+
+
+def _all_there(summary: Mapping[str, Any]) -> str:
+    facts = [f"{summary['steps']} steps", f"{summary['samples']} samples counted once"]
+    if summary["steps_skipped"]:
+        facts.append(f"{summary['steps_skipped']} steps skipped since a gradient was not finite")
+    if summary["checkpoint"]:
+        facts.append(f"last checkpoint {summary['checkpoint']}")
+    return f"everything promised is there: {', '.join(facts)}"

@@ -1,0 +1,57 @@
+"""How a run ends: the exit code follows the promises, and the last line names true facts only."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from paramserver.checkpoint.place import Place
+from paramserver.local.verdict import closing_lines, exit_code, look_at_checkpoint
+from paramserver.v1 import coordinator_pb2
+from tests.unit.checkpoints import save
+
+SUMMARY: dict[str, Any] = {
+    "steps": 330,
+    "seconds": 2.0,
+    "samples": 5940,
+    "samples_per_s": 2970.0,
+    "metrics": {},
+    "weights_sha256": "00ff",
+    "steps_skipped": 0,
+    "checkpoint": "step-00000330-t1",
+    "broken_promises": [],
+}
+STATUS = coordinator_pb2.StatusResponse()
+
+
+def test_all_is_kept() -> None:
+    assert exit_code(SUMMARY) == 0
+    last = closing_lines(STATUS, SUMMARY)[-1]
+    assert last.startswith("everything promised is there: 330 steps, 5940 samples counted once")
+    assert last.endswith("last checkpoint step-00000330-t1")
+
+
+def test_what_is_not_there_is_not_named() -> None:
+    lines = closing_lines(STATUS, {**SUMMARY, "checkpoint": "", "steps_skipped": 2})
+    assert "checkpoint" not in lines[-1]
+    assert "2 steps skipped" in lines[-1]
+
+
+def test_each_broken_promise_is_a_line() -> None:
+    broken = {**SUMMARY, "broken_promises": ["the disk was full.", "three pushes are lost."]}
+    assert exit_code(broken) == 1
+    lines = closing_lines(STATUS, broken)
+    assert lines[0].startswith("ended: ")
+    assert lines[-2:] == ["promise broken: the disk was full.", "promise broken: three pushes are lost."]
+    assert not any("everything promised" in line for line in lines)
+
+
+def test_the_last_checkpoint_is_looked_at(tmp_path: Path) -> None:
+    name = save(Place(str(tmp_path)), 330).name
+    assert look_at_checkpoint(str(tmp_path), name) == ""
+    weights = next((tmp_path / name).glob("weights-*"))
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert "is not whole" in look_at_checkpoint(str(tmp_path), name)
+    shutil.rmtree(tmp_path / name)
+    assert "somebody has removed it" in look_at_checkpoint(str(tmp_path), name)
