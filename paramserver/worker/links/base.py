@@ -145,7 +145,7 @@ class Base:
                 busy = isinstance(error, errors.OverloadedError) and now - started < self._log_interval_s
                 if not busy and (said == 0.0 or now - said >= self._log_interval_s):
                     said = now
-                    log.info("trying again", server=f"server-{server}", what=what, error=str(error))
+                    log.info("trying again", server=f"server-{server}", what=what, reason=str(error))
                 await asyncio.sleep(_BACK_OFF_S[min(tries, len(_BACK_OFF_S) - 1)])
                 tries += 1
 
