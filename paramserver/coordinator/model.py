@@ -38,6 +38,8 @@ class ModelRegistry:
         # It is decided which server takes how much of the model.
         self._placed = False
         self._registered: list[int] = []
+        # Of the optimizer state that workers bring for version 0, as the first one of them said; None: nobody yet.
+        self._state_digest: str | None = None
         self._lock = asyncio.Lock()
         # The timeline whose version 0 is on its way to be the first checkpoint.
         self._saving_on = -1
@@ -51,6 +53,7 @@ class ModelRegistry:
             difference = first_difference(self.model, request.model)
             if difference:
                 raise errors.ModelError(f"this worker's model differs: {difference}")
+            self._compare_state(request.state_digest)
             await self.place()
             self._registered.append(request.member)
             if not self.initialiser and not self.ready and not self._job.recovery.under_way:
@@ -61,6 +64,19 @@ class ModelRegistry:
         return coordinator_pb2.RegisterModelResponse(
             model=self.model, servers=self._job.options.servers, layout_digest=self.digest
         )
+
+    def _compare_state(self, digest: str) -> None:
+        """All who may upload version 0 must bring the same optimizer state; later it is no longer looked at."""
+        if self.ready or self._job.recovery.resuming:
+            return
+        if self._state_digest is None:
+            self._state_digest = digest
+        elif self._state_digest != digest:
+            ours, theirs = ("with" if each else "without" for each in (digest, self._state_digest))
+            how = f"{ours} loaded state, the first worker's comes {theirs}" if ours != theirs else "with another state"
+            raise errors.ModelError(
+                f"this worker's optimizer comes {how}: load the same optimizer state in every worker before ctx.prepare"
+            )
 
     async def _first(self, model: types_pb2.ModelSpec) -> None:
         layout = layout_of(model)

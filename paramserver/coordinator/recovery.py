@@ -66,6 +66,11 @@ class Recovery:
         return self._job.checkpoints.place is not None and self._job.registry.model is not None
 
     @property
+    def resuming(self) -> bool:
+        """Whether a new job is about to go on from a checkpoint."""
+        return self._resuming
+
+    @property
     def under_way(self) -> bool:
         """Whether the job is going back just now."""
         return not self._done

@@ -276,6 +276,10 @@ class ChunkState:
         self._keys = [frozenset(keys) for keys in filled]
         self._structure, self._runs = structure, None
 
+    def check(self, hypers: Hypers) -> None:
+        """Raises ModelError if these hyper-parameters ask for other state than there is."""
+        self._checked_structure(hypers)
+
     def _checked_structure(self, hypers: Hypers) -> dict[str, bool]:
         structure = {key: bool(hypers[key]) for key in self._rule.structural}
         if self._structure is not None and structure != self._structure:

@@ -14,7 +14,7 @@ class Hyperparameters:
     """Checks them against those that the job began with, by parameter group, and remembers the last ones."""
 
     def __init__(self, optimizer: str, first: Sequence[Hypers]) -> None:
-        self._optimizer, self._first = optimizer, first
+        self._optimizer, self.first = optimizer, first
         self._last: tuple[list[bytes], tuple[Hypers, ...]] = ([], ())
 
     def of(self, groups: Iterable[types_pb2.GroupHypers]) -> tuple[Hypers, ...]:
@@ -24,7 +24,7 @@ class Hyperparameters:
         if raw != self._last[0] or not raw:
             found = groups_from_proto(came)
             try:
-                validate_change(self._optimizer, self._first, found)
+                validate_change(self._optimizer, self.first, found)
             except ModelError as error:
                 raise ProtocolError(str(error)) from error
             self._last = raw, tuple(found)

@@ -45,13 +45,14 @@ async def receive(
     chunks: dict[int, torch.Tensor] | None = None,
     came: Callable[[int], None] = lambda index: None,
     decode: Decode | None = None,
+    state: Callable[[shard_pb2.StateRef, memoryview], None] | None = None,
 ) -> Upload:
     """Read a whole upload. It is put into ``chunks`` bit by bit, if given, and ``came`` hears of each chunk.
 
     ``kind`` is the field of the first header that must be set ("push", "initialize"). ``expect`` gets that first
     header, checks it, and returns the chunks that must follow with the number that the sender announced. ``keep`` says
     what is kept of each chunk instead of a view of what was received. ``decode`` does the work for chunks that come in
-    another form; without it, there must be none.
+    another form, ``state`` takes pieces of optimizer state; without them, there must be none.
     Raises ProtocolError for anything else than exactly these chunks.
     """
     first: shard_pb2.FrameHeader | None = None
@@ -71,6 +72,10 @@ async def receive(
         elif header.WhichOneof("first") is not None:
             raise ProtocolError("only the first frame of a stream may carry its header")
         for ref, data in parts:
+            if isinstance(ref, shard_pb2.StateRef) and state is not None:
+                state(ref, data)
+                payload += len(data)
+                continue
             chunk, how = _checked(ref, expected, chunks, encodings)
             if how is None or decode is None:
                 chunks[chunk.index] = keep(chunk, tensor_from(data, chunk.dtype))

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import structlog
@@ -37,13 +38,14 @@ from paramserver.core.reduction import is_node
 from paramserver.core.shard import ShardState
 from paramserver.failpoints import planned, reach
 from paramserver.server import norms
+from paramserver.server.apply import ChunkState
 from paramserver.server.arrivals import Arrivals
 from paramserver.server.claiming import ClaimDesk
 from paramserver.server.drafting import Draft, Drafting
 from paramserver.server.hypers import Hyperparameters
 from paramserver.server.norms import NormExchange
 from paramserver.server.saving import Saver
-from paramserver.server.shard import Contribution, ShardTensors, leading
+from paramserver.server.shard import Contribution, ShardTensors, StateCopy, leading
 from paramserver.server.sharing import Sharing, own
 from paramserver.server.version import Version
 from paramserver.v1 import shard_pb2
@@ -63,6 +65,15 @@ T = TypeVar("T")
 _SMALL_BYTES = 512 << 10
 # Names whose nonce is kept. A repetition comes within seconds, or after a reconnect; this is many steps.
 _REMEMBERED = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """The first version of a timeline, published when the grant says so, and the optimizer state that was brought."""
+
+    grant: int
+    version: Version
+    states: Mapping[int, ChunkState] = field(default_factory=dict)
 
 
 class RunningShard:
@@ -96,7 +107,7 @@ class RunningShard:
         self._at_once = self.nbytes <= _SMALL_BYTES and not faults
         # Of all workers that there have been, by member number.
         self.names = {worker.member: worker.name for worker in config.workers}
-        self.staged: tuple[int, Version] | None = None  # (grant, the first version of this timeline)
+        self.staged: Staged | None = None
         # It goes on from a checkpoint: nobody uploads anything.
         self.restored = False
         self.versions: dict[int, Version] = {}
@@ -106,6 +117,8 @@ class RunningShard:
         self.arrivals = Arrivals()
         self._pool, self._failed = pool, failed
         self._calls: dict[int, asyncio.Future[Any]] = {}
+        # Calls that wait for a copy of the optimizer state, and from which version on they take it.
+        self._copies: dict[int, int] = {}
         # Pushes that wait for their answer, and the nonces of those that were counted last.
         self._pushing: dict[int, tuple[Name, int]] = {}
         self._counted: dict[Name, int] = {}
@@ -168,13 +181,37 @@ class RunningShard:
             self._calls.pop(call, None)
             self.happen(CallGone(call))
 
+    async def state_from(self, version: int, wait_s: float) -> tuple[int, StateCopy] | None:
+        """A copy of the optimizer state of ``version`` or a later one, and of which; None if none comes in time.
+
+        Give it back with `ShardTensors.drop_copy`.
+        """
+        if self._ended is not None:
+            raise self._ended
+        if self.state.version >= version and not self._building:
+            return self.state.version, self.tensors.copy_states()
+        call = next(self._numbers)
+        answer, self._copies[call] = self._expect_answer(call), version
+        try:
+            done, _ = await asyncio.wait([answer], timeout=wait_s)
+            return answer.result() if done else None
+        except asyncio.CancelledError:
+            if answer.done() and answer.exception() is None:
+                self.tensors.drop_copy(answer.result()[1])
+            raise
+        finally:
+            self._calls.pop(call, None)
+            self._copies.pop(call, None)
+
     # ---- versions
 
     def activate(self, grant: int, timeline: int) -> None:
         """Publish what was staged under this grant. Raises ProtocolError if nothing was."""
-        if self.staged is None or self.staged[0] != grant:
+        if self.staged is None or self.staged.grant != grant:
             raise errors.ProtocolError(f"nothing was uploaded here under grant {grant}")
-        version, self.staged = self.staged[1], None
+        version = self.staged.version
+        self.tensors.states.update(self.staged.states)
+        self.staged = None
         self.versions = {version.number: version}
         if self.saver is not None and version.number == 0:
             self.copy(version)
@@ -279,6 +316,11 @@ class RunningShard:
         for buffer in buffers:
             self.buffers.pop(buffer, None)
         self._building = False
+        for call in [call for call, wanted in self._copies.items() if wanted <= version.number]:
+            del self._copies[call]
+            future = self._calls.pop(call)
+            if not future.done():  # before the next step can change the state
+                future.set_result((version.number, self.tensors.copy_states()))
         self.happen(Built(version.number))
         # Before anything else can begin: the next step must not have changed the state yet.
         if self.saver is not None and self.state.consistency.mode is Mode.SYNC and self.saver.due(version.number):

@@ -127,12 +127,14 @@ class WorkerReport(_message.Message):
     def __init__(self, version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., state: _Optional[str] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., epochs_planned: _Optional[int] = ..., at_work: bool = ..., slice_s: _Optional[float] = ...) -> None: ...
 
 class RegisterModelRequest(_message.Message):
-    __slots__ = ("member", "model")
+    __slots__ = ("member", "model", "state_digest")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     member: int
     model: _types_pb2.ModelSpec
-    def __init__(self, member: _Optional[int] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ...) -> None: ...
+    state_digest: str
+    def __init__(self, member: _Optional[int] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., state_digest: _Optional[str] = ...) -> None: ...
 
 class RegisterModelResponse(_message.Message):
     __slots__ = ("model", "servers", "layout_digest")

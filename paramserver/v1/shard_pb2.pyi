@@ -203,18 +203,20 @@ class PushResponse(_message.Message):
     def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., version: _Optional[int] = ..., own: bool = ...) -> None: ...
 
 class InitializeHeader(_message.Message):
-    __slots__ = ("job", "timeline", "grant", "worker", "chunks")
+    __slots__ = ("job", "timeline", "grant", "worker", "chunks", "states")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     grant: int
     worker: int
     chunks: int
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., grant: _Optional[int] = ..., worker: _Optional[int] = ..., chunks: _Optional[int] = ...) -> None: ...
+    states: int
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., grant: _Optional[int] = ..., worker: _Optional[int] = ..., chunks: _Optional[int] = ..., states: _Optional[int] = ...) -> None: ...
 
 class InitializeResponse(_message.Message):
     __slots__ = ()
@@ -465,12 +467,16 @@ class ShareNormsResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ExportRequest(_message.Message):
-    __slots__ = ("job", "timeline")
+    __slots__ = ("job", "timeline", "min_version", "wait_s")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    MIN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ...) -> None: ...
+    min_version: int
+    wait_s: float
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., min_version: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
     __slots__ = ("job",)

@@ -30,6 +30,7 @@ from paramserver.worker.outgoing import Outgoing
 from paramserver.worker.pace import Item
 from paramserver.worker.reads import Reads
 from paramserver.worker.seeding import seed_everything
+from paramserver.worker.state import bring, in_torch_format
 
 log = structlog.get_logger("paramserver.worker")
 
@@ -146,9 +147,14 @@ class Context:
             self._check_written(binding)
             binding.load(weights)
 
-        self.engine.register(binding.message(self.settings.training.chunk_bytes), binding.space, on_weights)
+        message = binding.message(self.settings.training.chunk_bytes)
+        plan = self.engine.register(message, binding.space, on_weights, bring(binding))
         self._binding = binding
-        self._optimizer = ServerOptimizer(optimizer, self._contribute)
+
+        def fetch() -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+            return in_torch_format(binding, plan.layout, self.engine.optimizer_state())
+
+        self._optimizer = ServerOptimizer(optimizer, self._contribute, fetch)
         self.engine.reads = Reads(binding.parameters)
 
     def _check_written(self, binding: ModelBinding) -> None:

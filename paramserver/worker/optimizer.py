@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -11,30 +12,42 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from paramserver import errors
+from paramserver.worker.state import same
 
 log = structlog.get_logger("paramserver.worker")
 
 
 class ServerOptimizer(torch.optim.Optimizer):
-    """Shares its parameter groups with the wrapped optimizer, so that schedulers act on both; ``step`` contributes.
+    """Shares its parameter groups and hooks with the optimizer that was given; ``step`` contributes.
 
-    Its ``state_dict`` names the parameter groups only: the optimizer state lives on the servers.
+    The state is on the servers: :meth:`state_dict` reads it there. ``fetch`` gives it by parameter.
     """
 
     # torch's GradScaler then calls step() always, and leaves the scale and the overflow flag as attributes.
     _step_supports_amp_scaling = True
 
-    def __init__(self, wrapped: torch.optim.Optimizer, contribute: Callable[[float, bool], None]) -> None:
+    def __init__(
+        self,
+        wrapped: torch.optim.Optimizer,
+        contribute: Callable[[float, bool], None],
+        fetch: Callable[[], dict[torch.Tensor, dict[str, torch.Tensor]]],
+    ) -> None:
         self.wrapped = wrapped
-        self._contribute = contribute
+        self._contribute, self._fetch = contribute, fetch
         super().__init__([{"params": list(group["params"])} for group in wrapped.param_groups], {})
         self.param_groups = wrapped.param_groups
         self.defaults = wrapped.defaults
+        for name in _HOOKS:  # those registered so far, and their handles
+            setattr(self, name, getattr(wrapped, name))
+        wrapped.state.clear()  # the servers have it
+        retire(wrapped)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Contribute the gradients of the present slice; returns with the next version of the weights, or with work.
 
-        Returns what ``closure`` returns, if one is given.
+        Returns what ``closure`` returns, if one is given. Hooks of ``register_step_pre_hook`` are called before the
+        gradients are taken, those of ``register_step_post_hook`` when it returns. Raises UserError if the script has
+        written to parameters that are trained: the servers hold the weights.
         """
         loss = None
         if closure is not None:
@@ -49,25 +62,80 @@ class ServerOptimizer(torch.optim.Optimizer):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """The hyper-parameters; the state itself is on the servers."""
-        groups = [{k: v for k, v in group.items() if k != "params"} for group in self.param_groups]
-        return {"paramserver": "optimizer state is held by the servers", "param_groups": groups}
+        """The state as torch's optimizer has it: ``plain.load_state_dict(optimizer.state_dict())`` goes on from it.
+
+        Read from the servers, at the version of the weights at hand (asynchronous: at each server's present one). Any
+        worker may call it at any time, alone. State of float16 and bfloat16 parameters is float32, as servers keep it.
+
+        >>> if ctx.is_main:
+        ...     torch.save({"optimizer": optimizer.state_dict(), "model": model.state_dict()}, "at.pt")
+        """
+        self.state = defaultdict(dict, self._fetch())
+        try:
+            return super().state_dict()
+        finally:
+            self.state = defaultdict(dict)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over hyper-parameters; writes nothing to the servers. Raises ModelError for another number of groups."""
+        """Take over the hyper-parameters of a state that is the servers' present one.
+
+        Any other state has to be loaded into the optimizer before ``ctx.prepare``. Raises ModelError for that, and for
+        another number of parameter groups.
+        """
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = hook(self, state_dict)
+            state_dict = state_dict if changed is None else changed
         groups = state_dict.get("param_groups", [])
         if len(groups) != len(self.param_groups):
             raise errors.ModelError(
                 f"the state has {len(groups)} parameter groups, this optimizer has {len(self.param_groups)}"
             )
+        present = self.state_dict()
+        if not same(present["state"], state_dict.get("state", {})):
+            raise errors.ModelError(
+                "this optimizer state would be lost, since the servers have another one: load it into the optimizer "
+                "before ctx.prepare, which takes it over"
+            )
         for group, saved in zip(self.param_groups, groups, strict=True):
             group.update({key: value for key, value in saved.items() if key != "params"})
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Only before ``ctx.prepare``: the servers have laid the parameters out. Raises ModelError afterwards."""
         if hasattr(self, "wrapped") and self.param_groups is self.wrapped.param_groups:
             raise errors.ModelError("parameter groups cannot be added after ctx.prepare: add them before")
         super().add_param_group(param_group)
+
+
+# torch's ordered dictionaries of hooks; a hook's handle holds on to the dictionary, so it is shared.
+_HOOKS = (
+    "_optimizer_step_pre_hooks",
+    "_optimizer_step_post_hooks",
+    "_optimizer_state_dict_pre_hooks",
+    "_optimizer_state_dict_post_hooks",
+    "_optimizer_load_state_dict_pre_hooks",
+    "_optimizer_load_state_dict_post_hooks",
+)
+
+
+def retire(given: torch.optim.Optimizer) -> None:
+    """Whoever still uses the optimizer that was given to ``ctx.prepare`` would change or save nothing that counts."""
+
+    def refused(what: str) -> Callable[..., Any]:
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            raise errors.ModelError(
+                f"{what} was called on the optimizer that was given to ctx.prepare: use the one that it returned "
+                "(model, optimizer = ctx.prepare(model, optimizer))"
+            )
+
+        return refuse
+
+    for name in ("step", "state_dict", "load_state_dict", "add_param_group"):
+        refuse: Any = refused(f"{name}()")
+        if name == "step":
+            refuse._wrapped_by_lr_sched = True  # or schedulers warn that somebody has replaced it
+        setattr(given, name, refuse)
 
 
 class StepScheduler:

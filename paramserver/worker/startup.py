@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -11,13 +11,14 @@ import structlog
 
 from paramserver import errors
 from paramserver.core.events import Latest
-from paramserver.core.plan import Plan, moving_bytes
+from paramserver.core.plan import Chunk, Plan, moving_bytes
 from paramserver.transport.base import Channel
 from paramserver.transport.messages import plan_of
 from paramserver.transport.session import Session
 from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.worker import early
 from paramserver.worker.links import ShardLinks
+from paramserver.worker.links.pushes import Part
 from paramserver.worker.pulled import Pulled
 from paramserver.worker.shared import SharedMemory
 
@@ -27,8 +28,8 @@ T = TypeVar("T")
 _CALL_S = 60.0
 
 
-async def register_model(session: Session, model: types_pb2.ModelSpec) -> Plan:
-    """Register the model; returns the plan. Waits for the servers.
+async def register_model(session: Session, model: types_pb2.ModelSpec, state_digest: str = "") -> Plan:
+    """Register the model; returns the plan. Waits for the servers. ``state_digest``: of the optimizer state it brings.
 
     Raises ModelError if another worker registered another model, DeadlineError if servers are missing.
     """
@@ -37,7 +38,7 @@ async def register_model(session: Session, model: types_pb2.ModelSpec) -> Plan:
     # The coordinator waits for the servers as long, and says so; its answer should come first.
     reply = await session.ask(
         "Coordinator.RegisterModel",
-        lambda: coordinator_pb2.RegisterModelRequest(member=session.member, model=model),
+        lambda: coordinator_pb2.RegisterModelRequest(member=session.member, model=model, state_digest=state_digest),
         timeout_s + 10.0,
     )
     registered = cast(coordinator_pb2.RegisterModelResponse, reply)
@@ -106,11 +107,15 @@ async def share_memory(session: Session, links: ShardLinks, plan: Plan, transpor
 
 
 async def first_version(
-    session: Session, links: ShardLinks, initial: Callable[[int], memoryview] | None
+    session: Session,
+    links: ShardLinks,
+    initial: Callable[[int], memoryview] | None,
+    state: Callable[[Sequence[Chunk]], list[Part]],
 ) -> list[Pulled]:
     """Upload version 0 if that falls to this worker, wait for the start of the job, and pull what is published by then.
 
-    ``initial`` gives the bytes of a chunk of version 0; None: somebody who only looks.
+    ``initial`` gives the bytes of a chunk of version 0, ``state`` the optimizer state that goes with it; None: somebody
+    who only looks.
     """
     uploaded = 0
 
@@ -131,7 +136,7 @@ async def first_version(
         assert initial is not None
         uploaded = view.grant
         try:
-            await _on_this_timeline(session, links, links.initialize(uploaded, initial))
+            await _on_this_timeline(session, links, links.initialize(uploaded, initial, state))
             await session.ask(
                 "Coordinator.InitializeDone",
                 partial(coordinator_pb2.InitializeDoneRequest, member=session.member, grant=uploaded),

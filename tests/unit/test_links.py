@@ -55,7 +55,7 @@ def test_what_is_large_may_take_long(elements: int, wait_s: float, longest_s: fl
 
     async def go() -> None:
         for work in (
-            links.initialize(1, lambda chunk: memoryview(b"")),
+            links.initialize(1, lambda chunk: memoryview(b""), lambda chunks: []),
             links.push(facts, lambda chunk: memoryview(b"")),
         ):
             with pytest.raises(errors.JobFailedError):

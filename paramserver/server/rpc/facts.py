@@ -14,6 +14,7 @@ from paramserver.tensors.dtypes import buffer_of
 from paramserver.v1 import shard_pb2
 
 _EXPORT_BYTES = 4 << 20
+MAX_WAIT_S = 3600.0
 
 
 class Facts(Host):
@@ -36,13 +37,22 @@ class Facts(Host):
         return ledger_response(shard)
 
     async def export(self, request: shard_pb2.ExportRequest) -> AsyncIterator[bytes]:
-        """The optimizer state, tensor by tensor, in pieces."""
+        """The optimizer state of one version, tensor by tensor, in pieces."""
         self._check_job(request.job)
-        shard = self._ready()
+        if not 0 <= request.wait_s <= MAX_WAIT_S:
+            raise errors.ProtocolError(f"wait_s must be between 0 and {MAX_WAIT_S:g} seconds, not {request.wait_s:g}")
+        shard = self._on(request.timeline)
         tensors = shard.tensors
         # As it is between two steps; a step that comes meanwhile copies first what it changes.
-        copy = await shard.arithmetic(tensors.copy_states)
+        found = await shard.state_from(request.min_version, request.wait_s)
+        header = shard_pb2.PullHeader(timeline=request.timeline)
+        if found is None:
+            yield encode_frame(shard_pb2.FrameHeader(pull=header), ())
+            return
+        header.ready, header.version = True, found[0]
+        copy = found[1]
         try:
+            yield encode_frame(shard_pb2.FrameHeader(pull=header), ())
             for index in sorted(tensors.states):
                 for entry in await shard.arithmetic(partial(copy.use, index)):
                     for frame in _state_frames(entry):

@@ -12,11 +12,12 @@ from paramserver.core.hypers import validate
 from paramserver.core.plan import Chunk, Kind
 from paramserver.core.shard import ShardState
 from paramserver.failpoints import reach
+from paramserver.server.brought import BroughtState
 from paramserver.server.norms import NormExchange
 from paramserver.server.receive import first_non_finite, receive
 from paramserver.server.restoring import restore
 from paramserver.server.rpc.host import Host
-from paramserver.server.running import RunningShard
+from paramserver.server.running import RunningShard, Staged
 from paramserver.server.saving import Saver, place_of
 from paramserver.server.shard import ShardTensors
 from paramserver.server.version import Version, room_for
@@ -100,13 +101,17 @@ class Setup(Host):
             facts = restored.facts
             made.state.restore(facts.counted, facts.applied, facts.rows, facts.folded_steps)
             made.names = {**facts.names, **made.names}
-            made.staged, made.restored = (request.grant, restored.version), True
+            made.staged, made.restored = Staged(request.grant, restored.version), True
             await self._replace(made)
         return shard_pb2.RestoreResponse(version=manifest.version, layout_digest=made.digest)
 
     async def initialize(self, frames: AsyncIterator[bytes]) -> shard_pb2.InitializeResponse:
-        """Stage version 0. It is published by :meth:`activate` only, so that no two uploads can mix."""
+        """Stage version 0, and the optimizer state that comes with it.
+
+        It is published by :meth:`activate` only, so that no two uploads can mix.
+        """
         shard = self._ready(active=False)
+        brought = BroughtState(shard.tensors)
 
         def expect(header: shard_pb2.FrameHeader) -> tuple[Mapping[int, Chunk], int]:
             self._check_job(header.initialize.job)
@@ -114,9 +119,11 @@ class Setup(Host):
 
         # Copied as they come, so that the messages need not all be kept.
         room = room_for(shard.chunks.values())
-        upload = await receive(frames, "initialize", expect, lambda chunk, values: room[chunk.index].copy_(values))
+        upload = await receive(
+            frames, "initialize", expect, lambda chunk, values: room[chunk.index].copy_(values), state=brought.take
+        )
         grant = upload.header.initialize.grant
-        if shard.state.active or (shard.staged is not None and shard.staged[0] > grant):
+        if shard.state.active or (shard.staged is not None and shard.staged.grant > grant):
             raise errors.FencedError("version 0 has been uploaded by somebody else")
         if shard.restored:
             raise errors.FencedError("this shard goes on from a checkpoint")
@@ -125,7 +132,8 @@ class Setup(Host):
         bad = await self._arithmetic(lambda: first_non_finite(shard.tensors.layout, trained))
         if bad is not None:
             raise errors.NonFiniteError(f"the initial value of {bad!r} is not finite")
-        shard.staged = (grant, Version(0, shard.tensors.chunks, upload.chunks))
+        states = await self._arithmetic(lambda: brought.load(upload.header.initialize.states, shard.hypers.first))
+        shard.staged = Staged(grant, Version(0, shard.tensors.chunks, upload.chunks), states)
         return shard_pb2.InitializeResponse()
 
     async def activate(self, request: shard_pb2.ActivateRequest) -> shard_pb2.ActivateResponse:

@@ -27,6 +27,7 @@ from paramserver.worker.outgoing import Outgoing
 from paramserver.worker.pace import AsyncPace, SyncPace
 from paramserver.worker.reads import Reads
 from paramserver.worker.staging import Staging
+from paramserver.worker.state import NOTHING
 
 T = TypeVar("T")
 Connect = Callable[[str], Channel]
@@ -93,6 +94,8 @@ class Host:
         self._pace: SyncPace | AsyncPace | None = None
         self._plan: Plan | None = None
         self._may_upload = False
+        # The optimizer state that goes with version 0, until there is one.
+        self._brought = NOTHING
         # The job went back while the script was in its present epoch.
         self._moved = self._look_back = False
         # How long the last slices took the script, and when the present one was handed to it (monotonic seconds).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from statistics import median
 
 import structlog
@@ -22,6 +23,7 @@ from paramserver.worker.inplace import InPlace
 from paramserver.worker.pace import AsyncPace
 from paramserver.worker.pulled import Pulled
 from paramserver.worker.staging import Staging
+from paramserver.worker.state import NOTHING, Brought
 
 log = structlog.get_logger("paramserver.worker")
 
@@ -63,17 +65,23 @@ class Joining(Weights):
         return model
 
     def register(
-        self, model: types_pb2.ModelSpec, space: Callable[[Plan], FlatSpace], on_weights: Callable[[FlatSpace], None]
+        self,
+        model: types_pb2.ModelSpec,
+        space: Callable[[Plan], FlatSpace],
+        on_weights: Callable[[FlatSpace], None],
+        brought: Brought = NOTHING,
     ) -> Plan:
         """Register the model, bring or fetch version 0, wait until everybody is there.
 
         ``space`` makes the flat space of the plan and fills in this worker's initial values; ``on_weights`` is called
-        with a space, that one or another, whenever there is another version in it. Raises ModelError if another worker
-        registered another model.
+        with a space, that one or another, whenever there is another version in it. ``brought``: the optimizer state to
+        begin with. Raises ModelError if another worker registered another model.
         """
         self.state = "registering"
-        plan = self._run(startup.register_model(self.session, model))
+        plan = self._run(startup.register_model(self.session, model, brought.digest()))
+        self._brought = brought
         self._start(plan, space, on_weights, may_upload=True)
+        self._brought = NOTHING
         self.state = "training"
         return plan
 
@@ -121,9 +129,9 @@ class Joining(Weights):
                 self._links.rounding = self.rounding
                 try:
                     await startup.share_memory(self.session, self._links, plan, transport)
-                    return await startup.first_version(
-                        self.session, self._links, initial.read if self._may_upload else None
-                    )
+                    may = self._may_upload
+                    state = partial(self._brought.parts, plan.layout)
+                    return await startup.first_version(self.session, self._links, initial.read if may else None, state)
                 except errors.RolledBackError as error:
                     log.info("the job went back meanwhile", reason=str(error))
 

@@ -13,14 +13,14 @@ from paramserver.failpoints import reach
 from paramserver.transport.messages import schedule_from_proto
 from paramserver.v1 import types_pb2
 from paramserver.worker.engine.leaving import Leaving
-from paramserver.worker.engine.rollback import GoingBack
+from paramserver.worker.engine.states import States
 from paramserver.worker.flat import Node
 from paramserver.worker.pace import AsyncPace, Item, SyncPace, make_pace
 
 log = structlog.get_logger("paramserver.worker")
 
 
-class Engine(GoingBack, Leaving):
+class Engine(States, Leaving):
     """One worker of a job.
 
     ``connect`` opens a channel to a server's address, ``coordinator`` is the one to the coordinator; ``background`` is

@@ -2,9 +2,10 @@
 
 from paramserver.worker.links.pulls import Pulling
 from paramserver.worker.links.pushes import Pushing
+from paramserver.worker.links.states import States
 
 
-class ShardLinks(Pushing, Pulling):
+class ShardLinks(Pushing, Pulling, States):
     """All of them at once."""
 
 

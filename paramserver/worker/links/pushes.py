@@ -19,6 +19,9 @@ from paramserver.worker.early import EarlyChunks
 from paramserver.worker.links.base import Base
 from paramserver.worker.turns import Turns
 
+# A piece of optimizer state, and its bytes.
+Part = tuple[shard_pb2.StateRef, memoryview]
+
 
 class Pushing(Base):
     """What this worker brings."""
@@ -139,19 +142,29 @@ class Pushing(Base):
         put_name(header, facts.name)
         return header
 
-    async def initialize(self, grant: int, read: Callable[[int], memoryview]) -> None:
-        """Upload version 0 to every shard."""
+    async def initialize(
+        self, grant: int, read: Callable[[int], memoryview], state: Callable[[Sequence[Chunk]], list[Part]]
+    ) -> None:
+        """Upload version 0 to every shard. ``state`` gives the optimizer state that goes with chunks."""
 
         async def one(server: int) -> None:
             chunks = self.plan.chunks_of(server)
+            states = state(chunks)
 
             async def attempt(timeout_s: float) -> None:
                 header = shard_pb2.InitializeHeader(
-                    job=self.job, timeline=self.timeline, grant=grant, worker=self._worker(), chunks=len(chunks)
+                    job=self.job,
+                    timeline=self.timeline,
+                    grant=grant,
+                    worker=self._worker(),
+                    chunks=len(chunks),
+                    states=len(states),
                 )
-                frames = chunk_frames(header, ((chunk_ref(chunk), read(chunk.index)) for chunk in chunks))
+                weights = ((chunk_ref(chunk), read(chunk.index)) for chunk in chunks)
+                frames = chunk_frames(header, (*weights, *states))
                 await self.channels[server].upload("Shard.Initialize", frames, timeout=timeout_s)
 
-            await self._persist(server, "to upload version 0", attempt, self._nbytes[server])
+            nbytes = self._nbytes[server] + sum(ref.bytes for ref, _ in states)
+            await self._persist(server, "to upload version 0", attempt, nbytes)
 
         await asyncio.gather(*(one(server) for server in range(len(self.channels))))

@@ -1,0 +1,265 @@
+"""Optimizer state that a script brings is taken over, and what it reads of the servers is what plain torch has."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader
+
+from paramserver import errors
+from paramserver.worker.context import Context
+from tests.cluster.harness import Cluster, inside, train, until
+from tests.cluster.programs import Aligned, dataset
+from tests.cluster.reference import slice_by_slice, slices_of_steps
+
+SAMPLES, BATCH = 40, 8
+Make = Callable[[Iterable[Any]], torch.optim.Optimizer]
+
+# Fused where torch has that, as servers use it: only then are the bits the same.
+OPTIMIZERS: dict[str, Make] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, fused=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, fused=True),
+    "adam-amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True, fused=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05, initial_accumulator_value=0.1, fused=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9, centered=True),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),
+    "radam": lambda p: torch.optim.RAdam(p, lr=0.01),
+    "adamax": lambda p: torch.optim.Adamax(p, lr=0.01),
+    "adadelta": lambda p: torch.optim.Adadelta(p, lr=0.5),
+}
+
+
+def begun(make: Make, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model and an optimizer that have made three steps by themselves."""
+    model = Aligned(dtype)
+    optimizer = make(model.parameters())
+    x, y = dataset(SAMPLES, dtype).tensors
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x).float(), y).backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    return model, optimizer
+
+
+def loop(ctx: Context, model: Any, optimizer: Any, loader: Any) -> None:
+    for _ in ctx.epochs(2):
+        for x, y in loader:
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def tensors(state: dict[str, Any]) -> dict[tuple[int, str], torch.Tensor]:
+    return {(p, key): torch.as_tensor(v) for p, states in state["state"].items() for key, v in states.items()}
+
+
+def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found["param_groups"] == expected["param_groups"]
+    ours, theirs = tensors(found), tensors(expected)
+    assert ours.keys() == theirs.keys()
+    for key, value in theirs.items():
+        assert ours[key].dtype == value.dtype, key
+        assert ours[key].shape == value.shape, key
+        assert torch.equal(ours[key], value), key
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_goes_on_from_the_state_that_a_script_brings(name: str) -> None:
+    """Bit for bit as plain torch, and what is read at the end is what plain torch has then, in its format."""
+    make, data = OPTIMIZERS[name], dataset(SAMPLES)
+    saved: list[dict[str, Any]] = []
+
+    def script(ctx: Context) -> None:
+        model, plain = begun(make)
+        model, optimizer, loader = ctx.prepare(model, plain, DataLoader(data, batch_size=BATCH, shuffle=True))
+        saved.append(optimizer.state_dict())
+        loop(ctx, model, optimizer, loader)
+        saved.append(optimizer.state_dict())
+
+    # Chunks of 64 elements, on two servers.
+    outcome = train(script, 1, 2, {"training__chunk_bytes": 256}, slices_per_step=1)
+    model, plain = begun(make)
+    assert_same(saved[0], plain.state_dict())
+    slice_by_slice(model, plain, list(slices_of_steps(data, BATCH, 1, 2)), F.cross_entropy)
+    for key, parameter in model.named_parameters():
+        assert torch.equal(outcome.tensor(key), parameter.detach()), key
+    assert_same(saved[1], plain.state_dict())
+    another = make(Aligned().parameters())
+    another.load_state_dict(saved[1])
+    assert_same(another.state_dict(), plain.state_dict())
+
+
+def test_with_several_workers_the_state_counts_as_the_weights_do() -> None:
+    """Two workers and three servers; float32 masters of bfloat16 parameters have state in float32."""
+
+    def script(ctx: Context) -> None:
+        model, plain = begun(OPTIMIZERS["adamw"], torch.bfloat16)
+        before = copy.deepcopy(plain.state_dict())
+        given = DataLoader(dataset(SAMPLES, torch.bfloat16), batch_size=BATCH)
+        model, optimizer, loader = ctx.prepare(model, plain, given)
+        after = optimizer.state_dict()
+        for key, value in tensors(before).items():
+            assert torch.equal(tensors(after)[key], value.float()), key
+        loop(ctx, model, optimizer, loader)
+
+    assert train(script, 2, 3).summary["steps"] == 6
+
+
+def test_state_that_differs_between_workers_is_refused() -> None:
+    def script(ctx: Context) -> None:
+        model, plain = begun(OPTIMIZERS["sgd"])
+        if ctx.rank == 1:
+            plain.state.clear()
+        ctx.prepare(model, plain)
+
+    with Cluster(2, 1) as cluster:
+        workers = [cluster.start(script) for _ in range(2)]
+        until("one of them is refused", lambda: any(worker.error is not None for worker in workers))
+        (error,) = [worker.error for worker in workers if worker.error is not None]
+        assert isinstance(error, errors.ModelError)
+        assert "load the same optimizer state in every worker before ctx.prepare" in str(error)
+
+
+def scaled(optimizer: torch.optim.Optimizer) -> None:
+    for states in optimizer.state.values():
+        states["exp_avg"] = states["exp_avg"][:1]
+
+
+def poisoned(optimizer: torch.optim.Optimizer) -> None:
+    next(iter(optimizer.state.values()))["exp_avg"].fill_(torch.nan)
+
+
+def foreign(optimizer: torch.optim.Optimizer) -> None:
+    next(iter(optimizer.state.values()))["shadow"] = torch.zeros(3)
+
+
+def partial(optimizer: torch.optim.Optimizer) -> None:
+    del next(iter(optimizer.state.values()))["exp_avg_sq"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (scaled, "has shape .* load the state of this model"),
+        (poisoned, "has a NaN or an infinite number"),
+        (foreign, "has 'shadow', which torch.optim.AdamW does not have"),
+        (partial, "lacks 'exp_avg_sq'"),
+    ],
+)
+def test_state_that_servers_cannot_go_on_from(spoil: Callable[[torch.optim.Optimizer], None], sentence: str) -> None:
+    def work(ctx: Context) -> None:
+        model, plain = begun(OPTIMIZERS["adamw"])
+        spoil(plain)
+        with pytest.raises(errors.ModelError, match=sentence):
+            ctx.prepare(model, plain)
+
+    inside(work)
+
+
+def test_one_worker_alone_reads_the_state_in_the_middle_of_a_step() -> None:
+    """Nobody else takes part, no step is completed for it, and the version is that of the weights at hand."""
+    together = threading.Barrier(2)
+    found: list[dict[str, Any]] = []
+
+    def script(ctx: Context) -> None:
+        model: Any = Aligned()
+        optimizer: Any = OPTIMIZERS["adam"](model.parameters())
+        loader: Any = DataLoader(dataset(SAMPLES), batch_size=BATCH)
+        model, optimizer, loader = ctx.prepare(model, optimizer, loader)
+        for number, _ in enumerate(ctx.epochs(2)):
+            for step, (x, y) in enumerate(loader):
+                F.cross_entropy(model(x), y).backward()
+                if number == 0 and step == 1:
+                    if ctx.is_main:
+                        found.append(optimizer.state_dict())
+                        assert {float(s["step"]) for s in found[0]["state"].values()} == {ctx.version}
+                    together.wait(20.0)
+                optimizer.step()
+                optimizer.zero_grad()
+
+    assert train(script, 2, 2, slices_per_step=2).summary["steps"] == 6
+    assert len(found) == 1
+
+
+def test_asynchronous_state_can_be_read_while_others_train() -> None:
+    def script(ctx: Context) -> None:
+        model: Any = Aligned()
+        optimizer: Any = OPTIMIZERS["adam"](model.parameters())
+        loader: Any = DataLoader(dataset(SAMPLES), batch_size=4)
+        model, optimizer, loader = ctx.prepare(model, optimizer, loader)
+        for _ in ctx.epochs(3):
+            for x, y in loader:
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if ctx.is_main:
+                    assert set(optimizer.state_dict()["state"]) == {0, 1, 2}
+
+    assert train(script, 2, 2, mode="async").summary["steps"] == 30
+
+
+def test_state_that_is_loaded_after_prepare_is_refused_unless_it_is_the_servers() -> None:
+    def work(ctx: Context) -> None:
+        model: Any = Aligned()
+        plain = OPTIMIZERS["adamw"](model.parameters())
+        _, other = begun(OPTIMIZERS["adamw"])
+        model, optimizer = ctx.prepare(model, plain)
+        optimizer.load_state_dict(optimizer.state_dict())  # accelerate does this at once
+        with pytest.raises(errors.ModelError, match=r"load it into the optimizer before ctx\.prepare"):
+            optimizer.load_state_dict(other.state_dict())
+        for use in (plain.step, plain.state_dict, lambda: plain.load_state_dict({})):
+            with pytest.raises(errors.ModelError, match="use the one that it returned"):
+                use()
+
+    inside(work)
+
+
+def test_hooks_that_the_script_has_registered_are_called() -> None:
+    called: list[str] = []
+
+    def work(ctx: Context) -> None:
+        model: Any = Aligned()
+        plain = OPTIMIZERS["sgd"](model.parameters())
+
+        def halve(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            called.append("before")
+            for parameter in model.parameters():
+                parameter.grad.mul_(0.5)
+
+        plain.register_step_pre_hook(halve)
+        handle = plain.register_step_post_hook(lambda *_: called.append("removed"))
+        plain.register_step_post_hook(lambda *_: called.append("after"))
+        plain.register_state_dict_pre_hook(lambda _: called.append("save"))
+        plain.register_state_dict_post_hook(lambda _, state: {**state, "mine": 1})
+        plain.register_load_state_dict_pre_hook(lambda _, state: called.append("load"))
+        plain.register_load_state_dict_post_hook(lambda _: called.append("loaded"))
+        data: Any = DataLoader(dataset(BATCH), batch_size=BATCH)
+        model, optimizer, loader = ctx.prepare(model, plain, data)
+        handle.remove()
+        for _ in ctx.epochs(1):
+            for x, y in loader:
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+        assert called == ["before", "after"]
+        assert optimizer.state_dict()["mine"] == 1
+        optimizer.load_state_dict(optimizer.state_dict())
+        assert called[2:] == ["save", "save", "load", "save", "loaded"]
+        expected, plain = Aligned(), None
+        steps = OPTIMIZERS["sgd"](expected.parameters())
+        F.cross_entropy(expected(x), y).backward()
+        for parameter in expected.parameters():
+            parameter.grad.mul_(0.5)
+        steps.step()
+        for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+            assert torch.equal(ours, theirs)
+
+    inside(work)
