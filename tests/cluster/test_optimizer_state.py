@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -20,6 +19,7 @@ from tests.cluster.programs import Aligned, dataset
 from tests.cluster.reference import slice_by_slice, slices_of_steps
 
 SAMPLES, BATCH = 40, 8
+cross_entropy: Any = torch.nn.functional.cross_entropy
 Make = Callable[[Iterable[Any]], torch.optim.Optimizer]
 
 # Fused where torch has that, as servers use it: only then are the bits the same.
@@ -44,7 +44,7 @@ def begun(make: Make, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, to
     x, y = dataset(SAMPLES, dtype).tensors
     for _ in range(3):
         optimizer.zero_grad()
-        F.cross_entropy(model(x).float(), y).backward()
+        cross_entropy(model(x).float(), y).backward()
         optimizer.step()
     optimizer.zero_grad()
     return model, optimizer
@@ -53,7 +53,7 @@ def begun(make: Make, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, to
 def loop(ctx: Context, model: Any, optimizer: Any, loader: Any) -> None:
     for _ in ctx.epochs(2):
         for x, y in loader:
-            F.cross_entropy(model(x), y).backward()
+            cross_entropy(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
 
@@ -89,7 +89,7 @@ def test_training_goes_on_from_the_state_that_a_script_brings(name: str) -> None
     outcome = train(script, 1, 2, {"training__chunk_bytes": 256}, slices_per_step=1)
     model, plain = begun(make)
     assert_same(saved[0], plain.state_dict())
-    slice_by_slice(model, plain, list(slices_of_steps(data, BATCH, 1, 2)), F.cross_entropy)
+    slice_by_slice(model, plain, list(slices_of_steps(data, BATCH, 1, 2)), cross_entropy)
     for key, parameter in model.named_parameters():
         assert torch.equal(outcome.tensor(key), parameter.detach()), key
     assert_same(saved[1], plain.state_dict())
@@ -177,7 +177,7 @@ def test_one_worker_alone_reads_the_state_in_the_middle_of_a_step() -> None:
         model, optimizer, loader = ctx.prepare(model, optimizer, loader)
         for number, _ in enumerate(ctx.epochs(2)):
             for step, (x, y) in enumerate(loader):
-                F.cross_entropy(model(x), y).backward()
+                cross_entropy(model(x), y).backward()
                 if number == 0 and step == 1:
                     if ctx.is_main:
                         found.append(optimizer.state_dict())
@@ -198,7 +198,7 @@ def test_asynchronous_state_can_be_read_while_others_train() -> None:
         model, optimizer, loader = ctx.prepare(model, optimizer, loader)
         for _ in ctx.epochs(3):
             for x, y in loader:
-                F.cross_entropy(model(x), y).backward()
+                cross_entropy(model(x), y).backward()
                 optimizer.step()
                 optimizer.zero_grad()
                 if ctx.is_main:
@@ -223,6 +223,12 @@ def test_state_that_is_loaded_after_prepare_is_refused_unless_it_is_the_servers(
     inside(work)
 
 
+def halve_all(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.mul_(0.5)
+
+
 def test_hooks_that_the_script_has_registered_are_called() -> None:
     called: list[str] = []
 
@@ -232,8 +238,7 @@ def test_hooks_that_the_script_has_registered_are_called() -> None:
 
         def halve(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             called.append("before")
-            for parameter in model.parameters():
-                parameter.grad.mul_(0.5)
+            halve_all(model)
 
         plain.register_step_pre_hook(halve)
         handle = plain.register_step_post_hook(lambda *_: called.append("removed"))
@@ -247,17 +252,16 @@ def test_hooks_that_the_script_has_registered_are_called() -> None:
         handle.remove()
         for _ in ctx.epochs(1):
             for x, y in loader:
-                F.cross_entropy(model(x), y).backward()
+                cross_entropy(model(x), y).backward()
                 optimizer.step()
         assert called == ["before", "after"]
         assert optimizer.state_dict()["mine"] == 1
         optimizer.load_state_dict(optimizer.state_dict())
         assert called[2:] == ["save", "save", "load", "save", "loaded"]
-        expected, plain = Aligned(), None
+        expected = Aligned()
         steps = OPTIMIZERS["sgd"](expected.parameters())
-        F.cross_entropy(expected(x), y).backward()
-        for parameter in expected.parameters():
-            parameter.grad.mul_(0.5)
+        cross_entropy(expected(x), y).backward()
+        halve_all(expected)
         steps.step()
         for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
             assert torch.equal(ours, theirs)
