@@ -8,6 +8,7 @@
 # make test-machines  train on six emulated machines, with faults and strangers (needs root and iproute2)
 # make test-soak  the long variants of tests about overload and leaks: a hundred thousand contributions and the like
 # make test-long   more runs of real processes, which take longer
+# make test-behaviour N=1000   random scripts against plain torch, with other seeds after FIRST=5000 (docs/testing.md)
 # make test-scale  a run with 32 workers
 # make test-faults  the crash matrix, 200 random faults, 100 kills; writes docs/reliability.md (an hour or more)
 # make test-low  unit and contract tests with the lowest versions of grpcio, protobuf and redis (for contributors)
@@ -28,7 +29,7 @@ LOWEST := grpcio==1.76.0 protobuf==6.31.1 redis==5.0.0
 PROTO_TOOLS := grpcio-tools==1.76.0 grpcio==1.76.0 protobuf==6.33.6 setuptools==80.9.0
 PROTOC = .proto-venv/bin/python -m grpc_tools.protoc -I protos
 
-.PHONY: help demo test test-long test-soak test-scale test-faults test-low test-gpu check format proto proto-check clean clean-all \
+.PHONY: help demo test test-long test-behaviour test-soak test-scale test-faults test-low test-gpu check format proto proto-check clean clean-all \
 	docker-image docker-wheels docker-base test-compose test-machines
 
 help:
@@ -56,11 +57,16 @@ demo: .venv/.stamp
 
 test: .venv/.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile -m 'not long' \
-		tests/unit tests/contract tests/cluster
+		tests/unit tests/contract tests/cluster tests/behaviour
 	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile -m 'not long' tests/integration
 
 test-long: .venv/.stamp
 	$(BIN)/python -m pytest -q -m long tests
+
+N ?= 1000
+FIRST ?= 0
+test-behaviour: .venv/.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.behaviour.run --scripts $(N) --first $(FIRST)
 
 test-soak: .venv/.stamp
 	SOAK_MEMBERS=1000 SOAK_REJECTED=100000 SOAK_CONTRIBUTIONS=100000 SOAK_PULL_MIB=500 OMP_NUM_THREADS=1 \

@@ -1,0 +1,112 @@
+"""What scripts get for ``import paramserver as ps`` when they run as plain torch: the reference.
+
+Nothing is replaced but the order of samples: a loader gives the batches of whole steps, in the order of a job with this
+seed. All else is torch's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from paramserver.core.slices import DataSpec, SyncSchedule, slice_indices, slice_seed
+from paramserver.worker.seeding import seed_everything
+from tests.behaviour.generate import Form
+
+
+class Batches:
+    """The samples of each step of an epoch; the next epoch follows with each pass, or the context says which it is."""
+
+    def __init__(self, context: Context, data: DataSpec) -> None:
+        self._context, self._data = context, data
+        self._schedule = SyncSchedule(data.slices_per_epoch, context.slices)
+        self._passes = 0
+
+    def __len__(self) -> int:
+        return self._schedule.steps_per_epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch = self._passes if self._context.epoch is None else self._context.epoch
+        self._passes += 1
+        first = epoch * len(self)
+        for version in range(first, first + len(self)):
+            step = self._schedule.step(version)
+            # Scripts that draw random numbers have one slice in a step.
+            self._context.seeds = slice_seed(0, epoch, step.slices[0], "model")
+            yield [index for one in step.slices for index in slice_indices(self._data, 0, epoch, one)]
+
+
+class Loader:
+    """Iterates over the batches, seeded as the slices of a job are."""
+
+    def __init__(self, context: Context, loader: DataLoader[Any]) -> None:
+        shuffle = not isinstance(loader.sampler, torch.utils.data.SequentialSampler)
+        data = DataSpec(len(loader.dataset), loader.batch_size or 1, loader.drop_last, shuffle)  # type: ignore[arg-type]
+        self._context = context
+        self._inner: DataLoader[Any] = DataLoader(
+            loader.dataset, batch_sampler=Batches(context, data), collate_fn=loader.collate_fn
+        )
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._inner:
+            seed_everything(self._context.seeds)
+            yield batch
+
+
+@dataclass(slots=True)
+class Context:
+    """What ``ps.init`` gives."""
+
+    slices: int
+    rank: int = 0
+    world_size: int = 1
+    is_main: bool = True
+    # The epoch in a loop over `epochs`.
+    epoch: int | None = None
+    seeds: int = 0
+    models: list[nn.Module] = field(default_factory=list)
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+
+    def prepare(self, *objects: Any) -> Any:
+        """The same objects; of a loader one in the order of the job."""
+        self.models += [o for o in objects if isinstance(o, nn.Module)]
+        self.optimizers += [o for o in objects if isinstance(o, torch.optim.Optimizer)]
+        given = tuple(Loader(self, o) if isinstance(o, DataLoader) else o for o in objects)
+        return given[0] if len(given) == 1 else given
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """All of them."""
+        for self.epoch in range(count):
+            yield self.epoch
+        self.epoch = None
+
+    def clip_grad_norm(self, limit: float) -> None:
+        """Of the whole step, as far as it is trained."""
+        nn.utils.clip_grad_norm_([p for group in self.optimizers[0].param_groups for p in group["params"]], limit)
+
+    def log(self, **metrics: Any) -> None:
+        """Nobody looks."""
+
+    def close(self) -> None:
+        """There is nothing to leave."""
+
+
+class Paramserver:
+    """Stands for the module."""
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+        self.context = Context(form.slices)
+
+    def init(self, **settings: Any) -> Context:
+        """As the real one seeds."""
+        seed_everything(0)
+        return self.context

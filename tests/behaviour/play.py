@@ -1,0 +1,207 @@
+"""Runs the text of a script: as plain torch, alone, or on a cluster of threads; what came of it."""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+import traceback
+import types
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from safetensors.torch import load_file
+
+import paramserver
+from paramserver import errors
+from paramserver.local import logs
+from paramserver.worker.context import Context
+from tests.behaviour import plain
+from tests.behaviour.generate import Form
+from tests.cluster.harness import Cluster, Died
+
+# How long a script may take on a busy machine before it counts as stuck.
+SCRIPT_S = 60.0
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(slots=True)
+class Played:
+    """How a script ended. ``weights``: of the job at its end, None if there was no job."""
+
+    # The first error that a script ended with; None: it ended well.
+    error: BaseException | None = None
+    where: str = ""
+    code: int = 0
+    weights: Tensors | None = None
+    # The optimizer's state by name of parameter and key, where it can be seen.
+    state: dict[tuple[str, str], torch.Tensor] | None = None
+    # What the script has found, by rank.
+    found: dict[int, Any] = field(default_factory=dict)
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    stuck: bool = False
+
+    def ended_with(self, error: BaseException) -> None:
+        """Take an error down, unless there is one already."""
+        if isinstance(error, SystemExit):
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+            self.code = self.code or code
+        elif self.error is None:
+            self.error = error
+            self.where = "".join(traceback.format_exception(error))
+            self.code = self.code or getattr(error, "exit_code", 1)
+
+
+def play_plain(text: str, form: Form, place: Path) -> Played:
+    """As plain torch."""
+    module, played = plain.Paramserver(form), Played()
+    with found_in(place / "plain", played), quiet():
+        torch.set_num_threads(1)
+        try:
+            execute(text, module)
+        except BaseException as error:
+            played.ended_with(error)
+    context = module.context
+    if context.models:
+        model = context.models[0]
+        played.weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        names = {id(p): name for name, p in model.named_parameters()}
+        played.state = {
+            (names[id(p)], key): torch.as_tensor(value).detach()
+            for optimizer in context.optimizers
+            for p, entries in optimizer.state.items()
+            for key, value in entries.items()
+            if id(p) in names and value is not None
+        }
+    return played
+
+
+def play(text: str, form: Form, place: Path) -> Played:
+    """With the real paramserver, in this process."""
+    return on_cluster(text, form, place) if form.servers else alone(text, form, place)
+
+
+def alone(text: str, form: Form, place: Path) -> Played:
+    """As `python script.py` runs it."""
+    played = Played()
+    settings = {
+        "PARAMSERVER_CONFIG": "",
+        "PARAMSERVER_LOG__LEVEL": "error",
+        "PARAMSERVER_RUN__SUMMARY": str(place / "summary.json"),
+        "PARAMSERVER_RUN__SAVE": str(place / "weights.safetensors"),
+        "PARAMSERVER_CONSISTENCY__MODE": form.mode,
+        "PARAMSERVER_CONSISTENCY__STALENESS": str(form.staleness),
+        "PARAMSERVER_TRAINING__SLICES_PER_STEP": str(form.slices if form.mode == "sync" else 0),
+    }
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PARAMSERVER_")}
+    last: list[Callable[[], object]] = []
+    with mock.patch.dict(os.environ, {**kept, **settings}, clear=True), found_in(place / "alone", played), quiet():
+        thread = threading.Thread(target=_alone, args=(text, played, last), daemon=True)
+        thread.start()
+        thread.join(SCRIPT_S)
+        played.stuck = thread.is_alive()
+    if (place / "summary.json").exists():
+        played.summary = json.loads((place / "summary.json").read_text())
+    if (place / "weights.safetensors").exists():
+        played.weights = load_file(place / "weights.safetensors")
+    return played
+
+
+def _alone(text: str, played: Played, last: list[Callable[[], object]]) -> None:
+    torch.set_num_threads(1)
+    with mock.patch.object(atexit, "register", lambda work: last.append(work)):
+        try:
+            execute(text, paramserver)
+        except BaseException as error:
+            played.ended_with(error)
+        for work in reversed(last):  # as the end of the process does
+            try:
+                work()
+            except BaseException as error:
+                played.ended_with(error)
+
+
+def on_cluster(text: str, form: Form, place: Path) -> Played:
+    """In threads, on an in-memory cluster."""
+    played = Played()
+    options: dict[str, Any] = {"lease_s": 1.0, "grace_s": 0.2} if "SIGKILL" in text else {}
+    slices = form.slices if form.mode == "sync" else 0
+
+    def script(ctx: Context) -> None:
+        module = types.SimpleNamespace(init=lambda **settings: ctx, errors=errors)
+        try:
+            execute(text, module)
+        except SystemExit as leave:
+            if leave.code:
+                ctx.engine.abandon(f"exit code {leave.code}")
+                raise
+
+    sizes = (form.workers, form.servers, form.mode, form.staleness, slices)
+    with found_in(place / "cluster", played), quiet(), Cluster(*sizes, wait_timeout_s=20.0, **options) as cluster:
+        logs.configure("critical")
+        small = {"training__chunk_bytes": 64} if form.servers > 1 else {}
+        workers = [cluster.start(script, small) for _ in range(form.workers)]
+        deadline = time.monotonic() + SCRIPT_S
+        for worker in workers:
+            worker.end(max(0.0, deadline - time.monotonic()))
+        played.stuck = any(worker.alive for worker in workers)
+        for worker in sorted(workers, key=lambda w: not isinstance(w.error, errors.UserError)):
+            if worker.error is not None:
+                played.ended_with(worker.error)
+        if not played.stuck and cluster.job.coordinator.registry.ready and played.error is None:
+            outcome = cluster.outcome()
+            outcome.result.save(place / "weights.safetensors")
+            played.weights = load_file(place / "weights.safetensors")
+            played.summary = outcome.summary
+    return played
+
+
+def execute(text: str, module: object) -> None:
+    """Run the text in this thread; ``import paramserver`` gives ``module``, and whoever kills itself has died."""
+
+    def find(name: str, *rest: Any) -> Any:
+        if name == "paramserver":
+            return module
+        return _Os if name == "os" and module is not paramserver else __import__(name, *rest)
+
+    own = {**vars(builtins), "__import__": find}
+    exec(compile(text, "script.py", "exec"), {"__name__": "__main__", "__builtins__": own})
+
+
+class _Os:
+    """The module ``os`` as far as scripts use it, where a process is only a thread."""
+
+    environ = os.environ
+    getpid = staticmethod(os.getpid)
+
+    @staticmethod
+    def kill(pid: int, number: int) -> None:
+        assert (pid, number) == (os.getpid(), signal.SIGKILL)
+        raise Died
+
+
+@contextlib.contextmanager
+def found_in(start: Path, played: Played) -> Iterator[None]:
+    """Scripts write what they find to files with this start, which are read at the end."""
+    with mock.patch.dict(os.environ, {"FOUND": str(start)}):
+        yield
+    for path in sorted(start.parent.glob(f"{start.name}-*.pt")):
+        played.found[int(path.stem.rpartition("-")[2])] = torch.load(path, weights_only=False)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without the warnings that torch has for odd scripts."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,86 @@
+"""Random scripts of users come out as with plain torch, or are refused; and the tester notices what is wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.behaviour.generate import draw, fits, of_labels, render, simpler
+from tests.behaviour.known import KNOWN, known
+from tests.behaviour.mutants import MUTANTS
+from tests.behaviour.pieces import KINDS, Verdict
+from tests.behaviour.run import report, smallest, trial
+
+# Each test runs this many scripts, one after the other.
+AT_ONCE = 10
+FEW, MANY = 50, 1000
+# A fault must show in so many scripts.
+SOON = 60
+
+
+def run(first: int) -> None:
+    for seed in range(first, first + AT_ONCE):
+        script = draw(seed, known)
+        if problem := trial(script):
+            pytest.fail(report(script, problem))
+
+
+@pytest.mark.parametrize("first", range(0, FEW, AT_ONCE))
+def test_random_scripts(first: int) -> None:
+    run(first)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(FEW, MANY, AT_ONCE))
+def test_many_random_scripts(first: int) -> None:
+    run(first)
+
+
+def test_every_piece_is_drawn() -> None:
+    """All but those that are known to fail, in the scripts of the long run; a good part of them legal."""
+    scripts = [draw(seed, known) for seed in range(MANY)]
+    count = Counter(p.label for script in scripts for p in script.pieces)
+    left_out = {label for one in KNOWN for label in one.labels if len(one.labels) == 1}
+    pieces = {p.label for kind in KINDS.values() for p in kind}
+    assert pieces - set(count) == left_out
+    assert min(count.values()) >= 3, count.most_common()[-5:]
+    verdicts = Counter(script.verdict for script in scripts)
+    assert verdicts[Verdict.EQUAL] > MANY // 3
+    assert verdicts[Verdict.REFUSED] > MANY // 5
+
+
+def test_scripts_are_python_and_follow_from_their_seed() -> None:
+    for seed in range(200):
+        script = draw(seed)
+        assert render(draw(seed)) == render(script)
+        compile(render(script), "script.py", "exec")
+        assert fits(script.form, script.pieces)
+
+
+def caught(mutant: str) -> int:
+    """After how many scripts the fault is noticed."""
+    with MUTANTS[mutant]():
+        for seed in range(SOON):
+            if trial(draw(seed, known)):
+                return seed + 1
+    raise AssertionError(f"{SOON} scripts have not shown: {mutant}")
+
+
+def test_a_fault_is_noticed() -> None:
+    caught("skipped batch")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mutant", [name for name in MUTANTS if name != "skipped batch"])
+def test_every_fault_is_noticed(mutant: str) -> None:
+    caught(mutant)
+
+
+def test_a_failing_script_is_made_small() -> None:
+    """What does not matter for the failure goes."""
+    script = next(s for s in map(draw, range(1000)) if s.has("model=tied") and s.has("optimizer=Adam"))
+    small = smallest(script, lambda one: one.has("model=tied"))
+    assert small.labels == ("model=tied",)
+    assert not any(one.has("model=tied") and fits(one.form, one.pieces) for one in simpler(small))
+    assert "model[2].weight = model[0].weight" in render(of_labels(small.labels))
