@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from paramserver.compress.registry import pull_cast
 from paramserver.config import Settings
 from paramserver.core.consistency import Mode
 from paramserver.core.names import AsyncName
+from paramserver.core.passes import Passes
 from paramserver.core.slices import slice_samples, slice_seed
 from paramserver.v1 import shard_pb2
 from paramserver.worker.binding import ModelBinding
@@ -57,7 +59,9 @@ class Context:
         self._optimizer: ServerOptimizer | None = None
         self._loader: SliceLoader | None = None
         self._schedulers: list[StepScheduler] = []
-        self._epoch, self._last = 0, False
+        self.passes = Passes()
+        # The job went back, and the present pass of a plain loop does earlier epochs again.
+        self._again = False
         self._item: Item | None = None
         self._in_loop = False
         # The contribution that is leaving while it is computed, and what was said of it: of which tensors it is, the
@@ -197,16 +201,25 @@ class Context:
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs from where the job stands (0 at its start) up to ``count``.
 
-        If the job goes back to a checkpoint, earlier epochs come again. Ends when the last version is safe.
+        If the job goes back to a checkpoint, earlier epochs come again. Ends when the last version is safe. A plain
+        loop over the loader, ``for epoch in range(count):``, trains the same epochs: see docs/training.md.
         """
         if count < 1:
             raise errors.UserError(f"ctx.epochs needs a number of epochs of at least 1, not {count}")
+        try:
+            yield from self._epochs(count)
+        finally:
+            self.passes.leave()
+        self.passes.plan_ended(count)
+
+    def _epochs(self, count: int) -> Iterator[int]:
         self.engine.epochs_planned = count
+        self.engine.through = False
         epoch = min(self.engine.open_epoch(), count - 1)
         while True:
             while epoch < count:
-                self._epoch = self.engine.epoch = epoch
-                self._last = epoch == count - 1
+                self.engine.epoch = epoch
+                self.passes.plan(epoch, last=epoch == count - 1)
                 for scheduler in self._schedulers:
                     if self.engine.heard_schedule == shard_pb2.SCHEDULE_PER_STEP:
                         scheduler.per_step = True
@@ -218,19 +231,46 @@ class Context:
             epoch = min(self.engine.open_epoch(), count - 1)
         self.engine.through = True
 
-    def next_item(self) -> Item | None:
+    def begin_pass(self) -> int:
+        """For the loader: an iteration over it begins; returns its number. Raises UserError if none may."""
+        if self._closed:
+            raise errors.UserError("this worker has left the job: iterate over the prepared loader before ctx.close()")
+        if self._binding is None:
+            raise errors.UserError("give the model and its optimizer to ctx.prepare before iterating over its loader")
+        iteration = self.passes.begin()
+        self.engine.epoch = self.passes.epoch
+        return iteration
+
+    def next_item(self, iteration: int) -> Item | None:
         """For the loader: the slice to compute now, None at the end of the epoch."""
-        item = self.engine.next_item(self._epoch, self._last)
-        self._in_loop = item is not None
-        if item is None and self._last and self.engine.consistency.mode is Mode.ASYNC:
-            self.engine.pull_latest()
-        elif item is None:
-            self.engine.settle()
-        return item
+        passes, engine = self.passes, self.engine
+        passes.check(iteration)
+        while True:
+            item = engine.next_item(passes.epoch, passes.last, stay=passes.plain)
+            self._in_loop = item is not None
+            if item is None and passes.last and engine.consistency.mode is Mode.ASYNC:
+                engine.pull_latest()
+            elif item is None:
+                engine.settle()
+            if passes.plain and engine.went_back():
+                self._again = True
+                if item is None:  # what this pass was to see done is not
+                    continue
+            passes.ended = item is None
+            if item is not None and self._again:
+                self._again = item.epoch < passes.epoch
+                for scheduler in self._schedulers:
+                    scheduler.set_back(passes.epoch - item.epoch)
+            return item
+
+    def leave_pass(self, iteration: int) -> None:
+        """For the loader: that iteration is over, at its end or before (``break``)."""
+        if iteration == self.passes.iteration:
+            self._in_loop = False
 
     def ahead(self) -> Iterator[Item]:
         """For the loader: the slices that are likely to come."""
-        return self.engine.ahead(self._epoch)
+        return self.engine.ahead(self.passes.epoch)
 
     def begin(self, item: Item) -> None:
         """For the loader: the slice's batch is about to be handed to the script."""
@@ -274,6 +314,11 @@ class Context:
         """For the loader: a slice the script took but did not step on counts as one without samples."""
         if self._item is not item or self._binding is None:
             return
+        if not torch.is_grad_enabled():
+            raise errors.UserError(
+                "a batch of the prepared loader was taken where gradients are off, and without optimizer.step(): it "
+                "gives only slices to train on, so evaluate over a DataLoader that was not prepared"
+            )
         if not self._told_skip:
             self._told_skip = True
             log.warning(
@@ -331,6 +376,7 @@ class Context:
     def _hand_in(self, item: Item, node: Node) -> None:
         assert self._binding is not None
         self._item = None
+        self.passes.stepped = True
         self.engine.contribute(item, node, self._binding.groups())
 
     def _steps_count(self) -> bool:
@@ -380,7 +426,22 @@ class Context:
         """Hand in what is left and leave the job. Calling it twice does nothing."""
         if not self._closed:
             self._closed = True
+            self._end_passes()
             self._on_close(self)
+
+    def _end_passes(self) -> None:
+        """A plain loop over the loader is known to be at its end when the script is."""
+        passes = self.passes
+        if not passes.plain:
+            return
+        self.engine.epochs_planned = max(self.engine.epochs_planned, passes.epoch + 1)
+        if passes.left:
+            log.warning(
+                f"the script ends in the middle of epoch {passes.epoch + 1}: what is left of that epoch is not "
+                "trained, unless other workers do it"
+            )
+        failed = sys.exc_info()[1] is not None or getattr(sys, "last_value", None) is not None
+        self.engine.through = self.engine.through or (passes.ended and not failed)
 
     def __enter__(self) -> Context:
         return self

@@ -106,8 +106,14 @@ class _Aside:
 class LoopPosition(Protocol):
     """What the loader needs of the context."""
 
-    def next_item(self) -> Item | None:
+    def begin_pass(self) -> int:
+        """An iteration over the loader begins; returns its number."""
+
+    def next_item(self, iteration: int) -> Item | None:
         """The slice to compute now."""
+
+    def leave_pass(self, iteration: int) -> None:
+        """That iteration is over, at its end or before."""
 
     def ahead(self) -> Iterator[Item]:
         """The slices that are likely to come."""
@@ -177,8 +183,9 @@ class SliceLoader:
         return [slice_seed(self._seed, item.epoch, item.index, "data"), *indices]
 
     def __iter__(self) -> Iterator[Any]:
+        iteration = self._position.begin_pass()
         try:
-            while (item := self._position.next_item()) is not None:
+            while (item := self._position.next_item(iteration)) is not None:
                 try:
                     batch = self._aside.load(item) if item.aside else self._batch(item)
                 except errors.RolledBackError:  # while looking for what comes next; `next_item` follows
@@ -188,6 +195,7 @@ class SliceLoader:
                 yield to_device(batch, self._device)
                 self._position.end(item)
         finally:
+            self._position.leave_pass(iteration)
             self._drop()
             self._aside.close()
 

@@ -185,6 +185,20 @@ class StepScheduler:
         for _ in range(epoch):
             self._advance()
 
+    def set_back(self, epochs: int) -> None:
+        """Bring a schedule that is advanced between epochs to where it was ``epochs`` epochs ago, 0: where it belongs.
+
+        For plain loops, which are not told when the job goes back. One advance per epoch is assumed.
+        """
+        if self.per_step or not self._outside:
+            return
+        if isinstance(self.wrapped, ReduceLROnPlateau):
+            log.warning("ReduceLROnPlateau is not brought back to where it was: its learning rate may differ")
+            return
+        self._rewind()
+        for _ in range(self._outside - epochs):
+            self._advance()
+
     def _rewind(self) -> None:
         self.wrapped.load_state_dict(copy.deepcopy(self._initial))
         for group, saved in zip(self.wrapped.optimizer.param_groups, self._groups, strict=True):

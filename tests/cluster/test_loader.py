@@ -37,11 +37,17 @@ class Position:
         self.skipped: set[int] = set()
         self.given: list[int] = []
 
-    def next_item(self) -> Item | None:
+    def begin_pass(self) -> int:
+        return 1
+
+    def next_item(self, iteration: int) -> Item | None:
         found = next(self._items, None)
         if found is not None:
             self.given.append(found.index)
         return found
+
+    def leave_pass(self, iteration: int) -> None:
+        pass
 
     def ahead(self) -> Iterator[Item]:
         self.feeds += 1

@@ -28,12 +28,16 @@ class Engine(States, Leaving):
     Use: :meth:`join`, :meth:`register`, then :meth:`next_item` and :meth:`contribute` in turn, :meth:`close`.
     """
 
-    def next_item(self, epoch: int, last: bool) -> Item | None:
-        """The slice to compute now; None if there is none left up to ``epoch``. Waits as long as the mode demands."""
+    def next_item(self, epoch: int, last: bool, stay: bool = False) -> Item | None:
+        """The slice to compute now; None if there is none left up to ``epoch``. Waits as long as the mode demands.
+
+        ``last``: what others hold of these epochs is waited for, too. ``stay``: if the job goes back to an earlier
+        epoch, its slices come at once; else None comes, since the script is to begin that epoch.
+        """
         while True:
             if self._look_back:  # an earlier epoch is the script's to begin, with that epoch's learning rate
                 self._look_back = False
-                if self.open_epoch() < epoch:
+                if not stay and self.open_epoch() < epoch:
                     return None
             try:
                 item = self._present_pace().next(epoch, last)

@@ -51,6 +51,11 @@ class GoingBack(Joining, Pulls):
         self._moved = False
         return self.open_epoch()
 
+    def went_back(self) -> bool:
+        """Whether the job went back since this was asked last, or since the last epoch of `next_epoch`."""
+        moved, self._moved = self._moved, False
+        return moved
+
     def open_epoch(self) -> int:
         """The epoch in which the job stands."""
         while self.consistency.mode is Mode.ASYNC:
