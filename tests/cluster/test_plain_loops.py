@@ -100,7 +100,8 @@ class Script:
         schedule: Any = StepLR(optimizer, 1, 0.5) if self.per_epoch else cosine(optimizer, EPOCHS * len(loader))
         model, optimizer, schedule = ctx.prepare(model, optimizer, schedule)
         for slices, (x, y) in enumerate(self.loop(ctx, loader, EPOCHS, schedule.step if self.per_epoch else int)):
-            F.cross_entropy(model(x), y).backward()
+            loss: Any = F.cross_entropy(model(x), y)
+            loss.backward()
             if self.each is not None:
                 self.each(ctx, slices)
             optimizer.step()
@@ -271,7 +272,8 @@ def small(ctx: Context) -> tuple[Any, Any, Any]:
 
 def fit(model: Any, optimizer: Any, loader: Any) -> None:
     for x, y in loader:
-        F.cross_entropy(model(x), y).backward()
+        loss: Any = F.cross_entropy(model(x), y)
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
