@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import builtins
 import contextlib
+import io
 import json
 import os
 import signal
@@ -13,7 +13,8 @@ import time
 import traceback
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from safetensors.torch import load_file
 
 import paramserver
 from paramserver import errors
-from paramserver.local import logs
+from paramserver.local import entry, logs
 from paramserver.worker.context import Context
 from tests.behaviour import plain
 from tests.behaviour.generate import Form
@@ -104,9 +105,8 @@ def alone(text: str, form: Form, place: Path) -> Played:
         "PARAMSERVER_TRAINING__SLICES_PER_STEP": str(form.slices if form.mode == "sync" else 0),
     }
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PARAMSERVER_")}
-    last: list[Callable[[], object]] = []
     with mock.patch.dict(os.environ, {**kept, **settings}, clear=True), found_in(place / "alone", played), quiet():
-        thread = threading.Thread(target=_alone, args=(text, played, last), daemon=True)
+        thread = threading.Thread(target=_alone, args=(text, played), daemon=True)
         thread.start()
         thread.join(SCRIPT_S)
         played.stuck = thread.is_alive()
@@ -117,18 +117,16 @@ def alone(text: str, form: Form, place: Path) -> Played:
     return played
 
 
-def _alone(text: str, played: Played, last: list[Callable[[], object]]) -> None:
+def _alone(text: str, played: Played) -> None:
     torch.set_num_threads(1)
-    with mock.patch.object(atexit, "register", lambda work: last.append(work)):
+    with mock.patch.object(entry, "_contexts", []), mock.patch.object(entry, "_clients", weakref.WeakSet()):
         try:
             execute(text, paramserver)
         except BaseException as error:
             played.ended_with(error)
-        for work in reversed(last):  # as the end of the process does
-            try:
-                work()
-            except BaseException as error:
-                played.ended_with(error)
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            played.code = entry.close_all() or played.code  # as the end of the process does
+        played.where += said.getvalue()
 
 
 def on_cluster(text: str, form: Form, place: Path) -> Played:
