@@ -30,9 +30,25 @@ def check_join(job: Job, request: coordinator_pb2.JoinRequest, role: Role) -> No
         raise errors.EndedError(f"there is nothing left to do: job {job.options.job!r} has ended ({job.reason})")
     if request.job and request.job != job.options.job:
         raise errors.ConfigError(f"this coordinator runs job {job.options.job!r}, not {request.job[:100]!r}")
+    if request.beginning not in (0, job.beginning):
+        _check_beginning(job, request, role)
     check_versions(request.protocol, request.versions, role)
     if role is not Role.OBSERVER:
         _check_settings(job, request, role)
+
+
+def _check_beginning(job: Job, request: coordinator_pb2.JoinRequest, role: Role) -> None:
+    """It has a part in another job of this name. That may be the one to go on with, as long as none has begun here."""
+    if role is Role.OBSERVER or (role is Role.SERVER and not request.holds):
+        return
+    name = job.options.job
+    if job.registry.model is None and not job.forgets:
+        raise errors.UnavailableError(
+            f"this coordinator does not know the job {name!r} in which this {role.value} takes part; "
+            "it goes on with that if its servers come"
+        )
+    what = "holds a shard of" if role is Role.SERVER else "takes part in"
+    raise errors.JobFailedError(f"this {role.value} {what} an earlier run of job {name!r}: restart it")
 
 
 def _check_role(role: Role) -> None:

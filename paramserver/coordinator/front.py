@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.message import Message
@@ -18,6 +20,18 @@ from paramserver.v1 import coordinator_pb2, types_pb2
 # A server that waits asks more often than this, in seconds.
 _KNOCK_S = 5.0
 _MAX_KNOCKS = 10_000
+# A member sends the first message of its session at once.
+_FIRST_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Knock:
+    """A server that asks for its coordinator. ``at``: when (monotonic seconds). ``holds``: the layout of its shard."""
+
+    address: str
+    holds: str
+    term: int
+    at: float
 
 
 class Front:
@@ -28,8 +42,8 @@ class Front:
         self.service: CoordinatorService | None = None
         # What this process does instead of leading, in words.
         self.standing = "is starting"
-        # Servers without a shard that wanted to join meanwhile: when each of them last asked (monotonic seconds).
-        self._knocks: dict[int, float] = {}
+        # By the number that each server has chosen for itself.
+        self._knocks: dict[int, Knock] = {}
         for method in METHODS.values():
             if method.service == "Coordinator" and method.handler != "status":
                 make = self._session if method.kind is MethodKind.SESSION else self._unary
@@ -49,19 +63,32 @@ class Front:
             raise errors.NotLeaderError(f"this coordinator {self.standing}")
         return self.service
 
-    def _knock(self, request: coordinator_pb2.JoinRequest) -> None:
-        if request.role == types_pb2.ROLE_SERVER and not request.holds and len(self._knocks) < _MAX_KNOCKS:
-            self._knocks[request.incarnation] = time.monotonic()
+    def _knock(self, message: Message) -> None:
+        """Note a server that is no member, or does not know yet that it is none."""
+        if isinstance(message, coordinator_pb2.JoinRequest) and message.role == types_pb2.ROLE_SERVER:
+            incarnation, report = message.incarnation, message
+        elif isinstance(message, coordinator_pb2.SessionRequest) and message.HasField("server"):
+            incarnation, report = message.server.incarnation, message.server
+        else:
+            return
+        if len(self._knocks) < _MAX_KNOCKS or incarnation in self._knocks:
+            self._knocks[incarnation] = Knock(message.address, report.holds, report.term, time.monotonic())
+
+    def _present(self) -> list[Knock]:
+        since = time.monotonic() - _KNOCK_S
+        return [knock for knock in self._knocks.values() if knock.at >= since]
 
     def newcomers(self) -> int:
         """How many servers without a shard want to join just now."""
-        since = time.monotonic() - _KNOCK_S
-        return sum(1 for asked_at in self._knocks.values() if asked_at >= since)
+        return sum(1 for knock in self._present() if not knock.holds)
+
+    def holders(self) -> list[Knock]:
+        """The servers that hold a shard and look for their coordinator just now."""
+        return [knock for knock in self._present() if knock.holds and knock.address]
 
     def _unary(self, handler: str) -> Any:
         async def answer(request: Message) -> Message:
-            if isinstance(request, coordinator_pb2.JoinRequest) and self.service is None:
-                self._knock(request)
+            self._knock(request)
             service = self._leader()
             await service.confirm()
             reply: Message = await getattr(service, handler)(request)
@@ -71,7 +98,18 @@ class Front:
 
     def _session(self, handler: str) -> Any:
         async def answer(requests: AsyncIterator[Message]) -> AsyncIterator[Message]:
-            async with aclosing(getattr(self._leader(), handler)(requests)) as replies:
+            async with asyncio.timeout(_FIRST_S):
+                first = await anext(aiter(requests), None)
+            if first is None:
+                return
+            self._knock(first)
+
+            async def all_of_them() -> AsyncIterator[Message]:
+                yield first
+                async for request in requests:
+                    yield request
+
+            async with aclosing(getattr(self._leader(), handler)(all_of_them())) as replies:
                 async for reply in replies:
                     yield reply
 

@@ -6,6 +6,7 @@ The RPCs are in `service`; the parts that decide on checkpoints, recovery, lease
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from paramserver.coordinator.board import Board
 from paramserver.coordinator.checkpoints import CheckpointOptions, Checkpoints
 from paramserver.coordinator.cluster import Connect, Servers
 from paramserver.coordinator.journal import Journal
+from paramserver.coordinator.keeping import Keeping
 from paramserver.coordinator.leasing import Leasing
 from paramserver.coordinator.model import ModelRegistry
 from paramserver.coordinator.promises import Promises
@@ -46,6 +48,10 @@ log = structlog.get_logger("paramserver.coordinator")
 _ENDED = (types_pb2.JOB_STATE_FAILED, types_pb2.JOB_STATE_DONE, types_pb2.JOB_STATE_STOPPED)
 _RETRY_S = 0.5
 _IDENT_BITS = 16
+
+
+def _beginning() -> int:
+    return secrets.randbits(63) | 1
 
 
 async def _nothing() -> None:
@@ -84,6 +90,8 @@ class JobOptions:
     checkpoints: CheckpointOptions = field(default_factory=CheckpointOptions)
     # Workers keep what compression leaves out: who joins or leaves takes some of it along.
     residuals: bool = False
+    # What servers hold of an earlier run is forgotten.
+    forgets: bool = False
 
 
 class Job:
@@ -98,6 +106,10 @@ class Job:
         self.state: types_pb2.JobState = types_pb2.JOB_STATE_WAITING
         self.reason = ""
         self.timeline = 0
+        # Tells this job from another one of the same name; the same under all its coordinators.
+        self.beginning = _beginning()
+        # What servers hold of an earlier run is of no use.
+        self.forgets = options.forgets
         self.term = journal.term
         # The highest term that servers have heard of before this one.
         self.known_term = 0
@@ -118,6 +130,7 @@ class Job:
         self.async_from = 0
         self.lost: list[str] = []
         self.promises = Promises()
+        self.keeping = Keeping(self)
         self._begin(journal.generation, self._first_ident())
         self.scaling = Scaling(self)
         self.draining: set[int] = set()
@@ -189,6 +202,7 @@ class Job:
             released=self.released,
             stalled=sorted(self.stalls.members),
             checkpoints=self.checkpoints.place is not None,
+            beginning=self.beginning,
         )
 
     def record(self) -> coordinator_pb2.JobRecord:
@@ -340,6 +354,7 @@ class Job:
     async def begin_again(self, record: coordinator_pb2.JobRecord) -> None:
         """Nothing of an earlier run can be used: none of its numbers is, either, and its servers are not let in."""
         self.timeline = record.view.timeline + 1
+        self.beginning, self.forgets = _beginning(), True
         self.state, self.reason, self.finished = types_pb2.JOB_STATE_WAITING, "", False
         self.lost.clear()
         self._begin(record.view.generation + 1, max(record.next_member, self._first_ident()))
@@ -361,16 +376,19 @@ class Job:
     async def tell_members(self) -> bool:
         """Tell all servers who the workers are; False if some server did not hear of it."""
         async with self._spreading:
+            servers = self.members.of(Role.SERVER)
+            record = self.journal.record_now
             request = shard_pb2.SetMembersRequest(
                 job=self.options.job,
                 generation=self.members.generation,
                 timeline=self.timeline,
                 workers=self.worker_infos(),
                 term=self.term,
+                record=record.SerializeToString(),
             )
             try:
                 await self.servers.call_all(
-                    self.members.of(Role.SERVER), "Shard.SetMembers", lambda _: request, self.options.call_timeout_s
+                    servers, "Shard.SetMembers", lambda _: request, self.options.call_timeout_s
                 )
             except errors.FencedError as error:
                 await self.replaced(str(error))
@@ -379,7 +397,12 @@ class Job:
                 if self.members.of(Role.WORKER):  # else the job is over, and servers leave in any order
                     log.warning("a server did not hear of the new membership", error=str(error))
                 return False
+            self.keeping.told([server.ident for server in servers], record.edition)
         return True
+
+    async def settled(self) -> None:
+        """Wait until another coordinator would know what was recorded last: from the store, or from servers."""
+        await asyncio.gather(self.journal.settled(), self.keeping.settled())
 
     def tell_members_later(self) -> None:
         """Try again until all servers have heard who the workers are."""

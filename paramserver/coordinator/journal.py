@@ -49,6 +49,9 @@ class Journal:
         self._written: dict[str, bytes] = {}
         # What is written as the model.
         self._model: types_pb2.ModelSpec | None = None
+        # The newest record, and its text without the number of the edition.
+        self.record_now = coordinator_pb2.JobRecord()
+        self._text = ""
         self._wake = asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
         self._closing = False
@@ -79,8 +82,11 @@ class Journal:
         """The model that an earlier coordinator of this job wrote down. Raises StoreError."""
         entry = await self._store.load(_MODEL)
         if entry is None:
-            return None
+            return self._model
         self._revisions[_MODEL] = entry.revision
+        if self._model is not None:  # servers have said which it is
+            self._want(_MODEL, self._model.SerializeToString())
+            return self._model
         self._wanted[_MODEL] = self._written[_MODEL] = entry.value
         try:
             self._model = types_pb2.ModelSpec.FromString(entry.value)
@@ -90,10 +96,24 @@ class Journal:
                 "the store holds a model that paramserver did not write: use another job name"
             ) from error
 
+    def adopt(self, record: coordinator_pb2.JobRecord, model: types_pb2.ModelSpec) -> None:
+        """Go on from what servers have kept: it is newer than what the store has."""
+        self.found, self._model = record, model
+
+    @property
+    def edition(self) -> int:
+        """Of the newest record."""
+        return self.record_now.edition
+
     def record(self, job: Job) -> None:
-        """Write the present state soon."""
-        text = json_format.MessageToJson(job.record(), indent=None, preserving_proto_field_name=True)
-        self._want(_STATE, text.encode())
+        """Write the present state soon, and let servers keep it."""
+        record = job.record()
+        text = _json(record)
+        if text != self._text:
+            record.edition = self.edition + 1
+            self.record_now, self._text = record, text
+            self._want(_STATE, _json(record).encode())
+            job.keeping.wake()
         model = job.registry.model
         if model is not None and model is not self._model and not job.released:
             self._model = model
@@ -192,6 +212,10 @@ class Journal:
             await asyncio.gather(self._writer, return_exceptions=True)
         if self.owns_store:
             await self._store.close()
+
+
+def _json(record: coordinator_pb2.JobRecord) -> str:
+    return json_format.MessageToJson(record, indent=None, preserving_proto_field_name=True)
 
 
 async def recorded_term(store: Store) -> int:

@@ -35,6 +35,8 @@ class ModelRegistry:
         self.initialiser = 0
         self.grant = 0
         self.ready = False
+        # All servers know their part.
+        self.configured = False
         # It is decided which server takes how much of the model.
         self._placed = False
         self._registered: list[int] = []
@@ -60,7 +62,7 @@ class ModelRegistry:
                 self._give_grant()
         await self._job.refresh()
         # Whoever has heard this does not register again: another coordinator must know of it.
-        await self._job.journal.settled()
+        await self._job.settled()
         return coordinator_pb2.RegisterModelResponse(
             model=self.model, servers=self._job.options.servers, layout_digest=self.digest
         )
@@ -100,6 +102,7 @@ class ModelRegistry:
         except BaseException:
             self.model, self.digest = None, ""
             raise
+        self.configured = True
         log.debug("model", tensors=len(layout.tensors), chunks=len(layout.chunks), servers=len(servers))
 
     async def _chunk_bytes(self, layout: Layout) -> int:
@@ -126,6 +129,7 @@ class ModelRegistry:
             term=job.term,
             checkpoints=job.checkpoints.options.place,
             checkpoint_every=job.checkpoints.options.every,
+            record=job.journal.record_now.SerializeToString(),
         )
 
     def adopt(self, model: types_pb2.ModelSpec, digest: str) -> None:
@@ -175,6 +179,7 @@ class ModelRegistry:
         self.model, self.digest, self.ready, self._placed = model, record.layout, ready, True
         self.grant = record.view.grant
         self._registered = workers
+        self.configured = True
         if not self.ready:
             self._give_grant()
 
@@ -198,7 +203,7 @@ class ModelRegistry:
             if request.grant != self.grant or request.member != self.initialiser:
                 raise errors.FencedError("another worker uploads version 0 now")
             # Another coordinator that finds version 0 on some servers only publishes what has this grant.
-            await self._job.journal.settled()
+            await self._job.settled()
             await self.publish()
         # Members may have come or gone while the servers were being told.
         await self._job.tell_members()

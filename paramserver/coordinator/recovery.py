@@ -277,6 +277,7 @@ class Recovery:
             job.registry.upload_again()
         else:
             job.registry.ready = True
+        job.registry.configured = True
         await job.leasing.begin(self._table)
         if running:
             job.state, job.reason = types_pb2.JOB_STATE_RUNNING, ""

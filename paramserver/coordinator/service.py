@@ -288,7 +288,7 @@ class CoordinatorService(Job):
             await self.leasing.register(data)
             self.origin = SyncSchedule(data.slices_per_epoch, self.slices_per_step)
             self.journal.record(self)
-        await self.journal.settled()
+        await self.settled()
         return coordinator_pb2.RegisterDataResponse()
 
     async def initialize_done(

@@ -66,6 +66,7 @@ async def take_over(
     """
     job.options = replace(job.options, servers=record.expected_servers, workers=record.expected_workers)
     job.timeline = record.view.timeline
+    job.beginning = record.view.beginning or job.beginning
     job.finished = record.finished
     job.checkpoints.last = record.checkpoint
     job.recovery.count, job.recovery.steps_redone = record.rollbacks, record.steps_redone

@@ -18,7 +18,7 @@ from paramserver.core.plan import Chunk, Kind, Layout, Plan, TensorSpec, make_la
 from paramserver.core.slices import DataSpec, SyncSchedule
 from paramserver.errors import ModelError, ProtocolError
 from paramserver.tensors.dtypes import wire_dtype
-from paramserver.v1 import shard_pb2, types_pb2
+from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
 # Raised when two releases no longer understand each other.
 PROTOCOL = 1
@@ -267,3 +267,8 @@ def schedule_from_proto(view: types_pb2.View, slices_per_epoch: int) -> SyncSche
         epoch=origin.epoch,
         remaining=tuple((r.start, r.stop) for r in origin.remaining) if origin.partial else None,
     )
+
+
+def record_age(record: coordinator_pb2.JobRecord) -> tuple[int, int]:
+    """(term, edition): of two records of one job the greater one is the newer one."""
+    return record.view.term, record.edition

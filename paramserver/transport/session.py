@@ -31,6 +31,7 @@ _CALL_S = 30.0
 # A coordinator that takes a session sends the view at once.
 _FIRST_S = 15.0
 _RETRY_S = (0.1, 0.2, 0.5, 1.0)
+_NOT_BEGUN = (types_pb2.JOB_STATE_UNSPECIFIED, types_pb2.JOB_STATE_WAITING)
 _OVER = (types_pb2.JOB_STATE_FAILED, types_pb2.JOB_STATE_DONE, types_pb2.JOB_STATE_STOPPED)
 
 
@@ -147,6 +148,9 @@ class Session:
         else:
             request.replaces = options.replaces
         request.holds, request.timeline = options.shard()
+        request.term = self._newest_term()
+        if self.view.state not in _NOT_BEGUN:
+            request.beginning = self.view.beginning
         if options.consistency is not None and self.member == 0:
             request.mode = mode_to_proto(options.consistency.mode)
             if options.consistency.mode is Mode.ASYNC and options.consistency.staleness is not None:
@@ -217,6 +221,7 @@ class Session:
 
     async def _requests(self) -> AsyncIterator[coordinator_pb2.SessionRequest]:
         told = False
+        address = self.options.address if self.options.role == types_pb2.ROLE_SERVER else ""
         while True:
             if told and self._stream_term is not None:
                 self._check_term(self._stream_term)
@@ -226,7 +231,8 @@ class Session:
             request = self._report()
             if leaving:
                 request.MergeFrom(self._farewell)
-            request.member, request.leaving = self.member, leaving
+            request.member, request.leaving, request.address = self.member, leaving, address
+            address = ""
             yield request
             if leaving:
                 self._said_goodbye = True

@@ -25,6 +25,7 @@ class Control(Host):
     async def set_members(self, request: shard_pb2.SetMembersRequest) -> shard_pb2.SetMembersResponse:
         """Learn who the workers are in this generation. Older news changes nothing."""
         self._check_authority(request)
+        self._keep(request.record)
         shard = self._ready(active=False)
         shard.names.update((w.member, w.name) for w in request.workers)
         workers = frozenset(w.member for w in request.workers)

@@ -23,7 +23,12 @@ class Facts(Host):
     async def stats(self, request: shard_pb2.StatsRequest) -> shard_pb2.StatsResponse:
         """Counters and the present state, for status pages."""
         self._check_job(request.job)
-        return self.report()
+        response = self.report()
+        if request.record:
+            response.record = self.record.SerializeToString()
+            if self._shard is not None:
+                response.model.CopyFrom(self._shard.config.model)
+        return response
 
     async def counted(self, request: shard_pb2.CountedRequest) -> shard_pb2.CountedResponse:
         """The asynchronous slices that are in published versions."""

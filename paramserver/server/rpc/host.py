@@ -8,13 +8,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from google.protobuf.message import DecodeError
+
 from paramserver import errors
 from paramserver.server.intake import Intake
 from paramserver.server.reporting import report
 from paramserver.server.running import RunningShard
 from paramserver.server.team import Team
 from paramserver.transport.base import Channel
-from paramserver.v1 import shard_pb2
+from paramserver.transport.messages import record_age
+from paramserver.v1 import coordinator_pb2, shard_pb2
 
 T = TypeVar("T")
 _Command = (
@@ -45,6 +48,8 @@ class Host:
         self.news: Callable[[], None] = lambda: None
         # The highest term of a coordinator so far; one of a lower term has been replaced.
         self.term = 0
+        # The newest record of the job that a coordinator has told.
+        self.record = coordinator_pb2.JobRecord()
         self.intake = Intake()
         # When a worker was last heard of (monotonic seconds).
         self.used_at = time.monotonic()
@@ -101,6 +106,17 @@ class Host:
                 f"this coordinator (term {request.term}) has been replaced: server follows term {self.term}"
             )
         self.term = request.term
+
+    def _keep(self, record: bytes) -> None:
+        """Keep the coordinator's record for one that has lost its store. Raises ProtocolError if it is none."""
+        if not record:
+            return
+        try:
+            told = coordinator_pb2.JobRecord.FromString(record)
+        except DecodeError as error:
+            raise errors.ProtocolError("a record of the job that cannot be read") from error
+        if record_age(told) > record_age(self.record):
+            self.record = told
 
     def _check_job(self, job: str) -> None:
         if job != self.job:

@@ -34,6 +34,7 @@ class Setup(Host):
     async def configure(self, request: shard_pb2.ConfigureRequest) -> shard_pb2.ConfigureResponse:
         """Learn the model and this server's part of the plan. Saying it twice changes nothing."""
         self._check_authority(request)
+        self._keep(request.record)
         async with self._replacing:
             shard = self._shard
             if shard is not None and not request.anew:
@@ -84,6 +85,7 @@ class Setup(Host):
         Raises CheckpointError if the files are damaged or do not fit.
         """
         self._check_authority(request.configure)
+        self._keep(request.configure.record)
         async with self._replacing:
             timeline = request.configure.timeline
             if self._shard is not None and timeline < self._shard.config.timeline:
