@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 
 from paramserver import errors
 from paramserver.coordinator.cluster import Connect
-from paramserver.coordinator.takeover import unfinished
+from paramserver.coordinator.takeover import begun
 from paramserver.transport.messages import record_age
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
@@ -24,6 +24,9 @@ class Found:
         self.record = coordinator_pb2.JobRecord()
         self.model = types_pb2.ModelSpec()
         self.term = 0
+        # Who has answered, and who of them is of this job.
+        self.answered: set[str] = set()
+        self.ours: set[str] = set()
 
     def hear(self, reply: shard_pb2.StatsResponse) -> None:
         """One server has answered."""
@@ -37,21 +40,29 @@ class Found:
 
     def newer_than(self, known: coordinator_pb2.JobRecord | None) -> bool:
         """Whether the job is to go on from this, not from ``known``, which the store has."""
-        if not unfinished(self.record):
+        if not begun(self.record):
             return False
-        if known is None or not unfinished(known) or not known.layout:
+        if known is None or not begun(known):
             return True
         return known.view.beginning == self.record.view.beginning and record_age(self.record) > record_age(known)
 
 
-async def find(connect: Connect, job: str, addresses: Collection[str], known: coordinator_pb2.JobRecord | None) -> Found:
-    """Ask the servers at ``addresses``, those of ``known``, and those that they name. Who does not answer is left out."""
+async def find(
+    connect: Connect, job: str, addresses: Collection[str], known: coordinator_pb2.JobRecord | None
+) -> Found:
+    """Ask the servers at ``addresses``, those of ``known``, and those that they name. Who is silent is left out."""
     found, asked = Found(), set[str]()
     todo = {*addresses, *_servers_of(known)}
     while todo:
         asked |= todo
-        for reply in await asyncio.gather(*(_ask(connect, job, address) for address in sorted(todo))):
-            if reply is not None:
+        now = sorted(todo)
+        replies = await asyncio.gather(*(_ask(connect, job, address) for address in now))
+        for address, reply in zip(now, replies, strict=True):
+            if reply is None:
+                continue
+            found.answered.add(address)
+            if reply.incarnation:
+                found.ours.add(address)
                 found.hear(reply)
         todo = set(_servers_of(found.record)) - asked
     return found
@@ -67,6 +78,8 @@ async def _ask(connect: Connect, job: str, address: str) -> shard_pb2.StatsRespo
     try:
         request = shard_pb2.StatsRequest(job=job, record=True)
         return cast(shard_pb2.StatsResponse, await channel.call("Shard.Stats", request, timeout=_CALL_S))
+    except errors.FencedError:  # of another job
+        return shard_pb2.StatsResponse()
     except errors.ParamServerError:
         return None
     finally:

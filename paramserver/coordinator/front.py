@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from paramserver import errors
 from paramserver.coordinator.service import CoordinatorService
 from paramserver.transport.base import METHODS, MethodKind
-from paramserver.v1 import coordinator_pb2, types_pb2
+from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
 # A server that waits asks more often than this, in seconds.
 _KNOCK_S = 5.0
@@ -65,12 +65,14 @@ class Front:
 
     def _knock(self, message: Message) -> None:
         """Note a server that is no member, or does not know yet that it is none."""
+        report: coordinator_pb2.JoinRequest | shard_pb2.StatsResponse
         if isinstance(message, coordinator_pb2.JoinRequest) and message.role == types_pb2.ROLE_SERVER:
-            incarnation, report = message.incarnation, message
+            report = message
         elif isinstance(message, coordinator_pb2.SessionRequest) and message.HasField("server"):
-            incarnation, report = message.server.incarnation, message.server
+            report = message.server
         else:
             return
+        incarnation = report.incarnation
         if len(self._knocks) < _MAX_KNOCKS or incarnation in self._knocks:
             self._knocks[incarnation] = Knock(message.address, report.holds, report.term, time.monotonic())
 

@@ -387,9 +387,7 @@ class Job:
                 record=record.SerializeToString(),
             )
             try:
-                await self.servers.call_all(
-                    servers, "Shard.SetMembers", lambda _: request, self.options.call_timeout_s
-                )
+                await self.servers.call_all(servers, "Shard.SetMembers", lambda _: request, self.options.call_timeout_s)
             except errors.FencedError as error:
                 await self.replaced(str(error))
                 return True

@@ -81,12 +81,13 @@ class Journal:
     async def model(self) -> types_pb2.ModelSpec | None:
         """The model that an earlier coordinator of this job wrote down. Raises StoreError."""
         entry = await self._store.load(_MODEL)
-        if entry is None:
-            return self._model
-        self._revisions[_MODEL] = entry.revision
+        if entry is not None:
+            self._revisions[_MODEL] = entry.revision
         if self._model is not None:  # servers have said which it is
             self._want(_MODEL, self._model.SerializeToString())
             return self._model
+        if entry is None:
+            return None
         self._wanted[_MODEL] = self._written[_MODEL] = entry.value
         try:
             self._model = types_pb2.ModelSpec.FromString(entry.value)
@@ -218,10 +219,16 @@ def _json(record: coordinator_pb2.JobRecord) -> str:
     return json_format.MessageToJson(record, indent=None, preserving_proto_field_name=True)
 
 
+async def recorded(store: Store) -> coordinator_pb2.JobRecord | None:
+    """The job's record; None: there is none. Raises StoreError."""
+    entry = await store.load(_STATE)
+    return parse_record(entry.value) if entry is not None else None
+
+
 async def recorded_term(store: Store) -> int:
     """The term of the coordinator that has written the job's record; 0: there is no record. Raises StoreError."""
-    entry = await store.load(_STATE)
-    return parse_record(entry.value).view.term if entry is not None else 0
+    record = await recorded(store)
+    return record.view.term if record is not None else 0
 
 
 def parse_record(value: bytes) -> coordinator_pb2.JobRecord:

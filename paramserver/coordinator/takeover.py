@@ -47,6 +47,11 @@ def unfinished(record: coordinator_pb2.JobRecord | None) -> bool:
     return record is not None and (record.view.state not in _ENDED or _stopping(record))
 
 
+def begun(record: coordinator_pb2.JobRecord | None) -> bool:
+    """Whether the record is of a job that has a model and has not ended."""
+    return record is not None and bool(record.layout) and unfinished(record)
+
+
 def _stopping(record: coordinator_pb2.JobRecord) -> bool:
     """It was told to stop, but the result has not been gathered."""
     return record.view.state == types_pb2.JOB_STATE_STOPPED and not record.view.released

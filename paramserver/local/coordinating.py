@@ -23,6 +23,7 @@ from paramserver.coordinator.takeover import take_over, unfinished
 from paramserver.local.adopt import consistency_of, shared
 from paramserver.local.checkpointing import checkpoint_options, find_checkpoint
 from paramserver.local.gather import gather
+from paramserver.local.resuming import Resuming
 from paramserver.local.verdict import closing_lines, exit_code
 from paramserver.store.base import Lead, Store
 from paramserver.transport.security import Security
@@ -42,12 +43,14 @@ _TELL_S = 2.0
 class Options:
     """What to do about an earlier coordinator of this job.
 
-    ``resume``: take its job over if that has not ended. ``fresh``: forget it. Neither: refuse to start. ``standby``: if
-    another one leads, wait to take its place. ``gather``: at the end, gather the result; else somebody else does.
-    ``token``: under which name to lead, "" for any. ``former``: the name of a coordinator that is known to have ended.
+    ``resume``: take its job over if that has not ended; ``must``: and begin none. ``fresh``: forget it. Neither: refuse
+    to start. ``standby``: if another one leads, wait to take its place. ``gather``: at the end, gather the result; else
+    somebody else does. ``token``: under which name to lead, "" for any. ``former``: the name of a coordinator that is
+    known to have ended.
     """
 
     resume: bool = False
+    must: bool = False
     fresh: bool = False
     standby: bool = True
     gather: bool = True
@@ -77,8 +80,7 @@ class Coordinating:
         self._security = security
         self._say = say
         self._warned: set[str] = set()
-        # The highest term that a server has heard of; the store may have forgotten it.
-        self._floor = 0
+        self._resuming = Resuming(self.front, settings, security.connector("server"), store_name)
         self._stop = asyncio.Event()
         self._signal = 0
 
@@ -115,6 +117,8 @@ class Coordinating:
                 store, self.address, self._settings.cluster.lease_s, self._options.token, self._options.former
             )
             try:
+                if self._options.must and not stood_by:
+                    await self._resuming.wait(store)
                 stood_by = await self._wait_to_lead(store, leadership) or stood_by
                 code = await self._lead(store, leadership, stood_by, leading)
             finally:
@@ -123,7 +127,6 @@ class Coordinating:
             if code is not None:
                 return code
             stood_by = True
-            self.front.standing = "was replaced by another one"
 
     async def _wait_to_lead(self, store: Store, leadership: Leadership) -> bool:
         """Returns when this coordinator leads: True if it has waited for another one's end."""
@@ -148,11 +151,11 @@ class Coordinating:
                         log.warning(warning)
                 if stood_by and not held and await store.leader() is None:
                     held = True
-                    if await recorded_term(store) < self._floor:
+                    if await recorded_term(store) < self._resuming.floor:
                         log.warning("the store has forgotten who leads the job; whoever does may write it again")
                         hold_until = time.monotonic() + self._settings.cluster.lease_s
                         continue
-                claimed = await leadership.claim(self._floor)
+                claimed = await leadership.claim(self._resuming.floor)
             except errors.StoreError as error:
                 away = True
                 self.front.standing = "waits for the store"
@@ -174,7 +177,7 @@ class Coordinating:
                         f"standing by at {self.address} for the coordinator of job {self.front.job} at {claimed.holder}"
                     )
                 stood_by, held = True, False
-                self._floor = max(self._floor, claimed.term)
+                self._resuming.floor = max(self._resuming.floor, claimed.term)
                 waiting = f"the coordinator at {claimed.holder} (term {claimed.term}), for which this one stands by"
                 self.front.standing = f"stands by for the one at {claimed.holder}"
                 started = time.monotonic()
@@ -191,7 +194,8 @@ class Coordinating:
         """Lead until the job ends; the exit code, or None if another coordinator leads now."""
         journal = await Journal.open(store, self._store_name, leadership.term)
         journal.owns_store = False
-        record = journal.found
+        forgets = self._options.fresh and not stood_by
+        record = journal.found if forgets else await self._resuming.newest(journal)
         resume = unfinished(record) and (stood_by or not self._options.fresh)
         if stood_by and record is not None and not unfinished(record):
             self._say(f"job {self.front.job} has ended: {record.view.reason}")
@@ -207,6 +211,7 @@ class Coordinating:
         service = CoordinatorService(self._job_options(), self._security.connector("server"), journal)
         service.address = self.address
         service.confirm = leadership.confirm
+        service.forgets = forgets or self._resuming.forgets
         led = False
         try:
             leadership.keep(journal.verify, service.replaced)
@@ -214,6 +219,7 @@ class Coordinating:
                 assert record is not None
                 await self._take_over(service, record)
                 if service.over.done() and service.over.result() == "replaced":
+                    self.front.standing = "was replaced by another one"
                     return None
             elif record is not None and unfinished(record):
                 await service.begin_again(record)
@@ -225,7 +231,13 @@ class Coordinating:
             led = True
             self.front.service = service
             leading()
+            service.loosely(self._resuming.watch(service))
             how = await asyncio.shield(service.over)
+            if how == "found":
+                if not (stood_by or self._options.resume):
+                    raise self._resuming.refuse()
+                self.front.standing = "goes on with the job of which servers hold shards"
+                return None
             return await self._conclude(service, how)
         finally:
             self.front.service = None
@@ -269,10 +281,13 @@ class Coordinating:
         except errors.FencedError as error:
             await service.replaced(str(error))
         except errors.JobFailedError as error:
+            if record.ready:  # there were versions, and they are lost
+                await service.fail(f"{error}; begin it again with --fresh")
+                return
             log.warning("what an earlier coordinator has left is lost; the job begins again", reason=str(error))
             await service.begin_again(record)
         finally:
-            self._floor = max(self._floor, service.known_term)
+            self._resuming.floor = max(self._resuming.floor, service.known_term)
 
     def _job_options(self) -> JobOptions:
         cluster, training = self._settings.cluster, self._settings.training
@@ -301,6 +316,7 @@ class Coordinating:
 
     async def _conclude(self, service: CoordinatorService, how: str) -> int | None:
         if how == "replaced":
+            self.front.standing = "was replaced by another one"
             return None
         if not self._options.gather:
             await self._stop.wait()

@@ -375,20 +375,28 @@ def test_a_record_that_is_not_ours_is_left_alone() -> None:
 
 
 def test_all_servers_have_begun_anew() -> None:
-    """Nothing is left of the model, so the job begins again, and says so."""
+    """Nothing is left of the model: the job ends with that, and begins again when it is told to."""
     held = Held()
     with Fleet(places=("leader",)) as fleet:
         left_behind(fleet, held)
         all_die(fleet, held)
         for keeper in fleet.keepers:
             fleet.call(keeper.die)
-        fleet.coordinate("leader", resume=True)
-        for index in range(2):
-            fleet.serve(index, f"new-server-{index}")
+        resumed = fleet.coordinate("leader", resume=True)
+        fleet.serve(0, "new-server-0")
+        fleet.serve(1, "new-server-1")
+        until("it ends", resumed.task.done)
+        assert resumed.task.result() == 1
+        assert any("all servers have begun anew: the model is gone" in line for line in resumed.said)
+        assert fleet.record().view.state == types_pb2.JOB_STATE_FAILED
+        until("the new servers end", lambda: all(keeper.task.done() for keeper in fleet.keepers[2:]))
+        del fleet.keepers[2:]
+        fleet.coordinate("leader", fresh=True)
+        fleet.serve(0, "newer-server-0")
+        fleet.serve(1, "newer-server-1")
         for _ in range(2):
             fleet.work(program())
         summary = fleet.finish()
-        assert fleet.record().view.timeline == 1
     calm(summary)
 
 
