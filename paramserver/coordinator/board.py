@@ -89,6 +89,7 @@ class Board:
             wanted_workers=self._job.scaling.wanted,
             troubles=self._job.promises.troubles,
             broken_promises=self._job.promises.broken,
+            closing=self._job.ending.closing,
             data=data_to_proto(data) if data else None,
             steps_per_epoch=self._job.origin.steps_per_epoch if data and data.slice_size else 0,
         )

@@ -19,6 +19,7 @@ from paramserver import errors
 from paramserver.coordinator.board import Board
 from paramserver.coordinator.checkpoints import CheckpointOptions, Checkpoints
 from paramserver.coordinator.cluster import Connect, Servers
+from paramserver.coordinator.ending import Ending
 from paramserver.coordinator.journal import Journal
 from paramserver.coordinator.keeping import Keeping
 from paramserver.coordinator.leasing import Leasing
@@ -120,7 +121,8 @@ class Job:
         self.exit_code = 0
         # Some worker has been through all epochs.
         self.finished = False
-        # Set once: "done" (all workers have left, one of them after its last epoch), "failed", "stopped", "replaced".
+        # Set once: "done" (all workers have left, one of them at its end, and all is safe), "failed", "stopped",
+        # "replaced".
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         # Raises NotLeaderError if another coordinator leads by now; asked before what cannot be taken back.
         self.confirm: Callable[[], Awaitable[None]] = _nothing
@@ -152,6 +154,7 @@ class Job:
         self.board = Board(self)
         self.watch = Watch(self)
         self.stalls = Stalls(self)
+        self.ending = Ending(self)
 
     def _first_ident(self) -> int:
         """Member numbers of one term are none of another's: the store may not have heard of the last ones."""
@@ -240,6 +243,10 @@ class Job:
             steps_redone=self.recovery.steps_redone,
             wanted_workers=self.scaling.wanted,
             broken_promises=self.promises.broken,
+            script_ended=self.ending.script_ended,
+            orderly=self.ending.orderly,
+            tallies=self.ending.tallies(),
+            epochs_planned=self.ending.epochs_planned,
         )
 
     def missing(self) -> str:

@@ -173,6 +173,7 @@ class Recovery:
         self.count += 1
         again = max(0, self._reached - version) if version >= 0 else 0
         self.steps_redone += again
+        job.ending.undone(max(version, 0), self._reached)
         redo = f"{again} steps are done again" if version >= 0 else "it begins from the start"
         log.warning(
             f"the job went back to version {max(version, 0)} on timeline {job.timeline}; {redo}",

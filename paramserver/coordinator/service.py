@@ -166,6 +166,7 @@ class CoordinatorService(Job):
         member = self.members.get(request.member)
         if request.HasField("worker") and member is not None:
             self.stalls.hear(member, request.worker)
+            self.ending.hear(member, request.worker)
         if request.HasField("server") and member is not None:
             self.checkpoints.hear(member.index, request.server)
         if request.server.term > self.term:
@@ -175,6 +176,7 @@ class CoordinatorService(Job):
             member = self.members.get(request.member)
             if member is not None and member.role is Role.WORKER:
                 self.finished = self.finished or request.finished
+                self.ending.script_ended = self.ending.script_ended or request.ended
                 if request.failure:
                     log.warning("a worker's script failed", worker=member.name, reason=request.failure)
             await self._happen(Left(request.member))
@@ -187,6 +189,7 @@ class CoordinatorService(Job):
                 await self.watch.look()
                 await self.stalls.look()
                 self.checkpoints.look()
+                self.ending.look()
                 if self.journal.fenced.is_set():
                     await self.replaced("the store says that another coordinator leads the job now")
             except Exception:  # the top of a task: watching goes on
@@ -250,8 +253,7 @@ class CoordinatorService(Job):
             self.stalls.gone(member.ident)
             self.registry.worker_gone(member.ident)
             self.draining.discard(member.ident)
-            if self.finished and not self.members.of(Role.WORKER):
-                self.end("done")
+            self.ending.worker_gone(member, lost)
 
     async def _membership_changed(self) -> None:
         self.journal.record(self)

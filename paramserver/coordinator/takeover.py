@@ -73,6 +73,7 @@ async def take_over(
     job.timeline = record.view.timeline
     job.beginning = record.view.beginning or job.beginning
     job.finished = record.finished
+    job.ending.restore(record)
     job.checkpoints.last = record.checkpoint
     job.recovery.count, job.recovery.steps_redone = record.rollbacks, record.steps_redone
     job.scaling.wanted = record.wanted_workers
@@ -125,8 +126,7 @@ async def take_over(
     if job.options.residuals and published and record.view.state == types_pb2.JOB_STATE_RECOVERING:
         job.recovery.begin("the coordinator was lost while the job went back")  # workers may have changed
     await job.refresh()
-    if job.finished and not job.members.of(Role.WORKER):
-        job.end("done")
+    job.ending.look()
     log.info("took over", term=job.term, generation=job.members.generation, members=len(members))
 
 

@@ -84,6 +84,8 @@ class Arrived:
     worker: int
     timeline: int
     clock: int = 0
+    # It stands for slices that will never come, and counts as none.
+    filler: bool = False
 
 
 @dataclass(frozen=True, slots=True)

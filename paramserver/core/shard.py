@@ -58,6 +58,8 @@ class Counters:
     """Totals since the shard started, in slices."""
 
     applied: int = 0
+    # Of them, what had been counted before this shard began with a checkpoint.
+    applied_before: int = 0
     duplicate: int = 0
     refused: int = 0
     max_clock_spread: int = 0
@@ -97,6 +99,8 @@ class ShardState:
         self.ledger = Ledger()
         # Who has brought what is in no version yet, by buffer.
         self._brought_by: dict[int, int] = {}
+        # Of them, those that stand for slices that will never come.
+        self._fillers: set[int] = set()
 
     def restore(
         self,
@@ -109,7 +113,7 @@ class ShardState:
         self.ledger.restore(rows, folded_steps)
         assert not self.active, "a shard is restored before it is active"
         self._history.slices_done.update({e: RangeSet.from_ranges(ranges) for e, ranges in counted.items()})
-        self.counters.applied = applied
+        self.counters.applied = self.counters.applied_before = applied
 
     # ---- facts
 
@@ -219,6 +223,8 @@ class ShardState:
         for buffer in offer.dropped:
             self._brought_by.pop(buffer, None)
         self._brought_by[event.buffer] = event.worker
+        if event.filler:
+            self._fillers.add(event.buffer)
         if self.consistency.mode is Mode.SYNC:
             effects.append(AnswerPush(event.call, Outcome.ACCEPTED, self.version))
         else:  # answered once it is in a version, so that the worker's next pull contains it
@@ -241,7 +247,9 @@ class ShardState:
         self._history.version = version
         self._combine.built()
         self._versions.append(version)
-        self.counters.applied += batch.slices
+        for name, buffer in zip(batch.names, batch.buffers, strict=True):
+            self.counters.applied += 0 if buffer in self._fillers else name.slices
+        self._fillers.clear()
         self.ledger.note(batch.names, [self._brought_by.pop(buffer, 0) for buffer in batch.buffers])
         effects: list[Effect] = []
         for buffer in batch.buffers:

@@ -21,6 +21,7 @@ from paramserver.worker.background import Background
 from paramserver.worker.engine import Connect, Engine
 
 COORDINATOR = "coordinator"
+_SETTLE_S = 30.0
 
 
 class InProcessJob:
@@ -75,6 +76,11 @@ class InProcessJob:
         )
         engine.join()
         return engine
+
+    def settle(self) -> None:
+        """Wait until all that the workers have handed in is accounted for, now that they have left."""
+        coordinator = self.coordinator
+        self.background.run(coordinator.wait_until(lambda: not coordinator.ending.closing, _SETTLE_S))
 
     def close(self) -> None:
         """Stop servers and coordinator, then the loop."""

@@ -337,7 +337,8 @@ class Coordinating:
         """Gather the result and let the servers go. A server that dies meanwhile is waited for, as ever."""
 
         def all_there() -> bool:
-            return not (service.watch.absent or service.recovery.under_way) or service.exit_code != 0
+            going_back = service.watch.absent or service.recovery.under_way
+            return not (going_back or service.ending.closing) or service.exit_code != 0
 
         deadline = time.monotonic() + self._settings.cluster.max_idle_s
         while True:

@@ -24,6 +24,7 @@ from paramserver.local.adopt import adopted, consistency_of, fetch
 from paramserver.local.alone import InProcessJob
 from paramserver.local.hosts import route_to
 from paramserver.local.roles import ENV_INDEX, ENV_REPLACES
+from paramserver.local.verdict import broken_sentences
 from paramserver.tensors.uncompiled import postpone_compiler
 from paramserver.transport.allocation import keep_memory
 from paramserver.transport.base import Channel
@@ -134,7 +135,11 @@ class Client(RawClient):
 
             def close() -> None:
                 engine.close()
+                job.settle()
+                broken = broken_sentences(job.coordinator.promises.broken)
                 job.close()
+                if broken:
+                    raise errors.JobFailedError(" ".join(broken))
 
         # Who forgets the client does not want its threads either. They are ended by another one than the collector's.
         forgotten = weakref.finalize(self, lambda: threading.Thread(target=close, daemon=True).start())
@@ -270,7 +275,8 @@ def _alone(settings: Settings) -> InProcessJob:
 
 
 def _leave(context: Context) -> None:
-    context.engine.close()
+    # After an error that nobody has caught, the script has not come to its end.
+    context.engine.close(ended=not (sys.exc_info()[0] or getattr(sys, "last_value", None)))
     context.engine.background.close()
 
 
@@ -278,6 +284,7 @@ def _leave_alone(context: Context, job: InProcessJob) -> None:
     from paramserver.local.finish import finish_alone
 
     context.engine.close()
+    job.settle()
     try:
         finish_alone(context, job)
     finally:

@@ -44,8 +44,8 @@ async def gather(
     summary = summarise(status, stats, result, restarts)
     if not checkpoints:
         summary["checkpoint"] = ""
-    elif summary["checkpoint"]:
-        problem = await asyncio.to_thread(look_at_checkpoint, checkpoints, summary["checkpoint"])
+    elif "checkpoint" not in status.broken_promises:
+        problem = await asyncio.to_thread(look_at_checkpoint, checkpoints, summary["checkpoint"], result.version)
         summary["broken_promises"] += [problem] if problem else []
     if run.save:
         await asyncio.to_thread(result.save, Path(run.save))

@@ -335,6 +335,11 @@ class Supervisor:
         if status is None:
             return None
         self._check_failed(status)
+        if status.closing and status.view.state != types_pb2.JOB_STATE_RECOVERING:
+            return None  # the last version is being made safe
+        ours = {seat.child.pid for seat in self.workers}
+        if any(one.pid in ours for one in _members(status)):
+            return None  # its end is noticed in a moment
         if status.view.state == types_pb2.JOB_STATE_WAITING or status.view.state in _ENDED:
             return 0
         there = {process.pid for process in status.processes if process.role == "server"}
@@ -342,7 +347,7 @@ class Supervisor:
             return None
         going_back = status.view.state == types_pb2.JOB_STATE_RECOVERING
         went_back = going_back or self._was_finished or status.view.timeline > self._worked_on
-        if status.finished or not went_back:
+        if status.finished or not went_back or "undone" in status.broken_promises:
             return 0
         self._say("the job has gone back after the workers had ended; they are started again")
         for seat in self.workers:
@@ -351,6 +356,12 @@ class Supervisor:
                 seat.due, seat.code = time.monotonic(), None
         self._was_finished = False
         return None
+
+
+def _members(status: coordinator_pb2.StatusResponse) -> list[coordinator_pb2.ProcessStatus]:
+    """The workers that are members now; those that are gone are told of, too."""
+    members = {worker.member for worker in status.view.workers}
+    return [one for one in status.processes if one.role == "worker" and one.member in members]
 
 
 def _how(code: int) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from paramserver import errors
 from paramserver.checkpoint import catalog
+from paramserver.checkpoint.names import parse_name
 from paramserver.checkpoint.place import Place
 from paramserver.local.display import mode_text
 from paramserver.v1 import coordinator_pb2
@@ -15,8 +16,13 @@ from paramserver.v1 import coordinator_pb2
 BROKEN = 1
 
 
-def look_at_checkpoint(directory: str, name: str) -> str:
-    """Why the checkpoint ``name`` is not whole in ``directory``, as a sentence; "" if it is. Reads no tensors."""
+def look_at_checkpoint(directory: str, name: str, version: int) -> str:
+    """Why ``name`` is no whole checkpoint of ``version`` in ``directory``, as a sentence; "" if it is.
+
+    Reads no tensors.
+    """
+    if (parse_name(name) or (-1,))[0] != version:
+        return f"version {version}, the last one, is not saved in {directory}: the last checkpoint is {name or 'none'}"
     try:
         found = next((each for each in catalog.survey(Place(directory)) if each.name == name), None)
     except (errors.CheckpointError, OSError) as error:

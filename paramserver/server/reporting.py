@@ -37,6 +37,7 @@ def report(shard: RunningShard | None) -> shard_pb2.StatsResponse:
         checkpoint_pause_s=tensors.copy_s,
         checkpoint_write_s=saver.write_s if saver else 0.0,
         samples=tensors.samples,
+        applied_before=state.counters.applied_before,
     )
 
 

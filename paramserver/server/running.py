@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import structlog
@@ -34,7 +35,7 @@ from paramserver.core.events import (
 from paramserver.core.hypers import Hypers
 from paramserver.core.names import Name, SyncName
 from paramserver.core.plan import Plan
-from paramserver.core.reduction import is_node
+from paramserver.core.reduction import cover, is_node
 from paramserver.core.shard import ShardState
 from paramserver.failpoints import planned, reach
 from paramserver.server import norms
@@ -134,18 +135,45 @@ class RunningShard:
         """Asynchronous contributions that wait to be applied; a synchronous step waits for more, not for less."""
         return len(self.buffers) if self.state.consistency.mode is Mode.ASYNC else 0
 
-    async def push(self, contribution: Contribution, header: shard_pb2.PushHeader) -> tuple[AnswerPush, bool]:
-        """Count a contribution that has passed all checks; the answer, and whether it was counted before itself."""
+    async def push(
+        self, contribution: Contribution, header: shard_pb2.PushHeader, filler: bool = False
+    ) -> tuple[AnswerPush, bool]:
+        """Count a contribution that has passed all checks; the answer, and whether it was counted before itself.
+
+        ``filler``: it stands for slices that will never come.
+        """
         call, buffer = next(self._numbers), next(self._numbers)
         self.buffers[buffer] = contribution
         reach("push.after_stage", contribution.base_version)
         answer = self._expect_answer(call)
         self._pushing[call] = contribution.name, header.nonce
         reach("step.before_decide", contribution.base_version)
-        self.happen(Arrived(call, contribution.name, buffer, header.worker, header.timeline, header.clock))
+        self.happen(Arrived(call, contribution.name, buffer, header.worker, header.timeline, header.clock, filler))
         pushed: AnswerPush = await answer
         own = pushed.outcome is Outcome.DUPLICATE and self._counted.get(contribution.name) == header.nonce != 0
         return pushed, own
+
+    async def fill(self, version: int, missing: Sequence[tuple[int, int]], of: int) -> bool:
+        """Make the open step of the slices that came: the ``missing`` ones of ``of`` count as empty. Idempotent.
+
+        False if this is not the open step, or nothing of it has come. Raises ProtocolError for impossible slices.
+        """
+        if not self.can_cut(version):
+            return False
+        opened = (one for one in self.buffers.values() if isinstance(one.name, SyncName) and one.name.step == version)
+        like = next(opened, None)
+        if like is None:
+            return False
+        if not all(0 <= lo < hi <= of for lo, hi in missing):
+            raise errors.ProtocolError(f"slices {list(missing)} lie outside of a step of {of}")
+        header = shard_pb2.PushHeader(timeline=self.state.timeline, nonce=secrets.randbits(63) | 1)
+        for lo, hi in (node for gap in missing for node in cover(*gap, of)):
+            name = SyncName(version, lo, hi, of)
+            empty = replace(
+                like, name=name, worker=0, samples=0, overflow=False, used=frozenset(), chunks={}, checked=False
+            )
+            await self.push(empty, header, filler=True)
+        return True
 
     def drafts(self, contribution: Contribution, header: shard_pb2.PushHeader) -> bool:
         """A contribution begins to arrive. False: the version it belongs to is not made ahead of time."""

@@ -175,7 +175,7 @@ class Session:
                     return
                 raise errors.UnavailableError("the coordinator closed the session")
             except errors.FencedError:
-                if self._leaving.is_set() and not self._farewell.finished:
+                if self._leaving.is_set() and not (self._farewell.finished or self._farewell.ended):
                     return
                 log.warning("this process was given up for lost; it joins again", name=self.name)
                 try:
@@ -248,9 +248,11 @@ class Session:
         """Send the next report at once."""
         self._hurry.set()
 
-    async def leave(self, timeout_s: float = 2.0, *, finished: bool = False, failure: str = "") -> None:
+    async def leave(
+        self, timeout_s: float = 2.0, *, finished: bool = False, ended: bool = False, failure: str = ""
+    ) -> None:
         """Say goodbye, and why, and end the stream. Tries for ``timeout_s`` to find a coordinator that hears it."""
-        self._farewell = coordinator_pb2.SessionRequest(finished=finished, failure=failure[:1000])
+        self._farewell = coordinator_pb2.SessionRequest(finished=finished, ended=ended, failure=failure[:1000])
         self._leaving.set()
         self._hurry.set()
         if self._task is not None:

@@ -74,7 +74,7 @@ class JoinResponse(_message.Message):
     def __init__(self, member: _Optional[int] = ..., name: _Optional[str] = ..., rank: _Optional[int] = ..., job: _Optional[str] = ..., lease_s: _Optional[float] = ..., view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., expected_workers: _Optional[int] = ...) -> None: ...
 
 class SessionRequest(_message.Message):
-    __slots__ = ("member", "worker", "server", "leaving", "finished", "failure", "address")
+    __slots__ = ("member", "worker", "server", "leaving", "finished", "failure", "address", "ended")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     SERVER_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +82,7 @@ class SessionRequest(_message.Message):
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     member: int
     worker: WorkerReport
     server: _shard_pb2.StatsResponse
@@ -89,7 +90,8 @@ class SessionRequest(_message.Message):
     finished: bool
     failure: str
     address: str
-    def __init__(self, member: _Optional[int] = ..., worker: _Optional[_Union[WorkerReport, _Mapping]] = ..., server: _Optional[_Union[_shard_pb2.StatsResponse, _Mapping]] = ..., leaving: bool = ..., finished: bool = ..., failure: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+    ended: bool
+    def __init__(self, member: _Optional[int] = ..., worker: _Optional[_Union[WorkerReport, _Mapping]] = ..., server: _Optional[_Union[_shard_pb2.StatsResponse, _Mapping]] = ..., leaving: bool = ..., finished: bool = ..., failure: _Optional[str] = ..., address: _Optional[str] = ..., ended: bool = ...) -> None: ...
 
 class SessionResponse(_message.Message):
     __slots__ = ("view",)
@@ -98,7 +100,7 @@ class SessionResponse(_message.Message):
     def __init__(self, view: _Optional[_Union[_types_pb2.View, _Mapping]] = ...) -> None: ...
 
 class WorkerReport(_message.Message):
-    __slots__ = ("version", "clock", "epoch", "samples", "slices", "state", "waiting_for", "metrics", "transport", "epochs_planned", "at_work", "slice_s")
+    __slots__ = ("version", "clock", "epoch", "samples", "slices", "state", "waiting_for", "metrics", "transport", "epochs_planned", "at_work", "slice_s", "tally")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +120,7 @@ class WorkerReport(_message.Message):
     EPOCHS_PLANNED_FIELD_NUMBER: _ClassVar[int]
     AT_WORK_FIELD_NUMBER: _ClassVar[int]
     SLICE_S_FIELD_NUMBER: _ClassVar[int]
+    TALLY_FIELD_NUMBER: _ClassVar[int]
     version: int
     clock: int
     epoch: int
@@ -130,7 +133,30 @@ class WorkerReport(_message.Message):
     epochs_planned: int
     at_work: bool
     slice_s: float
-    def __init__(self, version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., state: _Optional[str] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., epochs_planned: _Optional[int] = ..., at_work: bool = ..., slice_s: _Optional[float] = ...) -> None: ...
+    tally: Tally
+    def __init__(self, version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., state: _Optional[str] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., epochs_planned: _Optional[int] = ..., at_work: bool = ..., slice_s: _Optional[float] = ..., tally: _Optional[_Union[Tally, _Mapping]] = ...) -> None: ...
+
+class Tally(_message.Message):
+    __slots__ = ("timeline", "handed_in", "counted", "late", "duplicate", "name", "lost", "incarnation", "version")
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    HANDED_IN_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    timeline: int
+    handed_in: int
+    counted: int
+    late: int
+    duplicate: int
+    name: str
+    lost: bool
+    incarnation: int
+    version: int
+    def __init__(self, timeline: _Optional[int] = ..., handed_in: _Optional[int] = ..., counted: _Optional[int] = ..., late: _Optional[int] = ..., duplicate: _Optional[int] = ..., name: _Optional[str] = ..., lost: bool = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
 
 class RegisterModelRequest(_message.Message):
     __slots__ = ("member", "model", "state_digest")
@@ -278,7 +304,7 @@ class ProcessStatus(_message.Message):
     def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., member: _Optional[int] = ..., server: _Optional[_Union[_shard_pb2.StatsResponse, _Mapping]] = ..., epochs_planned: _Optional[int] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("job", "view", "processes", "model", "data", "steps_per_epoch", "lost", "expected_workers", "expected_servers", "store", "uptime_s", "store_operations", "training_s", "term", "summary", "security", "finished", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "troubles", "broken_promises")
+    __slots__ = ("job", "view", "processes", "model", "data", "steps_per_epoch", "lost", "expected_workers", "expected_servers", "store", "uptime_s", "store_operations", "training_s", "term", "summary", "security", "finished", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "troubles", "broken_promises", "closing")
     class TroublesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -316,6 +342,7 @@ class StatusResponse(_message.Message):
     WANTED_WORKERS_FIELD_NUMBER: _ClassVar[int]
     TROUBLES_FIELD_NUMBER: _ClassVar[int]
     BROKEN_PROMISES_FIELD_NUMBER: _ClassVar[int]
+    CLOSING_FIELD_NUMBER: _ClassVar[int]
     job: str
     view: _types_pb2.View
     processes: _containers.RepeatedCompositeFieldContainer[ProcessStatus]
@@ -339,7 +366,8 @@ class StatusResponse(_message.Message):
     wanted_workers: int
     troubles: _containers.ScalarMap[str, str]
     broken_promises: _containers.ScalarMap[str, str]
-    def __init__(self, job: _Optional[str] = ..., view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., steps_per_epoch: _Optional[int] = ..., lost: _Optional[_Iterable[str]] = ..., expected_workers: _Optional[int] = ..., expected_servers: _Optional[int] = ..., store: _Optional[str] = ..., uptime_s: _Optional[float] = ..., store_operations: _Optional[int] = ..., training_s: _Optional[float] = ..., term: _Optional[int] = ..., summary: _Optional[str] = ..., security: _Optional[str] = ..., finished: bool = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., troubles: _Optional[_Mapping[str, str]] = ..., broken_promises: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    closing: bool
+    def __init__(self, job: _Optional[str] = ..., view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., steps_per_epoch: _Optional[int] = ..., lost: _Optional[_Iterable[str]] = ..., expected_workers: _Optional[int] = ..., expected_servers: _Optional[int] = ..., store: _Optional[str] = ..., uptime_s: _Optional[float] = ..., store_operations: _Optional[int] = ..., training_s: _Optional[float] = ..., term: _Optional[int] = ..., summary: _Optional[str] = ..., security: _Optional[str] = ..., finished: bool = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., troubles: _Optional[_Mapping[str, str]] = ..., broken_promises: _Optional[_Mapping[str, str]] = ..., closing: bool = ...) -> None: ...
 
 class SettingsRequest(_message.Message):
     __slots__ = ()
@@ -500,7 +528,7 @@ class StopResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class JobRecord(_message.Message):
-    __slots__ = ("view", "settings", "expected_servers", "expected_workers", "members", "next_member", "data", "layout", "ready", "departed", "training_s", "lost", "finished", "summary", "address", "async_from", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "broken_promises", "edition")
+    __slots__ = ("view", "settings", "expected_servers", "expected_workers", "members", "next_member", "data", "layout", "ready", "departed", "training_s", "lost", "finished", "summary", "address", "async_from", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "broken_promises", "edition", "script_ended", "orderly", "tallies", "epochs_planned")
     class SettingsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -537,6 +565,10 @@ class JobRecord(_message.Message):
     WANTED_WORKERS_FIELD_NUMBER: _ClassVar[int]
     BROKEN_PROMISES_FIELD_NUMBER: _ClassVar[int]
     EDITION_FIELD_NUMBER: _ClassVar[int]
+    SCRIPT_ENDED_FIELD_NUMBER: _ClassVar[int]
+    ORDERLY_FIELD_NUMBER: _ClassVar[int]
+    TALLIES_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_PLANNED_FIELD_NUMBER: _ClassVar[int]
     view: _types_pb2.View
     settings: _containers.ScalarMap[str, str]
     expected_servers: int
@@ -559,7 +591,11 @@ class JobRecord(_message.Message):
     wanted_workers: int
     broken_promises: _containers.ScalarMap[str, str]
     edition: int
-    def __init__(self, view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., settings: _Optional[_Mapping[str, str]] = ..., expected_servers: _Optional[int] = ..., expected_workers: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberRecord, _Mapping]]] = ..., next_member: _Optional[int] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., layout: _Optional[str] = ..., ready: bool = ..., departed: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., training_s: _Optional[float] = ..., lost: _Optional[_Iterable[str]] = ..., finished: bool = ..., summary: _Optional[str] = ..., address: _Optional[str] = ..., async_from: _Optional[int] = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., broken_promises: _Optional[_Mapping[str, str]] = ..., edition: _Optional[int] = ...) -> None: ...
+    script_ended: bool
+    orderly: bool
+    tallies: _containers.RepeatedCompositeFieldContainer[Tally]
+    epochs_planned: int
+    def __init__(self, view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., settings: _Optional[_Mapping[str, str]] = ..., expected_servers: _Optional[int] = ..., expected_workers: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberRecord, _Mapping]]] = ..., next_member: _Optional[int] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., layout: _Optional[str] = ..., ready: bool = ..., departed: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., training_s: _Optional[float] = ..., lost: _Optional[_Iterable[str]] = ..., finished: bool = ..., summary: _Optional[str] = ..., address: _Optional[str] = ..., async_from: _Optional[int] = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., broken_promises: _Optional[_Mapping[str, str]] = ..., edition: _Optional[int] = ..., script_ended: bool = ..., orderly: bool = ..., tallies: _Optional[_Iterable[_Union[Tally, _Mapping]]] = ..., epochs_planned: _Optional[int] = ...) -> None: ...
 
 class MemberRecord(_message.Message):
     __slots__ = ("member", "role", "index", "address", "pid", "incarnation", "beside_worker")

@@ -491,7 +491,7 @@ class StatsRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ..., record: bool = ...) -> None: ...
 
 class StatsResponse(_message.Message):
-    __slots__ = ("version", "consistency", "applied", "duplicate", "skipped", "refused", "bytes_pushed", "bytes_pulled", "max_clock_spread", "waiting_for", "generation", "timeline", "clocks", "shard_bytes", "missing", "missing_of", "term", "incarnation", "holds", "active", "scheduled", "committed", "copies", "checkpoint_pause_s", "checkpoint_write_s", "samples", "record", "model")
+    __slots__ = ("version", "consistency", "applied", "duplicate", "skipped", "refused", "bytes_pushed", "bytes_pulled", "max_clock_spread", "waiting_for", "generation", "timeline", "clocks", "shard_bytes", "missing", "missing_of", "term", "incarnation", "holds", "active", "scheduled", "committed", "copies", "checkpoint_pause_s", "checkpoint_write_s", "samples", "record", "model", "applied_before")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
@@ -520,6 +520,7 @@ class StatsResponse(_message.Message):
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_BEFORE_FIELD_NUMBER: _ClassVar[int]
     version: int
     consistency: _types_pb2.Consistency
     applied: int
@@ -548,7 +549,8 @@ class StatsResponse(_message.Message):
     samples: int
     record: bytes
     model: _types_pb2.ModelSpec
-    def __init__(self, version: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., applied: _Optional[int] = ..., duplicate: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., bytes_pushed: _Optional[int] = ..., bytes_pulled: _Optional[int] = ..., max_clock_spread: _Optional[int] = ..., waiting_for: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., shard_bytes: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[_types_pb2.Range, _Mapping]]] = ..., missing_of: _Optional[int] = ..., term: _Optional[int] = ..., incarnation: _Optional[int] = ..., holds: _Optional[str] = ..., active: bool = ..., scheduled: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., committed: bool = ..., copies: _Optional[_Iterable[_Union[CopyStatus, _Mapping]]] = ..., checkpoint_pause_s: _Optional[float] = ..., checkpoint_write_s: _Optional[float] = ..., samples: _Optional[int] = ..., record: _Optional[bytes] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ...) -> None: ...
+    applied_before: int
+    def __init__(self, version: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., applied: _Optional[int] = ..., duplicate: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., bytes_pushed: _Optional[int] = ..., bytes_pulled: _Optional[int] = ..., max_clock_spread: _Optional[int] = ..., waiting_for: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., shard_bytes: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[_types_pb2.Range, _Mapping]]] = ..., missing_of: _Optional[int] = ..., term: _Optional[int] = ..., incarnation: _Optional[int] = ..., holds: _Optional[str] = ..., active: bool = ..., scheduled: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., committed: bool = ..., copies: _Optional[_Iterable[_Union[CopyStatus, _Mapping]]] = ..., checkpoint_pause_s: _Optional[float] = ..., checkpoint_write_s: _Optional[float] = ..., samples: _Optional[int] = ..., record: _Optional[bytes] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., applied_before: _Optional[int] = ...) -> None: ...
 
 class SavedFile(_message.Message):
     __slots__ = ("name", "bytes", "sha256")
@@ -599,28 +601,34 @@ class RestoreResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ..., layout_digest: _Optional[str] = ...) -> None: ...
 
 class CutRequest(_message.Message):
-    __slots__ = ("job", "timeline", "term", "step", "version")
+    __slots__ = ("job", "timeline", "term", "step", "version", "missing", "of")
     class Step(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STEP_UNSPECIFIED: _ClassVar[CutRequest.Step]
         STEP_HOLD: _ClassVar[CutRequest.Step]
         STEP_COPY: _ClassVar[CutRequest.Step]
         STEP_LET_GO: _ClassVar[CutRequest.Step]
+        STEP_FILL: _ClassVar[CutRequest.Step]
     STEP_UNSPECIFIED: CutRequest.Step
     STEP_HOLD: CutRequest.Step
     STEP_COPY: CutRequest.Step
     STEP_LET_GO: CutRequest.Step
+    STEP_FILL: CutRequest.Step
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    OF_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     term: int
     step: CutRequest.Step
     version: int
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., term: _Optional[int] = ..., step: _Optional[_Union[CutRequest.Step, str]] = ..., version: _Optional[int] = ...) -> None: ...
+    missing: _containers.RepeatedCompositeFieldContainer[_types_pb2.Range]
+    of: int
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., term: _Optional[int] = ..., step: _Optional[_Union[CutRequest.Step, str]] = ..., version: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[_types_pb2.Range, _Mapping]]] = ..., of: _Optional[int] = ...) -> None: ...
 
 class CutResponse(_message.Message):
     __slots__ = ("taken", "version")

@@ -109,7 +109,8 @@ class RawClient:
             self._engine.ensure_data()
             self._engine.promote()
             while not self._contribute(tensors, samples):
-                pass  # somebody who joined or left had this part of the step; the next one is ours
+                # Somebody who joined or left had this part of the step; the next one is ours.
+                self._engine.handed.handed_in_again()
             return self._engine.version
 
     def _contribute(self, tensors: Mapping[str, torch.Tensor], samples: int) -> bool:

@@ -328,6 +328,14 @@ class Context:
         self._hand_in(item, self.engine.pool.take())
 
     def _contribute(self, unscale: float, overflow: bool) -> None:
+        clip_norm = self._clip_norm
+        while not self._contribute_once(unscale, overflow):
+            # Without a loader: somebody who joined or left had this part of the step, the next one is ours.
+            self.engine.handed.handed_in_again()
+            self._clip_norm = clip_norm
+
+    def _contribute_once(self, unscale: float, overflow: bool) -> bool:
+        """False: another worker's contribution of this name counts instead, and this one under another name."""
         binding = self._binding
         assert binding is not None
         if self._item is None:
@@ -358,7 +366,7 @@ class Context:
         elif clipped_here:
             binding.clip(node, self._clip_norm)
         self.engine.clip_norm, self._clip_norm = self._clip_norm, 0.0
-        self._hand_in(item, node)
+        return self._hand_in(item, node)
 
     def _without_gradient(self, node: Node, item: Item, bad: str | None) -> Node:
         policy = self.settings.training.nonfinite
@@ -373,11 +381,11 @@ class Context:
         empty.overflow = bad is None or policy == "skip"
         return empty
 
-    def _hand_in(self, item: Item, node: Node) -> None:
+    def _hand_in(self, item: Item, node: Node) -> bool:
         assert self._binding is not None
         self._item = None
         self.passes.stepped = True
-        self.engine.contribute(item, node, self._binding.groups())
+        return self.engine.contribute(item, node, self._binding.groups())
 
     def _steps_count(self) -> bool:
         """True where the script's steps are the job's: inside the loop over the loader, or anywhere without one."""

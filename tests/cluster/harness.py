@@ -332,6 +332,28 @@ def alone(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **set
     return found
 
 
+def at_once(cluster: Cluster, *works: Callable[[], object]) -> list[Any]:
+    """Call all of them in threads of their own; what they return, or the first error."""
+    results: list[Any] = [None] * len(works)
+    failures: list[BaseException] = []
+
+    def call(index: int) -> None:
+        try:
+            results[index] = works[index]()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=call, args=(index,), daemon=True) for index in range(len(works))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(JOB_S)
+        assert not thread.is_alive(), cluster.where_it_stands()
+    if failures:
+        raise failures[0]
+    return results
+
+
 def until(what: str, found: Callable[[], T], deadline_s: float = 20.0) -> T:
     """Ask again and again until the answer counts as true; fails with ``what`` after the deadline."""
     deadline = time.monotonic() + deadline_s

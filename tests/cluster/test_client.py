@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 import paramserver as ps
 from paramserver import errors
 from paramserver.worker.client import Array, RawClient
-from tests.cluster.harness import JOB_S, Cluster
+from tests.cluster.harness import Cluster, at_once
 
 
 @contextmanager
@@ -27,28 +26,6 @@ def clients(
         yield cluster, made
         for client in made:
             client.close()
-
-
-def at_once(cluster: Cluster, *works: Callable[[], object]) -> list[Any]:
-    """Call all of them in threads of their own; what they return, or the first error."""
-    results: list[Any] = [None] * len(works)
-    failures: list[BaseException] = []
-
-    def call(index: int) -> None:
-        try:
-            results[index] = works[index]()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=call, args=(index,), daemon=True) for index in range(len(works))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(JOB_S)
-        assert not thread.is_alive(), cluster.where_it_stands()
-    if failures:
-        raise failures[0]
-    return results
 
 
 def raw(value: Array) -> bytes:

@@ -49,9 +49,11 @@ def test_each_broken_promise_is_a_line() -> None:
 
 def test_the_last_checkpoint_is_looked_at(tmp_path: Path) -> None:
     name = save(Place(str(tmp_path)), 330).name
-    assert look_at_checkpoint(str(tmp_path), name) == ""
+    assert look_at_checkpoint(str(tmp_path), name, 330) == ""
+    assert "the last checkpoint is step-00000330-t1" in look_at_checkpoint(str(tmp_path), name, 331)
+    assert "the last checkpoint is none" in look_at_checkpoint(str(tmp_path), "", 0)
     weights = next((tmp_path / name).glob("weights-*"))
     weights.write_bytes(weights.read_bytes()[:-1])
-    assert "is not whole" in look_at_checkpoint(str(tmp_path), name)
+    assert "is not whole" in look_at_checkpoint(str(tmp_path), name, 330)
     shutil.rmtree(tmp_path / name)
-    assert "somebody has removed it" in look_at_checkpoint(str(tmp_path), name)
+    assert "somebody has removed it" in look_at_checkpoint(str(tmp_path), name, 330)

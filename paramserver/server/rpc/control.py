@@ -56,7 +56,7 @@ class Control(Host):
         )
 
     async def cut(self, request: shard_pb2.CutRequest) -> shard_pb2.CutResponse:
-        """Hold the workers back, copy a version for a checkpoint, or let them go on."""
+        """Hold the workers back, copy a version for a checkpoint, let them go on, or complete the last step."""
         self._check_authority(request)
         shard = self._on(request.timeline)
         taken = False
@@ -73,6 +73,9 @@ class Control(Host):
                 if shard.can_cut(request.version):
                     # Of a synchronous job the coordinator asks for the last version only.
                     taken = shard.copy(shard.versions[request.version], shard.state.consistency.mode is Mode.ASYNC)
+            case shard_pb2.CutRequest.STEP_FILL:
+                missing = [(gap.start, gap.stop) for gap in request.missing]
+                taken = await shard.fill(request.version, missing, request.of)
             case _:
                 raise errors.ProtocolError(f"unknown step number {request.step}")
         return shard_pb2.CutResponse(taken=taken, version=shard.state.version)

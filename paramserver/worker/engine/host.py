@@ -21,6 +21,7 @@ from paramserver.worker.arriving import Arriving
 from paramserver.worker.background import Background
 from paramserver.worker.device import Mover, Ticket
 from paramserver.worker.flat import FlatSpace, NodePool
+from paramserver.worker.handed import HandedIn
 from paramserver.worker.inplace import InPlace
 from paramserver.worker.links import ShardLinks
 from paramserver.worker.outgoing import Outgoing
@@ -104,6 +105,7 @@ class Host:
         # Calls of the script that wait just now.
         self._waiting = 0
         self._early = early.EarlyPushes(background)
+        self.handed = HandedIn()
         self._pushing: set[concurrent.futures.Future[frozenset[shard_pb2.Outcome]]] = set()
         # What tells of reads of the parameters, where the script may begin before all weights are there; what it
         # begins with just now; how long it has waited for weights in the present slice.

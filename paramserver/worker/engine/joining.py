@@ -136,6 +136,7 @@ class Joining(Weights):
                     log.info("the job went back meanwhile", reason=str(error))
 
         first = self._run(go())
+        self.handed.begin_again()
         device, shared = self._weights.device, self.links.shared
         inbox = shared.inbox.space if shared is not None else no_space
         self._arrived()
@@ -166,5 +167,6 @@ class Joining(Weights):
             epochs_planned=self.epochs_planned,
             at_work=self.state == "training" and not self.through and not self._waiting,
             slice_s=median(times) if (times := list(self._slice_times)) else 0.0,
+            tally=self.handed.message(links.timeline) if links and not self.named_by_data else None,
         )
         return coordinator_pb2.SessionRequest(worker=report)

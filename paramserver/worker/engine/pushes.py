@@ -54,6 +54,8 @@ class Pushes(Weights):
         begun = self._early.complete(node, facts)
         future = begun or self.background.submit(_when(ticket, self.links.push(facts, space.read)))
         self._pushing.add(future)
+        if not self.named_by_data:
+            self.handed.pushed(future)
         future.add_done_callback(self._pushing.discard)
         if begun is not None:  # gives the memory back itself
             return future

@@ -180,6 +180,7 @@ class SyncPace:
         name = item.name
         if name.step != self._version or name.lo in self._done:
             self._engine.discard(node)
+            self._engine.handed.passed_over()
             return self._engine.named_by_data
         self._done.add(name.lo)
         counted = True

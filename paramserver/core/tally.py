@@ -1,0 +1,68 @@
+"""The general rule at the end of a job: handed in = counted + what did not count, for reasons that have a name.
+
+Numbers are contributions of one slice each, on the job's present timeline. What was handed in on earlier ones was
+undone when the job went back; workers heard of that then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """One worker's contributions, as it has seen them.
+
+    ``counted``: all servers said so. ``late``: refused, since the mode had changed. ``duplicate``: another worker's
+    contribution of the same name counts. ``lost``: the worker vanished, so the numbers are those it reported last.
+    """
+
+    name: str
+    handed_in: int
+    counted: int
+    late: int = 0
+    duplicate: int = 0
+    lost: bool = False
+
+    @property
+    def open(self) -> int:
+        """Handed in without an answer."""
+        return self.handed_in - self.counted - self.late - self.duplicate
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What one server says: contributions in published versions, and in the step that is still open."""
+
+    name: str
+    counted: int
+    open: int = 0
+
+
+def imbalances(workers: Sequence[Tally], shards: Sequence[Shard]) -> list[str]:
+    """Where the two sides do not agree, in sentences; empty if everything handed in is accounted for.
+
+    Workers that were lost may have handed in more than they reported.
+    """
+    found: list[str] = []
+    if len({shard.counted for shard in shards}) > 1:
+        each = ", ".join(f"{shard.name} {shard.counted}" for shard in shards)
+        found.append(f"the servers have not counted the same number of contributions ({each}).")
+    counted = min((shard.counted for shard in shards), default=0)
+    left = max((shard.open for shard in shards), default=0)
+    if left:
+        found.append(
+            f"{left} contributions are not counted: they are of a step that was never completed, since a worker was "
+            "lost that had a part of it."
+        )
+    acknowledged = sum(worker.counted for worker in workers)
+    lost = [worker for worker in workers if worker.lost]
+    missing = acknowledged - counted - left
+    if missing > 0:
+        found.append(f"{missing} contributions were acknowledged to workers, but are in no version.")
+    elif missing < 0 and not lost:
+        found.append(f"{-missing} contributions were counted that no worker knows of.")
+    unanswered = [worker for worker in workers if worker.open and not worker.lost]
+    found += [f"{worker.open} contributions of {worker.name} were never answered." for worker in unanswered]
+    return found

@@ -1,0 +1,56 @@
+"""What has become of a worker's contributions that only it can bring: for the accounts at the end of the job."""
+
+from __future__ import annotations
+
+import concurrent.futures
+
+from paramserver import errors
+from paramserver.v1 import coordinator_pb2, shard_pb2
+
+
+class HandedIn:
+    """Of slices without a data set, on the present timeline. Written where answers come in, in any thread."""
+
+    def __init__(self) -> None:
+        self._pushed = self._counted = self._late = self._duplicate = self._again = 0
+
+    def begin_again(self) -> None:
+        """On another timeline: what was handed in before is undone, and the script has heard of it."""
+        self._pushed = self._counted = self._late = self._duplicate = self._again = 0
+
+    def pushed(self, push: concurrent.futures.Future[frozenset[shard_pb2.Outcome]]) -> None:
+        """One is on its way; its answer counts when it comes, whether or not the script still waits for it."""
+        self._pushed += 1
+        push.add_done_callback(self._answered)
+
+    def _answered(self, push: concurrent.futures.Future[frozenset[shard_pb2.Outcome]]) -> None:
+        if push.cancelled():
+            return
+        error = push.exception()
+        if error is None:
+            if push.result() == {shard_pb2.OUTCOME_DUPLICATE}:
+                self._duplicate += 1
+            elif push.result() == {shard_pb2.OUTCOME_ACCEPTED}:
+                self._counted += 1
+        elif type(error) is errors.StaleViewError:
+            self._late += 1
+
+    def passed_over(self) -> None:
+        """One was not even sent: its step was complete by then."""
+        self._pushed += 1
+        self._duplicate += 1
+
+    def handed_in_again(self) -> None:
+        """What did not count is handed in under another name."""
+        self._again += 1
+
+    def message(self, timeline: int) -> coordinator_pb2.Tally:
+        """For the coordinator."""
+        duplicates = min(self._duplicate, self._again)
+        return coordinator_pb2.Tally(
+            timeline=timeline,
+            handed_in=self._pushed - self._again,
+            counted=self._counted,
+            late=max(0, self._late - (self._again - duplicates)),
+            duplicate=self._duplicate - duplicates,
+        )
