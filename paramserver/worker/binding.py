@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,7 @@ from paramserver.transport.messages import tensor_to_proto
 from paramserver.v1 import types_pb2
 from paramserver.worker.backward import Backward, put
 from paramserver.worker.flat import FlatSpace, Node
+from paramserver.worker.writes import Writes, equal_bits
 
 # Beyond this an integer buffer no longer fits the float64 in which buffers travel.
 _EXACT_INTEGER = 2**53
@@ -58,7 +60,7 @@ class ModelBinding:
         self._weights: FlatSpace | None = None
         # The space of which parameters are views, and how often each had been changed when it became one.
         self._adopted: FlatSpace | None = None
-        self._edits: list[int] = []
+        self.writes = Writes({index: self.parameters[index] for index in self._trained})
         self._backward: Backward | None = None
         # The hyper-parameters that were asked for last, and their messages.
         self._said: tuple[list[Hypers], list[types_pb2.GroupHypers]] = ([], [])
@@ -202,18 +204,16 @@ class ModelBinding:
                 elif parameter.data_ptr() != view.data_ptr():
                     parameter.copy_(view)
         self._adopted = weights
-        self._edits = [parameter._version for parameter in self.parameters]
         self.reset_buffers()
 
-    def written(self) -> list[int]:
-        """The trained parameters that are views of the weights, and have been changed in place since :meth:`load`."""
-        assert self._weights is not None
-        return [
-            index
-            for index in (self._trained if self._edits else ())
-            if self.parameters[index]._version != self._edits[index]
-            and self.parameters[index].data_ptr() == self._weights.view(index).data_ptr()
-        ]
+    def differ(self, originals: Mapping[int, torch.Tensor]) -> list[int]:
+        """Which of these parameters do not have the values that they should have."""
+        with torch.no_grad():
+            return [
+                index
+                for index, value in sorted(originals.items())
+                if not equal_bits(self.parameters[index], value.to(self.parameters[index].dtype))
+            ]
 
     def reset_buffers(self) -> None:
         """Every slice begins with the buffers of its version."""

@@ -148,12 +148,14 @@ class Context:
         binding = ModelBinding(model, optimizer)
 
         def on_weights(weights: FlatSpace) -> None:
-            self._check_written(binding)
             binding.load(weights)
+            binding.writes.came(self.engine.whole and self.engine.in_place is None)
 
         message = binding.message(self.settings.training.chunk_bytes)
         plan = self.engine.register(message, binding.space, on_weights, bring(binding))
         self._binding = binding
+        binding.writes.outside()
+        self.engine.before_next = lambda: self._check_written(binding)
 
         def fetch() -> dict[torch.Tensor, dict[str, torch.Tensor]]:
             return in_torch_format(binding, plan.layout, self.engine.optimizer_state())
@@ -162,19 +164,36 @@ class Context:
         self.engine.reads = Reads(binding.parameters)
 
     def _check_written(self, binding: ModelBinding) -> None:
-        """Where weights are used in place, undo what the script has written to those that are about to be replaced."""
+        """Raises UserError if the script has written to parameters that are trained, which would be lost.
+
+        What it has put back meanwhile, such as averaged weights that were swapped in for an evaluation, is no harm.
+        """
         in_place = self.engine.in_place
-        if in_place is None:
+        suspects = set(binding.writes.suspects())
+        if in_place is not None:
+            suspects.update(in_place.find_written())
+        if not suspects:
             return
-        written = binding.written()
-        in_place.take_back(written)
-        written += in_place.find_written()
-        if written and not self._told_written:
-            self._told_written = True
-            log.warning(
-                f"the script has changed the parameter {binding.specs[written[0]].name!r} in place: the servers hold "
-                "the weights, and the next version has replaced what was written (see docs/training.md)"
+        originals = self.engine.originals(suspects)
+        changed = binding.differ(originals or {})
+        if changed:
+            name = binding.specs[changed[0]].name
+            more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+            raise errors.UserError(
+                f"the script has changed the parameter {name!r}{more} itself: the servers hold the weights of what is "
+                "trained, so the change would be lost. Set weights before ctx.prepare; put back what is swapped in for "
+                "an evaluation before the next batch (see docs/training.md, Weights are for reading)"
             )
+        if originals is None and not self._told_written:
+            self._told_written = True
+            name = binding.specs[min(suspects)].name
+            log.warning(
+                f"the script has written to the parameter {name!r}, and the servers are past that version: unless it "
+                "has put the weights back, the change is lost (see docs/training.md, Weights are for reading)"
+            )
+        if in_place is not None:
+            in_place.take_back(sorted(suspects))
+        binding.writes.came(self.engine.whole and in_place is None)
 
     def _prepare_loader(self, loader: DataLoader[Any]) -> SliceLoader:
         if self._loader is not None:
@@ -267,6 +286,8 @@ class Context:
         """For the loader: that iteration is over, at its end or before (``break``)."""
         if iteration == self.passes.iteration:
             self._in_loop = False
+            if self._binding is not None and self.engine.whole:
+                self._binding.writes.outside()
 
     def ahead(self) -> Iterator[Item]:
         """For the loader: the slices that are likely to come."""

@@ -48,7 +48,6 @@ class InPlace:
         self._frozen: Region | None = None
         shared.copies = False
         self._kept: list[_Version] = []  # the one that was used last comes last
-        self._former: _Version | None = None
 
     @staticmethod
     def possible(shared: SharedMemory) -> bool:
@@ -61,7 +60,6 @@ class InPlace:
         """The weights of a pull. The version before stays mapped, but may change from the next pull on."""
         if self._frozen is None:
             self._map_frozen(results)
-        self._former = self._kept[-1] if self._kept else None
         slots = {server: result.slot for server, result in enumerate(results)}
         version = self._find(slots)
         for server, result in enumerate(results):
@@ -125,8 +123,8 @@ class InPlace:
     # ---- what the script has written
 
     def take_back(self, tensors: Sequence[int]) -> None:
-        """The script has written to these trained tensors of the version before: its pages show the servers' again."""
-        version = self._former
+        """The script has written to these trained tensors: their pages show the servers' again."""
+        version = self._kept[-1] if self._kept else None
         if version is None or version.private:  # that will be mapped anew
             return
         for tensor in tensors:
@@ -136,19 +134,17 @@ class InPlace:
             version.region.give_back(start, placement.elements * ITEMSIZE[segment.dtype])
 
     def find_written(self) -> list[int]:
-        """The trained tensors in a part of the version before to which the script has written; taken back, too.
+        """The trained tensors in a part of the version at hand to which the script has written.
 
         Another part each time, since this is for what leaves no other trace.
         """
-        version = self._former
+        version = self._kept[-1] if self._kept else None
         if version is None or version.private:
             return []
         size = max(_PART_BYTES, -(-version.region.nbytes // (_PARTS * PAGE)) * PAGE)
         start = version.part * size
         version.part = version.part + 1 if start + size < version.region.nbytes else 0
         places = version.region.written(start, min(size, version.region.nbytes - start))
-        for place in places:
-            version.region.give_back(place, PAGE)
         return sorted({tensor for place in places for tensor in self._tensors_at(place)})
 
     def _tensors_at(self, place: int) -> list[int]:

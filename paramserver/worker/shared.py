@@ -133,8 +133,10 @@ class SharedMemory:
 
         With ``frozen``, also those that never change.
         """
-        if not self.copies:
-            return {}
+        return self.chunks_in(server, slot, frozen) if self.copies else {}
+
+    def chunks_in(self, server: int, slot: int, frozen: bool = False) -> dict[int, memoryview]:
+        """The same, whether or not they are to be copied."""
         weights = self._attached[server].weights
         found = {}
         for chunk in self._chunks(server, frozen):

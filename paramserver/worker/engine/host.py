@@ -26,6 +26,7 @@ from paramserver.worker.inplace import InPlace
 from paramserver.worker.links import ShardLinks
 from paramserver.worker.outgoing import Outgoing
 from paramserver.worker.pace import AsyncPace, SyncPace
+from paramserver.worker.pulled import Pulled
 from paramserver.worker.reads import Reads
 from paramserver.worker.staging import Staging
 from paramserver.worker.state import NOTHING
@@ -83,6 +84,10 @@ class Host:
         self._weights: FlatSpace | None = None
         self._pool: NodePool | None = None
         self._on_weights: Callable[[FlatSpace], None] = lambda weights: None
+        # Called between two slices, while all weights are there: what the script has written to them would be lost.
+        self.before_next: Callable[[], None] = lambda: None
+        # What the present weights were made of, where servers need not have it any more.
+        self._received: list[Pulled] = []
         # Of a model on a device: what copies between it and main memory, contributions on their way, weights on theirs.
         self._mover: Mover | None = None
         self._staging: Staging | None = None

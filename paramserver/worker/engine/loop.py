@@ -34,6 +34,8 @@ class Engine(States, Leaving):
         ``last``: what others hold of these epochs is waited for, too. ``stay``: if the job goes back to an earlier
         epoch, its slices come at once; else None comes, since the script is to begin that epoch.
         """
+        if self.whole:
+            self._following(self.before_next)
         while True:
             if self._look_back:  # an earlier epoch is the script's to begin, with that epoch's learning rate
                 self._look_back = False
@@ -69,6 +71,7 @@ class Engine(States, Leaving):
                 self.discard(node)
                 self._refresh()
                 return True
+            self.before_next()
         except errors.RolledBackError:
             return self._follow()
         self.slices += 1

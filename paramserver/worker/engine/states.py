@@ -6,13 +6,14 @@ import structlog
 
 from paramserver import errors
 from paramserver.core.consistency import Mode
+from paramserver.worker.engine.originals import Originals
 from paramserver.worker.engine.rollback import GoingBack
 from paramserver.worker.links.states import Parts
 
 log = structlog.get_logger("paramserver.worker")
 
 
-class States(GoingBack):
+class States(GoingBack, Originals):
     """Nobody else takes part in it: servers tell what they have, whatever this worker's step is at."""
 
     def optimizer_state(self) -> Parts:

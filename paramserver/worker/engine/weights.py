@@ -29,6 +29,8 @@ class Weights(Host):
         else:
             self._bring(results)
         self._versions = [result.version for result in results]
+        kept = all(result.slot is None and result.rest is None for result in results)
+        self._received = results if kept and self.consistency.mode is Mode.ASYNC else []
         self.pool.installed(self.version)
         if self._staging is not None:
             self._staging.pool.installed(self.version)
@@ -60,6 +62,11 @@ class Weights(Host):
                     self._mover.lock(source, writable=False)
         places = list(self._weights.places(merge(results), self.rounding))
         self._bringing = self._mover.bring([source for _, source in places], [target for target, _ in places])
+
+    @property
+    def whole(self) -> bool:
+        """Whether all weights of the version at hand are there."""
+        return self._arriving is None
 
     # ---- weights that the script begins with before all of them are there
 

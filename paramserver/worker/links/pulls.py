@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import cast
@@ -58,6 +59,15 @@ class Pulling(Base):
                 continue
             for server, result in zip(newer, again, strict=True):
                 results[server] = result
+        return results
+
+    async def again(self, versions: Sequence[int]) -> list[Pulled]:
+        """By server, the version of the weights at hand once more. Raises GoneError if a server has dropped it."""
+        asked = (self._pull_one(server, Exactly(version), False) for server, version in enumerate(versions))
+        results = await asyncio.gather(*asked)
+        for server, result in enumerate(results):
+            if result.slot is not None and self.shared is not None and not self.shared.copies:
+                result.chunks.update(self.shared.chunks_in(server, result.slot))
         return results
 
     async def published(self, version: int) -> bool:

@@ -1,0 +1,186 @@
+"""What a script writes to weights that are trained: kept where it is put back, and otherwise an error, never lost."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from paramserver import errors
+from paramserver.worker.context import Context
+from tests.cluster.harness import Outcome, train
+from tests.cluster.programs import Aligned, dataset, sgd
+
+BATCH, SAMPLES = 8, 48
+Act = Callable[[nn.Module], None]
+cross_entropy: Any = torch.nn.functional.cross_entropy
+
+
+class Script:
+    """Trains two epochs; ``acts`` are done to the model at certain moments."""
+
+    def __init__(self, **acts: Act) -> None:
+        self.acts = acts
+
+    def at(self, moment: str, model: nn.Module) -> None:
+        if moment in self.acts:
+            self.acts[moment](model)
+
+    def __call__(self, ctx: Context) -> None:
+        model: Any = Aligned()
+        optimizer: Any = sgd(model.parameters())
+        loader: Any = DataLoader(dataset(SAMPLES), batch_size=BATCH, shuffle=True)
+        model, optimizer, loader = ctx.prepare(model, optimizer, loader)
+        assert (ctx.engine.in_place is not None) == (ctx.engine.transport == "shm")
+        self.at("prepared", model)
+        for _ in ctx.epochs(2):
+            for number, (x, y) in enumerate(loader):
+                if number == 1:
+                    self.at("batch", model)
+                cross_entropy(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if number == 1:
+                    self.at("stepped", model)
+            self.at("epoch", model)
+
+
+def copy_(model: nn.Module) -> None:
+    with torch.no_grad():
+        model.get_parameter("first.weight").add_(1.0)
+
+
+def data_copy(model: nn.Module) -> None:
+    model.get_parameter("first.weight").data.add_(1.0)
+
+
+def data_put(model: nn.Module) -> None:
+    parameter = model.get_parameter("first.weight")
+    parameter.data = torch.zeros_like(parameter)
+
+
+def through_numpy(model: nn.Module) -> None:
+    model.get_parameter("first.weight").detach().numpy()[3, 3] += 1.0
+
+
+def clamp(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data.clamp_(-0.01, 0.01)
+
+
+def load(model: nn.Module) -> None:
+    model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()})
+
+
+def begin_anew(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.reset_parameters()
+
+
+LOST: dict[str, Act] = {
+    "copied over": copy_,
+    "through data": data_copy,
+    "other memory": data_put,
+    "through NumPy": through_numpy,
+    "clamped": clamp,
+    "load_state_dict": load,
+    "begun anew": begin_anew,
+}
+
+
+def run(script: Script, transport: str, mode: str) -> Outcome:
+    return train(script, 1, 2, {"training__chunk_bytes": 16384}, transport=transport, mode=mode)
+
+
+WAYS = [("grpc", "sync"), ("shm", "sync"), ("grpc", "async")]
+
+
+MOMENTS = ("prepared", "batch", "stepped", "epoch")
+CASES = [
+    *((act, "grpc", "sync", ("prepared", "stepped")) for act in LOST),
+    *((act, transport, mode, MOMENTS) for transport, mode in WAYS for act in ("copied over", "through data")),
+]
+
+
+@pytest.mark.parametrize(
+    ("act", "transport", "mode", "moments"),
+    [*CASES, *(pytest.param(act, *way, MOMENTS, marks=pytest.mark.long) for act in LOST for way in WAYS)],
+)
+def test_a_change_that_would_be_lost_ends_the_script(
+    act: str, transport: str, mode: str, moments: Sequence[str]
+) -> None:
+    for moment in moments:
+        with pytest.raises(errors.UserError, match=r"has changed the parameter 'first\.weight'.* Set weights before"):
+            run(Script(**{moment: LOST[act]}), transport, mode)
+
+
+def evaluate_with(swap: Callable[[nn.Parameter, torch.Tensor], None]) -> Act:
+    """Other weights are swapped in and back."""
+
+    def act(model: nn.Module) -> None:
+        mine = [parameter.detach().clone() for parameter in model.parameters()]
+        for parameter in model.parameters():
+            swap(parameter, torch.zeros_like(parameter))
+        assert not model(torch.ones(1, 8)).detach().any()
+        for parameter, value in zip(model.parameters(), mine, strict=True):
+            swap(parameter, value)
+
+    return act
+
+
+def swap_in_place(parameter: nn.Parameter, value: torch.Tensor) -> None:
+    with torch.no_grad():
+        parameter.copy_(value)
+
+
+def swap_data(parameter: nn.Parameter, value: torch.Tensor) -> None:
+    parameter.data.copy_(value)
+
+
+def swap_memory(parameter: nn.Parameter, value: torch.Tensor) -> None:
+    parameter.data = value
+
+
+def load_itself(model: nn.Module) -> None:
+    model.load_state_dict(copy.deepcopy(model.state_dict()))
+
+
+KEPT: dict[str, Act] = {
+    "copied": evaluate_with(swap_in_place),
+    "through data": evaluate_with(swap_data),
+    "other memory": evaluate_with(swap_memory),
+    "its own state": load_itself,
+}
+
+
+@pytest.mark.parametrize(("transport", "mode"), WAYS, ids=["-".join(way) for way in WAYS])
+def test_what_is_put_back_changes_nothing(transport: str, mode: str) -> None:
+    plain = run(Script(), transport, mode)
+    for act in KEPT.values():
+        assert run(Script(prepared=act, batch=act, stepped=act, epoch=act), transport, mode).digests == plain.digests
+
+
+def test_of_a_large_model_a_trace_is_enough() -> None:
+    """More than one parameter, several servers, rounded weights: the name is right."""
+
+    def act(model: nn.Module) -> None:
+        with torch.no_grad():
+            model.get_parameter("second.weight")[0, 0] += 1e-3
+
+    with pytest.raises(errors.UserError, match=r"the parameter 'second\.weight' itself"):
+        train(Script(batch=act), 2, 3, {"training__pull_precision": "bf16"})
+
+
+def halved(model: nn.Module) -> None:
+    model.half()
+
+
+def test_another_type_is_refused() -> None:
+    with pytest.raises(errors.ModelError, match=r"float32 and shape .* is float16 .* before ctx\.prepare"):
+        train(Script(epoch=halved))
