@@ -22,7 +22,8 @@ def health(
 ) -> int:
     """Check the role processes of this machine or container: exit code 0 if all are well, 5 if not.
 
-    A process is healthy if it runs, is not stuck, and answers when called.
+    A process is healthy if it runs, does not hang, and answers when called. Where a coordinator's job stands is shown,
+    but does not count ("paramserver status --check" is for that).
 
     Parameters
     ----------
@@ -53,7 +54,10 @@ def summarize(found: list[Health], role: str | None = None, ready: bool = False)
     waiting = [one for one in found if not one.ready]
     if ready and waiting:
         return "not ready: " + "; ".join(f"{_title(one)}: {one.reason}" for one in waiting)
-    return "healthy: " + "; ".join(_title(one) + ("" if one.ready else f", {one.reason}") for one in found)
+    return "healthy: " + "; ".join(
+        _title(one) + ("" if one.ready else f", {one.reason}") + (f", job {one.job}" if one.job else "")
+        for one in found
+    )
 
 
 def _title(one: Health) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from paramserver.cli.target import Target, find_target
+from paramserver.core.standing import WELL
 from paramserver.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ def status(
     job
         Name of the job, where several run on this machine.
     check
-        Exit with code 5 unless the job is running or done.
+        Exit with code 5 unless the job is training or done: not while it waits, is idle, degraded or stuck, nor if it
+        has failed or was stopped.
     coordinator
         Address of the coordinator, host:port, where the job runs elsewhere.
     certs
@@ -62,7 +64,7 @@ def status(
         # Off a terminal nothing is cut: whoever reads the file has room.
         console = Console() if sys.stdout.isatty() else Console(width=160)
         console.print(render(facts))
-    return UNHEALTHY_EXIT_CODE if check and facts["state"] not in ("running", "done") else 0
+    return UNHEALTHY_EXIT_CODE if check and facts["state"] not in WELL else 0
 
 
 def describe(response: StatusResponse) -> dict[str, Any]:
@@ -70,8 +72,8 @@ def describe(response: StatusResponse) -> dict[str, Any]:
     view = response.view
     return {
         "job": response.job,
-        "state": _word("JobState", view.state),
-        "reason": view.reason,
+        "state": response.state,
+        "reason": response.reason,
         **describe_consistency(view.consistency),
         "generation": view.generation,
         "term": response.term,
@@ -81,7 +83,10 @@ def describe(response: StatusResponse) -> dict[str, Any]:
         "steps_per_epoch": response.steps_per_epoch,
         "expected_servers": response.expected_servers,
         "expected_workers": response.expected_workers,
+        "troubles": dict(sorted(response.troubles.items())),
+        "broken_promises": dict(sorted(response.broken_promises.items())),
         "lost": list(response.lost),
+        "losses": response.losses,
         "checkpoint": response.checkpoint,
         "rollbacks": response.rollbacks,
         "steps_redone": response.steps_redone,
@@ -94,7 +99,7 @@ def describe(response: StatusResponse) -> dict[str, Any]:
 
 def describe_consistency(consistency: Any) -> dict[str, str | int | None]:
     """`mode`, and `staleness`: a number or "unbounded" in asynchronous mode, None in synchronous mode."""
-    mode = _word("Mode", consistency.mode)
+    mode = _mode(consistency.mode)
     staleness: str | int | None = None
     if mode == "async":
         staleness = int(consistency.staleness) if consistency.HasField("staleness") else "unbounded"
@@ -108,6 +113,8 @@ def _describe_process(process: ProcessStatus) -> dict[str, Any]:
         "pid": process.pid,
         "address": process.address,
         "state": process.state,
+        "reason": process.reason,
+        "gone": process.gone,
         "version": process.version,
         "clock": process.clock,
         "epoch": process.epoch,
@@ -132,24 +139,20 @@ def _describe_process(process: ProcessStatus) -> dict[str, Any]:
     return facts
 
 
-def _word(enum: str, value: int) -> str | None:
-    """The value of a protobuf enum as a word: MODE_SYNC is "sync"; None if unspecified or unknown to this version."""
+def _mode(value: int) -> str | None:
+    """MODE_SYNC is "sync"; None if unspecified or unknown to this version."""
     from paramserver.v1 import types_pb2
 
-    prefix, descriptor = {
-        "JobState": ("JOB_STATE_", types_pb2.JobState.DESCRIPTOR),
-        "Mode": ("MODE_", types_pb2.Mode.DESCRIPTOR),
-    }[enum]
-    known = descriptor.values_by_number.get(value)
-    return str(known.name).removeprefix(prefix).lower() if known is not None and value else None
+    known = types_pb2.Mode.DESCRIPTOR.values_by_number.get(value)
+    return str(known.name).removeprefix("MODE_").lower() if known is not None and value else None
 
 
 def headline(facts: dict[str, Any]) -> str:
-    """Job, state and mode in one line."""
+    """Job, state and mode in one line, and why the job is in that state."""
     mode = facts["mode"] or "mode not known yet"
     if facts["staleness"] is not None:
         mode = f"{mode}, staleness {facts['staleness']}"
-    line = f"{facts['job']}: {facts['state'] or 'unknown'} · {mode} · generation {facts['generation']}"
+    line = f"{facts['job']}: {facts['state']} · {mode} · generation {facts['generation']}"
     return f"{line} · {facts['reason']}" if facts["reason"] else line
 
 
@@ -164,14 +167,18 @@ def render(facts: dict[str, Any]) -> RenderableType:
         table.add_column(title, no_wrap=True)
     for title in ("epoch", "version", "clock", "samples"):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("waiting for")
+    table.add_column("why")
     for process in facts["processes"]:
         cells = [process[key] for key in ("role", "name", "pid", "address", "state", "epoch", "version", "clock")]
-        cells += [process["samples"], process["waiting_for"]]
+        cells += [process["samples"], process["reason"]]
         table.add_row(*(Text(str(cell)) for cell in cells))
     lines: list[RenderableType] = [Text(headline(facts)), table]
+    lines += [Text(f"wrong now: {sentence}") for sentence in facts["troubles"].values()]
+    lines += [Text(f"broken promise: {sentence}") for sentence in facts["broken_promises"].values()]
     if facts["lost"]:
         lines.append(Text(f"lost: {', '.join(facts['lost'])}"))
+    if facts["losses"] > len(facts["lost"]):
+        lines.append(Text(f"lost and replaced so far: {facts['losses'] - len(facts['lost'])}"))
     if facts["checkpoint"]:
         lines.append(Text(f"last checkpoint: {facts['checkpoint']}"))
     if facts["rollbacks"]:

@@ -6,8 +6,19 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from paramserver.core.membership import Member, Role
+from paramserver.core.membership import Member, Presence, Role
 from paramserver.core.slices import assign
+from paramserver.core.standing import (
+    Departure,
+    JobFacts,
+    MemberFacts,
+    Phase,
+    Standing,
+    State,
+    departed_standing,
+    job_standing,
+    member_standing,
+)
 from paramserver.transport.messages import data_to_proto
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
@@ -15,8 +26,19 @@ if TYPE_CHECKING:
     from paramserver.coordinator.job import Job
 
 
+_PHASES = {
+    types_pb2.JOB_STATE_WAITING: Phase.WAITING,
+    types_pb2.JOB_STATE_INITIALISING: Phase.INITIALISING,
+    types_pb2.JOB_STATE_RUNNING: Phase.RUNNING,
+    types_pb2.JOB_STATE_RECOVERING: Phase.RECOVERING,
+    types_pb2.JOB_STATE_FAILED: Phase.FAILED,
+    types_pb2.JOB_STATE_DONE: Phase.DONE,
+    types_pb2.JOB_STATE_STOPPED: Phase.STOPPED,
+}
+
+
 class Board:
-    """The newest report of every member, and of the workers that are gone."""
+    """The newest report of every member, and of those that are gone."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -25,8 +47,12 @@ class Board:
         self._started_at = time.monotonic()
         self._running_at: float | None = None
         self._ended_at: float | None = None
-        # Workers that are gone, by name and pid (0: several of them): what they did still counts in the totals.
-        self._departed: dict[tuple[str, int], coordinator_pb2.ProcessStatus] = {}
+        # Workers that are gone, by name, with the totals of all processes that had the name; and lost servers.
+        self._departed: dict[str, coordinator_pb2.ProcessStatus] = {}
+        # Workers that were lost or failed and that nobody has replaced: name to reason.
+        self._missed: dict[str, str] = {}
+        # Workers that have said how they leave.
+        self._farewells: dict[int, Departure] = {}
 
     def hear(self, request: coordinator_pb2.SessionRequest) -> None:
         """A member reports."""
@@ -39,28 +65,41 @@ class Board:
         """The newest version that some server has told of."""
         return max((report.version for report in self._server_reports.values()), default=0)
 
-    def removed(self, member: Member, lost: bool) -> None:
+    def admitted(self, member: Member) -> None:
+        """It is a member now, in place of one of that name that was, if there was any."""
+        self._missed.pop(member.name, None)
+        if member.role is Role.SERVER:
+            self._departed.pop(member.name, None)
+
+    def leaving(self, member: Member, request: coordinator_pb2.SessionRequest) -> None:
+        """A worker says goodbye."""
+        told = "it was asked to leave" if member.ident in self._job.draining else ""
+        if self._job.state == types_pb2.JOB_STATE_STOPPED:
+            told = "the job was stopped"
+        planned = self._reports[member.ident].epochs_planned if member.ident in self._reports else 0
+        self._farewells[member.ident] = Departure("", request.failure, request.finished, planned, told)
+
+    def removed(self, member: Member, lost: bool, reason: str) -> None:
         """It is a member no more."""
+        farewell = self._farewells.pop(member.ident, Departure())
+        if member.role is Role.WORKER or (member.role is Role.SERVER and lost and not self._job.ended):
+            gone = self._process(member, self.facts())
+            _show(gone, departed_standing(Departure(lost=reason) if lost else farewell))
+            gone.gone = True
+            if former := self._departed.get(gone.name):
+                _add(gone, former)
+            self._departed[gone.name] = gone
         if member.role is Role.WORKER:
-            gone = self._process(member)
-            gone.state = "lost" if lost else "done"
-            self._depart(gone)
+            if gone.state == State.FAILED:
+                self._missed[gone.name] = gone.reason
             if not self._job.members.of(Role.WORKER):
                 self._ended_at = time.monotonic()
         self._reports.pop(member.ident, None)
         self._server_reports.pop(member.ident, None)
 
-    def _depart(self, gone: coordinator_pb2.ProcessStatus) -> None:
-        """Keep the latest process of each name, and one sum of those before it: many may come and go."""
-        for name, pid in [key for key in self._departed if key[0] == gone.name and key[1] not in (0, gone.pid)]:
-            former = self._departed.pop((name, pid))
-            total = self._departed.setdefault(
-                (name, 0), coordinator_pb2.ProcessStatus(role=former.role, name=name, state=former.state)
-            )
-            total.samples += former.samples
-            total.slices += former.slices
-            total.epochs_planned = max(total.epochs_planned, former.epochs_planned)
-        self._departed[(gone.name, gone.pid)] = gone
+    def excuse(self) -> None:
+        """The operators have said how many workers they want: those that are gone are missed no more."""
+        self._missed.clear()
 
     def started(self, before_s: float = 0.0) -> None:
         """The first step may begin, or began so many seconds ago."""
@@ -73,6 +112,7 @@ class Board:
             job=self._job.options.job,
             view=self._job.view(),
             lost=self._job.lost,
+            losses=self._job.losses,
             expected_workers=self._job.options.workers,
             expected_servers=self._job.options.servers,
             store=self._job.journal.store_name,
@@ -95,28 +135,62 @@ class Board:
         )
         if request.model and self._job.registry.model is not None:
             response.model.CopyFrom(self._job.registry.model)
+        facts = self.facts()
+        standing = job_standing(facts)
+        response.state, response.reason = standing.state, standing.reason
         response.processes.append(
             coordinator_pb2.ProcessStatus(
                 role="coordinator",
                 name="coordinator",
                 pid=os.getpid(),
                 address=self._job.address,
-                state=types_pb2.JobState.Name(self._job.state).removeprefix("JOB_STATE_").lower(),
+                state=standing.state,
+                reason=standing.reason,
             )
         )
         for role in (Role.SERVER, Role.WORKER):
-            response.processes.extend(self._process(member) for member in self._job.members.of(role))
-        present = {(process.name, process.pid) for process in response.processes}
-        response.processes.extend(gone for key, gone in sorted(self._departed.items()) if key not in present)
+            shown = {member.name: self._process(member, facts) for member in self._job.members.of(role)}
+            for name, gone in self._departed.items():
+                if name in shown:
+                    _add(shown[name], gone)
+                elif gone.role == role.value:
+                    shown[name] = gone
+            response.processes.extend(sorted(shown.values(), key=lambda process: int(process.name.rpartition("-")[2])))
         return response
 
+    def facts(self) -> JobFacts:
+        """What there is to say of the job."""
+        job = self._job
+        names = {member.ident: member.name for member in job.members.of(Role.WORKER)}
+        return JobFacts(
+            phase=_PHASES[job.state],
+            reason=job.reason,
+            workers=len(names),
+            finished=job.finished,
+            away=[self._away(member) for _, member in sorted(job.watch.absent.items())],
+            missed=[
+                reason if reason.startswith(name) else f"{name}: {reason}"
+                for name, reason in sorted(self._missed.items())
+            ],
+            stalled=sorted(names[ident] for ident in job.stalls.members if ident in names),
+            troubles=list(job.promises.troubles.values()),
+            broken=list(job.promises.broken.values()),
+        )
+
+    def _away(self, server: Member) -> str:
+        if not self._job.recovery.possible:
+            return f"{server.name} is lost; there is no checkpoint to go back to, so it has to come back"
+        back_to = self._job.checkpoints.last or "the last checkpoint"
+        return f"{server.name} is lost; it may come back, or another one takes its place and all go back to {back_to}"
+
     def departed(self) -> list[coordinator_pb2.ProcessStatus]:
-        """The workers that are gone."""
+        """The workers that are gone, and the servers that were lost, by name."""
         return [gone for _, gone in sorted(self._departed.items())]
 
     def restore(self, record: coordinator_pb2.JobRecord) -> None:
         """Go on from what an earlier coordinator has written down."""
-        self._departed = {(gone.name, gone.pid): gone for gone in record.departed}
+        self._departed = {gone.name: gone for gone in record.departed}
+        self._missed = {name: gone.reason for name, gone in self._departed.items() if name in record.missed}
 
     def training_s(self) -> float:
         """Seconds from the start of the first step until now, or until the last worker left."""
@@ -125,15 +199,20 @@ class Board:
         everybody_left = self._ended_at is not None and not self._job.members.of(Role.WORKER)
         return (self._ended_at if everybody_left and self._ended_at else time.monotonic()) - self._running_at
 
-    def _process(self, member: Member) -> coordinator_pb2.ProcessStatus:
+    @property
+    def missed(self) -> list[str]:
+        """Workers that were lost or failed and that nobody has replaced, by name."""
+        return sorted(self._missed)
+
+    def _process(self, member: Member, job: JobFacts) -> coordinator_pb2.ProcessStatus:
         status = coordinator_pb2.ProcessStatus(
             role=member.role.value,
             name=member.name,
             pid=member.pid,
             address=member.address,
             member=member.ident,
-            state=member.presence.value,
         )
+        ready, at_work, waiting_for = False, False, job.reason
         if report := self._reports.get(member.ident):
             for field in (
                 "version",
@@ -146,16 +225,25 @@ class Board:
                 "epochs_planned",
             ):
                 setattr(status, field, getattr(report, field))
-            status.state = report.state or status.state
-            if member.ident in self._job.stalls.members:
-                status.state = "stalled"
             for name, value in report.metrics.items():
                 status.metrics[name] = value
+            ready, at_work = report.state not in ("joining", "registering", ""), report.at_work
+            waiting_for = report.waiting_for
         if server := self._server_reports.get(member.ident):
             status.version = server.version
-            status.waiting_for = self._whose(server)
-            status.state = "serving" if server.timeline or server.shard_bytes else "waiting"
+            status.waiting_for = waiting_for = self._whose(server)
+            ready = bool(server.holds)
             status.server.CopyFrom(server)
+        facts = MemberFacts(
+            job=job,
+            silent=member.presence is Presence.SILENT,
+            ready=ready,
+            waiting_for=waiting_for,
+            at_work=at_work,
+            stalled=member.ident in self._job.stalls.members,
+            draining=member.ident in self._job.draining,
+        )
+        _show(status, member_standing(facts))
         return status
 
     def _whose(self, server: shard_pb2.StatsResponse) -> str:
@@ -172,3 +260,17 @@ class Board:
             if any(start < hi and lo < stop for start, stop in gaps)
         ]
         return f"{server.waiting_for} ({', '.join(owing)})"
+
+
+def _show(process: coordinator_pb2.ProcessStatus, standing: Standing) -> None:
+    process.state, process.reason = standing.state, standing.reason
+
+
+def _add(process: coordinator_pb2.ProcessStatus, former: coordinator_pb2.ProcessStatus) -> None:
+    """Add to a process what those before it under its name did: that still counts in the totals."""
+    process.samples += former.samples
+    process.slices += former.slices
+    process.epochs_planned = max(process.epochs_planned, former.epochs_planned)
+    for name, value in former.metrics.items():
+        if name not in process.metrics:
+            process.metrics[name] = value

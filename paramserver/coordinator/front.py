@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 
 from paramserver import errors
 from paramserver.coordinator.service import CoordinatorService
+from paramserver.core.standing import State
 from paramserver.transport.base import METHODS, MethodKind
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
@@ -54,8 +55,10 @@ class Front:
         if self.service is not None:
             return await self.service.status(request)
         response = coordinator_pb2.StatusResponse(job=self.job)
-        response.view.reason = f"this coordinator {self.standing}"
-        response.processes.add(role="coordinator", name="coordinator", pid=os.getpid(), state="standby")
+        response.state, response.reason = State.WAITING, f"this coordinator {self.standing}"
+        response.processes.add(
+            role="coordinator", name="coordinator", pid=os.getpid(), state=response.state, reason=response.reason
+        )
         return response
 
     def _leader(self) -> CoordinatorService:

@@ -130,7 +130,9 @@ class Job:
         self.origin = SyncSchedule(0, self.slices_per_step)
         # The version with which asynchronous mode began, if the job is asynchronous.
         self.async_from = 0
+        # Members that stopped without leaving and whose place is empty; and how many ever did.
         self.lost: list[str] = []
+        self.losses = 0
         self.promises = Promises()
         self.keeping = Keeping(self)
         self._begin(journal.generation, self._first_ident())
@@ -234,6 +236,8 @@ class Job:
             departed=self.board.departed(),
             training_s=self.board.training_s(),
             lost=self.lost,
+            losses=self.losses,
+            missed=self.board.missed,
             finished=self.finished,
             summary=self.summary,
             address=self.address,

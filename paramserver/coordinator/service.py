@@ -114,6 +114,9 @@ class CoordinatorService(Job):
         effects = self.members.handle(event, time.monotonic())
         self._residuals_lost(effects)
         member = next(effect.member for effect in effects if isinstance(effect, Admitted))
+        if member.role is not Role.OBSERVER:
+            self.lost[:] = [name for name in self.lost if name != member.name]
+            self.board.admitted(member)
         if role is Role.SERVER:
             if not request.holds and self.registry.model is not None and self.recovery.possible:
                 self.recovery.begin(f"{member.name} has begun anew", member.ident)
@@ -179,6 +182,7 @@ class CoordinatorService(Job):
                 self.ending.script_ended = self.ending.script_ended or request.ended
                 if request.failure:
                     log.warning("a worker's script failed", worker=member.name, reason=request.failure)
+                self.board.leaving(member, request)
             await self._happen(Left(request.member))
 
     async def _tick(self) -> None:
@@ -237,9 +241,10 @@ class CoordinatorService(Job):
                     reach("coord.after_generation")
 
     async def _removed(self, member: Member, lost: bool, reason: str) -> None:
-        self.board.removed(member, lost)
         if lost and member.role is not Role.OBSERVER:
+            self.losses += 1
             self.lost.append(member.name)
+        self.board.removed(member, lost, reason)
         if member.role is Role.SERVER:
             await self.servers.forget(member.ident)
             if self.registry.model is not None and (

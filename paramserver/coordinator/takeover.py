@@ -78,6 +78,7 @@ async def take_over(
     job.recovery.count, job.recovery.steps_redone = record.rollbacks, record.steps_redone
     job.scaling.wanted = record.wanted_workers
     job.lost[:] = record.lost
+    job.losses = record.losses
     job.promises.restore(record.broken_promises)
     job.board.restore(record)
     members = [_member(entry) for entry in record.members]

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
+from paramserver.core.standing import WELL, State
 from paramserver.v1 import coordinator_pb2, types_pb2
 
 _RATE_WINDOW_S = 3.0
@@ -71,7 +72,7 @@ def progress_of(status: coordinator_pb2.StatusResponse) -> tuple[int, int]:
 
 
 class Waiting:
-    """Who holds the job up. Told only when nothing has moved for a while, since everybody waits now and then."""
+    """Why the job does not get on. Told at once if its state says so, else only when nothing has moved for a while."""
 
     def __init__(self) -> None:
         self._versions: list[int] = []
@@ -79,15 +80,16 @@ class Waiting:
 
     def of(self, status: coordinator_pb2.StatusResponse) -> str:
         """In words; empty while the job gets on."""
-        if status.view.reason:
-            return status.view.reason
+        if status.state and status.state not in WELL:
+            return f"{status.state}: {status.reason}" if status.reason else status.state
         servers = [p for p in status.processes if p.role == "server"]
         versions = [p.version for p in servers]
         if versions != self._versions:
             self._versions, self._since = versions, time.monotonic()
         if time.monotonic() - self._since < _STUCK_S:
             return ""
-        return next((p.waiting_for for p in servers if p.waiting_for), "")
+        whom = next((p.waiting_for for p in servers if p.waiting_for), "")
+        return f"waiting for {whom}" if whom else ""
 
 
 class PlainDisplay:
@@ -128,7 +130,7 @@ class PlainDisplay:
         if losses:
             parts.append(f"loss {sum(losses) / len(losses):.4f}")
         if waiting:
-            parts.append(f"waiting for {waiting}")
+            parts.append(waiting)
         self.line("", "· " + " · ".join(parts))
 
     def close(self) -> None:
@@ -170,10 +172,13 @@ class LiveDisplay:
 
     def _table(self, status: coordinator_pb2.StatusResponse) -> Table:
         asynchronous = status.view.consistency.mode == types_pb2.MODE_ASYNC
-        table = Table(title=f"job {status.job}", title_justify="left", box=None, pad_edge=False)
+        title = f"job {status.job}" if status.state in ("", State.TRAINING) else f"job {status.job}: {status.state}"
+        if status.reason:
+            title += f" · {status.reason}"
+        table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
         for heading in ("name", "state", "clock" if asynchronous else "step", "version", "samples/s", "loss"):
             table.add_column(heading, justify="left" if heading in ("name", "state") else "right", no_wrap=True)
-        table.add_column("waits for", overflow="ellipsis", no_wrap=True)
+        table.add_column("why", overflow="ellipsis", no_wrap=True)
         for p in status.processes:
             worker = p.role == "worker"
             table.add_row(
@@ -183,7 +188,7 @@ class LiveDisplay:
                 str(p.version) if p.role != "coordinator" else "",
                 f"{self._rates.of(p.name, p.samples):.0f}" if worker else "",
                 f"{p.metrics['loss']:.4f}" if "loss" in p.metrics else "",
-                p.waiting_for,
+                p.reason,
             )
         return table
 

@@ -27,7 +27,11 @@ _ANY = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "::": "[::1]", "": "127.0.0.1"}
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How one process is. `reason` is empty if it is healthy and ready."""
+    """How one process is. `reason` is empty if it is healthy and ready.
+
+    `job`: of a coordinator that leads, where its job stands ("degraded: server-1 is lost; ..."). It does not count: to
+    start a coordinator again mends no job.
+    """
 
     role: str
     name: str
@@ -35,6 +39,7 @@ class Health:
     healthy: bool
     ready: bool
     reason: str = ""
+    job: str = ""
 
 
 def check_health(role: str | None = None, timeout_s: float = CALL_S) -> list[Health]:
@@ -52,8 +57,10 @@ async def _all(signs: Sequence[Sign], timeout_s: float) -> list[Health]:
 
 
 async def _one(sign: Sign, now: float, timeout_s: float) -> Health:
+    job = ""
+
     def verdict(healthy: bool, ready: bool, reason: str) -> Health:
-        return Health(sign.role, sign.name, sign.pid, healthy, ready, reason)
+        return Health(sign.role, sign.name, sign.pid, healthy, ready, reason, job)
 
     if not sign.alive:
         return verdict(False, False, "has ended without leaving")
@@ -62,7 +69,7 @@ async def _one(sign: Sign, now: float, timeout_s: float) -> Health:
     leads = True
     if sign.address:
         try:
-            leads = await _answers(sign, timeout_s)
+            leads, job = await _answers(sign, timeout_s)
         except errors.ParamServerError as error:
             return verdict(False, False, f"does not answer: {error}")
     if not leads:
@@ -72,8 +79,11 @@ async def _one(sign: Sign, now: float, timeout_s: float) -> Health:
     return verdict(True, True, "")
 
 
-async def _answers(sign: Sign, timeout_s: float) -> bool:
-    """Call the process. False if it is a coordinator that stands by; raises what the call raises."""
+async def _answers(sign: Sign, timeout_s: float) -> tuple[bool, str]:
+    """Call the process: (False if it is a coordinator that stands by, where the job of one that leads stands).
+
+    Raises what the call raises.
+    """
     from paramserver.transport.grpc import connect
     from paramserver.v1.coordinator_pb2 import StatusRequest, StatusResponse
     from paramserver.v1.shard_pb2 import StatsRequest
@@ -88,12 +98,16 @@ async def _answers(sign: Sign, timeout_s: float) -> bool:
     try:
         answer: Message = await channel.call(method, request, timeout=timeout_s)
     except errors.NotLeaderError:
-        return False
+        return False, ""
     except errors.StaleViewError:
-        return True  # it knows the job by another name, but it answers
+        return True, ""  # it knows the job by another name, but it answers
     finally:
         await channel.close()
-    return not isinstance(answer, StatusResponse) or answer.term > 0
+    if not isinstance(answer, StatusResponse):
+        return True, ""
+    if not answer.term:
+        return False, ""
+    return True, f"{answer.state}: {answer.reason}" if answer.reason else answer.state
 
 
 def security_of(sign: Sign) -> Security:

@@ -12,6 +12,7 @@ from typing import Any
 from paramserver import errors
 from paramserver.local.collect import Result
 from paramserver.local.verdict import broken_sentences
+from paramserver.transport.messages import data_from_proto
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
 
@@ -37,13 +38,15 @@ def summarise(
         staleness = consistency.staleness if consistency.HasField("staleness") else "unbounded"
     return {
         "job": status.job,
+        "state": "stopped" if status.view.state == types_pb2.JOB_STATE_STOPPED else "done",
         "mode": "async" if asynchronous else "sync",
         "staleness": staleness,
         "servers": status.expected_servers,
         "workers": status.expected_workers,
         "slices_per_step": status.view.slices_per_step,
         "steps": result.version,
-        "epochs": max((process.epochs_planned for process in workers), default=0),
+        "epochs": epochs_made(status, shards),
+        "epochs_planned": max((process.epochs_planned for process in workers), default=0),
         "seconds": round(seconds, 3),
         "samples": samples,
         "samples_per_s": round(samples / seconds, 1) if seconds > 0 else 0.0,
@@ -59,6 +62,7 @@ def summarise(
         "steps_skipped": max((shard.skipped for shard in shards), default=0),
         "max_clock_spread": max((shard.max_clock_spread for shard in shards), default=0),
         "restarts": dict(restarts or {}),
+        "losses": status.losses,
         "timeline": status.view.timeline,
         "rollbacks": status.rollbacks,
         "steps_redone": status.steps_redone,
@@ -69,6 +73,15 @@ def summarise(
         # Sentences; if there is any, the run ends with exit code 1.
         "broken_promises": broken_sentences(status.broken_promises),
     }
+
+
+def epochs_made(status: coordinator_pb2.StatusResponse, servers: Iterable[shard_pb2.StatsResponse]) -> int:
+    """How many epochs have counted in full; of a job without a data set, as many as were planned."""
+    planned = max((process.epochs_planned for process in status.processes), default=0)
+    slices = data_from_proto(status.data).slices_per_epoch if status.data.slice_size else 0
+    if status.finished or not slices:
+        return planned
+    return min((server.applied for server in servers), default=0) // slices
 
 
 def metrics_of(workers: Iterable[coordinator_pb2.ProcessStatus]) -> dict[str, float]:

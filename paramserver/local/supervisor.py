@@ -314,7 +314,7 @@ class Supervisor:
 
     def _check_servers(self, now: float) -> None:
         """One that was given up for lost would come back with its shard, but not if it hangs."""
-        members = {process.pid for process in self._status.processes if process.role == "server"}
+        members = _servers(self._status)
         running = [seat for seat in self.servers if seat.child.running]
         self._absent.look(now, members, [seat.child.pid for seat in running if seat.child.pid not in members])
         for seat in running:
@@ -342,7 +342,7 @@ class Supervisor:
             return None  # its end is noticed in a moment
         if status.view.state == types_pb2.JOB_STATE_WAITING or status.view.state in _ENDED:
             return 0
-        there = {process.pid for process in status.processes if process.role == "server"}
+        there = _servers(status)
         if not all(seat.child.running and seat.child.pid in there for seat in self.servers):
             return None
         going_back = status.view.state == types_pb2.JOB_STATE_RECOVERING
@@ -362,6 +362,11 @@ def _members(status: coordinator_pb2.StatusResponse) -> list[coordinator_pb2.Pro
     """The workers that are members now; those that are gone are told of, too."""
     members = {worker.member for worker in status.view.workers}
     return [one for one in status.processes if one.role == "worker" and one.member in members]
+
+
+def _servers(status: coordinator_pb2.StatusResponse) -> set[int]:
+    """The servers that are members, by pid."""
+    return {process.pid for process in status.processes if process.role == "server" and not process.gone}
 
 
 def _how(code: int) -> str:

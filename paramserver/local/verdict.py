@@ -48,9 +48,13 @@ def closing_lines(status: coordinator_pb2.StatusResponse, summary: Mapping[str, 
     """What is said at the end; last of all that everything promised is there, or a line per broken promise."""
     metrics = ", ".join(f"{name} {value:.4f}" for name, value in sorted(summary["metrics"].items()))
     broken: list[str] = summary["broken_promises"]
-    how = "ended" if broken else "done"
+    how, steps = "ended" if broken else "done", f"{summary['steps']} steps"
+    if summary["state"] == "stopped":
+        how = "stopped"
+        if summary["epochs_planned"]:
+            steps += f", {summary['epochs']} of {summary['epochs_planned']} epochs"
     return [
-        f"{how}: {mode_text(status)}, {summary['steps']} steps in {summary['seconds']:.1f} s, "
+        f"{how}: {mode_text(status)}, {steps} in {summary['seconds']:.1f} s, "
         f"{summary['samples_per_s']:.0f} samples/s" + (f", {metrics}" if metrics else ""),
         f"weights sha256 {summary['weights_sha256']}",
         *([f"promise broken: {sentence}" for sentence in broken] or [_all_there(summary)]),

@@ -56,7 +56,7 @@ def test_a_worker_is_drained(mode: str) -> None:
         assert isinstance(error, errors.EndedError)
         assert str(error) == "worker-1 was asked to leave, and leaves"
         summary = fleet.finish(fleet.hands[:1])
-        assert not fleet.record().lost, "it was not lost, it left"
+        assert not fleet.record().losses, "it was not lost, it left"
     if mode == "sync":
         assert (summary["weights_sha256"], summary["optimizer_sha256"], summary["buffers_sha256"]) == twin()
     else:

@@ -74,7 +74,7 @@ def test_idle_workers_take_slices_that_a_slow_one_has_not_begun() -> None:
     each = paces(*[SLICE_S] * SLOWEST, 4 * SLICE_S)
     with recorded() as log, Cluster(WORKERS, 2, slices_per_step=SLICES) as cluster:
         outcome = cluster.train(program(each))
-        assert not cluster.status().lost
+        assert not cluster.status().losses
         slices, whose = computed(cluster), by_rank(log, cluster)
     calm(outcome)
     assert whose.total() == len(ITS_RANGE) * STEPS
@@ -99,7 +99,7 @@ def test_a_worker_that_stops_for_a_while_holds_nobody_up() -> None:
         assert min(server.version for server in cluster.stats()) == STEPS
         go.set()
         cluster.join()
-        assert not cluster.status().lost
+        assert not cluster.status().losses
         outcome = cluster.outcome()
         assert computed(cluster)[1] == 7, "it found the job done, and computed nothing more"
     calm(outcome)
@@ -152,7 +152,7 @@ def test_slices_that_one_server_lacks_are_computed_by_others() -> None:
 
     with Cluster(2, 2, slices_per_step=SLICES) as cluster:
         outcome = cluster.train(program(each), {"training__chunk_bytes": 64})
-        assert not cluster.status().lost
+        assert not cluster.status().losses
         duplicates = [server.duplicate for server in cluster.stats()]
     assert healed.is_set()
     assert duplicates[0] >= 1

@@ -27,7 +27,7 @@ def program(each: Each | None = None) -> Program:
 
 
 def stalled(cluster: Cluster) -> list[str]:
-    return [name for name, state in states(cluster).items() if state == "stalled"]
+    return [name for name, state in states(cluster).items() if state == "stuck"]
 
 
 def states(cluster: Cluster) -> dict[str, str]:
@@ -72,7 +72,7 @@ def test_sync_a_stalled_worker_is_dealt_no_slices_until_it_gets_on_again() -> No
         until("it computes its share again", lambda: back.engine.place() == (1, 3) and back.engine.slices > 8)
         hurry.set()
         cluster.join()
-        assert not cluster.status().lost
+        assert not cluster.status().losses
         outcome = cluster.outcome()
     assert outcome.digests == train(program(), slices_per_step=SLICES).digests
     assert outcome.summary["samples"] == SAMPLES * EPOCHS
@@ -93,7 +93,7 @@ def test_async_the_slices_of_a_stalled_worker_go_to_others_and_its_clock_holds_n
         cluster.join([workers[0], workers[2]])
         # Who is the only one left is not called stalled any more.
         assert "a worker lives but gets nowhere" in capsys.readouterr().err
-        assert not cluster.status().lost
+        assert not cluster.status().losses
         applied = min(server.applied for server in cluster.stats())
         stuck.released.set()
         cluster.join()
@@ -147,7 +147,7 @@ def test_a_worker_that_stalls_again_and_again_does_no_harm(mode: str) -> None:
     def each(ctx: Context, slices: int) -> None:
         if ctx.rank == 1 and slices in (1, 3, 5) and not any(s == slices for s in seen):
             seen.append(slices)
-            until("it is stalled", lambda: states(cluster)["worker-1"] == "stalled" or done.is_set())
+            until("it is stalled", lambda: states(cluster)["worker-1"] == "stuck" or done.is_set())
         elif ctx.rank == 0 and len(seen) < 3:
             done.wait(0.05)
 
@@ -158,7 +158,7 @@ def test_a_worker_that_stalls_again_and_again_does_no_harm(mode: str) -> None:
         cluster.join([workers[0]])
         done.set()
         cluster.join()
-        assert not cluster.status().lost
+        assert not cluster.status().losses
         outcome = cluster.outcome()
     assert seen == [1, 3, 5]
     if mode == "sync":

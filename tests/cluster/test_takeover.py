@@ -342,7 +342,7 @@ def test_a_server_is_away_while_the_job_is_taken_over() -> None:
         assert standby.front.service is None
         fleet.call(fleet.keepers[1].heal)
         fleet.took_over()
-        assert not fleet.record().lost
+        assert not fleet.record().losses
         summary = fleet.finish()
     calm(summary)
 

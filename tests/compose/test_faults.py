@@ -58,7 +58,9 @@ def test_workers_come_and_go(image: str, local: Local) -> None:
         until("it was started again", lambda: crashed.restarts == 1)
         until("two workers train again", lambda: len(cluster.workers()) == 2)
         status = cluster.status()
-        assert status["state"] == "running", "the job was over too early for this test: it needs more epochs"
+        assert status["state"] in ("training", "degraded"), (
+            "the job was over too early for this test: it needs more epochs"
+        )
         version = min(one["version"] for one in status["processes"] if one["role"] == "server")
         print(f"\nlost {status['lost']}, version {version}, docker stop took {seconds:.1f} s")
 
@@ -79,7 +81,9 @@ def test_the_coordinator_is_restarted(image: str, local: Local, how: str) -> Non
             until("it was started again", lambda: coordinator.restarts == 1)
         until("a new term has begun", lambda: cluster.status().get("term", 0) > term)
         status = cluster.status()
-        assert status["state"] == "running", "the job was over too early for this test: it needs more epochs"
+        assert status["state"] in ("training", "degraded"), (
+            "the job was over too early for this test: it needs more epochs"
+        )
         assert len(cluster.workers()) == 2
         summary = cluster.result()
         assert all(one.restarts == 0 for service in ("server", "worker") for one in cluster.containers(service))

@@ -44,7 +44,7 @@ def test_whoever_is_told_to_end_takes_its_servers_along(cluster: Cluster) -> Non
     cluster.coordinator("--servers", "3", "--workers", "1")
     worker = cluster.worker("--epochs", "100000", "--pace", "0.05", flags=("--with-server",))
     server = cluster.server("--servers-per-host", "2")
-    cluster.until_status("it trains", lambda status: status["state"] == "running")
+    cluster.until_status("it trains", lambda status: status["state"] == "training")
     started = [*children(worker.pid), *children(server.pid)]
     assert len(started) == 2
     for one in (worker, server):

@@ -44,10 +44,10 @@ def wanted() -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("how", "seen_as", "within_s"),
     [
-        ("killed", "lost", 2.0),
-        pytest.param("stopped", "lost", LEASE_S + SLACK_S, marks=pytest.mark.long),
-        pytest.param("gil", "lost", LEASE_S + SLACK_S, marks=pytest.mark.long),
-        pytest.param("loader", "stalled", STALL_S + SLACK_S, marks=pytest.mark.long),
+        ("killed", "failed", 2.0),
+        pytest.param("stopped", "failed", LEASE_S + SLACK_S, marks=pytest.mark.long),
+        pytest.param("gil", "failed", LEASE_S + SLACK_S, marks=pytest.mark.long),
+        pytest.param("loader", "stuck", STALL_S + SLACK_S, marks=pytest.mark.long),
     ],
 )
 def test_a_worker_that_stops_is_missed_in_time(

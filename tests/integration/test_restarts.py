@@ -66,7 +66,7 @@ class Run:
 
         def found() -> int:
             processes = self.place.status()["processes"]
-            return next((p["pid"] for p in processes if p["name"] == name and p["state"] not in ("lost", "done")), 0)
+            return next((p["pid"] for p in processes if p["name"] == name and not p["gone"]), 0)
 
         return until(f"{name} is a member", found, 20.0)
 

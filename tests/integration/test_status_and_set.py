@@ -30,6 +30,7 @@ class FakeCoordinator:
     async def status(self, request: coordinator_pb2.StatusRequest) -> coordinator_pb2.StatusResponse:
         return coordinator_pb2.StatusResponse(
             job="digits",
+            state="training",
             view=types_pb2.View(
                 generation=3,
                 state=types_pb2.JOB_STATE_RUNNING,
@@ -89,7 +90,7 @@ def test_status_finds_the_job_and_prints_json(capsys: pytest.CaptureFixture[str]
     async def use(_: FakeCoordinator) -> None:
         assert await command("status", "--json") == 0
         facts = json.loads(capsys.readouterr().out)
-        assert (facts["job"], facts["state"], facts["mode"], facts["staleness"]) == ("digits", "running", "sync", None)
+        assert (facts["job"], facts["state"], facts["mode"], facts["staleness"]) == ("digits", "training", "sync", None)
         assert facts["processes"][0]["version"] == 17
         assert await command("status", "--job", "digits") == 0
         assert "worker-0" in capsys.readouterr().out

@@ -49,10 +49,10 @@ def test_status_and_changes_of_a_running_job(place: Place) -> None:
     running.wait_for(r"rank \d of 2 trains", count=2)
 
     # Processes report twice a second.
-    states = {"running", "serving", "training"}
+    states = {"training"}
     until("reports", lambda: {p["state"] for p in place.status()["processes"]} == states, 30.0)
     status = place.status()
-    assert (status["state"], status["mode"], status["staleness"]) == ("running", "sync", None)
+    assert (status["state"], status["mode"], status["staleness"]) == ("training", "sync", None)
     assert re.fullmatch(r"train-[0-9a-f]{6}", status["job"])
     _check_processes(place, status)
     address = by_name(status)["coordinator"]["address"]
@@ -106,7 +106,7 @@ def _check_processes(place: Place, status: dict[str, Any]) -> None:
         assert process["role"] == role
         assert f"roles {role}" in commands[process["pid"]], name
         assert type(process["version"]) is type(process["clock"]) is int
-        assert process["state"] == {"coordinator": "running", "server": "serving", "worker": "training"}[role]
+        assert (process["state"], process["gone"]) == ("training", False)
         assert process["address"], name
         assert process["transport"] == ("shm" if role == "worker" else "")
         if role != "worker":
@@ -147,10 +147,10 @@ def test_table_on_a_terminal(place: Place) -> None:
     tokens: list[str | Path] = ["run", TRAIN, "--servers", "1", "--workers", "1", "--store", "memory", "--"]
     with _Terminal(place, [*tokens, "--epochs", "6", "--pace", "0.2", "--hurry", hurry]) as terminal:
         terminal.wait_for(r"rank 0 of 1 trains")
-        for words in (r"job train-[0-9a-f]{6}", "name", "state", "step", "samples/s", "loss", "waits for"):
+        for words in (r"job train-[0-9a-f]{6}", "name", "state", "step", "samples/s", "loss", "why"):
             terminal.wait_for(words)
         terminal.wait_for(r"worker-0 .*training")
-        terminal.wait_for(r"server-0 .*serving")
+        terminal.wait_for(r"server-0 .*training")
         terminal.wait_for(r"sync .*━.* [1-9]\d*/90 (slices|steps)")
         hurry.touch()
         assert terminal.wait() == 0

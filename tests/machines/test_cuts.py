@@ -32,7 +32,7 @@ def version(facts: dict[str, Any]) -> int:
 
 def alive(facts: dict[str, Any], role: str) -> dict[str, dict[str, Any]]:
     """The members of a role, by host."""
-    return {host: p for host, p in processes(facts, role).items() if p["state"] != "lost"}
+    return {host: p for host, p in processes(facts, role).items() if not p["gone"]}
 
 
 def in_training(cluster: Cluster) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def test_a_coordinator_dies_and_the_one_on_another_machine_takes_over(site: Site
         assert facts["term"] == 1
         cluster.processes.pop(f"coordinator@{HEAD}").kill()
         cluster.processes[f"coordinator@{standby}"].wait_for_err("took over")
-        facts = cluster.status_when("the second term", lambda facts: facts["term"] == 2 and facts["state"] == "running")
+        facts = cluster.status_when("the second term", lambda now: now["term"] == 2 and now["state"] == "training")
         assert processes(facts, "coordinator").keys() == {site.network.addresses[standby]}
         cluster.hurry()
         cluster.finish()
@@ -85,7 +85,7 @@ def test_a_coordinator_that_was_cut_off_steps_down(site: Site, local_run: dict[s
         old.wait_for_err("this coordinator steps down")
         cluster.status_when(
             "the lone worker is back",
-            lambda facts: host in processes(facts, "worker") and processes(facts, "worker")[host]["state"] != "lost",
+            lambda facts: host in processes(facts, "worker") and not processes(facts, "worker")[host]["gone"],
         )
         cluster.hurry()
         for running in cluster.processes.values():

@@ -46,7 +46,7 @@ class Seen:
             coordinator.wait_for_err("waiting for 0/2 servers; missing: server-0, server-1")
             for machine in SERVERS:
                 cluster.server(machine)
-            self.status = cluster.status_when("training", lambda facts: facts["state"] == "running")
+            self.status = cluster.status_when("training", lambda facts: facts["state"] == "training")
             self.pids = {running.pid for running in cluster.processes.values()}
             self.machine_pids = {pid for machine in (*SERVERS, *WORKERS) for pid in site.network.pids(machine)}
             self.arguments = [arguments(pid) for pid in self.pids]
@@ -113,7 +113,7 @@ def test_nothing_secret_is_in_the_arguments_of_a_process(seen: Seen, site: Site)
 def test_async_counts_every_slice_once_also_when_a_worker_is_drained(site: Site) -> None:
     with Cluster(site, {"consistency.mode": "async"}) as cluster:
         cluster.everybody(PACED)
-        facts = cluster.status_when("training", lambda facts: facts["state"] == "running")
+        facts = cluster.status_when("training", lambda facts: facts["state"] == "training")
         name = processes(facts, "worker")[site.network.addresses[WORKERS[2]]]["name"]
         assert f"{name} has left." in cluster.command("drain", name).wait().check().out
         cluster.processes[WORKERS[2]].wait(PATIENCE_S).check()

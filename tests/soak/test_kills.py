@@ -34,9 +34,9 @@ def members(place: Place) -> dict[str, int]:
         return {}
 
     facts = json.loads(done.out)
-    if facts["state"] != "running":
+    if facts["state"] != "training":
         return {}
-    return {p["name"]: p["pid"] for p in facts["processes"] if p["state"] in ("serving", "training", "running")}
+    return {p["name"]: p["pid"] for p in facts["processes"] if p["state"] == "training"}
 
 
 def open_files(pid: int) -> int:

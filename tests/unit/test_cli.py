@@ -219,6 +219,7 @@ def response(mode: types_pb2.Mode, staleness: int | None) -> coordinator_pb2.Sta
         consistency.staleness = staleness
     return coordinator_pb2.StatusResponse(
         job="digits",
+        state="training",
         view=types_pb2.View(
             generation=4, timeline=1, state=types_pb2.JOB_STATE_RUNNING, consistency=consistency, slices_per_step=2
         ),
@@ -228,12 +229,12 @@ def response(mode: types_pb2.Mode, staleness: int | None) -> coordinator_pb2.Sta
                 name="server-0",
                 pid=11,
                 address="127.0.0.1:5",
-                state="serving",
+                state="training",
                 version=9,
                 server=shard_pb2.StatsResponse(applied=18, duplicate=1, bytes_pushed=4096),
             ),
             coordinator_pb2.ProcessStatus(
-                role="worker", name="worker-0", pid=12, state="computing", version=9, clock=18, metrics={"loss": 0.5}
+                role="worker", name="worker-0", pid=12, state="training", version=9, clock=18, metrics={"loss": 0.5}
             ),
         ],
         lost=["worker-1"],
@@ -246,7 +247,7 @@ def test_status_in_plain_values() -> None:
     assert json.loads(json.dumps(facts)) == facts
     assert {key: facts[key] for key in ("job", "state", "mode", "staleness", "generation", "timeline", "lost")} == {
         "job": "digits",
-        "state": "running",
+        "state": "training",
         "mode": "async",
         "staleness": 4,
         "generation": 4,
@@ -261,7 +262,7 @@ def test_status_in_plain_values() -> None:
         "name": "worker-0",
         "pid": 12,
         "address": "",
-        "state": "computing",
+        "state": "training",
         "version": 9,
         "clock": 18,
         "metrics": {"loss": 0.5},
@@ -294,7 +295,7 @@ def test_status_as_a_table() -> None:
         console.quiet = False
         console.print(render(facts))
     text = capture.get()
-    assert headline(facts) == "digits: running · async, staleness unbounded · generation 4"
+    assert headline(facts) == "digits: training · async, staleness unbounded · generation 4"
     assert headline(facts) in text
     assert "worker-0" in text
     assert "lost: worker-1" in text

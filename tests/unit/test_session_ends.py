@@ -64,7 +64,7 @@ def test_a_replacement_need_not_wait_for_the_lease() -> None:
         again = await join(job, pid=12, incarnation=3, index=0, replaces=10)
         assert (again.rank, again.name) == (0, "worker-0")
         assert again.member != first.member
-        assert job.lost == ["worker-0"]
+        assert (job.lost, job.losses) == ([], 1), "it was lost, and has a successor"
         assert first.member not in job.members
 
     with_job(work)
@@ -76,6 +76,6 @@ def test_nobody_replaces_who_is_there() -> None:
         again = await join(job, pid=12, incarnation=3, index=0, replaces=10)
         assert again.rank == 1
         assert first.member in job.members
-        assert job.lost == []
+        assert (job.lost, job.losses) == ([], 0)
 
     with_job(work)

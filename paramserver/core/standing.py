@@ -1,0 +1,184 @@
+"""Where a job and its processes stand, in eight words and a reason: what people are shown.
+
+Pure functions of what the coordinator knows. What members tell each other (`JobState`) is another matter.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class State(enum.StrEnum):
+    """All states that anybody is shown."""
+
+    # Somebody or something is to come before training begins.
+    WAITING = "waiting"
+    TRAINING = "training"
+    # Nothing to compute, and nothing is wrong.
+    IDLE = "idle"
+    # Something is wrong; it is being mended, or training goes on without it.
+    DEGRADED = "degraded"
+    # Nobody gets on, and nothing will change that by itself.
+    STUCK = "stuck"
+    FAILED = "failed"
+    # Ended early because somebody said so.
+    STOPPED = "stopped"
+    DONE = "done"
+
+
+# In which `status --check` and a monitor need not look any further.
+WELL = frozenset({State.TRAINING, State.DONE})
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A state, and why, in words for people; the reason may be empty where the state says it all."""
+
+    state: State
+    reason: str = ""
+
+
+class Phase(enum.Enum):
+    """What the coordinator does with the job at present."""
+
+    WAITING = "waiting"
+    INITIALISING = "initialising"
+    RUNNING = "running"
+    RECOVERING = "recovering"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    DONE = "done"
+
+
+_ENDS = {Phase.FAILED: State.FAILED, Phase.STOPPED: State.STOPPED, Phase.DONE: State.DONE}
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """What a coordinator knows of its job. All texts are parts of sentences for people."""
+
+    phase: Phase
+    # Whom the start waits for, where the job goes back to, or why it has ended.
+    reason: str = ""
+    # How many workers are members now; and whether some worker has been through all epochs.
+    workers: int = 0
+    finished: bool = False
+    # Servers that are gone and not replaced, each with what is to come.
+    away: Sequence[str] = ()
+    # Workers that were lost or whose scripts failed, and that nobody has replaced.
+    missed: Sequence[str] = ()
+    # Workers that live but get nowhere, by name.
+    stalled: Sequence[str] = ()
+    # What is wrong for now, and what is wrong for good.
+    troubles: Sequence[str] = ()
+    broken: Sequence[str] = ()
+    # Why some workers have nothing to compute.
+    idle: str = ""
+    # Whom everybody waits for in vain.
+    stuck: str = ""
+
+
+def job_standing(facts: JobFacts) -> Standing:
+    """Where the job stands."""
+    if facts.phase in _ENDS:
+        if facts.phase is Phase.DONE and facts.broken:
+            return Standing(State.FAILED, "; ".join(facts.broken))
+        return Standing(_ENDS[facts.phase], facts.reason)
+    if facts.stuck:
+        return Standing(State.STUCK, facts.stuck)
+    wrong = [*facts.away]
+    if facts.phase is Phase.RECOVERING:
+        wrong.append(facts.reason)
+    if facts.phase in (Phase.RUNNING, Phase.RECOVERING) and not facts.finished:
+        wrong += facts.missed
+        if facts.stalled:
+            wrong.append(f"{_names(facts.stalled)} hands in nothing; its slices go to others")
+    wrong += [*facts.broken, *facts.troubles]
+    if wrong:
+        return Standing(State.DEGRADED, "; ".join(part for part in wrong if part))
+    if facts.phase is not Phase.RUNNING:
+        return Standing(State.WAITING, facts.reason or "version 0 is on its way to the servers")
+    if facts.workers:
+        return Standing(State.TRAINING, facts.idle)
+    if facts.finished:
+        return Standing(State.TRAINING, "the workers are through; the result is gathered")
+    return Standing(State.IDLE, "there are no workers; the servers keep the model")
+
+
+@dataclass(frozen=True, slots=True)
+class MemberFacts:
+    """What a coordinator knows of a server or worker that is a member."""
+
+    job: JobFacts
+    # Its session is broken; it may come back until its lease ends.
+    silent: bool = False
+    # A server that has its shard, a worker that has its first weights.
+    ready: bool = True
+    # What it waits for, in its own words.
+    waiting_for: str = ""
+    # A worker whose script has its turn.
+    at_work: bool = False
+    stalled: bool = False
+    draining: bool = False
+    # Why it has nothing to compute.
+    idle: str = ""
+
+
+def member_standing(facts: MemberFacts) -> Standing:
+    """Where a server or worker stands that is a member."""
+    job = facts.job
+    if job.phase in _ENDS:
+        return Standing(_ENDS[job.phase])
+    if facts.silent:
+        return Standing(State.DEGRADED, "not heard of just now")
+    if facts.stalled:
+        return Standing(State.STUCK, "it lives, but its script hands in nothing; its slices go to others")
+    if not facts.ready:
+        return Standing(State.WAITING, facts.waiting_for)
+    stands_still = job.phase is not Phase.RUNNING or bool(job.away)
+    if stands_still and not facts.at_work:
+        why = facts.waiting_for or "; ".join(job.away) or job.reason
+        return Standing(State.WAITING, why)
+    if facts.draining:
+        return Standing(State.TRAINING, "it was asked to leave")
+    if not job.workers:
+        return Standing(State.IDLE)
+    if facts.idle:
+        return Standing(State.IDLE, facts.idle)
+    return Standing(State.TRAINING, f"waits for {facts.waiting_for}" if facts.waiting_for else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """How somebody ceased to be a member."""
+
+    # Without a goodbye, and why that is believed.
+    lost: str = ""
+    # Its script failed: why.
+    failure: str = ""
+    # Its script has been through all epochs, of a number that it had said (0: it had not).
+    finished: bool = False
+    epochs_planned: int = 0
+    # Somebody told it to: why.
+    told: str = ""
+
+
+def departed_standing(how: Departure) -> Standing:
+    """Where somebody stands who is a member no more."""
+    if how.failure:
+        return Standing(State.FAILED, f"its script failed: {how.failure}")
+    if how.lost:
+        return Standing(State.FAILED, how.lost)
+    if how.finished:
+        return Standing(State.DONE)
+    if how.told:
+        return Standing(State.STOPPED, how.told)
+    if how.epochs_planned:
+        return Standing(State.STOPPED, "it left before its last epoch")
+    return Standing(State.DONE)
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names)

@@ -1,0 +1,161 @@
+"""What people are shown of a job in which something goes wrong, and when that is over."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from paramserver.cli import status as command
+from paramserver.cli.status import describe
+from paramserver.local.verdict import closing_lines
+from paramserver.transport import session
+from paramserver.v1 import coordinator_pb2
+from paramserver.worker.context import Context
+from tests.cluster.harness import CALL_S, Cluster, Died, Worker, until, wait
+from tests.cluster.programs import Program, dataset
+from tests.cluster.takeover import Fleet
+
+SAMPLES, BATCH, EPOCHS = 48, 4, 2
+
+
+@pytest.fixture(autouse=True)
+def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases are short here, so members report more often."""
+    monkeypatch.setattr(session, "_REPORT_S", 0.1)
+
+
+def program(each: Callable[[Context, int], object]) -> Program:
+    return Program(dataset(SAMPLES), BATCH, EPOCHS, each=each)
+
+
+def by_name(facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    names = [process["name"] for process in facts["processes"]]
+    assert len(names) == len(set(names)), f"one line for each name: {names}"
+    return {process["name"]: process for process in facts["processes"]}
+
+
+def checked(facts: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> int:
+    """The exit code of `paramserver status --check` for this state."""
+    monkeypatch.setattr(command, "find_target", lambda *_: type("Target", (), {"status": lambda _: None})())
+    monkeypatch.setattr(command, "describe", lambda _: facts)
+    code = command.status(check=True)
+    assert facts["reason"] in "".join(capsys.readouterr().out.split("\n"))
+    return code
+
+
+class Hold:
+    """Holds every worker before a slice until it is released."""
+
+    def __init__(self, at: int = 2) -> None:
+        self.at = at
+        self.reached, self.released = threading.Event(), threading.Event()
+
+    def __call__(self, ctx: Context, slices: int) -> None:
+        if slices == self.at:
+            self.reached.set()
+            wait(self.released, "the release of the workers", 60.0)
+
+
+def test_a_lost_server_is_shown_until_it_is_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hold = Hold()
+    with Fleet(lease_s=1.0, places=("leader",)) as fleet:
+
+        def look() -> dict[str, Any]:
+            reply = fleet.ask("Coordinator.Status", coordinator_pb2.StatusRequest())
+            assert isinstance(reply, coordinator_pb2.StatusResponse)
+            return describe(reply)
+
+        fleet.begin(program(hold))
+        wait(hold.reached, "the workers in their third slice")
+
+        until("all are shown", lambda: {p["state"] for p in look()["processes"]} == {"training"})
+        fleet.call(fleet.keepers[1].cut)
+        hold.released.set()
+
+        def standing_still() -> dict[str, Any] | None:
+            facts = look()
+            shown = by_name(facts)
+            still = facts["lost"] and {shown[f"worker-{rank}"]["state"] for rank in (0, 1)} == {"waiting"}
+            return facts if still else None
+
+        facts = until("it is missed, and all wait", standing_still)
+        assert facts is not None
+        assert (facts["state"], facts["lost"], facts["losses"]) == ("degraded", ["server-1"], 1)
+        assert facts["reason"].startswith("server-1 is lost; ")
+        gone = by_name(facts)["server-1"]
+        assert (gone["state"], gone["gone"]) == ("failed", True)
+        assert gone["reason"] == "server-1 was not heard of until its lease ended"
+        assert checked(facts, monkeypatch, capsys) == 5
+        fleet.call(fleet.keepers[1].heal)
+        facts = until("it is back", lambda: (now := look())["lost"] == [] and now)
+        assert facts
+        assert (facts["state"], facts["losses"], by_name(facts)["server-1"]["gone"]) == ("training", 1, False)
+        assert checked(facts, monkeypatch, capsys) == 0
+        fleet.finish()
+
+
+def test_a_script_that_crashed_and_one_that_was_replaced() -> None:
+    """A crash is no end; a successor takes the place in the table, and the totals hold what both did."""
+    hold = Hold()
+    died, failed = threading.Event(), threading.Event()
+
+    def each(ctx: Context, slices: int) -> None:
+        if ctx.rank == 1 and slices == 1 and not died.is_set():
+            until("its first slice is told of", lambda: by_name(describe(cluster.status()))["worker-1"]["slices"] == 1)
+            died.set()
+            raise Died
+        if ctx.rank == 2 and slices == 1 and not failed.is_set():
+            failed.set()
+            ctx.engine.abandon("ValueError: the label is 7")
+            raise Died
+        if slices == 2:
+            hold(ctx, slices)
+
+    with Cluster(3, 1, slices_per_step=6, grace_s=0.1) as cluster:
+        workers = [cluster.start(program(each)) for _ in range(3)]
+        wait(died, "the death of worker-1")
+
+        def both() -> dict[str, Any] | None:
+            facts = describe(cluster.status())
+            return facts if all(by_name(facts)[f"worker-{rank}"]["gone"] for rank in (1, 2)) else None
+
+        facts = until("both are gone", both)
+        assert facts is not None
+        shown = by_name(facts)
+        assert {shown[f"worker-{rank}"]["state"] for rank in (1, 2)} == {"failed"}
+        assert shown["worker-2"]["reason"] == "its script failed: ValueError: the label is 7"
+        assert (facts["state"], facts["lost"]) == ("degraded", ["worker-1"])
+        assert "worker-1 was not heard of until its lease ended" in facts["reason"]
+        assert "the label is 7" in facts["reason"]
+        done = shown["worker-1"]["slices"]
+        successors = [Worker(cluster, rank, program(each), {}) for rank in (1, 2)]
+        cluster.workers += successors
+        until("both are replaced", lambda: describe(cluster.status())["state"] == "training")
+        facts = describe(cluster.status())
+        assert (facts["lost"], facts["losses"], len(by_name(facts))) == ([], 1, 5)
+        hold.released.set()
+        cluster.join([workers[0], *successors])
+        shown = by_name(describe(cluster.status()))
+        assert shown["worker-1"]["slices"] >= done == 1
+        assert {shown[f"worker-{rank}"]["state"] for rank in range(3)} == {"done"}
+        assert sum(shown[f"worker-{rank}"]["slices"] for rank in range(3)) >= EPOCHS * SAMPLES // BATCH
+
+
+def test_a_stopped_job_says_how_far_it_came() -> None:
+    hold = Hold(at=14)  # in the second of the two epochs of 12 slices
+    with Cluster(1, 1) as cluster:
+        cluster.start(program(hold))
+        wait(hold.reached, "the second epoch")
+        request = coordinator_pb2.StopRequest(reason="enough")
+        cluster.job.background.run(cluster.job.coordinator.stop(request), CALL_S)
+        status = cluster.status()
+        assert (status.state, status.reason) == ("stopped", "enough")
+        summary = cluster.outcome().summary
+        hold.released.set()
+    assert (summary["state"], summary["epochs"], summary["epochs_planned"]) == ("stopped", 1, EPOCHS)
+    assert closing_lines(status, dict(summary))[0].startswith("stopped: sync, 14 steps, 1 of 2 epochs in ")
