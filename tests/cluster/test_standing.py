@@ -151,6 +151,7 @@ def test_a_stopped_job_says_how_far_it_came() -> None:
     with Cluster(1, 1) as cluster:
         cluster.start(program(hold))
         wait(hold.reached, "the second epoch")
+        until("it has said so", lambda: any(process.epochs_planned for process in cluster.status().processes))
         request = coordinator_pb2.StopRequest(reason="enough")
         cluster.job.background.run(cluster.job.coordinator.stop(request), CALL_S)
         status = cluster.status()

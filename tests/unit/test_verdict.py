@@ -20,6 +20,7 @@ SUMMARY: dict[str, Any] = {
     "weights_sha256": "00ff",
     "steps_skipped": 0,
     "checkpoint": "step-00000330-t1",
+    "state": "done",
     "broken_promises": [],
 }
 STATUS = coordinator_pb2.StatusResponse()
