@@ -12,11 +12,26 @@ from tests.behaviour.pieces import KINDS, Need, Piece, Verdict, piece
 
 # How many scripts of a hundred have something else than the plainest piece, by kind; 50 where nothing is said.
 _OFTEN = {"optimizer": 85, "model": 70, "loop": 45, "end": 30, "fault": 12, "type": 20, "flag": 15, "groups": 20}
-# A script has at most one piece that must be refused, and so many that may be.
-_MOST_EITHER = 1
+# Of a hundred scripts, those with a piece that must be refused. None has two of them, or two that may be refused.
+_REFUSED = 33
 # Slots to which several pieces may add lines; of every other one there is one text.
 _ADDED = frozenset(
     {"imports", "first", "before", "after", "before_step", "after_step", "late", "epoch_end", "keep", "more"}
+)
+# What a script keeps from step to step in its own process is lost with it: of these kinds only these pieces do not.
+_KEPT = frozenset({"state", "keep", "fault", "end", "scheduler", "loop"})
+_SURVIVES = frozenset(
+    {
+        *(
+            "state=none",
+            "state=loaded before prepare",
+            "state=weights changed before prepare",
+            "state=hook on gradients",
+        ),
+        *("keep=weights", "fault=none", "end=close", "end=no close", "end=close twice", "end=sys.exit(0) at the end"),
+        *("scheduler=none", "scheduler=StepLR", "scheduler=CosineAnnealingLR", "scheduler=StepLR per epoch"),
+        *("loop=epochs", "loop=range"),
+    }
 )
 _PLAIN = {
     "imports": "",
@@ -55,11 +70,17 @@ _PLAIN = {
     "end": "ctx.close()\n",
 }
 _BODY = "$first$forward$backward$before_step$step$after_step${zero}seen.append(float(loss.detach()))\n$late"
+# Says that training has begun, and gives somebody the time to kill it.
+_PACE = """\
+open(f"{os.environ['FOUND']}-{ctx.rank}-begun", "w").close()
+time.sleep(0.1)
+"""
 _TEXT = """\
 import copy
 import os
 import signal
 import sys
+import time
 $imports
 import torch
 import torch.nn.functional as F
@@ -96,18 +117,32 @@ $end"""
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Where a script runs. ``servers`` 0: alone, in one process without a cluster."""
+    """Where a script runs. ``servers`` 0: alone, in one process without a cluster.
+
+    ``changes``: the modes to which the job is changed while it trains. ``real``: in processes, with `paramserver run`;
+    of these the ``kills`` are killed while it trains, one after the other.
+    """
 
     servers: int = 0
     workers: int = 1
     slices: int = 1
     mode: str = "sync"
     staleness: int = 3
+    changes: tuple[str, ...] = ()
+    real: bool = False
+    kills: tuple[str, ...] = ()
+
+    @property
+    def loose(self) -> bool:
+        """Slices are applied in an order that nobody knows, to weights of other versions than they began with."""
+        return bool(self.changes) or (self.mode == "async" and self.workers > 1)
 
     def __str__(self) -> str:
         how = f"sync, {self.slices} slices in a step" if self.mode == "sync" else f"async, staleness {self.staleness}"
         where = f"{self.servers} servers, {self.workers} workers" if self.servers else "alone"
-        return f"{where}; {how}"
+        more = f"; changes to {', '.join(self.changes)}" if self.changes else ""
+        more += "; real processes" if self.real else ""
+        return f"{where}; {how}{more}{'; killed: ' + ', '.join(self.kills) if self.kills else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +207,10 @@ def fits(form: Form, pieces: Iterable[Piece]) -> bool:
     if Need.SEVERAL in needs and form.workers < 2:
         return False
     by_kind = {p.kind: p for p in chosen}
+    if form.loose and (by_kind["model"].name != "counts" or needs & {Need.SINGLE, Need.SYNC}):
+        return False
+    if form.kills and any(p.label not in _SURVIVES for p in chosen if p.kind in _KEPT):
+        return False
     plain = {kind: by_kind[kind] is KINDS[kind][0] for kind in by_kind}
     if Need.LOADER in needs and by_kind["loop"].name in ("no loader", "loader not prepared"):
         return False
@@ -184,21 +223,20 @@ def fits(form: Form, pieces: Iterable[Piece]) -> bool:
     return all(slots.count(slot) == 1 or slot in _ADDED for slot in slots)
 
 
-def draw(seed: int, known: Callable[[Script], bool] = lambda script: False, share: int = 0) -> Script:
+def draw(seed: int, known: Callable[[Script], bool] = lambda script: False, real: bool = False) -> Script:
     """The script of this seed. ``known``: those that are not drawn, since it is known that they fail.
 
-    ``share``: percent of scripts of one piece that must be refused, or 0 for a third.
+    ``real``: one for real processes.
     """
     chance = random.Random(seed)
     while True:
-        script = _draw(chance, seed, share or 33)
+        script = _draw(chance, seed, _real_form(chance) if real else _form(chance))
         if not known(script):
             return script
 
 
-def _draw(chance: random.Random, seed: int, refused: int) -> Script:
-    form = _form(chance)
-    illegal = chance.randrange(100) < refused
+def _draw(chance: random.Random, seed: int, form: Form) -> Script:
+    illegal = chance.randrange(100) < _REFUSED and not form.kills and not form.loose
     kinds = list(KINDS)
     chance.shuffle(kinds)
     chosen = {kind: KINDS[kind][0] for kind in KINDS}
@@ -209,6 +247,9 @@ def _draw(chance: random.Random, seed: int, refused: int) -> Script:
         one = next(p for p in bad if fits(form, {**chosen, p.kind: p}.values()))
         chosen[one.kind] = one
         kinds.remove(one.kind)
+    elif form.loose:
+        chosen["model"] = piece("model=counts")
+        kinds.remove("model")
     for kind in kinds:
         if chance.randrange(100) >= _OFTEN.get(kind, 50):
             continue
@@ -225,9 +266,9 @@ def _draw(chance: random.Random, seed: int, refused: int) -> Script:
         seed,
         form,
         tuple(chosen[kind] for kind in KINDS),
-        samples=chance.randrange(5, 26),
-        batch=chance.randrange(2, 6),
-        epochs=chance.randrange(1, 4),
+        samples=chance.randrange(20, 26) if form.kills else chance.randrange(5, 26),
+        batch=2 if form.kills else chance.randrange(2, 6),
+        epochs=3 if form.kills else chance.randrange(1, 4),
     )
     if script.has("model=BatchNorm") and script.samples % script.batch == 1:  # it takes no batch of one sample
         script = replace(script, samples=script.samples + 1)
@@ -235,15 +276,30 @@ def _draw(chance: random.Random, seed: int, refused: int) -> Script:
 
 
 def _form(chance: random.Random) -> Form:
-    where = chance.randrange(10)
+    where = chance.randrange(12)
+    staleness = chance.choice((0, 3))
     if where < 4:
         mode = "async" if chance.randrange(5) == 0 else "sync"
-        return Form(0, 1, 1 if mode == "async" else chance.choice((1, 1, 2, 3)), mode, chance.choice((0, 3)))
+        return Form(0, 1, 1 if mode == "async" else chance.choice((1, 1, 2, 3)), mode, staleness)
     if where < 6:
         mode = "async" if chance.randrange(3) == 0 else "sync"
-        return Form(chance.choice((1, 2)), 1, 1, mode, chance.choice((0, 3)))
+        return Form(chance.choice((1, 2)), 1, 1, mode, staleness)
+    if where == 6:
+        return Form(chance.choice((1, 2)), chance.choice((2, 3)), 1, "async", staleness)
+    if where == 7:
+        first = chance.choice(("sync", "async"))
+        changes = tuple(("async" if first == "sync" else "sync", first)[: chance.choice((1, 2))])
+        return Form(chance.choice((1, 2)), chance.choice((1, 2, 3)), 1, first, staleness, changes)
     workers = chance.choice((1, 2, 2, 3))
     return Form(chance.choice((1, 2, 3)), workers, chance.choice((1, 2, workers, 4)))
+
+
+def _real_form(chance: random.Random) -> Form:
+    mode = "async" if chance.randrange(4) == 0 else "sync"
+    workers = chance.choice((1, 2))
+    kills = chance.choice(((), ("worker",), ("server",), ("coordinator",), ("worker", "server"), ("server", "worker")))
+    slices = 1 if mode == "async" else chance.choice((1, 2, 3))
+    return Form(chance.choice((1, 2)), workers, slices, mode, chance.choice((0, 3)), (), True, kills)
 
 
 _HYPERS: Mapping[str, tuple[str, ...]] = {
@@ -273,6 +329,10 @@ def render(script: Script) -> str:
     for p in script.pieces:
         for slot, text in p.slots.items():
             slots[slot] = slots.get(slot, "") + text if slot in _ADDED else text
+    if script.form.kills:
+        slots["first"] += _PACE
+    elif script.form.changes:
+        slots["first"] += "time.sleep(0.005)\n"
     loader, scheduler = slots["loader_name"], slots["scheduler_name"] if slots["scheduler"] else ""
     slots["early"] = ""
     if slots["scheduler"]:
@@ -323,7 +383,11 @@ def simpler(script: Script) -> Iterator[Script]:
         plainest = KINDS[p.kind][0]
         if p is not plainest:
             yield replace(script, pieces=tuple(plainest if q is p else q for q in script.pieces))
-    if script.form.servers and script.form.workers == 1:
+    if form.changes:
+        yield replace(script, form=replace(form, changes=form.changes[:-1]))
+    if form.kills:
+        yield replace(script, form=replace(form, kills=form.kills[:-1]))
+    if form.servers and form.workers == 1 and not (form.real or form.changes):
         yield replace(script, form=replace(form, servers=0))
     for name, least in (("servers", 1), ("workers", 1), ("slices", 1)):
         if getattr(form, name) > least:

@@ -365,6 +365,39 @@ model[2].weight = model[0].weight
     ),
     Piece(
         "model",
+        "counts",
+        {
+            "data": "data = TensorDataset(torch.arange($samples), torch.zeros($samples))\n",
+            "build": """\
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cells = nn.Parameter(torch.zeros($samples))
+
+    def forward(self, x):
+        return self.cells[x].sum()
+
+model = Counts()
+""",
+            "fill": "",
+            "loss": "-model(x)",
+            "optimizer": "optimizer = torch.optim.SGD($parameters, lr=1.0)\n",
+        },
+        needs=(_SLICE,),
+        without=(
+            "optimizer",
+            "groups",
+            "flag",
+            "state",
+            "scheduler",
+            "precision",
+            "keep",
+            "data=one sample",
+            "data=collate_fn",
+        ),
+    ),
+    Piece(
+        "model",
         "no parameters",
         {
             "build": "model = nn.Tanh()\n",
@@ -411,7 +444,7 @@ model.bias = nn.Parameter(flat[7:9])
         {"build": "model = nn.LazyLinear(2)\n", "fill": ""},
         _REFUSED,
         ("no shape yet",),
-        without=("state", "groups"),
+        without=("state", "groups", "optimizer=Adagrad"),
     ),
     Piece(
         "model",
@@ -521,7 +554,7 @@ STATES = [
         {
             "before": """\
 for _ in range(2):
-    x, y = default_collate([data[k] for k in range(3)])
+    x, y = default_collate([data[k % len(data)] for k in range(3)])
     F.mse_loss(model(x), y).backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -558,6 +591,7 @@ $again
             "after": "optimizer.load_state_dict(saved)\n",
         },
         _EITHER,
+        without=("scheduler",),
     ),
     Piece(
         "state",
@@ -634,7 +668,9 @@ with torch.no_grad():
     own = [p.clone() for p in model.parameters()]
     for a, p in zip(average, model.parameters(), strict=True):
         p.copy_(a)
+    model.eval()
     found.setdefault('evaluated', []).append(float(model(data[0][0][None]).sum()))
+    model.train()
     for o, p in zip(own, model.parameters(), strict=True):
         p.copy_(o)
 """,
@@ -901,7 +937,13 @@ rows, data = data, Stream()
         "data", "no batch size", {"loader": "loader = DataLoader(data, batch_size=None)\n"}, _REFUSED, ("batch_size",)
     ),
     Piece("data", "empty", {"samples": "0"}, _REFUSED, ("empty",), without=("state",)),
-    Piece("data", "nothing is left", {"samples": "1", "options": ", drop_last=True"}, _REFUSED, ("no slice",)),
+    Piece(
+        "data",
+        "nothing is left",
+        {"samples": "1", "options": ", drop_last=True"},
+        _REFUSED,
+        ("no slice",),
+    ),
     Piece(
         "data",
         "two loaders",
@@ -913,7 +955,12 @@ rows, data = data, Stream()
 
 KEEPS = [
     Piece("keep", "weights"),
-    Piece("keep", "optimizer.state_dict()", {"keep": "found['optimizer'] = optimizer.state_dict()\n"}),
+    Piece(
+        "keep",
+        "optimizer.state_dict()",
+        {"keep": "found['optimizer'] = optimizer.state_dict()\n"},
+        without=("model=a parameter of no element",),  # it has no state on the servers, and needs none
+    ),
     Piece(
         "keep",
         "evaluation between epochs",
@@ -996,13 +1043,19 @@ FAULTS = [
         "fault",
         "a worker leaves early",
         {"late": "if ctx.rank == 1 and len(seen) == 2:\n    sys.exit(0)\n"},
-        needs=(_SEVERAL, _SYNC, _LOADER),
+        needs=(_SEVERAL, _LOADER),
     ),
     Piece(
         "fault",
         "a worker is killed",
-        {"before_step": "if ctx.rank == 1 and len(seen) == 2:\n    os.kill(os.getpid(), signal.SIGKILL)\n"},
-        needs=(_SEVERAL, _SYNC, _LOADER),
+        {
+            "before_step": """\
+if ctx.rank == 1 and len(seen) == 2 and not os.path.exists(os.environ["FOUND"] + "-killed"):
+    open(os.environ["FOUND"] + "-killed", "w").close()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+        },
+        needs=(_SEVERAL, _LOADER),
     ),
 ]
 

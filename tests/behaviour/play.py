@@ -10,12 +10,10 @@ import os
 import signal
 import threading
 import time
-import traceback
 import types
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,38 +27,12 @@ from paramserver.local import entry, logs
 from paramserver.worker.context import Context
 from tests.behaviour import plain
 from tests.behaviour.generate import Form
-from tests.cluster.harness import Cluster, Died
+from tests.behaviour.played import Played, found_in
+from tests.behaviour.real import in_processes
+from tests.cluster.harness import Cluster, Died, until
 
 # How long a script may take on a busy machine before it counts as stuck.
 SCRIPT_S = 60.0
-Tensors = Mapping[str, torch.Tensor]
-
-
-@dataclass(slots=True)
-class Played:
-    """How a script ended. ``weights``: of the job at its end, None if there was no job."""
-
-    # The first error that a script ended with; None: it ended well.
-    error: BaseException | None = None
-    where: str = ""
-    code: int = 0
-    weights: Tensors | None = None
-    # The optimizer's state by name of parameter and key, where it can be seen.
-    state: dict[tuple[str, str], torch.Tensor] | None = None
-    # What the script has found, by rank.
-    found: dict[int, Any] = field(default_factory=dict)
-    summary: Mapping[str, Any] = field(default_factory=dict)
-    stuck: bool = False
-
-    def ended_with(self, error: BaseException) -> None:
-        """Take an error down, unless there is one already."""
-        if isinstance(error, SystemExit):
-            code = error.code if isinstance(error.code, int) else int(error.code is not None)
-            self.code = self.code or code
-        elif self.error is None:
-            self.error = error
-            self.where = "".join(traceback.format_exception(error))
-            self.code = self.code or getattr(error, "exit_code", 1)
 
 
 def play_plain(text: str, form: Form, place: Path) -> Played:
@@ -88,7 +60,9 @@ def play_plain(text: str, form: Form, place: Path) -> Played:
 
 
 def play(text: str, form: Form, place: Path) -> Played:
-    """With the real paramserver, in this process."""
+    """With the real paramserver."""
+    if form.real:
+        return in_processes(text, form, place)
     return on_cluster(text, form, place) if form.servers else alone(text, form, place)
 
 
@@ -133,7 +107,7 @@ def on_cluster(text: str, form: Form, place: Path) -> Played:
     """In threads, on an in-memory cluster."""
     played = Played()
     options: dict[str, Any] = {"lease_s": 1.0, "grace_s": 0.2} if "SIGKILL" in text else {}
-    slices = form.slices if form.mode == "sync" else 0
+    slices = form.slices if form.mode == "sync" or form.changes else 0
 
     def script(ctx: Context) -> None:
         module = types.SimpleNamespace(init=lambda **settings: ctx, errors=errors)
@@ -147,9 +121,11 @@ def on_cluster(text: str, form: Form, place: Path) -> Played:
     sizes = (form.workers, form.servers, form.mode, form.staleness, slices)
     with found_in(place / "cluster", played), quiet(), Cluster(*sizes, wait_timeout_s=20.0, **options) as cluster:
         logs.configure("critical")
-        small = {"training__chunk_bytes": 64} if form.servers > 1 else {}
+        small: dict[str, object] = {"training__chunk_bytes": 64} if form.servers > 1 else {}
         workers = [cluster.start(script, small) for _ in range(form.workers)]
         deadline = time.monotonic() + SCRIPT_S
+        for number, mode in enumerate(form.changes):
+            change(cluster, 3 * number + 3, mode, form.staleness)
         for worker in workers:
             worker.end(max(0.0, deadline - time.monotonic()))
         played.stuck = any(worker.alive for worker in workers)
@@ -162,6 +138,18 @@ def on_cluster(text: str, form: Form, place: Path) -> Played:
             played.weights = load_file(place / "weights.safetensors")
             played.summary = outcome.summary
     return played
+
+
+def change(cluster: Cluster, version: int, mode: str, staleness: int) -> None:
+    """Change the mode once the job has come to this version, unless it ends before."""
+
+    def there() -> bool:
+        ended = not any(worker.alive for worker in cluster.workers)
+        return ended or min(server.version for server in cluster.stats()) >= version
+
+    until("the job goes on", there)
+    with contextlib.suppress(errors.ParamServerError):  # it may have ended by now
+        cluster.set_consistency(mode, staleness, wait_s=2.0)
 
 
 def execute(text: str, module: object) -> None:
@@ -180,21 +168,13 @@ class _Os:
     """The module ``os`` as far as scripts use it, where a process is only a thread."""
 
     environ = os.environ
+    path = os.path
     getpid = staticmethod(os.getpid)
 
     @staticmethod
     def kill(pid: int, number: int) -> None:
         assert (pid, number) == (os.getpid(), signal.SIGKILL)
         raise Died
-
-
-@contextlib.contextmanager
-def found_in(start: Path, played: Played) -> Iterator[None]:
-    """Scripts write what they find to files with this start, which are read at the end."""
-    with mock.patch.dict(os.environ, {"FOUND": str(start)}):
-        yield
-    for path in sorted(start.parent.glob(f"{start.name}-*.pt")):
-        played.found[int(path.stem.rpartition("-")[2])] = torch.load(path, weights_only=False)
 
 
 @contextlib.contextmanager

@@ -43,7 +43,7 @@ def report(script: Script, problem: str, shrink: bool = True) -> str:
     small = smallest(script, fails) if shrink else script
     return (
         f"{script}\n{problem}\n\nwithout what does not matter: {small}\n{trial(small)}\n\n{render(small)}\n"
-        f"again: python -m tests.behaviour.run --seed {script.seed}\n"
+        f"again: python -m tests.behaviour.run --seed {script.seed}{' --real' * script.form.real}\n"
     )
 
 
@@ -59,13 +59,14 @@ def main() -> int:
     parser.add_argument("--known", action="store_true", help="list what is known to fail, and is not drawn")
     parser.add_argument("--with-known", action="store_true", help="draw it nevertheless")
     parser.add_argument("--no-shrink", action="store_true", help="report scripts as they were drawn")
+    parser.add_argument("--real", action="store_true", help="in real processes, some of which are killed")
     args = parser.parse_args()
     if args.known:
         print("\n".join(str(one) for one in KNOWN) or "nothing is known to fail")
         return 0
     left_out = (lambda script: False) if args.with_known else known
     seeds = range(args.first, args.first + args.scripts) if args.seed is None else [args.seed]
-    scripts = (draw(seed, left_out) for seed in seeds)
+    scripts = (draw(seed, left_out, args.real) for seed in seeds)
     if args.pieces:
         pairs = (one.split("=") for one in args.form)
         form: dict[str, Any] = {key: int(value) if value.isdigit() else value for key, value in pairs}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 
@@ -15,26 +16,40 @@ from tests.behaviour.run import report, smallest, trial
 # Each test runs this many scripts, one after the other.
 AT_ONCE = 10
 FEW, MANY = 50, 1000
+# Of these there are so many besides, in real processes.
+REAL = 40
 # A fault must show in so many scripts.
 SOON = 60
 
 
-def run(first: int) -> None:
-    for seed in range(first, first + AT_ONCE):
-        script = draw(seed, known)
+def run(seeds: Iterable[int], real: bool = False) -> None:
+    for seed in seeds:
+        script = draw(seed, known, real)
         if problem := trial(script):
-            pytest.fail(report(script, problem))
+            pytest.fail(report(script, problem, not real))
 
 
 @pytest.mark.parametrize("first", range(0, FEW, AT_ONCE))
 def test_random_scripts(first: int) -> None:
-    run(first)
+    run(range(first, first + AT_ONCE))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(FEW, MANY, AT_ONCE))
 def test_many_random_scripts(first: int) -> None:
-    run(first)
+    run(range(first, first + AT_ONCE))
+
+
+def test_a_random_script_in_processes_that_are_killed() -> None:
+    """The first one in which both a server and a worker die."""
+    seed = next(seed for seed in range(MANY) if draw(seed, known, True).form.kills == ("worker", "server"))
+    run([seed], True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(REAL))
+def test_random_scripts_in_processes(seed: int) -> None:
+    run([seed], True)
 
 
 def test_every_piece_is_drawn() -> None:
