@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import structlog
 from google.protobuf.message import Message
@@ -27,6 +27,7 @@ from paramserver.coordinator.model import ModelRegistry
 from paramserver.coordinator.promises import Promises
 from paramserver.coordinator.recovery import Recovery
 from paramserver.coordinator.scaling import Scaling
+from paramserver.coordinator.snapshots import Snapshots
 from paramserver.coordinator.stalls import Stalls
 from paramserver.coordinator.toggle import Toggle
 from paramserver.coordinator.watch import Watch
@@ -49,6 +50,7 @@ log = structlog.get_logger("paramserver.coordinator")
 _ENDED = (types_pb2.JOB_STATE_FAILED, types_pb2.JOB_STATE_DONE, types_pb2.JOB_STATE_STOPPED)
 _RETRY_S = 0.5
 _IDENT_BITS = 16
+T = TypeVar("T")
 
 
 def _beginning() -> int:
@@ -143,7 +145,7 @@ class Job:
         self.closing = False
         self._spreading = asyncio.Lock()
         # What goes on although the call that began it has ended.
-        self._loose: set[asyncio.Task[None]] = set()
+        self._loose: set[asyncio.Task[Any]] = set()
 
     def _begin(self, generation: int, first_ident: int) -> None:
         """With nobody and nothing yet. ``generation``: the newest that was used; ``first_ident``: the next member."""
@@ -153,6 +155,7 @@ class Job:
         self.registry = ModelRegistry(self)
         self.leasing = Leasing(self)
         self.toggle = Toggle(self)
+        self.snapshots = Snapshots(self)
         self.board = Board(self)
         self.watch = Watch(self)
         self.stalls = Stalls(self)
@@ -435,7 +438,7 @@ class Job:
             self.members.of(Role.SERVER), method, lambda _: request, self.options.call_timeout_s
         )
 
-    def loosely(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def loosely(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Work that goes on although the call that began it may end; stopped when the service closes."""
         task = asyncio.create_task(work)
         self._loose.add(task)

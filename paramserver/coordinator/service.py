@@ -330,6 +330,13 @@ class CoordinatorService(Job):
             return coordinator_pb2.FinishResponse(rolled_back=True)
         return coordinator_pb2.FinishResponse()
 
+    async def snapshot(self, request: coordinator_pb2.SnapshotRequest) -> coordinator_pb2.SnapshotResponse:
+        """Asynchronous mode: versions of all servers that hold the same contributions."""
+        self._member(request.member)
+        if request.timeline != self.timeline:
+            raise errors.RolledBackError("the job has gone back to a checkpoint")
+        return await self.snapshots.take(request.timeline)
+
     def _member(self, ident: int) -> Member:
         member = self.members.get(ident)
         if member is None:

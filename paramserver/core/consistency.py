@@ -8,7 +8,7 @@ with ``PerContribution``. Nobody but :func:`policies` asks which mode it is.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -113,8 +113,11 @@ class Combine(Protocol):
     def offer(self, name: Name, buffer: int) -> Offer:
         """Take or refuse a contribution, whose bytes the shell keeps as ``buffer``."""
 
-    def take(self) -> Batch | None:
-        """The contributions of the next version, once they are there; at most one batch is out at a time."""
+    def take(self, only: Collection[Name] | None = None) -> Batch | None:
+        """The contributions of the next version, once they are there; at most one batch is out at a time.
+
+        ``only``: asynchronous mode, while a cut is made for readers: none but these.
+        """
 
     def built(self) -> None:
         """The batch that was taken has become a version."""
@@ -199,8 +202,8 @@ class PerStep:
         self._buffers[(name.lo, name.hi)] = buffer
         return Offer(Verdict.ACCEPTED, dropped=dropped)
 
-    def take(self) -> Batch | None:
-        """All slices of the step, by slice index, once none is missing."""
+    def take(self, only: Collection[Name] | None = None) -> Batch | None:
+        """All slices of the step, by slice index, once none is missing. Every version is a cut."""
         if self._taken or self._reducer is None or not self._reducer.complete:
             return None
         self._taken = True
@@ -230,7 +233,7 @@ class PerContribution:
     def __init__(self, history: History) -> None:
         self._history = history
         self._queue: dict[AsyncName, int] = {}  # in order of arrival
-        self._taken = False
+        self._taken: AsyncName | None = None
 
     def offer(self, name: Name, buffer: int) -> Offer:
         """Accept each slice once, whoever brings it."""
@@ -243,20 +246,19 @@ class PerContribution:
         self._queue[name] = buffer
         return Offer(Verdict.ACCEPTED)
 
-    def take(self) -> Batch | None:
-        """The oldest contribution that is not applied yet."""
-        if self._taken or not self._queue:
+    def take(self, only: Collection[Name] | None = None) -> Batch | None:
+        """The oldest contribution that is not applied yet, of those that may be now."""
+        if self._taken is not None:
             return None
-        self._taken = True
-        name, buffer = next(iter(self._queue.items()))
-        return Batch((name,), (buffer,))
+        self._taken = next((name for name in self._queue if only is None or name in only), None)
+        return Batch((self._taken,), (self._queue[self._taken],)) if self._taken is not None else None
 
     def built(self) -> None:
         """The contribution is applied, and from now on a duplicate."""
-        name = next(iter(self._queue))
+        name, self._taken = self._taken, None
+        assert name is not None, "what was built was taken before"
         del self._queue[name]
         self._history.slices_done.setdefault(name.epoch, RangeSet()).add(name.index)
-        self._taken = False
 
     def missing(self) -> Missing | None:
         """Nothing: whoever comes is served."""

@@ -135,6 +135,28 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
+class CutBegun:
+    """Asynchronous mode: readers want a cut. Until it is made or given up, nothing more is applied."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class CutAimed:
+    """The cut consists of what is applied, and of these contributions: apply them and no others."""
+
+    number: int
+    missing: frozenset[Name]
+
+
+@dataclass(frozen=True, slots=True)
+class CutEnded:
+    """The cut is given up, or nobody reads its version any more."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class ConsistencyPrepared:
     """Do not publish ``from_version`` of this setting until it is committed or aborted."""
 
@@ -164,6 +186,9 @@ Event = (
     | WentIdle
     | MembersChanged
     | Held
+    | CutBegun
+    | CutAimed
+    | CutEnded
     | ConsistencyPrepared
     | ConsistencyCommitted
     | ConsistencyAborted

@@ -97,6 +97,12 @@ def complement(ranges: Iterable[tuple[int, int]], end: int) -> list[tuple[int, i
     return gaps
 
 
+def minus(ranges: RangeSet, others: RangeSet) -> RangeSet:
+    """What is in the first set and not in the second."""
+    end = ranges.ranges()[-1][1] if ranges else 0
+    return common([ranges, RangeSet.from_ranges(others.missing(end))]) if end else RangeSet()
+
+
 def common(sets: Sequence[RangeSet]) -> RangeSet:
     """What all of at least one set have in common."""
     end = min(one.ranges()[-1][1] if one else 0 for one in sets)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from paramserver.core.consistency import Batch, Consistency, History, Missing, Mode, Offer, Verdict, policies
+from paramserver.core.cuts import Cut, Marks
 from paramserver.core.events import (
     Activated,
     AnswerPull,
@@ -23,6 +24,9 @@ from paramserver.core.events import (
     ConsistencyAborted,
     ConsistencyCommitted,
     ConsistencyPrepared,
+    CutAimed,
+    CutBegun,
+    CutEnded,
     DropBuffer,
     DropVersion,
     Effect,
@@ -96,6 +100,8 @@ class ShardState:
         self._waiting: dict[int, list[Arrived]] = {}
         self._versions: list[int] = []
         self._held_back = False
+        # What readers may be given besides.
+        self.cut, self.marks = Cut(), Marks()
         self.ledger = Ledger()
         # Who has brought what is in no version yet, by buffer.
         self._brought_by: dict[int, int] = {}
@@ -181,6 +187,8 @@ class ShardState:
                 return [] if held else self._advance()
             case MembersChanged(generation, workers):
                 return self._members_changed(generation, workers)
+            case CutBegun() | CutAimed() | CutEnded():
+                return self._cut(event)
             case ConsistencyPrepared(consistency):
                 if self.can_schedule(consistency):
                     self._scheduled, self._committed = consistency, False
@@ -234,7 +242,7 @@ class ShardState:
     def _build(self) -> list[Effect]:
         if self._held():
             return []
-        batch = self._combine.take()
+        batch = self._combine.take(self.cut.only)
         if batch is None:
             return []
         self._building = batch
@@ -250,6 +258,8 @@ class ShardState:
         for name, buffer in zip(batch.names, batch.buffers, strict=True):
             self.counters.applied += 0 if buffer in self._fillers else name.slices
         self._fillers.clear()
+        self.cut.built(batch.names, version)
+        self.marks.built(batch.names, version)
         self.ledger.note(batch.names, [self._brought_by.pop(buffer, 0) for buffer in batch.buffers])
         effects: list[Effect] = []
         for buffer in batch.buffers:
@@ -259,9 +269,26 @@ class ShardState:
                 effects.append(AnswerPush(push.call, outcome, version))
         effects += self._take_into_force()
         effects += self._advance()
-        effects += [DropVersion(old) for old in self._versions[:-KEPT_VERSIONS]]
-        del self._versions[:-KEPT_VERSIONS]
-        return effects + self._build()
+        return effects + self._drop_old() + self._build()
+
+    def _drop_old(self) -> list[Effect]:
+        old = [version for version in self._versions[:-KEPT_VERSIONS] if version != self.cut.kept]
+        for version in old:
+            self._versions.remove(version)
+            self.marks.drop(version)
+        return [DropVersion(version) for version in old]
+
+    def _cut(self, event: CutBegun | CutAimed | CutEnded) -> list[Effect]:
+        match event:
+            case CutBegun(number):
+                if self.consistency.mode is Mode.ASYNC:
+                    self.cut.begin(number)
+            case CutAimed(number, missing):
+                assert self._building is None, "a cut is aimed at when nothing is in the making"
+                self.cut.aim(number, missing, self.version)
+            case CutEnded(number):
+                self.cut.end(number)
+        return self._drop_old() + self._build()
 
     def _tick(self, worker: int, clock: int) -> None:
         if worker in self.clocks:
@@ -407,8 +434,9 @@ class ShardState:
             self._gate, _ = policies(scheduled, History())
             return []
         self.clocks.clear()
+        self.cut.end(self.cut.number)
         self._gate, self._combine = policies(scheduled, self._history)
-        effects: list[Effect] = []
+        effects = self._drop_old()
         for buffer, pushes in self._waiting.items():  # what came while the boundary was held is in no version
             effects.append(DropBuffer(buffer))
             self._brought_by.pop(buffer, None)
@@ -437,7 +465,7 @@ class ShardState:
     def check_invariants(self) -> None:
         """Raise AssertionError if the state contradicts itself."""
         assert not self.active or self._versions[-1] == self.version
-        assert len(self._versions) <= KEPT_VERSIONS
+        assert len(self._versions) <= KEPT_VERSIONS + (self.cut.kept is not None)
         assert set(self.clocks) <= self._members, "a clock of somebody who is no member"
         assert not self.clocks or min(self.clocks.values()) >= self.floor, "the slowest clock moved back"
         assert self._history.steps_done <= self.version

@@ -23,6 +23,7 @@ from paramserver.transport.base import Channel
 from paramserver.transport.messages import plan_of
 from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.worker.links import ShardLinks
+from paramserver.worker.links.cuts import same
 from paramserver.worker.pulled import merge
 
 _TIMEOUT_S = 600.0
@@ -94,7 +95,7 @@ class Result:
 async def collect(channels: Sequence[Channel], model: types_pb2.ModelSpec, job: str, timeline: int) -> Result:
     """Gather everything from the servers, whose channels come in the order of their indices.
 
-    Raises UnavailableError if the shards do not come to stand at the same version within 5 s.
+    Raises UnavailableError if the shards do not come to hold the same contributions within 5 s.
     """
     plan = plan_of(model, len(channels))
     links = ShardLinks(channels, plan, job, lambda: 0, _TIMEOUT_S)
@@ -103,11 +104,15 @@ async def collect(channels: Sequence[Channel], model: types_pb2.ModelSpec, job: 
     while True:
         pulled = await links.pull(Latest(), frozen=True)
         versions = sorted({result.version for result in pulled})
-        if len(versions) == 1 or time.monotonic() > deadline:
+        if same(pulled) or time.monotonic() > deadline:
             break
         await asyncio.sleep(_LOOK_S)  # some shard may still be at work on what has been handed in
-    if len(versions) > 1:
-        raise errors.UnavailableError(f"the shards stand at different versions: {versions}")
+    if not same(pulled):
+        held = "different versions" if len(versions) > 1 else "different contributions, in as many updates"
+        raise errors.UnavailableError(
+            f"the servers hold {held} ({versions}): "
+            "a worker was lost between two servers, and nobody did its work again"
+        )
     layout = plan.layout
     tensors = [bytearray(p.elements * itemsize(layout.segments[p.segment].dtype)) for p in layout.placements]
     for index, data in merge(pulled).items():

@@ -126,6 +126,8 @@ class RunningShard:
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._building = False
+        # Done when the next version is published.
+        self._moved: asyncio.Future[None] | None = None
         self._ended: errors.ParamServerError | None = None
 
     # ---- contributions and pulls
@@ -134,6 +136,17 @@ class RunningShard:
     def queued(self) -> int:
         """Asynchronous contributions that wait to be applied; a synchronous step waits for more, not for less."""
         return len(self.buffers) if self.state.consistency.mode is Mode.ASYNC else 0
+
+    @property
+    def making(self) -> bool:
+        """Whether a version is being made."""
+        return self._building
+
+    def moved(self) -> asyncio.Future[None]:
+        """Done when the next version is published, or the shard has ended."""
+        if self._moved is None or self._moved.done():
+            self._moved = asyncio.get_running_loop().create_future()
+        return asyncio.shield(self._moved)
 
     async def push(
         self, contribution: Contribution, header: shard_pb2.PushHeader, filler: bool = False
@@ -350,6 +363,8 @@ class RunningShard:
             if not future.done():  # before the next step can change the state
                 future.set_result((version.number, self.tensors.copy_states()))
         self.happen(Built(version.number))
+        if self._moved is not None and not self._moved.done():
+            self._moved.set_result(None)
         # Before anything else can begin: the next step must not have changed the state yet.
         if self.saver is not None and self.state.consistency.mode is Mode.SYNC and self.saver.due(version.number):
             self.copy(version)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from paramserver.core.consistency import Consistency, Mode
 from paramserver.core.events import (
@@ -15,6 +15,7 @@ from paramserver.core.events import (
 )
 from paramserver.core.names import AsyncName, Name, SyncName
 from paramserver.core.plan import Chunk, Kind, Layout, Plan, TensorSpec, make_layout, make_plan
+from paramserver.core.ranges import RangeSet
 from paramserver.core.slices import DataSpec, SyncSchedule
 from paramserver.errors import ModelError, ProtocolError
 from paramserver.tensors.dtypes import wire_dtype
@@ -226,6 +227,22 @@ def chunk_ref(
         dtype=wire_dtype(chunk.dtype),
         encoding=encoding,
     )
+
+
+def slices_to_proto(counted: Mapping[int, RangeSet]) -> list[shard_pb2.EpochSlices]:
+    """Slices by epoch, as messages."""
+    return [
+        shard_pb2.EpochSlices(epoch=epoch, slices=[types_pb2.Range(start=lo, stop=hi) for lo, hi in done.ranges()])
+        for epoch, done in sorted(counted.items())
+    ]
+
+
+def slices_from_proto(epochs: Iterable[shard_pb2.EpochSlices]) -> dict[int, RangeSet]:
+    """Slices by epoch; raises ProtocolError for ranges that are none."""
+    try:
+        return {one.epoch: RangeSet.from_ranges((part.start, part.stop) for part in one.slices) for one in epochs}
+    except ValueError as error:
+        raise ProtocolError(str(error)) from error
 
 
 def pack_mask(bits: Collection[int], length: int) -> bytes:

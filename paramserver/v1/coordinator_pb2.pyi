@@ -497,6 +497,22 @@ class AccountsResponse(_message.Message):
     timeline: int
     def __init__(self, epochs: _Optional[_Iterable[_Union[EpochAccount, _Mapping]]] = ..., version: _Optional[int] = ..., timeline: _Optional[int] = ...) -> None: ...
 
+class SnapshotRequest(_message.Message):
+    __slots__ = ("member", "timeline")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    member: int
+    timeline: int
+    def __init__(self, member: _Optional[int] = ..., timeline: _Optional[int] = ...) -> None: ...
+
+class SnapshotResponse(_message.Message):
+    __slots__ = ("versions", "waiting_for")
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    waiting_for: str
+    def __init__(self, versions: _Optional[_Iterable[int]] = ..., waiting_for: _Optional[str] = ...) -> None: ...
+
 class FinishRequest(_message.Message):
     __slots__ = ("member", "timeline", "version")
     MEMBER_FIELD_NUMBER: _ClassVar[int]

@@ -100,6 +100,11 @@ class CoordinatorServiceStub(object):
                 request_serializer=paramserver_dot_v1_dot_coordinator__pb2.FinishRequest.SerializeToString,
                 response_deserializer=paramserver_dot_v1_dot_coordinator__pb2.FinishResponse.FromString,
                 _registered_method=True)
+        self.Snapshot = channel.unary_unary(
+                '/paramserver.v1.CoordinatorService/Snapshot',
+                request_serializer=paramserver_dot_v1_dot_coordinator__pb2.SnapshotRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_coordinator__pb2.SnapshotResponse.FromString,
+                _registered_method=True)
         self.Scale = channel.unary_unary(
                 '/paramserver.v1.CoordinatorService/Scale',
                 request_serializer=paramserver_dot_v1_dot_coordinator__pb2.ScaleRequest.SerializeToString,
@@ -200,6 +205,13 @@ class CoordinatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Snapshot(self, request, context):
+        """Asynchronous mode: versions of all servers that hold the same contributions, for a reader.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Scale(self, request, context):
         """Have another number of workers from now on.
         """
@@ -281,6 +293,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.Finish,
                     request_deserializer=paramserver_dot_v1_dot_coordinator__pb2.FinishRequest.FromString,
                     response_serializer=paramserver_dot_v1_dot_coordinator__pb2.FinishResponse.SerializeToString,
+            ),
+            'Snapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.Snapshot,
+                    request_deserializer=paramserver_dot_v1_dot_coordinator__pb2.SnapshotRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_coordinator__pb2.SnapshotResponse.SerializeToString,
             ),
             'Scale': grpc.unary_unary_rpc_method_handler(
                     servicer.Scale,
@@ -645,6 +662,33 @@ class CoordinatorService(object):
             '/paramserver.v1.CoordinatorService/Finish',
             paramserver_dot_v1_dot_coordinator__pb2.FinishRequest.SerializeToString,
             paramserver_dot_v1_dot_coordinator__pb2.FinishResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Snapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.CoordinatorService/Snapshot',
+            paramserver_dot_v1_dot_coordinator__pb2.SnapshotRequest.SerializeToString,
+            paramserver_dot_v1_dot_coordinator__pb2.SnapshotResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -269,7 +269,7 @@ class SharedPull(_message.Message):
     def __init__(self, attachment: _Optional[int] = ..., reading: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PullHeader(_message.Message):
-    __slots__ = ("ready", "version", "timeline", "consistency", "min_clock", "skipped", "waiting_for", "chunks", "schedule", "taken", "slot", "draft")
+    __slots__ = ("ready", "version", "timeline", "consistency", "min_clock", "skipped", "waiting_for", "chunks", "schedule", "taken", "slot", "draft", "counted")
     READY_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
@@ -282,6 +282,7 @@ class PullHeader(_message.Message):
     TAKEN_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_FIELD_NUMBER: _ClassVar[int]
     ready: bool
     version: int
     timeline: int
@@ -294,7 +295,8 @@ class PullHeader(_message.Message):
     taken: _containers.RepeatedScalarFieldContainer[int]
     slot: int
     draft: int
-    def __init__(self, ready: bool = ..., version: _Optional[int] = ..., timeline: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., min_clock: _Optional[int] = ..., skipped: _Optional[int] = ..., waiting_for: _Optional[str] = ..., chunks: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., taken: _Optional[_Iterable[int]] = ..., slot: _Optional[int] = ..., draft: _Optional[int] = ...) -> None: ...
+    counted: bytes
+    def __init__(self, ready: bool = ..., version: _Optional[int] = ..., timeline: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., min_clock: _Optional[int] = ..., skipped: _Optional[int] = ..., waiting_for: _Optional[str] = ..., chunks: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., taken: _Optional[_Iterable[int]] = ..., slot: _Optional[int] = ..., draft: _Optional[int] = ..., counted: _Optional[bytes] = ...) -> None: ...
 
 class IdleRequest(_message.Message):
     __slots__ = ("job", "timeline", "worker")
@@ -601,7 +603,7 @@ class RestoreResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ..., layout_digest: _Optional[str] = ...) -> None: ...
 
 class CutRequest(_message.Message):
-    __slots__ = ("job", "timeline", "term", "step", "version", "missing", "of")
+    __slots__ = ("job", "timeline", "term", "step", "version", "missing", "of", "number", "slices", "wait_s")
     class Step(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STEP_UNSPECIFIED: _ClassVar[CutRequest.Step]
@@ -609,11 +611,17 @@ class CutRequest(_message.Message):
         STEP_COPY: _ClassVar[CutRequest.Step]
         STEP_LET_GO: _ClassVar[CutRequest.Step]
         STEP_FILL: _ClassVar[CutRequest.Step]
+        STEP_PAUSE: _ClassVar[CutRequest.Step]
+        STEP_REACH: _ClassVar[CutRequest.Step]
+        STEP_GO_ON: _ClassVar[CutRequest.Step]
     STEP_UNSPECIFIED: CutRequest.Step
     STEP_HOLD: CutRequest.Step
     STEP_COPY: CutRequest.Step
     STEP_LET_GO: CutRequest.Step
     STEP_FILL: CutRequest.Step
+    STEP_PAUSE: CutRequest.Step
+    STEP_REACH: CutRequest.Step
+    STEP_GO_ON: CutRequest.Step
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -621,6 +629,9 @@ class CutRequest(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
     OF_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     term: int
@@ -628,15 +639,22 @@ class CutRequest(_message.Message):
     version: int
     missing: _containers.RepeatedCompositeFieldContainer[_types_pb2.Range]
     of: int
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., term: _Optional[int] = ..., step: _Optional[_Union[CutRequest.Step, str]] = ..., version: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[_types_pb2.Range, _Mapping]]] = ..., of: _Optional[int] = ...) -> None: ...
+    number: int
+    slices: _containers.RepeatedCompositeFieldContainer[EpochSlices]
+    wait_s: float
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., term: _Optional[int] = ..., step: _Optional[_Union[CutRequest.Step, str]] = ..., version: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[_types_pb2.Range, _Mapping]]] = ..., of: _Optional[int] = ..., number: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[EpochSlices, _Mapping]]] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class CutResponse(_message.Message):
-    __slots__ = ("taken", "version")
+    __slots__ = ("taken", "version", "counted", "waiting_for")
     TAKEN_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     taken: bool
     version: int
-    def __init__(self, taken: bool = ..., version: _Optional[int] = ...) -> None: ...
+    counted: _containers.RepeatedCompositeFieldContainer[EpochSlices]
+    waiting_for: str
+    def __init__(self, taken: bool = ..., version: _Optional[int] = ..., counted: _Optional[_Iterable[_Union[EpochSlices, _Mapping]]] = ..., waiting_for: _Optional[str] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("job", "timeline", "term", "versions")

@@ -124,15 +124,25 @@ class RawClient:
             node.used.add(index)
         return self._engine.contribute(item, node, self._groups)
 
-    def pull(self, names: Sequence[str] | None = None) -> dict[str, Array]:
-        """Copies of the arrays (all, or those named) at the newest version that all servers have published.
+    def pull(self, names: Sequence[str] | None = None, consistent: bool = True) -> dict[str, Array]:
+        """Copies of the arrays (all, or those named) as they are now: what was counted before this call is in them.
 
-        Raises ModelError for an unknown name, UserError if there is no model yet.
+        ``consistent``: each push is in all of the arrays or in none of them. ``False``: asynchronous mode with several
+        servers takes what each server has, so a push may be in some arrays (or parts of them) and not in others yet;
+        that waits for nobody. In synchronous mode the two are the same.
+        Raises ModelError for an unknown name, UserError if there is no model yet, DeadlineError if a push has reached
+        some servers and does not reach the others, as when its worker was lost and nobody repeats its work.
+
+        >>> client.pull(["total"])["total"]
+        array([3., 3., 3.])
         """
         with self._lock:
             if self._space is None:
                 self._attach()
-            self._engine.pull_latest()
+            if consistent:
+                self._engine.pull_cut()
+            else:
+                self._engine.pull_latest()
             return self._copy(names)
 
     def _attach(self) -> None:

@@ -35,6 +35,8 @@ class Pulled:
     slot: int | None = None
     # What is still arriving, where who asked takes that; then ``chunks`` are those that had come before.
     rest: Rest | None = None
+    # A digest of the contributions that the version holds.
+    counted: bytes = b""
 
     def drop(self) -> None:
         """It is not wanted: what is still to come need not."""
@@ -86,6 +88,7 @@ def pulled_of(header: shard_pb2.PullHeader, chunks: dict[int, memoryview], rest:
         frozenset(header.taken),
         header.slot if header.HasField("slot") else None,
         rest,
+        header.counted,
     )
 
 

@@ -28,7 +28,7 @@ from paramserver.coordinator.job import JobOptions
 from paramserver.core.plan import Chunk
 from paramserver.local import logs
 from paramserver.local.adopt import consistency_of
-from paramserver.local.alone import COORDINATOR, InProcessJob
+from paramserver.local.alone import COORDINATOR, InProcessJob, worker_options
 from paramserver.local.collect import Result
 from paramserver.local.finish import gather
 from paramserver.server.apply import ChunkState
@@ -39,6 +39,7 @@ from paramserver.testing.faults import FaultPlan
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.worker.client import RawClient
 from paramserver.worker.context import Context
+from paramserver.worker.engine import Engine
 
 # How long a whole job may take on a busy machine before it counts as stuck.
 JOB_S = 60.0
@@ -219,6 +220,14 @@ class Cluster:
         connect = plan.wrap(self.job.network.connect) if plan is not None else None
         engine = self.job.worker(index, connect, self._wait_timeout_s, self._transport)
         return RawClient(engine, engine.close, chunk_bytes)
+
+    def reader(self) -> RawClient:
+        """A client that only looks: no worker, so nobody waits for it."""
+        connect = self.job.network.connect
+        options = replace(worker_options(self.options.consistency, self.options, None), role=types_pb2.ROLE_OBSERVER)
+        engine = Engine(self.job.background, connect, connect(COORDINATOR), options, self._wait_timeout_s, "grpc")
+        engine.join()
+        return RawClient(engine, engine.close)
 
     def start(self, script: Script, settings: Mapping[str, object] | None = None) -> Worker:
         """Run a script in a new worker thread."""

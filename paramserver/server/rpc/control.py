@@ -8,9 +8,19 @@ import structlog
 
 from paramserver import errors
 from paramserver.core.consistency import Mode
-from paramserver.core.events import ConsistencyAborted, ConsistencyCommitted, ConsistencyPrepared, Held, MembersChanged
+from paramserver.core.events import (
+    ConsistencyAborted,
+    ConsistencyCommitted,
+    ConsistencyPrepared,
+    CutEnded,
+    Held,
+    MembersChanged,
+)
+from paramserver.server import cutting
+from paramserver.server.reporting import epoch_slices
 from paramserver.server.rpc.host import Host
-from paramserver.transport.messages import consistency_from_proto
+from paramserver.transport.bounds import seconds
+from paramserver.transport.messages import consistency_from_proto, slices_from_proto
 from paramserver.v1 import shard_pb2
 
 log = structlog.get_logger("paramserver.server")
@@ -56,10 +66,10 @@ class Control(Host):
         )
 
     async def cut(self, request: shard_pb2.CutRequest) -> shard_pb2.CutResponse:
-        """Hold the workers back, copy a version for a checkpoint, let them go on, or complete the last step."""
+        """Hold the workers back, copy a version for a checkpoint, let them go on, complete the last step, cut for readers."""
         self._check_authority(request)
         shard = self._on(request.timeline)
-        taken = False
+        taken, waiting_for = False, ""
         match request.step:
             case shard_pb2.CutRequest.STEP_HOLD:
                 shard.happen(Held(True))
@@ -76,9 +86,20 @@ class Control(Host):
             case shard_pb2.CutRequest.STEP_FILL:
                 missing = [(gap.start, gap.stop) for gap in request.missing]
                 taken = await shard.fill(request.version, missing, request.of)
+            case shard_pb2.CutRequest.STEP_PAUSE:
+                await cutting.pause(shard, request.number)
+                return shard_pb2.CutResponse(version=shard.state.version, counted=epoch_slices(shard.state))
+            case shard_pb2.CutRequest.STEP_REACH:
+                wait_s = seconds("wait_s", request.wait_s, _HELD_S)
+                waiting_for = await cutting.reach(shard, request.number, slices_from_proto(request.slices), wait_s)
+                if not waiting_for:
+                    assert shard.state.cut.kept is not None
+                    return shard_pb2.CutResponse(taken=True, version=shard.state.cut.kept)
+            case shard_pb2.CutRequest.STEP_GO_ON:
+                shard.happen(CutEnded(request.number))
             case _:
                 raise errors.ProtocolError(f"unknown step number {request.step}")
-        return shard_pb2.CutResponse(taken=taken, version=shard.state.version)
+        return shard_pb2.CutResponse(taken=taken, version=shard.state.version, waiting_for=waiting_for)
 
     async def release(self, request: shard_pb2.ReleaseRequest) -> shard_pb2.ReleaseResponse:
         """Copies of these versions are needed no more."""

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from paramserver import errors
 from paramserver.compress.base import Compressor
 from paramserver.compress.registry import FOR_PULL, reader
 from paramserver.core.events import AnswerPull, PullAsked
@@ -17,6 +16,7 @@ from paramserver.server.rpc.host import Host
 from paramserver.server.running import RunningShard
 from paramserver.server.version import Version
 from paramserver.tensors.codec import encode_frame
+from paramserver.transport.bounds import seconds
 from paramserver.transport.messages import consistency_to_proto, want_from_proto
 from paramserver.v1 import shard_pb2
 
@@ -71,8 +71,7 @@ class Pulls(Host):
         """Check a pull."""
         self._check_job(request.job)
         want = want_from_proto(request)
-        if not 0 <= request.wait_s <= _MAX_WAIT_S:
-            raise errors.ProtocolError(f"wait_s must be between 0 and {_MAX_WAIT_S:g} seconds, not {request.wait_s:g}")
+        seconds("wait_s", request.wait_s, _MAX_WAIT_S)
         rounding = reader(request.encoding, FOR_PULL)
         shard = self._ready(active=False)
         # Slots hold the weights as they are.
@@ -111,6 +110,7 @@ class Pulls(Host):
             taken=shard.claims.taken(version.number),
             slot=slot,
             draft=0 if frozen else version.draft,
+            counted=state.marks.of(version.number),
         )
         shard.claims.given(request, version.number)
         return header, version if follow else None

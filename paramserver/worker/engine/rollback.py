@@ -11,13 +11,14 @@ from paramserver import errors
 from paramserver.core.consistency import Mode
 from paramserver.transport.messages import schedule_from_proto
 from paramserver.v1 import coordinator_pb2, types_pb2
+from paramserver.worker.engine.cuts import Cuts
 from paramserver.worker.engine.joining import Joining
 from paramserver.worker.engine.pulls import Pulls
 
 log = structlog.get_logger("paramserver.worker")
 
 
-class GoingBack(Joining, Pulls):
+class GoingBack(Joining, Pulls, Cuts):
     """Follows the job to where it stands."""
 
     def follow(self) -> None:
@@ -72,6 +73,13 @@ class GoingBack(Joining, Pulls):
     def pull_latest(self) -> None:
         """Take in the newest weights that all shards can give."""
         self._following(self._pull_latest)
+
+    def pull_cut(self) -> None:
+        """Take in weights in which each contribution counts on all shards or on none; none older than this call.
+
+        Raises DeadlineError if a contribution that some shards have does not come to the others.
+        """
+        self._following(self._pull_cut)
 
     def settle(self) -> None:
         """The script is to do something else: see to it that all weights are there, of this version or a newer one."""

@@ -113,14 +113,18 @@ class Pulling(Base):
         frozen: bool,
         ahead: bool = False,
         begun: asyncio.Future[Pulled] | None = None,
+        bare: bool = False,
     ) -> Pulled:
-        """A shard's answer, when all of it is there. ``begun``: gets it before that, if there is a lot to come."""
+        """A shard's answer, when all of it is there. ``begun``: gets it before that, if there is a lot to come.
+
+        ``bare``: without the weights.
+        """
         deadline = time.monotonic() + self._wait_timeout_s
         said = time.monotonic()
         try:
             while True:
                 request = self.pull_request(want, _PARK_S)
-                request.include_frozen, request.ahead = frozen, ahead
+                request.include_frozen, request.ahead, request.header_only = frozen, ahead, bare
                 request.arrivals = ahead and len(self.channels) > 1
                 if self.shared is not None:
                     if self.shared.outdated(server, request.worker):  # joined again, as another member
