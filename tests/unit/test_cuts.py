@@ -67,6 +67,9 @@ class Shard:
             self.holds[made.version] = self.holds[made.version - 1] | frozenset(made.names)
             self.happen(Built(made.version))
 
+    def makes(self) -> bool:
+        return self.making is not None
+
     def counted(self) -> dict[int, RangeSet]:
         return {epoch: RangeSet.from_ranges(ranges) for epoch, ranges in self.state.counted().items()}
 
@@ -148,13 +151,13 @@ def test_a_cut_that_is_given_up_or_replaced_holds_nothing_up() -> None:
     shard.happen(CutBegun(1))
     shard.arrive(AsyncName(0, 0))
     shard.happen(CutEnded(2))
-    assert shard.making is None, "another one was meant"
+    assert not shard.makes(), "another one was meant"
     shard.happen(CutEnded(1))
     shard.build()
     assert shard.state.version == 1
     shard.happen(CutAimed(1, frozenset(names(5))))
     shard.arrive(AsyncName(0, 1))
-    assert shard.making is not None, "too late"
+    assert shard.makes(), "too late"
     shard.build()
     shard.happen(CutBegun(2))
     shard.happen(CutAimed(1, frozenset()))
@@ -209,8 +212,8 @@ def test_minus(one: Iterable[tuple[int, int]], other: Iterable[tuple[int, int]],
 
 def test_what_a_shard_lacks() -> None:
     target = {0: ranges((0, 4)), 1: ranges((0, 1))}
-    assert lacking(target, {0: ranges((0, 4))}) == {AsyncName(1, 0)}
-    assert lacking(target, {0: ranges((1, 3)), 1: ranges((0, 1))}) == set(names(0, 3))
+    assert lacking(target, {0: ranges((0, 4))}) == frozenset({AsyncName(1, 0)})
+    assert lacking(target, {0: ranges((1, 3)), 1: ranges((0, 1))}) == frozenset(names(0, 3))
     assert lacking(target, {0: ranges((0, 5))}) is None, "it has more than that"
     assert lacking(target, {2: ranges((0, 1))}) is None
     # Names are never counted out of numbers that somebody made up.
