@@ -66,7 +66,7 @@ class Control(Host):
         )
 
     async def cut(self, request: shard_pb2.CutRequest) -> shard_pb2.CutResponse:
-        """Hold the workers back, copy a version for a checkpoint, let them go on, complete the last step, cut for readers."""
+        """Hold workers back, copy a version for a checkpoint, let them go on, fill the last step, cut for readers."""
         self._check_authority(request)
         shard = self._on(request.timeline)
         taken, waiting_for = False, ""
