@@ -130,6 +130,7 @@ class Board:
             troubles=self._job.promises.troubles,
             broken_promises=self._job.promises.broken,
             closing=self._job.ending.closing,
+            not_counted=self._job.ending.not_counted(),
             data=data_to_proto(data) if data else None,
             steps_per_epoch=self._job.origin.steps_per_epoch if data and data.slice_size else 0,
         )

@@ -16,7 +16,7 @@ from paramserver import errors
 from paramserver.coordinator.accounts import account
 from paramserver.core.consistency import Mode
 from paramserver.core.membership import Member, Role
-from paramserver.core.tally import Shard, Tally, imbalances
+from paramserver.core.tally import Shard, Tally, imbalances, not_counted
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
 if TYPE_CHECKING:
@@ -228,14 +228,19 @@ class Ending:
                 found.append(f"{epoch.never} samples of epoch {epoch.epoch} have not counted.")
         return found
 
-    def _imbalances(self, stats: list[shard_pb2.StatsResponse]) -> list[str]:
-        """Of slices that are only numbered: what workers handed in is what servers have counted."""
-        job = self._job
-        workers = [
+    def _tallies(self) -> list[Tally]:
+        return [
             Tally(one.name, one.handed_in, one.counted, one.late, one.duplicate, one.lost)
             for one in self._gone.values()
-            if one.timeline == job.timeline
+            if one.timeline == self._job.timeline
         ]
+
+    def not_counted(self) -> dict[str, int]:
+        """By reason, how many contributions of workers that are gone did not count."""
+        return not_counted(self._tallies())
+
+    def _imbalances(self, stats: list[shard_pb2.StatsResponse]) -> list[str]:
+        """Of slices that are only numbered: what workers handed in is what servers have counted."""
         shards = [
             Shard(
                 f"server-{index}",
@@ -244,7 +249,7 @@ class Ending:
             )
             for index, one in enumerate(stats)
         ]
-        return imbalances(workers, shards)
+        return imbalances(self._tallies(), shards)
 
 
 def folded(tallies: list[coordinator_pb2.Tally], kept: int) -> list[coordinator_pb2.Tally]:

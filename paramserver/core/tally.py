@@ -40,6 +40,16 @@ class Shard:
     open: int = 0
 
 
+def not_counted(workers: Sequence[Tally]) -> dict[str, int]:
+    """By reason, how many contributions did not count; reasons that did not occur are left out."""
+    found = {
+        "duplicate": sum(worker.duplicate for worker in workers),
+        "late": sum(worker.late for worker in workers),
+        "unanswered": sum(worker.open for worker in workers),
+    }
+    return {reason: number for reason, number in found.items() if number}
+
+
 def imbalances(workers: Sequence[Tally], shards: Sequence[Shard]) -> list[str]:
     """Where the two sides do not agree, in sentences; empty if everything handed in is accounted for.
 

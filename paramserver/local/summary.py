@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,8 @@ def summarise(
         # Every shard counts every slice, so the shards agree; where one is behind, the lower number is the honest one.
         "contributions_applied": min((shard.applied for shard in shards), default=0),
         "contributions_duplicate": max((shard.duplicate for shard in shards), default=0),
+        # By reason; see docs/training.md.
+        "contributions_not_counted": not_counted(status, shards),
         "steps_skipped": max((shard.skipped for shard in shards), default=0),
         "max_clock_spread": max((shard.max_clock_spread for shard in shards), default=0),
         "restarts": dict(restarts or {}),
@@ -82,6 +84,20 @@ def epochs_made(status: coordinator_pb2.StatusResponse, servers: Iterable[shard_
     if status.finished or not slices:
         return planned
     return min((server.applied for server in servers), default=0) // slices
+
+
+def not_counted(status: coordinator_pb2.StatusResponse, shards: Sequence[shard_pb2.StatsResponse]) -> dict[str, int]:
+    """By reason, how many contributions did not count; reasons that did not occur are left out."""
+    open_slices = [
+        shard.missing_of - sum(gap.stop - gap.start for gap in shard.missing) for shard in shards if shard.missing_of
+    ]
+    found = {"incomplete": max(open_slices, default=0)}
+    if status.data.slice_size:  # equal names are equal work: who comes second has lost nothing
+        found["duplicate"] = max((shard.duplicate for shard in shards), default=0)
+        found["refused"] = max((shard.refused for shard in shards), default=0)
+    else:
+        found.update(status.not_counted)
+    return {reason: number for reason, number in sorted(found.items()) if number}
 
 
 def metrics_of(workers: Iterable[coordinator_pb2.ProcessStatus]) -> dict[str, float]:

@@ -57,12 +57,29 @@ def closing_lines(status: coordinator_pb2.StatusResponse, summary: Mapping[str, 
         f"{how}: {mode_text(status)}, {steps} in {summary['seconds']:.1f} s, "
         f"{summary['samples_per_s']:.0f} samples/s" + (f", {metrics}" if metrics else ""),
         f"weights sha256 {summary['weights_sha256']}",
-        *([f"promise broken: {sentence}" for sentence in broken] or [_all_there(summary)]),
+        *([f"promise broken: {sentence}" for sentence in broken] or [_all_there(status, summary)]),
     ]
 
 
-def _all_there(summary: Mapping[str, Any]) -> str:
-    facts = [f"{summary['steps']} steps", f"{summary['samples']} samples counted once"]
+_REASONS = {
+    "duplicate": "{} brought twice",
+    "incomplete": "{} of a step that was not completed",
+    "late": "{} later than a change of mode",
+    "refused": "{} refused",
+    "unanswered": "{} of workers that were lost",
+}
+
+
+def _all_there(status: coordinator_pb2.StatusResponse, summary: Mapping[str, Any]) -> str:
+    by_data = status.data.slice_size > 0
+    counted = f"{summary['samples']} samples" if by_data else f"{summary['contributions_applied']} contributions"
+    missed: Mapping[str, int] = summary["contributions_not_counted"]
+    why = ", ".join(_REASONS[reason].format(number) for reason, number in missed.items())
+    facts = [
+        f"{summary['steps']} steps",
+        f"{counted} counted once",
+        f"{sum(missed.values())} contributions not counted" + (f" ({why})" if why else ""),
+    ]
     if summary["steps_skipped"]:
         facts.append(f"{summary['steps_skipped']} steps skipped since a gradient was not finite")
     if summary["checkpoint"]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from paramserver.core.tally import Shard, Tally, imbalances
+from paramserver.core.tally import Shard, Tally, imbalances, not_counted
 
 
 def test_everything_has_a_name() -> None:
     workers = [Tally("worker-0", 10, 7, late=1, duplicate=2), Tally("worker-1", 5, 5)]
     assert imbalances(workers, [Shard("server-0", 12), Shard("server-1", 12)]) == []
     assert imbalances([], [Shard("server-0", 0)]) == []
+    assert not_counted(workers) == {"duplicate": 2, "late": 1}
 
 
 def test_acknowledged_and_in_no_version() -> None:

@@ -19,24 +19,35 @@ SUMMARY: dict[str, Any] = {
     "metrics": {},
     "weights_sha256": "00ff",
     "steps_skipped": 0,
+    "contributions_applied": 660,
+    "contributions_not_counted": {},
     "checkpoint": "step-00000330-t1",
     "state": "done",
     "broken_promises": [],
 }
 STATUS = coordinator_pb2.StatusResponse()
+STATUS.data.slice_size = 9
 
 
 def test_all_is_kept() -> None:
     assert exit_code(SUMMARY) == 0
     last = closing_lines(STATUS, SUMMARY)[-1]
-    assert last.startswith("everything promised is there: 330 steps, 5940 samples counted once")
-    assert last.endswith("last checkpoint step-00000330-t1")
+    assert last == (
+        "everything promised is there: 330 steps, 5940 samples counted once, 0 contributions not counted, "
+        "last checkpoint step-00000330-t1"
+    )
 
 
 def test_what_is_not_there_is_not_named() -> None:
     lines = closing_lines(STATUS, {**SUMMARY, "checkpoint": "", "steps_skipped": 2})
     assert "checkpoint" not in lines[-1]
     assert "2 steps skipped" in lines[-1]
+
+
+def test_what_did_not_count_is_named_with_its_reason() -> None:
+    missed = {"duplicate": 2, "late": 1}
+    last = closing_lines(coordinator_pb2.StatusResponse(), {**SUMMARY, "contributions_not_counted": missed})[-1]
+    assert "660 contributions counted once, 3 contributions not counted (2 brought twice, 1 later than" in last
 
 
 def test_each_broken_promise_is_a_line() -> None:
