@@ -361,6 +361,7 @@ def position(job: Job) -> coordinator_pb2.JobRecord:
         consistency=record.view.consistency,
         sync_origin=record.view.sync_origin,
         slices_per_step=record.view.slices_per_step,
+        schedule_mode=record.view.schedule_mode,
     )
     return coordinator_pb2.JobRecord(
         view=view,

@@ -41,6 +41,7 @@ from paramserver.core.slices import SyncSchedule
 from paramserver.transport.messages import (
     consistency_to_proto,
     data_to_proto,
+    mode_to_proto,
     origin_to_proto,
 )
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
@@ -132,6 +133,8 @@ class Job:
         self.origin = SyncSchedule(0, self.slices_per_step)
         # The version with which asynchronous mode began, if the job is asynchronous.
         self.async_from = 0
+        # The mode in which the job began: what an update is for learning-rate schedules, whatever the mode is now.
+        self.schedule_mode = options.consistency.mode
         # Members that stopped without leaving and whose place is empty; and how many ever did.
         self.lost: list[str] = []
         self.losses = 0
@@ -210,6 +213,8 @@ class Job:
             released=self.released,
             stalled=sorted(self.stalls.members),
             checkpoints=self.checkpoints.place is not None,
+            async_from=self.async_from,
+            schedule_mode=mode_to_proto(self.schedule_mode),
             beginning=self.beginning,
         )
 
@@ -374,6 +379,7 @@ class Job:
         self._begin(record.view.generation + 1, max(record.next_member, self._first_ident()))
         # After the toggle, which goes on counting from the revision that was in force.
         self.consistency = self.options.consistency
+        self.schedule_mode = self.consistency.mode
         self.origin = SyncSchedule(0, self.slices_per_step)
         self.async_from = 0
         await self.refresh()

@@ -27,6 +27,7 @@ from paramserver.transport.messages import (
     consistency_from_proto,
     consistency_to_proto,
     data_from_proto,
+    mode_from_proto,
     schedule_from_proto,
 )
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
@@ -244,6 +245,7 @@ class Recovery:
             raise errors.CheckpointError(f"the servers did not all restore version {saved.version}")
         job.consistency = consistency
         job.async_from = where.async_from
+        job.schedule_mode = mode_from_proto(where.view.schedule_mode, job.schedule_mode)
         if where.HasField("data"):
             job.leasing.data = data_from_proto(where.data)
         data = job.leasing.data

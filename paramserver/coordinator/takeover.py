@@ -19,7 +19,12 @@ from paramserver import errors
 from paramserver.coordinator.counted import lease_table
 from paramserver.core.consistency import Consistency, Mode
 from paramserver.core.membership import Member, Presence, Role
-from paramserver.transport.messages import consistency_from_proto, data_from_proto, schedule_from_proto
+from paramserver.transport.messages import (
+    consistency_from_proto,
+    data_from_proto,
+    mode_from_proto,
+    schedule_from_proto,
+)
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
 if TYPE_CHECKING:
@@ -71,6 +76,7 @@ async def take_over(
     """
     job.options = replace(job.options, servers=record.expected_servers, workers=record.expected_workers)
     job.timeline = record.view.timeline
+    job.schedule_mode = mode_from_proto(record.view.schedule_mode, job.schedule_mode)
     job.beginning = record.view.beginning or job.beginning
     job.finished = record.finished
     job.ending.restore(record)

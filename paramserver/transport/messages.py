@@ -40,6 +40,11 @@ _KINDS = {
 _KINDS_BACK = {number: kind for kind, number in _KINDS.items()}
 
 
+def mode_from_proto(mode: types_pb2.Mode, default: Mode) -> Mode:
+    """``default`` where none is given."""
+    return _MODES_BACK.get(mode, default)
+
+
 def mode_to_proto(mode: Mode) -> types_pb2.Mode:
     """The wire number of a mode."""
     return _MODES[mode]

@@ -31,6 +31,7 @@ from paramserver.worker.optimizer import ServerOptimizer, StepScheduler
 from paramserver.worker.outgoing import Outgoing
 from paramserver.worker.pace import Item
 from paramserver.worker.reads import Reads
+from paramserver.worker.schedule import SchedulePosition
 from paramserver.worker.seeding import seed_everything
 from paramserver.worker.state import bring, in_torch_format
 
@@ -59,6 +60,7 @@ class Context:
         self._optimizer: ServerOptimizer | None = None
         self._loader: SliceLoader | None = None
         self._schedulers: list[StepScheduler] = []
+        self._position = SchedulePosition(engine)
         self.passes = Passes()
         # The job went back, and the present pass of a plain loop does earlier epochs again.
         self._again = False
@@ -132,7 +134,7 @@ class Context:
         if isinstance(thing, DataLoader):
             return self._prepare_loader(thing)
         if isinstance(thing, LRScheduler):
-            scheduler = StepScheduler(thing, lambda: self.engine.version, self._steps_count)
+            scheduler = StepScheduler(thing, self._position, self._steps_count)
             self._schedulers.append(scheduler)
             return scheduler
         raise errors.UserError(
@@ -205,13 +207,11 @@ class Context:
                 "every epoch is a single short slice, computed by one worker at a time"
             )
         self.engine.register_data(data)
+        self._data = self._position.data = data
 
         def steps() -> int:
-            if self.engine.consistency.mode is Mode.ASYNC:
-                return data.slices_per_epoch
-            return -(-data.slices_per_epoch // self.engine.session.view.slices_per_step)
+            return self._position.per_epoch
 
-        self._data = data
         self._loader = SliceLoader(loader, data, self.settings.training.seed, self.device, self, steps)
         return self._loader
 
@@ -275,6 +275,8 @@ class Context:
                 self._again = True
                 if item is None:  # what this pass was to see done is not
                     continue
+            if item is None:  # a schedule is where the epoch's last update has brought it
+                self._align_schedulers()
             passes.ended = item is None
             if item is not None and self._again:
                 self._again = item.epoch < passes.epoch

@@ -128,8 +128,8 @@ class LoopPosition(Protocol):
 class SliceLoader:
     """What ``ctx.prepare`` makes of a DataLoader. Iterating gives this worker's slices of the present epoch.
 
-    ``len`` is the number of optimizer steps of an epoch of the whole job: the number of steps in synchronous mode, of
-    slices in asynchronous mode.
+    ``len`` is the number of updates of an epoch of the whole job, in the mode in which it began: of steps if that was
+    synchronous, of slices if it was asynchronous. It stays when the mode changes, and schedules count in it.
     """
 
     def __init__(

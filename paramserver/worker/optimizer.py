@@ -139,9 +139,10 @@ def retire(given: torch.optim.Optimizer) -> None:
 
 
 class StepScheduler:
-    """A learning-rate scheduler that counts the job's optimizer steps, not this worker's slices.
+    """A learning-rate scheduler that counts the job's updates, not this worker's slices.
 
-    Inside the loop over a prepared loader, ``step()`` brings the schedule to where the job stands (by no step or by
+    ``steps_done`` is the job's position, see `SchedulePosition`; ``in_loop`` tells whether the script is inside of the
+    loop over the prepared loader. There ``step()`` brings the schedule to where the job stands (by no step or by
     several); outside of it (once per epoch) it does what the wrapped scheduler does.
     """
 
@@ -214,10 +215,13 @@ class StepScheduler:
         self.wrapped.optimizer._opt_called = True  # type: ignore[attr-defined]
 
     def catch_up(self) -> None:
-        """Bring a schedule that is advanced per step to the job's number of steps, also back."""
-        if self.per_step and self._counted > self._steps_done():
+        """Bring a schedule that is advanced per step to where the job stands, also back."""
+        if not self.per_step:
+            return
+        done = self._steps_done()
+        if self._counted > done:
             self._rewind()
-        while self.per_step and self._counted < self._steps_done():
+        while self._counted < done:
             self._advance()
             self._counted += 1
 
