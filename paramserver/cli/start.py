@@ -32,6 +32,7 @@ def coordinator(
     certs: _Text = None,
     insecure: bool | None = None,
     resume: bool = False,
+    go_on: Annotated[bool, Parameter(name="--continue")] = False,
     fresh: bool = False,
     checkpoint_dir: _Text = None,
     checkpoint_every: _Text = None,
@@ -60,7 +61,8 @@ def coordinator(
     staleness
         async: how many slices the fastest worker may be ahead of the slowest, or "unbounded".
     store
-        Address of a Redis or Valkey server; "auto" starts a private one that ends with this process.
+        Address of a Redis or Valkey server; "auto" starts a private one, whose data stay on this machine
+        (cluster.state_dir).
     job
         Name of the job.
     certs
@@ -68,7 +70,10 @@ def coordinator(
     insecure
         Allow other machines without TLS.
     resume
-        If an earlier coordinator of this job is gone but the job has not ended, go on with it.
+        Go on with a job that has not ended and whose coordinator is gone: from the store, or, if that has lost the job,
+        from what the servers know. Ends with exit code 2 if there is none within cluster.join_timeout_s.
+    go_on
+        The same, but begin the job if there is none.
     fresh
         Forget what an earlier coordinator of this job has left.
     checkpoint_dir
@@ -86,8 +91,8 @@ def coordinator(
     set_
         Any other setting, as section.key=value; may be repeated.
     """
-    if resume and fresh:
-        raise ConfigError("--resume and --fresh contradict each other; give one of them")
+    if (resume or go_on) and fresh:
+        raise ConfigError(f"--{'resume' if resume else 'continue'} and --fresh contradict each other; give one of them")
     flags = {
         "cluster.listen": listen,
         "cluster.advertise_host": advertise_host,
@@ -109,7 +114,7 @@ def coordinator(
     from paramserver.local.coordinating import Options
     from paramserver.local.start import start_coordinator
 
-    return start_coordinator(settings, Options(resume=resume, fresh=fresh))
+    return start_coordinator(settings, Options(resume=resume or go_on, must=resume, fresh=fresh))
 
 
 @app.command

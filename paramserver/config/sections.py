@@ -89,6 +89,11 @@ class Cluster(Section):
         AfterValidator(store_url),
         Must('"auto", "memory", or an address that begins with "redis://", "rediss://" or "unix://"'),
     ] = Field(default="auto", description="Where the coordinator keeps its state. auto: a private server of its own.")
+    state_dir: Annotated[str, Must("a path")] = Field(
+        default="",
+        description="Where `start coordinator` keeps a private store, in a directory of the job. Empty: paramserver in "
+        "$XDG_STATE_HOME, or in ~/.local/state.",
+    )
     store_password_file: Annotated[str, Must("a path")] = Field(
         default="", description="File with the store's password, in place of one in cluster.store. Empty: none."
     )

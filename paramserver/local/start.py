@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,8 @@ _BEAT_S = 1.0
 # Exit codes after SIGINT and SIGTERM.
 _TOLD_TO_END = (130, 143)
 _DEFAULT_JOB = "job"
+# The name of whoever leads with a private store.
+_PRIVATE = "private"
 
 
 # ---- coordinator
@@ -67,6 +70,9 @@ async def _coordinate(settings: Settings, options: Options) -> int:
     security = load_security(settings, "coordinator", token)
     cluster = settings.cluster
     with _store(settings) as (url, store_name):
+        if store_name != hide_password(cluster.store):
+            # Whoever led with this store has ended, since it would hold the directory.
+            options = replace(options, token=_PRIVATE, former=_PRIVATE)
         coordinating = Coordinating(
             settings,
             options,
@@ -113,24 +119,40 @@ async def _coordinate(settings: Settings, options: Options) -> int:
 
 @contextlib.contextmanager
 def _store(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Address and name of the store. "auto": one of our own, which ends with this process."""
+    """Address and name of the store. "auto": one of our own, which ends with this process; its data stay."""
     if settings.cluster.store != "auto":
         yield settings.cluster.store, hide_password(settings.cluster.store)
         return
-    import tempfile
-
     from paramserver.local.valkey import EmbeddedStore
 
-    log.warning(
-        "no store is configured: a private one is started, which ends with this process, so that no other coordinator "
-        "can take over; set cluster.store = redis://… to have one"
+    directory = _state_directory(settings)
+    log.info(
+        "no store is configured: a private one is started, so that only a coordinator on this machine can go on with "
+        "the job; set cluster.store = redis://… to have one elsewhere",
+        directory=str(directory),
     )
     store = EmbeddedStore()
-    with tempfile.TemporaryDirectory(prefix="paramserver-") as directory:
-        try:
-            yield store.start(Path(directory) / "store"), "embedded"
-        finally:
-            store.stop()
+    try:
+        url = store.start(directory, durable=True)
+    except OSError as error:
+        raise errors.ConfigError(
+            f"the private store cannot be kept in {directory} ({error.strerror or error}): choose another directory "
+            "with cluster.state_dir, or name a store in cluster.store"
+        ) from error
+    try:
+        yield url, f"embedded in {directory}"
+    finally:
+        store.stop()
+
+
+def _state_directory(settings: Settings) -> Path:
+    """Where the private store of this job lies. Raises ConfigError if this user has no place for it."""
+    given = settings.cluster.state_dir
+    try:
+        root = Path(given) if given else Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
+    except RuntimeError as error:
+        raise errors.ConfigError("this user has no home directory: name one in cluster.state_dir") from error
+    return (root if given else root / "paramserver").absolute() / settings.cluster.job
 
 
 def _join_lines(settings: Settings, address: str, security: Security, store_name: str) -> list[str]:

@@ -39,6 +39,7 @@ class EmbeddedStore:
         self._socket_dir: Path | None = None
         self._directory = Path()
         self._socket = Path()
+        self._durable = False
 
     @property
     def running(self) -> bool:
@@ -60,8 +61,10 @@ class EmbeddedStore:
         """Where the socket is, if the server's own directory has too long a path for one; removed by :meth:`stop`."""
         return self._socket_dir
 
-    def start(self, directory: Path) -> str:
+    def start(self, directory: Path, durable: bool = False) -> str:
         """Start a server that keeps its data in ``directory`` (made if need be; only we may read it); returns its URL.
+
+        ``durable``: what is written there survives the end of the machine, too; else its last second may be lost.
 
         Data of an earlier run there are loaded. Raises UserError if there is no server program or the directory is in
         use, StoreError if the server does not start, with its last words.
@@ -71,6 +74,7 @@ class EmbeddedStore:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         directory.chmod(0o700)
         find_program()
+        self._durable = durable
         self._directory, self._socket = directory, self._socket_path(directory)
         self._launch()
         return f"unix://{quote(str(self._socket))}?db=0"
@@ -100,7 +104,7 @@ class EmbeddedStore:
         try:
             assert self._process.stdin is not None
             with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
-                stdin.write(_configuration(self._socket).encode())
+                stdin.write(_configuration(self._socket, self._durable).encode())
             self._wait(self._socket, log)
         except BaseException:
             self.stop()
@@ -186,7 +190,7 @@ def _locked(directory: Path) -> Iterator[int]:
         os.close(lock)
 
 
-def _configuration(path: Path) -> str:
+def _configuration(path: Path, durable: bool) -> str:
     quoted = str(path).replace("\\", "\\\\").replace('"', '\\"')
     return "\n".join(
         (
@@ -195,6 +199,7 @@ def _configuration(path: Path) -> str:
             "unixsocketperm 700",
             "daemonize no",
             "appendonly yes",
+            f"appendfsync {'always' if durable else 'everysec'}",
             'save ""',
             "maxmemory-policy noeviction",
             "",

@@ -193,9 +193,10 @@ class Place:
     def environ(self) -> dict[str, str]:
         """The environment of the commands: ours, without settings of paramserver."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PARAMSERVER_")}
-        for name in ("XDG_RUNTIME_DIR", "PYTHONDONTWRITEBYTECODE", "NO_COLOR", "FORCE_COLOR"):
+        for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME", "PYTHONDONTWRITEBYTECODE", "NO_COLOR", "FORCE_COLOR"):
             kept.pop(name, None)
-        return {**kept, "TMPDIR": str(self.temporary), _MARK: self._mark, "PYTHONPATH": str(ROOT)}
+        places = {"TMPDIR": str(self.temporary), "XDG_STATE_HOME": str(self.work / "state")}
+        return {**kept, **places, _MARK: self._mark, "PYTHONPATH": str(ROOT)}
 
     def start(self, *argv: str | Path, cwd: Path | None = None, environ: Mapping[str, str] | None = None) -> Running:
         """Start a command, with these variables on top of those of `environ()`."""

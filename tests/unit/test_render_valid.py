@@ -122,7 +122,7 @@ def test_units_say_what_systemd_knows(request_: Request, tmp_path: Path) -> None
         assert ("PrivateDevices" in service) == ("worker" not in name), "a worker needs its GPU"
         # Nobody but the coordinator gets the coordinator's file, where the store stands.
         assert ("cluster.toml" in service["ExecStart"]) == ("coordinator" in name)
-    assert "--resume" in units["paramserver-coordinator.service"]
+    assert "--continue" in units["paramserver-coordinator.service"]
     verify_where_possible(units, tmp_path)
 
 

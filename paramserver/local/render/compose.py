@@ -79,7 +79,7 @@ def render(request: Request) -> Files:
 
 
 def _coordinator(containers: Containers) -> _Service:
-    service = _node(containers, "coordinator", ["start", "coordinator", "--resume"], containers.coordinator_values())
+    service = _node(containers, "coordinator", ["start", "coordinator", "--continue"], containers.coordinator_values())
     service["volumes"].append(f"data:{RESULTS}")
     service["working_dir"] = RESULTS
     if containers.own_store:

@@ -124,7 +124,7 @@ def config_map(name: str, containers: Containers) -> Object:
 def coordinator_pod(name: str, containers: Containers, restart: str) -> Object:
     """The template of the coordinator's pod."""
     request = containers.request
-    container = _container(request, "coordinator", ["start", "coordinator", "--resume"], {})
+    container = _container(request, "coordinator", ["start", "coordinator", "--continue"], {})
     # Also for commands that are given in the container.
     container["env"] = [{"name": ENV_CONFIG, "value": f"{_CONFIG}/cluster.toml"}]
     container["workingDir"] = RESULTS

@@ -16,6 +16,7 @@ _Section = tuple[str, _Lines]
 _CONFIG = f"{ETC}/cluster.toml"
 _MEMBER = f"{ETC}/member.env"
 # Shared by all units, so that `paramserver health` finds all processes of the machine in one place.
+_STATE_HOME = posixpath.dirname(STATE)
 _RUNTIME = "paramserver"
 
 _HARDENING: _Lines = [
@@ -76,7 +77,7 @@ def render(request: Request) -> Files:
         "paramserver-coordinator.service": _unit(
             "coordinator",
             request,
-            [binary, "start", "coordinator", "--config", _CONFIG, "--resume"],
+            [binary, "start", "coordinator", "--config", _CONFIG, "--continue"],
             [("ReadWritePaths", " ".join(_result_directories(request)))] if _result_directories(request) else [],
             _MORE_HARDENING,
             _about_coordinator(settings.cluster.store),
@@ -101,12 +102,8 @@ def render(request: Request) -> Files:
 
 
 def _about_coordinator(store: str) -> str:
-    if store in ("auto", "memory"):
-        return (
-            "It exits with 0 when the job is done. Its store ends with it: to go on after a crash, name one in\n"
-            "cluster.store that does not."
-        )
-    return "It exits with 0 when the job is done. After a crash it goes on with its job (--resume)."
+    where = f"\nIts store lies in {STATE}: a coordinator on another machine could not go on." if store == "auto" else ""
+    return f"It exits with 0 when the job is done. After a crash it goes on with its job (--continue).{where}"
 
 
 def _worker_words(request: Request) -> list[str]:
@@ -133,6 +130,8 @@ def _needs(request: Request, role: str) -> str:
 def _result_directories(request: Request) -> list[str]:
     """Where results go, as far as the unit could not write there otherwise."""
     paths = [request.settings.run.summary, request.settings.run.save]
+    if request.settings.cluster.state_dir:
+        paths.append(f"{request.settings.cluster.state_dir}/")
     outside = {posixpath.dirname(path) for path in paths if path.startswith("/") and not path.startswith(f"{STATE}/")}
     return [unit_words([path]) for path in sorted(outside)]
 
@@ -148,7 +147,10 @@ def _unit(role: str, request: Request, command: Sequence[str], more: _Lines, har
         ("RuntimeDirectory", _RUNTIME),
         ("RuntimeDirectoryMode", "0700"),
         ("RuntimeDirectoryPreserve", "yes"),
-        ("Environment", f"XDG_RUNTIME_DIR=/run/{_RUNTIME} PYTHONUNBUFFERED=1"),
+        (
+            "Environment",
+            f"XDG_RUNTIME_DIR=/run/{_RUNTIME} XDG_STATE_HOME={posixpath.dirname(STATE)} PYTHONUNBUFFERED=1",
+        ),
         *more,
         ("ExecStart", unit_words(command)),
         ("Restart", "on-failure"),
