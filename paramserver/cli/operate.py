@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from paramserver.cli.target import find_target
 from paramserver.config import MAX_PROCESSES
 from paramserver.errors import ConfigError
@@ -75,6 +77,8 @@ def scale(
     response = target.call("Coordinator.Scale", ScaleRequest(workers=workers, wait_s=WAIT_S), WAIT_S + 10.0)
     assert isinstance(response, ScaleResponse)
     print(f"{response.workers} workers now.")
+    if response.note:
+        print(f"paramserver: warning: {response.note}", file=sys.stderr)
     return 0
 
 

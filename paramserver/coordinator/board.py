@@ -77,7 +77,7 @@ class Board:
         if self._job.state == types_pb2.JOB_STATE_STOPPED:
             told = "the job was stopped"
         planned = self._reports[member.ident].epochs_planned if member.ident in self._reports else 0
-        self._farewells[member.ident] = Departure("", request.failure, request.finished, planned, told)
+        self._farewells[member.ident] = Departure("", request.failure, request.finished or request.ended, planned, told)
 
     def removed(self, member: Member, lost: bool, reason: str) -> None:
         """It is a member no more."""
@@ -113,6 +113,7 @@ class Board:
             view=self._job.view(),
             lost=self._job.lost,
             losses=self._job.losses,
+            idle=sorted(self._job.idle.ever),
             expected_workers=self._job.options.workers,
             expected_servers=self._job.options.servers,
             store=self._job.journal.store_name,
@@ -167,7 +168,7 @@ class Board:
             phase=_PHASES[job.state],
             reason=job.reason,
             workers=len(names),
-            finished=job.finished,
+            finished=job.finished or (job.ending.script_ended and not names),
             away=[self._away(member) for _, member in sorted(job.watch.absent.items())],
             missed=[
                 reason if reason.startswith(name) else f"{name}: {reason}"
@@ -176,6 +177,7 @@ class Board:
             stalled=sorted(names[ident] for ident in job.stalls.members if ident in names),
             troubles=list(job.promises.troubles.values()),
             broken=list(job.promises.broken.values()),
+            idle=job.idle.sentence(),
         )
 
     def _away(self, server: Member) -> str:
@@ -243,6 +245,7 @@ class Board:
             at_work=at_work,
             stalled=member.ident in self._job.stalls.members,
             draining=member.ident in self._job.draining,
+            idle=job.idle if job.idle and member in self._job.idle.members() else "",
         )
         _show(status, member_standing(facts))
         return status

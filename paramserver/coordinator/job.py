@@ -20,6 +20,7 @@ from paramserver.coordinator.board import Board
 from paramserver.coordinator.checkpoints import CheckpointOptions, Checkpoints
 from paramserver.coordinator.cluster import Connect, Servers
 from paramserver.coordinator.ending import Ending
+from paramserver.coordinator.idle import Idle
 from paramserver.coordinator.journal import Journal
 from paramserver.coordinator.keeping import Keeping
 from paramserver.coordinator.leasing import Leasing
@@ -162,6 +163,7 @@ class Job:
         self.board = Board(self)
         self.watch = Watch(self)
         self.stalls = Stalls(self)
+        self.idle = Idle(self)
         self.ending = Ending(self)
 
     def _first_ident(self) -> int:

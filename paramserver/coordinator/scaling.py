@@ -64,7 +64,7 @@ class Scaling:
         await job.journal.settled()
         up = wanted > len(present)
         await self._reached(lambda: len(self._all()) >= wanted if up else len(self._all()) <= wanted, request.wait_s)
-        return coordinator_pb2.ScaleResponse(workers=len(self._all()))
+        return coordinator_pb2.ScaleResponse(workers=len(self._all()), note=job.idle.sentence())
 
     def _all(self) -> list[Member]:
         return self._job.members.of(Role.WORKER)

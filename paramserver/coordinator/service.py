@@ -192,6 +192,7 @@ class CoordinatorService(Job):
                 await self._happen(Tick())
                 await self.watch.look()
                 await self.stalls.look()
+                self.idle.look()
                 self.checkpoints.look()
                 self.ending.look()
                 if self.journal.fenced.is_set():

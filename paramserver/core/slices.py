@@ -136,6 +136,24 @@ def assign(slices: int, workers: int) -> tuple[Range, ...]:
     return tuple(itertools.pairwise(cuts))
 
 
+def without_slices(slices: int, workers: int) -> list[int]:
+    """The places of the workers to whom :func:`assign` gives nothing.
+
+    >>> without_slices(2, 3)
+    [0]
+    """
+    return [place for place, (lo, hi) in enumerate(assign(slices, workers)) if lo == hi]
+
+
+def main_place(slices: int, workers: int) -> int:
+    """The lowest place of a worker that :func:`assign` gives something; 0 if there are no slices.
+
+    >>> main_place(2, 4)
+    1
+    """
+    return next((place for place, (lo, hi) in enumerate(assign(slices, workers)) if lo < hi), 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """The slices of the epoch that a step consists of; the place in the tuple is the slice's index within the step."""

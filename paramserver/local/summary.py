@@ -65,6 +65,8 @@ def summarise(
         "max_clock_spread": max((shard.max_clock_spread for shard in shards), default=0),
         "restarts": dict(restarts or {}),
         "losses": status.losses,
+        # By name, who had no slices to compute at some time: a step had fewer than there were workers.
+        "idle_workers": list(status.idle),
         "timeline": status.view.timeline,
         "rollbacks": status.rollbacks,
         "steps_redone": status.steps_redone,

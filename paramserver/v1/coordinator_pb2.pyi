@@ -308,7 +308,7 @@ class ProcessStatus(_message.Message):
     def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., member: _Optional[int] = ..., server: _Optional[_Union[_shard_pb2.StatsResponse, _Mapping]] = ..., epochs_planned: _Optional[int] = ..., reason: _Optional[str] = ..., gone: bool = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("job", "view", "processes", "model", "data", "steps_per_epoch", "lost", "expected_workers", "expected_servers", "store", "uptime_s", "store_operations", "training_s", "term", "summary", "security", "finished", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "troubles", "broken_promises", "state", "reason", "losses", "closing", "not_counted")
+    __slots__ = ("job", "view", "processes", "model", "data", "steps_per_epoch", "lost", "expected_workers", "expected_servers", "store", "uptime_s", "store_operations", "training_s", "term", "summary", "security", "finished", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "troubles", "broken_promises", "state", "reason", "losses", "idle", "closing", "not_counted")
     class TroublesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -356,6 +356,7 @@ class StatusResponse(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     LOSSES_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
     CLOSING_FIELD_NUMBER: _ClassVar[int]
     NOT_COUNTED_FIELD_NUMBER: _ClassVar[int]
     job: str
@@ -384,9 +385,10 @@ class StatusResponse(_message.Message):
     state: str
     reason: str
     losses: int
+    idle: _containers.RepeatedScalarFieldContainer[str]
     closing: bool
     not_counted: _containers.ScalarMap[str, int]
-    def __init__(self, job: _Optional[str] = ..., view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., steps_per_epoch: _Optional[int] = ..., lost: _Optional[_Iterable[str]] = ..., expected_workers: _Optional[int] = ..., expected_servers: _Optional[int] = ..., store: _Optional[str] = ..., uptime_s: _Optional[float] = ..., store_operations: _Optional[int] = ..., training_s: _Optional[float] = ..., term: _Optional[int] = ..., summary: _Optional[str] = ..., security: _Optional[str] = ..., finished: bool = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., troubles: _Optional[_Mapping[str, str]] = ..., broken_promises: _Optional[_Mapping[str, str]] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., losses: _Optional[int] = ..., closing: bool = ..., not_counted: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., steps_per_epoch: _Optional[int] = ..., lost: _Optional[_Iterable[str]] = ..., expected_workers: _Optional[int] = ..., expected_servers: _Optional[int] = ..., store: _Optional[str] = ..., uptime_s: _Optional[float] = ..., store_operations: _Optional[int] = ..., training_s: _Optional[float] = ..., term: _Optional[int] = ..., summary: _Optional[str] = ..., security: _Optional[str] = ..., finished: bool = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., troubles: _Optional[_Mapping[str, str]] = ..., broken_promises: _Optional[_Mapping[str, str]] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., losses: _Optional[int] = ..., idle: _Optional[_Iterable[str]] = ..., closing: bool = ..., not_counted: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class SettingsRequest(_message.Message):
     __slots__ = ()
@@ -547,10 +549,12 @@ class ScaleRequest(_message.Message):
     def __init__(self, workers: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class ScaleResponse(_message.Message):
-    __slots__ = ("workers",)
+    __slots__ = ("workers", "note")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
     workers: int
-    def __init__(self, workers: _Optional[int] = ...) -> None: ...
+    note: str
+    def __init__(self, workers: _Optional[int] = ..., note: _Optional[str] = ...) -> None: ...
 
 class StopRequest(_message.Message):
     __slots__ = ("reason",)

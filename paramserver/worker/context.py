@@ -20,7 +20,7 @@ from paramserver.config import Settings
 from paramserver.core.consistency import Mode
 from paramserver.core.names import AsyncName
 from paramserver.core.passes import Passes
-from paramserver.core.slices import slice_samples, slice_seed
+from paramserver.core.slices import main_place, slice_samples, slice_seed
 from paramserver.v1 import shard_pb2
 from paramserver.worker.binding import ModelBinding
 from paramserver.worker.engine import Engine
@@ -92,9 +92,20 @@ class Context:
 
     @property
     def is_main(self) -> bool:
-        """True on exactly one worker: the live one of the lowest rank. For printing and saving."""
-        workers = self.engine.session.view.workers
-        return not workers or workers[0].member == self.engine.session.member
+        """True on exactly one worker: the live one of the lowest rank that has slices to compute.
+
+        For printing and saving. In synchronous mode some workers have none if a step has fewer slices than workers.
+        """
+        view = self.engine.session.view
+        if not view.workers:
+            return True
+        place = 0
+        if self.engine.consistency.mode is Mode.SYNC:
+            slices = view.slices_per_step
+            if self._loader is not None:
+                slices = min(slices, self._data.slices_per_epoch)
+            place = main_place(slices, len(view.workers))
+        return view.workers[place].member == self.engine.session.member
 
     @property
     def version(self) -> int:

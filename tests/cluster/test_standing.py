@@ -160,3 +160,45 @@ def test_a_stopped_job_says_how_far_it_came() -> None:
         hold.released.set()
     assert (summary["state"], summary["epochs"], summary["epochs_planned"]) == ("stopped", 1, EPOCHS)
     assert closing_lines(status, dict(summary))[0].startswith("stopped: sync, 14 steps, 1 of 2 epochs in ")
+
+
+def test_more_workers_than_slices() -> None:
+    """It is said at scaling and in `status`; whoever prints is one that computes; the summary knows it, too."""
+    hold, scaled = Hold(), threading.Event()
+
+    def each(ctx: Context, slices: int) -> None:
+        hold(ctx, slices)
+        if slices == 3 and ctx.rank == 1:
+            wait(scaled, "the look at all of them")
+
+    def mains() -> list[str]:
+        contexts = [worker.context for worker in cluster.workers]
+        return [ctx.engine.session.name for ctx in contexts if ctx is not None and ctx.is_main]
+
+    with Cluster(2, 1, launched=True) as cluster:
+        for _ in range(2):
+            cluster.start(program(each))
+        wait(hold.reached, "the third slices")
+        until("one is the main one", lambda: mains() == ["worker-0"])
+        for _ in range(2):
+            cluster.start(program(each))
+        request = coordinator_pb2.ScaleRequest(workers=4, wait_s=CALL_S)
+        note = cluster.job.background.run(cluster.job.coordinator.scale(request), CALL_S).note
+        assert note == (
+            "a step has 2 slices and there are 4 workers, so worker-0, worker-2 have none to compute: "
+            "scale to workers=2, or begin the next job with training.slices_per_step = 4"
+        )
+        hold.released.set()
+
+        def shown() -> dict[str, str]:
+            return {name: one["state"] for name, one in by_name(describe(cluster.status())).items() if "work" in name}
+
+        wanted = {"worker-0": "idle", "worker-1": "training", "worker-2": "idle", "worker-3": "training"}
+        until("two are idle", lambda: shown() == wanted)
+        assert (cluster.status().state, cluster.status().reason) == ("training", note)
+        until("one that computes is the main one", lambda: mains() == ["worker-1"])
+        scaled.set()
+        cluster.join()
+        outcome = cluster.outcome()
+    assert outcome.summary["idle_workers"] == ["worker-0", "worker-2"]
+    assert outcome.summary["samples"] == EPOCHS * SAMPLES

@@ -17,9 +17,11 @@ from paramserver.core.slices import (
     Step,
     SyncSchedule,
     assign,
+    main_place,
     slice_indices,
     slice_samples,
     slice_seed,
+    without_slices,
 )
 
 PINNED_SMALL = [5, 8, 6, 3, 2, 0, 4, 7, 9, 1]
@@ -313,3 +315,11 @@ def test_contradictory_schedules_are_refused() -> None:
     for arguments in ((10, 0), (-1, 2), (10, 2, -1), (10, 2, 0, -1), (0, 2, 0, 1)):
         with pytest.raises(ValueError, match=r"at least 1|0 or more|only epoch 0"):
             SyncSchedule(*arguments)
+
+
+@pytest.mark.parametrize("workers", range(1, 9))
+@pytest.mark.parametrize("slices", range(9))
+def test_who_has_no_slices_and_who_is_the_main_one(slices: int, workers: int) -> None:
+    idle = without_slices(slices, workers)
+    assert len(idle) == max(0, workers - slices)
+    assert main_place(slices, workers) == next((p for p in range(workers) if p not in idle), 0)
