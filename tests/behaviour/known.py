@@ -19,20 +19,6 @@ class Known:
 
 
 KNOWN: list[Known] = [
-    Known(("loop=range",), "item 5: batches in the first pass only"),
-    Known(("loop=while",), "item 5"),
-    Known(("loop=while, ends in an epoch",), "item 5"),
-    Known(("loop=two range loops",), "item 5"),
-    Known(("loop=break",), "item 5: the next epoch begins where the one before was left"),
-    Known(("loop=break under range",), "item 5"),
-    Known(("loop=islice",), "item 5"),
-    Known(("loop=two passes in an epoch",), "item 5: the second pass is empty"),
-    Known(("state=model loaded after prepare",), "item 6: undone at the next version"),
-    Known(("state=model loaded between epochs",), "item 6: undone at the next version"),
-    Known(("state=weights changed once",), "item 6: undone at the next version"),
-    Known(("state=weights changed through data",), "item 6: undone at the next version"),
-    Known(("state=another tensor for a weight",), "item 6: undone at the next version"),
-    Known(("state=weights clipped in each step",), "item 6: undone at the next version"),
     Known(("model=a second model",), "item 7: accepted"),
     Known(("model=expanded",), "items 7 and 17: accepted"),
     Known(("model=overlapping views",), "item 7: they come apart"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 
 class Verdict(enum.Enum):
-    """What must become of a script. EITHER: equal to plain torch, or refused."""
+    """What must become of a script. EITHER: equal to plain torch, or refused, or an end that names a broken promise."""
 
     EQUAL = "equal"
     EITHER = "equal or refused"
@@ -61,13 +61,6 @@ _SLICE, _SINGLE, _LOADER, _ALONE, _SYNC, _SEVERAL = (
     Need.SYNC,
     Need.SEVERAL,
 )
-
-_OVER_LOADER = """\
-for epoch in $epochs:
-    for i, (x, y) in enumerate(loader):
-        BODY
-    EPOCH_END
-"""
 
 LOOPS = [
     Piece("loop", "epochs"),
@@ -137,7 +130,6 @@ for epoch in range($count):
     EPOCH_END
 """
         },
-        _EITHER,
         needs=(_SINGLE, _LOADER),
     ),
     Piece(
@@ -183,7 +175,8 @@ for epoch in ctx.epochs($count):
     EPOCH_END
 """
         },
-        _EITHER,
+        _REFUSED,
+        ("once in each epoch",),
         needs=(_SINGLE, _LOADER),
         without=("scheduler",),
     ),
@@ -257,7 +250,11 @@ def closure():
         {"first": "n += 1\nif n % 3 == 1:\n    continue\n"},
         _EITHER,
         needs=(_SINGLE, _LOADER),
-        without=("scheduler",),
+        without=(
+            "model=BatchNorm",
+            "model=a buffer that counts",
+            "scheduler",
+        ),
     ),
     Piece(
         "body",
@@ -270,7 +267,7 @@ def closure():
         },
         _EITHER,
         needs=(_SINGLE, _LOADER),
-        without=("scheduler", "precision"),
+        without=("model=BatchNorm", "model=a buffer that counts", "scheduler", "precision"),
     ),
     Piece(
         "body",
@@ -608,7 +605,7 @@ $again
         "state",
         "model loaded between epochs",
         {
-            "epoch_end": "if epoch == 0:\n"
+            "epoch_end": "if epoch == 0 and $count > 1:\n"
             "    model.load_state_dict({k: v * 0.5 for k, v in model.state_dict().items()})\n"
         },
         _EITHER,

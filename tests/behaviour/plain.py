@@ -20,12 +20,15 @@ from tests.behaviour.generate import Form
 
 
 class Batches:
-    """The samples of each step of an epoch; the next epoch follows with each pass, or the context says which it is."""
+    """The samples of each step: a pass gives all epochs up to its own, as far as no pass has given them.
+
+    Passes are numbered, or the context says of which epoch a pass is.
+    """
 
     def __init__(self, context: Context, data: DataSpec) -> None:
         self._context, self._data = context, data
         self._schedule = SyncSchedule(data.slices_per_epoch, context.slices)
-        self._passes = 0
+        self._passes = self._done = 0
 
     def __len__(self) -> int:
         return self._schedule.steps_per_epoch
@@ -33,12 +36,12 @@ class Batches:
     def __iter__(self) -> Iterator[list[int]]:
         epoch = self._passes if self._context.epoch is None else self._context.epoch
         self._passes += 1
-        first = epoch * len(self)
-        for version in range(first, first + len(self)):
-            step = self._schedule.step(version)
+        while self._done < (epoch + 1) * len(self):
+            step = self._schedule.step(self._done)
+            self._done += 1
             # Scripts that draw random numbers have one slice in a step.
-            self._context.seeds = slice_seed(0, epoch, step.slices[0], "model")
-            yield [index for one in step.slices for index in slice_indices(self._data, 0, epoch, one)]
+            self._context.seeds = slice_seed(0, step.epoch, step.slices[0], "model")
+            yield [index for one in step.slices for index in slice_indices(self._data, 0, step.epoch, one)]
 
 
 class Loader:

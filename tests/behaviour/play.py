@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 import paramserver
 from paramserver import errors
 from paramserver.local import entry, logs
+from paramserver.local.verdict import broken_sentences
 from paramserver.worker.context import Context
 from tests.behaviour import plain
 from tests.behaviour.generate import Form
@@ -99,8 +100,10 @@ def _alone(text: str, played: Played) -> None:
         except BaseException as error:
             played.ended_with(error)
         with contextlib.redirect_stderr(io.StringIO()) as said:
-            played.code = entry.close_all() or played.code  # as the end of the process does
-        played.where += said.getvalue()
+            code = entry.close_all()  # as the end of the process does
+        if code:
+            played.code = code
+            played.ended_with(errors.JobFailedError(said.getvalue()))
 
 
 def on_cluster(text: str, form: Form, place: Path) -> Played:
@@ -132,6 +135,8 @@ def on_cluster(text: str, form: Form, place: Path) -> Played:
         for worker in sorted(workers, key=lambda w: not isinstance(w.error, errors.UserError)):
             if worker.error is not None:
                 played.ended_with(worker.error)
+        if broken := broken_sentences(cluster.job.coordinator.promises.broken):
+            played.ended_with(errors.JobFailedError("; ".join(broken)))
         if not played.stuck and cluster.job.coordinator.registry.ready and played.error is None:
             outcome = cluster.outcome()
             outcome.result.save(place / "weights.safetensors")
