@@ -230,7 +230,7 @@ class Ending:
 
     def _tallies(self) -> list[Tally]:
         return [
-            Tally(one.name, one.handed_in, one.counted, one.late, one.duplicate, one.lost)
+            Tally(one.name, one.handed_in, one.counted, one.late, one.duplicate, one.lost, one.unsent)
             for one in self._gone.values()
             if one.timeline == self._job.timeline
         ]
@@ -260,6 +260,6 @@ def folded(tallies: list[coordinator_pb2.Tally], kept: int) -> list[coordinator_
         total.version = max(total.version, one.version)
         if one.timeline == total.timeline:
             total.lost = total.lost or one.lost
-            for field in ("handed_in", "counted", "late", "duplicate"):
+            for field in ("handed_in", "counted", "late", "duplicate", "unsent"):
                 setattr(total, field, getattr(total, field) + getattr(one, field))
     return [total, *rest]

@@ -24,6 +24,8 @@ class Tally:
     late: int = 0
     duplicate: int = 0
     lost: bool = False
+    # Handed in by the script and not sent when it left: others compute them.
+    unsent: int = 0
 
     @property
     def open(self) -> int:
@@ -46,6 +48,7 @@ def not_counted(workers: Sequence[Tally]) -> dict[str, int]:
         "duplicate": sum(worker.duplicate for worker in workers),
         "late": sum(worker.late for worker in workers),
         "unanswered": sum(worker.open for worker in workers),
+        "unsent": sum(worker.unsent for worker in workers),
     }
     return {reason: number for reason, number in found.items() if number}
 

@@ -97,8 +97,7 @@ def not_counted(status: coordinator_pb2.StatusResponse, shards: Sequence[shard_p
     if status.data.slice_size:  # equal names are equal work: who comes second has lost nothing
         found["duplicate"] = max((shard.duplicate for shard in shards), default=0)
         found["refused"] = max((shard.refused for shard in shards), default=0)
-    else:
-        found.update(status.not_counted)
+    found.update(status.not_counted)
     return {reason: number for reason, number in sorted(found.items()) if number}
 
 

@@ -67,6 +67,7 @@ _REASONS = {
     "late": "{} later than a change of mode",
     "refused": "{} refused",
     "unanswered": "{} of workers that were lost",
+    "unsent": "{} of workers that left in the middle of a step",
 }
 
 

@@ -137,7 +137,7 @@ class WorkerReport(_message.Message):
     def __init__(self, version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., state: _Optional[str] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., epochs_planned: _Optional[int] = ..., at_work: bool = ..., slice_s: _Optional[float] = ..., tally: _Optional[_Union[Tally, _Mapping]] = ...) -> None: ...
 
 class Tally(_message.Message):
-    __slots__ = ("timeline", "handed_in", "counted", "late", "duplicate", "name", "lost", "incarnation", "version")
+    __slots__ = ("timeline", "handed_in", "counted", "late", "duplicate", "name", "lost", "incarnation", "version", "unsent")
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     HANDED_IN_FIELD_NUMBER: _ClassVar[int]
     COUNTED_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +147,7 @@ class Tally(_message.Message):
     LOST_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    UNSENT_FIELD_NUMBER: _ClassVar[int]
     timeline: int
     handed_in: int
     counted: int
@@ -156,7 +157,8 @@ class Tally(_message.Message):
     lost: bool
     incarnation: int
     version: int
-    def __init__(self, timeline: _Optional[int] = ..., handed_in: _Optional[int] = ..., counted: _Optional[int] = ..., late: _Optional[int] = ..., duplicate: _Optional[int] = ..., name: _Optional[str] = ..., lost: bool = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+    unsent: int
+    def __init__(self, timeline: _Optional[int] = ..., handed_in: _Optional[int] = ..., counted: _Optional[int] = ..., late: _Optional[int] = ..., duplicate: _Optional[int] = ..., name: _Optional[str] = ..., lost: bool = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ..., unsent: _Optional[int] = ...) -> None: ...
 
 class RegisterModelRequest(_message.Message):
     __slots__ = ("member", "model", "state_digest")

@@ -36,7 +36,7 @@ class HandedIn:
             self._late += 1
 
     def passed_over(self) -> None:
-        """One was not even sent: its step was complete by then."""
+        """One was not even sent: its step was complete by then, or somebody else had brought it."""
         self._pushed += 1
         self._duplicate += 1
 
@@ -44,8 +44,8 @@ class HandedIn:
         """What did not count is handed in under another name."""
         self._again += 1
 
-    def message(self, timeline: int) -> coordinator_pb2.Tally:
-        """For the coordinator."""
+    def message(self, timeline: int, unsent: int) -> coordinator_pb2.Tally:
+        """For the coordinator. ``unsent``: slices handed in that wait for others of their step."""
         duplicates = min(self._duplicate, self._again)
         return coordinator_pb2.Tally(
             timeline=timeline,
@@ -53,4 +53,5 @@ class HandedIn:
             counted=self._counted,
             late=max(0, self._late - (self._again - duplicates)),
             duplicate=self._duplicate - duplicates,
+            unsent=unsent,
         )

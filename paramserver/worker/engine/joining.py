@@ -167,6 +167,6 @@ class Joining(Weights):
             epochs_planned=self.epochs_planned,
             at_work=self.state == "training" and not self.through and not self._waiting,
             slice_s=median(times) if (times := list(self._slice_times)) else 0.0,
-            tally=self.handed.message(links.timeline) if links and not self.named_by_data else None,
+            tally=self.handed.message(links.timeline, self._pace.unsent if self._pace else 0) if links else None,
         )
         return coordinator_pb2.SessionRequest(worker=report)

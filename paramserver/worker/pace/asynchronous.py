@@ -141,6 +141,11 @@ class AsyncPace:
                 return
             self._clock = min_clock
 
+    @property
+    def unsent(self) -> int:
+        """Slices handed in and not sent: none."""
+        return 0
+
     def finish(self) -> None:
         """Report what is done, and lease no more; the rest is given back by leaving, or by asking again."""
         self._finished = True

@@ -39,5 +39,9 @@ class Pace(Protocol):
         False: without a data set, another worker's contribution of this name counts instead.
         """
 
+    @property
+    def unsent(self) -> int:
+        """How many slices have been handed in here and are not sent."""
+
     def finish(self) -> None:
         """Wait until everything handed in has arrived, and say so to whom it concerns."""

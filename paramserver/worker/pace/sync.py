@@ -180,7 +180,8 @@ class SyncPace:
         name = item.name
         if name.step != self._version or name.lo in self._done:
             self._engine.discard(node)
-            self._engine.handed.passed_over()
+            if not self._engine.named_by_data:
+                self._engine.handed.passed_over()
             return self._engine.named_by_data
         self._done.add(name.lo)
         counted = True
@@ -278,7 +279,14 @@ class SyncPace:
             finished=[types_pb2.Range(start=lo, stop=hi) for lo, hi in finished.ranges()],
         )
 
+    @property
+    def unsent(self) -> int:
+        """Slices handed in that wait for others of their step, to be sent as one."""
+        return sum(hi - lo for lo, hi in list(self._held)) + sum(name.slices for name, _ in list(self._unsent))
+
     def finish(self) -> None:
         """Wait until everything handed in has arrived."""
+        self._release()
+        self._send()
         self._engine.wait_all(self._pushes)
         self._pushes.clear()
