@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import structlog
@@ -18,6 +18,9 @@ from paramserver.errors import CheckpointError
 from paramserver.failpoints import reach
 
 log = structlog.get_logger("paramserver.checkpoint")
+
+# Whether a checkpoint is of a history (see `owner`).
+Ours = Callable[[str], bool]
 
 # A reader that has said nothing for so long is gone.
 STALE_S = 3600.0
@@ -87,9 +90,21 @@ def survey(place: Place) -> list[Found]:
     return sorted(found, key=lambda each: each.order, reverse=True)
 
 
-def complete(place: Place) -> list[Manifest]:
-    """The complete checkpoints, newest first: by timeline, then by version. :func:`survey` tells about the others."""
-    return [found.manifest for found in survey(place) if found.manifest is not None and not found.problem]
+def complete(place: Place, ours: Ours | None = None) -> list[Manifest]:
+    """The complete checkpoints, newest first: by timeline, then by version. :func:`survey` tells about the others.
+
+    ``ours``: those of these histories only.
+    """
+    whole = [found.manifest for found in survey(place) if found.manifest is not None and not found.problem]
+    return [manifest for manifest in whole if ours is None or ours(manifest.history)]
+
+
+def job_of(place: Place, checkpoint: str) -> str:
+    """The job that made a checkpoint; "" if it does not say so."""
+    try:
+        return load_manifest(place, checkpoint).job
+    except CheckpointError:
+        return ""
 
 
 def verify(place: Place, manifest: Manifest) -> None:
@@ -99,26 +114,30 @@ def verify(place: Place, manifest: Manifest) -> None:
             file.verify()
 
 
-def newest(place: Place, good_only: bool = True, verify: bool = True) -> Manifest | None:
+def newest(
+    place: Place, good_only: bool = True, verify: bool = True, ours: Ours = lambda history: True
+) -> Manifest | None:
     """The newest checkpoint that can be loaded; None if there is none.
 
-    ``good_only``: pass over those with NaN or infinite weights. ``verify``: read all of it first. A damaged checkpoint
-    is passed over with a warning that says what is wrong.
+    ``good_only``: pass over those with NaN or infinite weights. ``verify``: read all of it first. ``ours``: pass over
+    those of other histories. A damaged checkpoint is passed over with a warning that says what is wrong.
     """
     for _ in range(_LOOKS):
         names = place.names()
-        chosen = _newest(place, good_only, verify)
+        chosen = _newest(place, good_only, verify, ours)
         if chosen is not None or place.names() == names:
             return chosen
     return None  # others save and remove faster than we look
 
 
-def _newest(place: Place, good_only: bool, verify: bool) -> Manifest | None:
+def _newest(place: Place, good_only: bool, verify: bool, ours: Ours) -> Manifest | None:
     for found in survey(place):
         manifest = found.manifest
         if manifest is None or found.problem:
             tell = log.info if found.incomplete else log.warning
             tell("a checkpoint is passed over", checkpoint=found.name, reason=found.problem)
+        elif not ours(manifest.history):
+            log.warning("a checkpoint is passed over", checkpoint=found.name, reason="it is of another history")
         elif good_only and not manifest.finite:
             log.warning("a checkpoint is passed over", checkpoint=found.name, reason="it has NaN or infinite weights")
         else:
@@ -178,17 +197,18 @@ def in_use(place: Place, checkpoint: str) -> Iterator[Use]:
         use.end()
 
 
-def prune(place: Place, keep: int, protect: Collection[str] = ()) -> list[str]:
+def prune(place: Place, keep: int, protect: Collection[str] = (), ours: Ours = lambda history: True) -> list[str]:
     """Remove what is no longer needed; the names of the checkpoints that went.
 
-    The newest ``keep`` complete checkpoints stay, and so do the newest ``keep`` of those that are good. Unfinished and
-    damaged ones go if they are older than the newest complete one; so do temporary files. Those in ``protect``, those
-    being read, and those of a later paramserver stay. The manifest goes first: what is removed in part is incomplete,
+    Checkpoints of other histories than ``ours`` stay, and do not count. The newest ``keep`` complete checkpoints stay,
+    and so do the newest ``keep`` of those that are good. Unfinished and damaged ones go if they are older than the
+    newest complete one; so do temporary files. Those in ``protect``, those being read, and those of a later paramserver
+    stay. The manifest goes first: what is removed in part is incomplete,
     never wrong. Raises CheckpointError if something cannot be removed.
     """
     if keep < 1:
         raise ValueError(f"keep={keep}: at least one checkpoint stays")
-    found = survey(place)
+    found = [each for each in survey(place) if each.manifest is None or ours(each.manifest.history)]
     whole = [each for each in found if each.manifest is not None and not each.problem]
     good = [each for each in whole if each.manifest is not None and each.manifest.finite]
     kept = {each.name for each in (*whole[:keep], *good[:keep])}
@@ -203,6 +223,15 @@ def prune(place: Place, keep: int, protect: Collection[str] = ()) -> list[str]:
         elif _remove(inside, each.name):
             removed.append(each.name)
     return removed
+
+
+def discard(place: Place, checkpoint: str) -> None:
+    """Remove what was written of a checkpoint that will not be completed. Raises CheckpointError."""
+    inside = place.inside(checkpoint)
+    if not inside.exists(MANIFEST):
+        for file in inside.files():
+            inside.remove(file)
+        inside.remove_folder()
 
 
 def _remove(inside: Inside, name: str) -> bool:

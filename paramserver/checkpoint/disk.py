@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from paramserver.checkpoint.folder import Bytes
@@ -58,12 +60,48 @@ class DiskRoot:
         """One of them."""
         return DiskFolder(self._path / name)
 
+    def top(self) -> DiskFolder:
+        """The files beside them."""
+        return DiskFolder(self._path, made=True)
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """A lock of the directory itself; it ends with the process. Some network file systems have none."""
+        fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with contextlib.suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    def make(self, sibling: str) -> None:
+        """Create a directory beside this one."""
+        (self._path.parent / sibling).mkdir()
+        _sync_directory(self._path.parent)
+
+    def move(self, name: str, sibling: str) -> None:
+        """Rename."""
+        target = self._path.parent / sibling
+        os.rename(self._path / name, target / name)
+        _sync_directory(target)
+        _sync_directory(self._path)
+
+    def holds(self, path: str) -> bool:
+        """Whether it is this directory, by whatever name."""
+        try:
+            return os.path.samefile(path, self._path)
+        except OSError:
+            return False
+
 
 class DiskFolder:
     """One checkpoint on disk."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, made: bool = False) -> None:
+        """``made``: it is there already; if it is not, somebody has taken it away, and it is not made again."""
         self._path = path
+        self._made = made
         self.shown = str(path)
 
     def files(self) -> list[str]:
@@ -93,9 +131,10 @@ class DiskFolder:
 
     def create(self, temporary: str) -> DiskWriter:
         """Begin a file."""
-        with contextlib.suppress(FileExistsError):
-            self._path.mkdir()
-            _sync_directory(self._path.parent)
+        if not self._made:
+            with contextlib.suppress(FileExistsError):
+                self._path.mkdir()
+                _sync_directory(self._path.parent)
         self._refuse_link()
         return DiskWriter(self._path, temporary)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -74,3 +75,18 @@ class Root(Protocol):
 
     def folder(self, name: str) -> Folder:
         """One of them, which need not exist yet."""
+
+    def top(self) -> Folder:
+        """The files that lie beside the directories; creating one does not create the directory that holds it."""
+
+    def lock(self) -> contextlib.AbstractContextManager[None]:
+        """Keep others who lock it out meanwhile, where the file system can."""
+
+    def make(self, sibling: str) -> None:
+        """Create another directory beside this one. FileExistsError if there is something of that name."""
+
+    def move(self, name: str, sibling: str) -> None:
+        """Move a directory or file of this one into ``sibling``, which :meth:`make` has made."""
+
+    def holds(self, path: str) -> bool:
+        """Whether ``path``, an absolute path of this machine, is this directory."""

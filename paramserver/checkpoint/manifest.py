@@ -66,6 +66,13 @@ class Manifest:
         return checkpoint_name(self.version, self.timeline)
 
     @property
+    def history(self) -> str:
+        """The history that wrote it (see `owner`), which stands with where training stands; "" if none does."""
+        named = self.position.get("histories")
+        first = named[0] if isinstance(named, list) and named else ""
+        return first if isinstance(first, str) else ""
+
+    @property
     def files(self) -> tuple[FileInfo, ...]:
         """All files that belong to it."""
         return (*self.weights, *self.state)

@@ -10,6 +10,8 @@ from paramserver.errors import CheckpointError
 MANIFEST = "MANIFEST.json"
 # What loaders of Hugging Face look for.
 INDEX = "model.safetensors.index.json"
+# Whose place it is; see `owner`.
+OWNER = "OWNER.json"
 
 _TEMPORARY = ".tmp-"
 _MARKER = ".in-use-"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paramserver.checkpoint.disk import DiskRoot
@@ -51,6 +52,59 @@ class Place:
         """The files of one checkpoint, which need not exist yet. Raises CheckpointError for a hostile name."""
         check_checkpoint_name(checkpoint)
         return Inside(self._root.folder(checkpoint))
+
+    @property
+    def top(self) -> Inside:
+        """The files beside the checkpoints."""
+        return Inside(self._root.top())
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep others on this machine, and on network file systems that can, from locking it, too. CheckpointError."""
+        with contextlib.ExitStack() as held:
+            with explained("open", self.shown):
+                held.enter_context(self._root.lock())
+            yield
+
+    def set_aside(self, files: Sequence[str]) -> str:
+        """Move all checkpoints, and these ``files``, to another place beside this one; returns that.
+
+        Raises CheckpointError. What has been moved until then stays where it is; nothing is deleted.
+        """
+        base = self.url.rstrip("/").rpartition("/")[2] if not self.local else self._absolute().name
+        for number in itertools.count(1):
+            sibling = f"{base}.old-{number}"
+            try:
+                with explained("create", sibling):
+                    self._root.make(sibling)
+                break
+            except CheckpointError as error:
+                if not isinstance(error.__cause__, FileExistsError):
+                    raise
+        for name in (*self.names(), *(file for file in files if self.top.exists(file))):
+            with explained("move", f"{self.shown}/{name}"):
+                self._root.move(name, sibling)
+        if self.local:
+            return str(self._absolute().parent / sibling)
+        return hide_password(f"{self.url.rstrip('/').rpartition('/')[0]}/{sibling}")
+
+    def holds(self, path: str) -> bool:
+        """Whether ``path``, an absolute path of this machine, is this directory, by whatever name."""
+        return self._root.holds(path)
+
+    def same(self, other: Place) -> bool:
+        """Whether both are one directory, by whatever name."""
+        if self.local and other.local:
+            return self._absolute() == other._absolute() or self.holds(str(other._absolute()))
+        return self.url == other.url
+
+    def _absolute(self) -> Path:
+        return Path(self.url).expanduser().absolute()
+
+    @property
+    def path(self) -> str:
+        """Its absolute path, or the URL, without passwords."""
+        return str(self._absolute()) if self.local else self.shown
 
 
 def located(where: str) -> tuple[Place, str]:

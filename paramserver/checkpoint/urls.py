@@ -76,6 +76,37 @@ class UrlRoot:
         """One of them."""
         return UrlFolder(self._fs, f"{self._path}/{name}", f"{self._shown}/{name}")
 
+    def top(self) -> UrlFolder:
+        """The files beside them."""
+        return UrlFolder(self._fs, self._path, self._shown)
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """There is none."""
+        yield
+
+    def make(self, sibling: str) -> None:
+        """Object stores have no directories: a name is taken if something lies under it."""
+        with _as_os_errors(sibling):
+            self._fs.invalidate_cache()
+            if self._fs.exists(self._beside(sibling)):
+                raise FileExistsError(f"there is {sibling} already")
+            self._fs.makedirs(self._beside(sibling), exist_ok=True)
+
+    def move(self, name: str, sibling: str) -> None:
+        """Where that is a copy, the store does it by itself."""
+        with _as_os_errors("move"):
+            source = f"{self._path}/{name}"
+            self._fs.mv(source, f"{self._beside(sibling)}/{name}", recursive=self._fs.isdir(source))
+            self._fs.invalidate_cache()
+
+    def holds(self, path: str) -> bool:
+        """It is no directory of this machine."""
+        return False
+
+    def _beside(self, sibling: str) -> str:
+        return f"{posixpath.dirname(self._path)}/{sibling}"
+
 
 class UrlFolder:
     """One checkpoint behind a URL."""

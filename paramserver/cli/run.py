@@ -35,6 +35,7 @@ def run(
     checkpoint_dir: _Text = None,
     checkpoint_every: _Text = None,
     resume: _Text = None,
+    fresh: bool = False,
     config: Path | None = None,
     set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
     script_args: Annotated[list[str] | None, Parameter(parse=False)] = None,
@@ -78,6 +79,8 @@ def run(
         Steps (async: slices) from one checkpoint to the next; only the first and the last version if 0.
     resume
         Go on from this checkpoint, or from the newest in this directory, with the same script and settings.
+    fresh
+        Begin anew: forget a job of this name in the store, and set aside the checkpoints in --checkpoint-dir.
     config
         TOML file with settings; flags and PARAMSERVER_* variables override it.
     set_
@@ -106,7 +109,7 @@ def run(
     path = script_path(settings)
     from paramserver.local.launcher import launch
 
-    return launch(settings, path, list(settings.run.args))
+    return launch(settings, path, list(settings.run.args), fresh)
 
 
 def script_path(settings: Settings) -> Path:

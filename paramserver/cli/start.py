@@ -75,7 +75,7 @@ def coordinator(
     go_on
         The same, but begin the job if there is none.
     fresh
-        Forget what an earlier coordinator of this job has left.
+        Begin anew: forget the job of this name in the store, and set aside the checkpoints in --checkpoint-dir.
     checkpoint_dir
         Directory, or URL, for checkpoints, which all servers and this coordinator reach.
     checkpoint_every

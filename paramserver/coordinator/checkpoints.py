@@ -16,6 +16,7 @@ from google.protobuf import json_format
 from paramserver import errors
 from paramserver.checkpoint import catalog
 from paramserver.checkpoint.manifest import COPIES_KEPT, Manifest, checkpoint_name
+from paramserver.checkpoint.owner import Holding
 from paramserver.checkpoint.place import Place
 from paramserver.checkpoint.tensorfile import FileInfo
 from paramserver.coordinator.counted import counted
@@ -40,12 +41,18 @@ _HELD_S = 20.0
 class CheckpointOptions:
     """``place``: a directory or URL; empty: no checkpoints. ``every``: steps (asynchronous: slices); 0: only the first
     and the last version. ``keep``: how many are kept. ``run``: how the job was started, for who goes on with it.
+    ``holding``: by what right the place is the job's; None: nobody else comes there.
     """
 
     place: str = ""
     every: int = 0
     keep: int = 3
     run: dict[str, Any] | None = None
+    holding: Holding | None = None
+
+    def ours(self, history: str) -> bool:
+        """Whether checkpoints of this history are the job's."""
+        return self.holding is None or self.holding.ours(history)
 
 
 class Checkpoints:
@@ -126,6 +133,8 @@ class Checkpoints:
         try:
             manifest = self._manifest(version, parts)
             await job.confirm()
+            if self.options.holding is not None:
+                await asyncio.to_thread(self.options.holding.check)
             await asyncio.to_thread(catalog.write_manifest, place, manifest)
         except (errors.ParamServerError, OSError) as error:
             await self._give_up(version, str(error))
@@ -138,7 +147,7 @@ class Checkpoints:
         log.info("checkpoint", version=version, name=manifest.name, MB=round(manifest.nbytes / 1e6, 1))
         await self._settle(version, True)
         try:
-            await asyncio.to_thread(catalog.prune, place, self.options.keep, [manifest.name])
+            await asyncio.to_thread(catalog.prune, place, self.options.keep, [manifest.name], self.options.ours)
         except (errors.ParamServerError, OSError) as error:
             log.warning("old checkpoints could not be removed", error=str(error))
 
@@ -303,6 +312,15 @@ class Checkpoints:
             return True
         return all(any(copy.version == version for copy in reply.copies) for reply in replies)
 
+    async def save_first(self, version: int) -> None:
+        """Save the version with which the job goes on, before anybody computes: there is none of its own yet.
+
+        Raises JobFailedError if that cannot be done, and what :meth:`wait_settled` raises.
+        """
+        await self._tell(self._job.timeline, shard_pb2.CutRequest.STEP_COPY, version)
+        if not await self.wait_settled(version):
+            raise errors.JobFailedError(f"the first checkpoint could not be written to {self.place}")
+
     async def make_safe(self, version: int) -> None:
         """Return when a checkpoint of ``version`` or a later one is complete, or cannot be had.
 
@@ -370,6 +388,7 @@ def position(job: Job) -> coordinator_pb2.JobRecord:
         expected_workers=record.expected_workers,
         data=record.data if record.HasField("data") else None,
         async_from=record.async_from,
+        histories=record.histories[:1],
     )
 
 

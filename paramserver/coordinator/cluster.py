@@ -23,14 +23,19 @@ class Servers:
 
     async def dial_back(self, address: str, request: Message, timeout_s: float) -> None:
         """Check that a newcomer's address reaches it from here; raises UserError with a hint if not."""
-        channel = self._connect(address)
         try:
-            await channel.call("Shard.Stats", request, timeout=timeout_s)
+            await self.ask(address, "Shard.Stats", request, timeout_s)
         except errors.RetryableError as error:
             raise errors.ConfigError(
                 f"the coordinator cannot reach the server at {address}, the address it advertised: "
                 "check the host name, the firewall, or give another one with --advertise-host"
             ) from error
+
+    async def ask(self, address: str, method: str, request: Message, timeout_s: float) -> None:
+        """One call to a server that is no member yet."""
+        channel = self._connect(address)
+        try:
+            await channel.call(method, request, timeout=timeout_s)
         finally:
             await channel.close()
 

@@ -261,6 +261,7 @@ class Job:
             orderly=self.ending.orderly,
             tallies=self.ending.tallies(),
             epochs_planned=self.ending.epochs_planned,
+            histories=self.options.checkpoints.holding.histories if self.options.checkpoints.holding else (),
         )
 
     def missing(self) -> str:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import structlog
 
 from paramserver import errors
-from paramserver.checkpoint import catalog, manifest
+from paramserver.checkpoint import catalog, manifest, owner
 from paramserver.checkpoint.manifest import Manifest
+from paramserver.checkpoint.place import Place
 from paramserver.coordinator.checkpoints import model_of, position_of
 from paramserver.coordinator.counted import lease_table
 from paramserver.coordinator.toggle import Toggle
@@ -54,6 +56,8 @@ class Recovery:
         self._included: set[int] = set()
         self._anew = False
         self._resuming = False
+        # What the job was told to go on from, and where it lies, until there is a checkpoint of its own.
+        self._source: tuple[str, Manifest] | None = None
         self._started = 0.0
         # The newest version that anybody had told of before.
         self._reached = 0
@@ -90,9 +94,15 @@ class Recovery:
         self._done = False
         job.loosely(self._run())
 
-    def resume(self, saved: Manifest) -> None:
-        """A new job that goes on from a checkpoint: take over the model now, the rest when all servers are there."""
+    def resume(self, saved: Manifest, place: str = "") -> None:
+        """A new job that goes on from a checkpoint: take over the model now, the rest when all servers are there.
+
+        ``place``: where that lies, if not where the job keeps its own.
+        """
         job = self._job
+        self._source = (place, saved) if place else None
+        if not place:
+            job.checkpoints.last = saved.name
         where = position_of(saved)
         job.registry.adopt(model_of(saved), saved.layout_digest)
         if where.HasField("data"):
@@ -196,13 +206,14 @@ class Recovery:
         place = job.checkpoints.place
         assert place is not None
         found: Manifest | None = None
+        elsewhere = False
         if job.registry.ready or self._resuming:
-            for saved in await asyncio.to_thread(catalog.complete, place):
-                if saved.finite and saved.name not in self._bad and saved.layout_digest == job.registry.digest:
-                    found = saved
-                    break
+            found = self._fitting(await asyncio.to_thread(catalog.complete, place, job.options.checkpoints.ours))
+            elsewhere = found is None and self._source is not None
+            if elsewhere:
+                found = self._fitting(await asyncio.to_thread(self._told))
             if found is None:
-                raise errors.JobFailedError("there is no complete checkpoint")
+                raise errors.JobFailedError(f"there is no complete checkpoint of this job in {place}")
         await job.registry.place()
         stats = await job.server_stats()
         self._reached = max([self._reached, *(reply.version for reply in stats if reply.timeline == job.timeline)])
@@ -219,16 +230,31 @@ class Recovery:
             self._table = None
             return -1
         try:
-            await self._restore(found)
+            await self._restore(found, self._source[0] if elsewhere and self._source else "")
         except errors.CheckpointError:
             self._bad.add(found.name)
             raise
         await job.registry.publish()
+        if elsewhere:
+            await job.checkpoints.save_first(found.version)
         asynchronous = job.consistency.mode is Mode.ASYNC and job.leasing.data is not None
         self._table = await lease_table(job) if asynchronous else None
         return found.version
 
-    async def _restore(self, saved: Manifest) -> None:
+    def _fitting(self, found: Sequence[Manifest]) -> Manifest | None:
+        """The newest good one of these that has not turned out to be damaged."""
+        digest = self._job.registry.digest
+        good = (saved for saved in found if saved.finite and saved.name not in self._bad)
+        return next((saved for saved in good if saved.layout_digest == digest), None)
+
+    def _told(self) -> list[Manifest]:
+        """What lies where the job was told to go on from: the checkpoint that was meant, and older ones."""
+        assert self._source is not None
+        place, meant = Place(self._source[0]), self._source[1]
+        found = catalog.complete(place, owner.histories_in(place))
+        return [saved for saved in found if catalog.order(saved.name) <= catalog.order(meant.name)]
+
+    async def _restore(self, saved: Manifest, place: str) -> None:
         job = self._job
         where = position_of(saved)
         consistency = self._consistency(where)
@@ -237,7 +263,7 @@ class Recovery:
         def request(member: Member) -> shard_pb2.RestoreRequest:
             configure = job.registry.configuration(member)
             configure.consistency.CopyFrom(consistency_to_proto(consistency))
-            return shard_pb2.RestoreRequest(configure=configure, manifest=text, grant=job.registry.grant)
+            return shard_pb2.RestoreRequest(configure=configure, manifest=text, grant=job.registry.grant, place=place)
 
         replies = await job.servers.call_all(job.members.of(Role.SERVER), "Shard.Restore", request, _RESTORE_S)
         restored = [cast(shard_pb2.RestoreResponse, reply) for reply in replies]

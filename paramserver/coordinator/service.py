@@ -15,6 +15,7 @@ from paramserver import errors
 from paramserver.coordinator.accounts import account
 from paramserver.coordinator.admission import admit_server, check_join
 from paramserver.coordinator.job import Job
+from paramserver.coordinator.probing import probe_place
 from paramserver.core.consistency import Mode
 from paramserver.core.membership import (
     Admitted,
@@ -105,10 +106,14 @@ class CoordinatorService(Job):
 
     async def _admit(self, request: coordinator_pb2.JoinRequest, role: Role) -> Member:
         index = request.index if request.HasField("index") else None
+        gone: set[int] = set()
         if role is Role.SERVER:
             await self.servers.dial_back(
                 request.address, shard_pb2.StatsRequest(job=self.options.job), self.options.call_timeout_s
             )
+            if not request.holds:
+                await probe_place(self, request.address)
+            gone = set(self.watch.absent)
             index = await admit_server(self, request, index)
         event = Joined(role, index, request.address, request.pid, request.incarnation, request.beside_worker)
         effects = self.members.handle(event, time.monotonic())
@@ -118,7 +123,7 @@ class CoordinatorService(Job):
             self.lost[:] = [name for name in self.lost if name != member.name]
             self.board.admitted(member)
         if role is Role.SERVER:
-            if not request.holds and self.registry.model is not None and self.recovery.possible:
+            if not request.holds and member.index in gone and self.recovery.possible:
                 self.recovery.begin(f"{member.name} has begun anew", member.ident)
             elif request.holds and request.timeline != self.timeline:
                 self.recovery.begin(f"{member.name} came back from an older timeline", member.ident)

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from paramserver import errors
-from paramserver.checkpoint import catalog
+from paramserver.checkpoint import catalog, owner
 from paramserver.checkpoint.manifest import Manifest, parse_name
+from paramserver.checkpoint.owner import Holding, Wish
 from paramserver.checkpoint.place import Place
 from paramserver.config import Settings
 from paramserver.coordinator.checkpoints import CheckpointOptions, position_of
@@ -31,14 +32,52 @@ _OPTIONAL = (
 )
 
 
-def checkpoint_options(settings: Settings) -> CheckpointOptions:
-    """What the coordinator is told about checkpoints. Raises ConfigError if there can be none in that place."""
+def checkpoint_options(settings: Settings, holding: Holding | None = None) -> CheckpointOptions:
+    """What the coordinator is told about checkpoints. ``holding``: of the place where they go."""
     wanted = settings.checkpoint
-    if wanted.dir:
-        Place(wanted.dir).prepare()
     values = settings.values()
     run = {key: list(values[key]) if isinstance(values[key], tuple) else values[key] for key in _OPTIONAL}
-    return CheckpointOptions(wanted.dir, wanted.every, wanted.keep, run)
+    return CheckpointOptions(wanted.dir, wanted.every, wanted.keep, run, holding)
+
+
+def place_of(settings: Settings, fresh: bool) -> Place | None:
+    """Where checkpoints go, ready to be written to; None: nowhere. Raises ConfigError if there can be none.
+
+    ``fresh``: the job is to begin anew there.
+    """
+    wanted = settings.checkpoint
+    if not wanted.dir:
+        return None
+    place = Place(wanted.dir)
+    if fresh and goes_on_there(settings):
+        raise errors.ConfigError(
+            f"--fresh sets aside what is in {place}, from where this job is to go on: leave --fresh out, or choose "
+            "another directory for the new checkpoints"
+        )
+    place.prepare()
+    return place
+
+
+def goes_on_there(settings: Settings) -> bool:
+    """Whether the job goes on from a checkpoint that lies where its own will go."""
+    wanted = settings.checkpoint
+    return bool(wanted.resume and wanted.dir) and Place(split(wanted.resume)[0]).same(Place(wanted.dir))
+
+
+def begins(settings: Settings, fresh: bool, again: bool = False) -> Wish:
+    """How a job that is not taken over comes to its place. ``again``: it may be a restart of the job of this name."""
+    if goes_on_there(settings):
+        return Wish.RESUME
+    return Wish.FRESH if fresh else Wish.AGAIN if again else Wish.BEGIN
+
+
+def choices(command: str, place: Place) -> str:
+    """What a user may do whose job may not have the place. ``command``: "run", or "start coordinator"."""
+    resume = "--resume" if command == "run" else "--from-checkpoint"
+    return (
+        f"go on from them with {resume} {place}, begin anew with --fresh, which keeps them in another directory, or "
+        "choose another directory with --checkpoint-dir"
+    )
 
 
 def split(where: str) -> tuple[str, str]:
@@ -54,7 +93,7 @@ def find_checkpoint(where: str) -> Manifest:
     try:
         if name:
             return catalog.load_manifest(place, name)
-        found = catalog.newest(place, verify=False)
+        found = catalog.newest(place, verify=False, ours=owner.histories_in(place))
     except (errors.CheckpointError, OSError) as error:
         raise errors.ConfigError(f"there is nothing to go on from in {where}: {error}") from error
     if found is None:
@@ -85,7 +124,8 @@ def ledger_of(where: str, slices: bool) -> coordinator_pb2.AccountsResponse:
 def _check_newest(where: str, saved: Manifest) -> None:
     """Raises ConfigError if ``where`` names one of several checkpoints, and not the newest: jobs go on from that."""
     directory, name = split(where)
-    newest = catalog.newest(Place(directory), verify=False) if name else None
+    place = Place(directory)
+    newest = catalog.newest(place, verify=False, ours=owner.histories_in(place)) if name else None
     if newest is not None and (newest.version, newest.timeline) > (saved.version, saved.timeline):
         raise errors.ConfigError(
             f"{directory} has a newer checkpoint than {saved.name}, which is {newest.name}: "

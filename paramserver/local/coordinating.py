@@ -13,6 +13,8 @@ from typing import Any
 import structlog
 
 from paramserver import errors
+from paramserver.checkpoint import catalog
+from paramserver.checkpoint.owner import Holding
 from paramserver.config import FEEDBACK, Settings
 from paramserver.coordinator.front import Front
 from paramserver.coordinator.job import JobOptions
@@ -21,8 +23,10 @@ from paramserver.coordinator.leader import Leadership
 from paramserver.coordinator.service import CoordinatorService
 from paramserver.coordinator.takeover import take_over, unfinished
 from paramserver.local.adopt import consistency_of, shared
-from paramserver.local.checkpointing import checkpoint_options, find_checkpoint
+from paramserver.local.checkpointing import checkpoint_options, find_checkpoint, goes_on_there, split
+from paramserver.local.claiming import keep_up, leave
 from paramserver.local.gather import gather
+from paramserver.local.holding import hold
 from paramserver.local.resuming import Resuming
 from paramserver.local.verdict import closing_lines, exit_code
 from paramserver.store.base import Lead, Store
@@ -46,7 +50,8 @@ class Options:
     ``resume``: take its job over if that has not ended; ``must``: and begin none. ``fresh``: forget it. Neither: refuse
     to start. ``standby``: if another one leads, wait to take its place. ``gather``: at the end, gather the result; else
     somebody else does. ``token``: under which name to lead, "" for any. ``former``: the name of a coordinator that is
-    known to have ended.
+    known to have ended. ``histories``: whose checkpoints are the job's, if the launcher keeps their
+    place; ``private``: that place is its own.
     """
 
     resume: bool = False
@@ -56,6 +61,8 @@ class Options:
     gather: bool = True
     token: str = ""
     former: str = ""
+    histories: tuple[str, ...] = ()
+    private: bool = False
 
 
 class Coordinating:
@@ -203,16 +210,18 @@ class Coordinating:
             return 0
         if resume and not (stood_by or self._options.resume):
             assert record is not None
+            go_on = "go on with it with --resume, " if self._options.gather else ""
             raise errors.ConfigError(
                 f"job {self._settings.cluster.job!r} has not ended, but the coordinator that led it (at "
-                f"{record.address or '?'}) is gone: go on with it with --resume, forget it with --fresh, or choose "
-                "another name with --job"
+                f"{record.address or '?'}) is gone: {go_on}forget it with --fresh, or choose another name with --job"
             )
-        service = CoordinatorService(self._job_options(), self._security.connector("server"), journal)
+        holding = await hold(self._settings, self._options, self.address, record if resume else None, stood_by)
+        service = CoordinatorService(self._job_options(holding), self._security.connector("server"), journal)
         service.address = self.address
         service.confirm = leadership.confirm
         service.forgets = forgets or self._resuming.forgets
         led = False
+        keeping = asyncio.create_task(keep_up(holding)) if holding is not None else None
         try:
             leadership.keep(journal.verify, service.replaced)
             if resume:
@@ -225,7 +234,14 @@ class Coordinating:
                 await service.begin_again(record)
             else:
                 if self._settings.checkpoint.resume:
-                    service.recovery.resume(await asyncio.to_thread(find_checkpoint, self._settings.checkpoint.resume))
+                    saved = await asyncio.to_thread(find_checkpoint, self._settings.checkpoint.resume)
+                    service.recovery.resume(
+                        saved, "" if goes_on_there(self._settings) else split(self._settings.checkpoint.resume)[0]
+                    )
+                elif (stood_by or self._options.resume) and holding is not None:
+                    if await self._resuming.anybody():
+                        return None  # with what they know the job goes on
+                    await self._resume_own(service)
                 service.journal.record(service)
             await service.start()
             led = True
@@ -242,9 +258,9 @@ class Coordinating:
         finally:
             self.front.service = None
             # A signal that comes now must not leave half of it undone.
-            await to_the_end(self._wind_up(service, led))
+            await to_the_end(self._wind_up(service, led, keeping))
 
-    async def _wind_up(self, service: CoordinatorService, led: bool) -> None:
+    async def _wind_up(self, service: CoordinatorService, led: bool, keeping: asyncio.Task[None] | None) -> None:
         """Leave in the store what somebody may need, and nothing else."""
         if not led:
             pass  # the job stays as it was found
@@ -256,6 +272,21 @@ class Coordinating:
         if led and service.ended and service.released:
             await service.journal.forget_model()
         await service.close()
+        holding, over = service.options.checkpoints.holding, service.over
+        if keeping is not None and holding is not None:
+            keeping.cancel()
+            if not (over.done() and over.result() == "replaced"):  # else the other one keeps the place
+                await leave(holding, service.ended)
+
+    async def _resume_own(self, service: CoordinatorService) -> None:
+        """A job that nobody knows any more begins where its own checkpoints end, if there are any."""
+        place = service.checkpoints.place
+        if place is not None:
+            ours = service.options.checkpoints.ours
+            saved = await asyncio.to_thread(lambda: catalog.newest(place, verify=False, ours=ours))
+            if saved is not None:
+                log.warning("what was known of the job is lost; it goes on from its newest checkpoint", name=saved.name)
+                service.recovery.resume(saved)
 
     async def _take_over(self, service: CoordinatorService, record: coordinator_pb2.JobRecord) -> None:
         differing = [
@@ -286,10 +317,11 @@ class Coordinating:
                 return
             log.warning("what an earlier coordinator has left is lost; the job begins again", reason=str(error))
             await service.begin_again(record)
+            await self._resume_own(service)
         finally:
             self._resuming.floor = max(self._resuming.floor, service.known_term)
 
-    def _job_options(self) -> JobOptions:
+    def _job_options(self, holding: Holding | None) -> JobOptions:
         cluster, training = self._settings.cluster, self._settings.training
         return JobOptions(
             job=cluster.job,
@@ -306,7 +338,7 @@ class Coordinating:
             join_timeout_s=cluster.join_timeout_s if self._options.gather else 0.0,
             max_idle_s=cluster.max_idle_s,
             settings=shared(self._settings),
-            checkpoints=checkpoint_options(self._settings),
+            checkpoints=checkpoint_options(self._settings, holding),
             residuals=training.push_compression in FEEDBACK,
             launched=not self._options.gather,
             security="tls" if self._security.tls else "insecure" if self._security.insecure else "plain",

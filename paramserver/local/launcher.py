@@ -13,9 +13,12 @@ import time
 from pathlib import Path
 
 from paramserver import errors
+from paramserver.checkpoint.owner import Holding
 from paramserver.config import Settings, hide_password
+from paramserver.local.claiming import keep_up, leave
 from paramserver.local.display import Display, make_display
 from paramserver.local.gather import gather
+from paramserver.local.holding import hold_for_run
 from paramserver.local.jobs import Job, process_birth, publish_job, withdraw_job
 from paramserver.local.poll import Poll
 from paramserver.local.process import Guard, stop_all
@@ -38,8 +41,10 @@ _HANG_LEASES = 2.0
 _MODEL_S = 30.0
 
 
-def launch(settings: Settings, script: Path, script_args: list[str]) -> int:
+def launch(settings: Settings, script: Path, script_args: list[str], fresh: bool = False) -> int:
     """Run the script on a cluster on this machine; returns the exit code of the command.
+
+    ``fresh``: begin anew, whatever the store and the directory of the checkpoints hold; checkpoints are set aside.
 
     0 when all workers have ended well and every promise is kept, 1 if one is broken, the code of the first worker that
     failed, 130 or 143 after a signal.
@@ -48,13 +53,13 @@ def launch(settings: Settings, script: Path, script_args: list[str]) -> int:
     for setting, path in (("run.summary", settings.run.summary), ("run.save", settings.run.save)):
         if path:
             check_writable(setting, Path(path))
-    return asyncio.run(Launcher(settings, script, script_args).run())
+    return asyncio.run(Launcher(settings, script, script_args, fresh).run())
 
 
 class Launcher:
     """One run. Owns the job's directory, its store, and all its processes."""
 
-    def __init__(self, settings: Settings, script: Path, script_args: list[str]) -> None:
+    def __init__(self, settings: Settings, script: Path, script_args: list[str], fresh: bool = False) -> None:
         host = settings.cluster.coordinator.rpartition(":")[0].strip("[]")
         if host and not is_loopback(host):
             raise errors.ConfigError(
@@ -65,6 +70,9 @@ class Launcher:
         self._settings = settings.model_copy(update={"cluster": settings.cluster.model_copy(update={"job": job})})
         self._script, self._script_args = script, script_args
         self._job = job
+        self._fresh = fresh
+        self._keeping: asyncio.Task[None] | None = None
+        self._holding: Holding | None = None
         self._display: Display = make_display(settings.log.interval_s)
         self._directory = Path()
         # Where the user wants checkpoints; empty: nowhere.
@@ -142,6 +150,8 @@ class Launcher:
         store, name = settings.cluster.store, hide_password(settings.cluster.store)
         durable = store != "memory"
         assert self._guard is not None
+        holding = self._holding = await hold_for_run(settings, self._fresh, not self._wanted_checkpoints)
+        self._keeping = asyncio.create_task(keep_up(holding))
         if store == "auto":
             store = self._store.start(self._directory / "store")
             if self._store.socket_directory is not None:
@@ -149,7 +159,15 @@ class Launcher:
             name = "embedded"
         token = secrets.token_urlsafe(32)
         spawner = self._spawner = Spawner(
-            settings, self._script, self._script_args, self._guard, self._on_line, (store, name), token
+            settings,
+            self._script,
+            self._script_args,
+            self._guard,
+            self._on_line,
+            (store, name),
+            token,
+            holding,
+            self._fresh,
         )
         supervisor = self._supervisor = Supervisor(
             spawner,
@@ -161,6 +179,7 @@ class Launcher:
         )
         await supervisor.start_coordinator()
         self._address = spawner.address
+        holding.lead_at(self._address)
         self._published = Job(self._job, self._address, os.getpid(), time.time(), process_birth(os.getpid()), token)
         publish_job(self._published)
         for index in range(settings.cluster.servers):
@@ -214,6 +233,9 @@ class Launcher:
             rest = self._spawner.children("coordinator", "server")
             await stop_all(rest, _REST_PATIENCE_S if interrupted else _TIDY_S)
         self._store.stop()
+        if self._keeping is not None and self._holding is not None:
+            self._keeping.cancel()
+            await leave(self._holding, True)
         if self._published is not None:
             withdraw_job(self._published)
         shutil.rmtree(self._directory, ignore_errors=True)

@@ -38,6 +38,7 @@ class Resuming:
         self._others: set[str] = set()
         self._front, self._connect, self._where = front, connect, where
         self._job, self._patience_s = front.job, settings.cluster.join_timeout_s
+        self._find_s = 2 * settings.cluster.lease_s
         self._has_checkpoints = bool(settings.checkpoint.dir)
 
     async def wait(self, store: Store) -> None:
@@ -98,6 +99,13 @@ class Resuming:
         self._others |= {knock.address for knock in holders} - found.ours
         self.forgets = any(knock.address in found.ours for knock in holders) and not begun(journal.found)
         return journal.found
+
+    async def anybody(self) -> bool:
+        """Whether servers that hold shards of the job come before they would have found this coordinator."""
+        deadline = time.monotonic() + self._find_s
+        while not self._holders() and time.monotonic() < deadline:
+            await asyncio.sleep(_LOOK_S)
+        return bool(self._holders())
 
     async def watch(self, service: CoordinatorService) -> None:
         """As long as a new job has not begun: end this leadership when a server comes that holds a shard of another."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import runpy
 import signal
@@ -32,6 +33,11 @@ ENV_REPLACES = "PARAMSERVER_INTERNAL_REPLACES"
 # Under which name a coordinator leads in the store; and that of the one in whose place it was started.
 ENV_LEADER = "PARAMSERVER_INTERNAL_LEADER"
 ENV_FORMER = "PARAMSERVER_INTERNAL_FORMER"
+# JSON: whose checkpoints are the job's, since the launcher keeps their place; whether that job begins anew, whatever is
+# known of it; and whether the place is the launcher's own.
+ENV_HISTORIES = "PARAMSERVER_INTERNAL_HISTORIES"
+ENV_FRESH = "PARAMSERVER_INTERNAL_FRESH"
+ENV_PRIVATE = "PARAMSERVER_INTERNAL_PRIVATE"
 # Set in servers that were started beside another process of `paramserver start`.
 ENV_COMPANION = "PARAMSERVER_INTERNAL_COMPANION"
 TERMINATED = 143
@@ -85,6 +91,9 @@ async def run_coordinator(settings: Settings) -> int:
         gather=False,
         token=os.environ.get(ENV_LEADER, ""),
         former=former,
+        fresh=bool(os.environ.get(ENV_FRESH)) and not former,
+        histories=tuple(json.loads(os.environ[ENV_HISTORIES])),
+        private=bool(os.environ.get(ENV_PRIVATE)),
     )
     coordinating = Coordinating(
         settings, options, lambda: open_store(url, f"paramserver:{job}"), os.environ.get(ENV_STORE_NAME, ""), security

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import secrets
 import sys
@@ -10,12 +11,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from paramserver import errors
+from paramserver.checkpoint.owner import Holding
 from paramserver.config import ENV_PREFIX, Settings, env_name
 from paramserver.local.process import Child, Guard
 from paramserver.local.roles import (
     ENV_FORMER,
+    ENV_FRESH,
+    ENV_HISTORIES,
     ENV_INDEX,
     ENV_LEADER,
+    ENV_PRIVATE,
     ENV_READY_FD,
     ENV_REPLACES,
     ENV_STORE,
@@ -39,7 +44,8 @@ class ChildFailedError(errors.ParamServerError):
 class Spawner:
     """Starts the processes of one run. ``on_line(name, text)`` gets their output.
 
-    ``store``: URL and shown name of the store. ``address`` is the coordinator's once it has been started; it stays the
+    ``store``: URL and shown name of the store. ``holding``: of the place of the checkpoints. ``fresh``: nothing that
+    is known of a job of this name counts. ``address`` is the coordinator's once it has been started; it stays the
     same when that is started again.
     """
 
@@ -52,6 +58,8 @@ class Spawner:
         on_line: Callable[[str, str], None],
         store: tuple[str, str],
         admin_token: str,
+        holding: Holding,
+        fresh: bool = False,
     ) -> None:
         self.address = ""
         self._children: list[Child] = []
@@ -63,6 +71,9 @@ class Spawner:
             ENV_STORE: store[0],
             ENV_STORE_NAME: store[1],
             env_name("security.admin_token"): admin_token,
+            ENV_HISTORIES: json.dumps(holding.histories),
+            ENV_PRIVATE: "1" if holding.private else "",
+            ENV_FRESH: "1" if fresh else "",
         }
         # By which the store knows the coordinator that leads.
         self._leader = ""

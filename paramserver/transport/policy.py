@@ -51,6 +51,7 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "Shard.Restore": frozenset({COORDINATOR}),
     "Shard.Cut": frozenset({COORDINATOR}),
     "Shard.Release": frozenset({COORDINATOR}),
+    "Shard.ProbePlace": frozenset({COORDINATOR}),
     "Shard.Copied": frozenset({SERVER}),
     "Shard.Attach": frozenset({WORKER}),
 }

@@ -569,7 +569,7 @@ class StopResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class JobRecord(_message.Message):
-    __slots__ = ("view", "settings", "expected_servers", "expected_workers", "members", "next_member", "data", "layout", "ready", "departed", "training_s", "lost", "finished", "summary", "address", "async_from", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "broken_promises", "losses", "missed", "edition", "script_ended", "orderly", "tallies", "epochs_planned")
+    __slots__ = ("view", "settings", "expected_servers", "expected_workers", "members", "next_member", "data", "layout", "ready", "departed", "training_s", "lost", "finished", "summary", "address", "async_from", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "broken_promises", "losses", "missed", "edition", "script_ended", "orderly", "tallies", "epochs_planned", "histories")
     class SettingsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -612,6 +612,7 @@ class JobRecord(_message.Message):
     ORDERLY_FIELD_NUMBER: _ClassVar[int]
     TALLIES_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_PLANNED_FIELD_NUMBER: _ClassVar[int]
+    HISTORIES_FIELD_NUMBER: _ClassVar[int]
     view: _types_pb2.View
     settings: _containers.ScalarMap[str, str]
     expected_servers: int
@@ -640,7 +641,8 @@ class JobRecord(_message.Message):
     orderly: bool
     tallies: _containers.RepeatedCompositeFieldContainer[Tally]
     epochs_planned: int
-    def __init__(self, view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., settings: _Optional[_Mapping[str, str]] = ..., expected_servers: _Optional[int] = ..., expected_workers: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberRecord, _Mapping]]] = ..., next_member: _Optional[int] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., layout: _Optional[str] = ..., ready: bool = ..., departed: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., training_s: _Optional[float] = ..., lost: _Optional[_Iterable[str]] = ..., finished: bool = ..., summary: _Optional[str] = ..., address: _Optional[str] = ..., async_from: _Optional[int] = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., broken_promises: _Optional[_Mapping[str, str]] = ..., losses: _Optional[int] = ..., missed: _Optional[_Iterable[str]] = ..., edition: _Optional[int] = ..., script_ended: bool = ..., orderly: bool = ..., tallies: _Optional[_Iterable[_Union[Tally, _Mapping]]] = ..., epochs_planned: _Optional[int] = ...) -> None: ...
+    histories: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., settings: _Optional[_Mapping[str, str]] = ..., expected_servers: _Optional[int] = ..., expected_workers: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberRecord, _Mapping]]] = ..., next_member: _Optional[int] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., layout: _Optional[str] = ..., ready: bool = ..., departed: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., training_s: _Optional[float] = ..., lost: _Optional[_Iterable[str]] = ..., finished: bool = ..., summary: _Optional[str] = ..., address: _Optional[str] = ..., async_from: _Optional[int] = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., broken_promises: _Optional[_Mapping[str, str]] = ..., losses: _Optional[int] = ..., missed: _Optional[_Iterable[str]] = ..., edition: _Optional[int] = ..., script_ended: bool = ..., orderly: bool = ..., tallies: _Optional[_Iterable[_Union[Tally, _Mapping]]] = ..., epochs_planned: _Optional[int] = ..., histories: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class MemberRecord(_message.Message):
     __slots__ = ("member", "role", "index", "address", "pid", "incarnation", "beside_worker")

@@ -584,15 +584,33 @@ class CopyStatus(_message.Message):
     revision: int
     def __init__(self, timeline: _Optional[int] = ..., version: _Optional[int] = ..., state: _Optional[_Union[CopyState, str]] = ..., reason: _Optional[str] = ..., weights: _Optional[_Union[SavedFile, _Mapping]] = ..., optimizer: _Optional[_Union[SavedFile, _Mapping]] = ..., finite: bool = ..., revision: _Optional[int] = ...) -> None: ...
 
+class ProbePlaceRequest(_message.Message):
+    __slots__ = ("job", "place", "question", "answer")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    place: str
+    question: str
+    answer: str
+    def __init__(self, job: _Optional[str] = ..., place: _Optional[str] = ..., question: _Optional[str] = ..., answer: _Optional[str] = ...) -> None: ...
+
+class ProbePlaceResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class RestoreRequest(_message.Message):
-    __slots__ = ("configure", "manifest", "grant")
+    __slots__ = ("configure", "manifest", "grant", "place")
     CONFIGURE_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
     configure: ConfigureRequest
     manifest: str
     grant: int
-    def __init__(self, configure: _Optional[_Union[ConfigureRequest, _Mapping]] = ..., manifest: _Optional[str] = ..., grant: _Optional[int] = ...) -> None: ...
+    place: str
+    def __init__(self, configure: _Optional[_Union[ConfigureRequest, _Mapping]] = ..., manifest: _Optional[str] = ..., grant: _Optional[int] = ..., place: _Optional[str] = ...) -> None: ...
 
 class RestoreResponse(_message.Message):
     __slots__ = ("version", "layout_digest")

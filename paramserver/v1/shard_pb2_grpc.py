@@ -120,6 +120,11 @@ class ShardServiceStub(object):
                 request_serializer=paramserver_dot_v1_dot_shard__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=paramserver_dot_v1_dot_shard__pb2.ReleaseResponse.FromString,
                 _registered_method=True)
+        self.ProbePlace = channel.unary_unary(
+                '/paramserver.v1.ShardService/ProbePlace',
+                request_serializer=paramserver_dot_v1_dot_shard__pb2.ProbePlaceRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_shard__pb2.ProbePlaceResponse.FromString,
+                _registered_method=True)
         self.Ledger = channel.unary_unary(
                 '/paramserver.v1.ShardService/Ledger',
                 request_serializer=paramserver_dot_v1_dot_shard__pb2.LedgerRequest.SerializeToString,
@@ -250,6 +255,13 @@ class ShardServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ProbePlace(self, request, context):
+        """Does this server see the place of the checkpoints that the coordinator sees? Before it becomes a member.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Ledger(self, request, context):
         """What has been counted, and who brought it.
         """
@@ -358,6 +370,11 @@ def add_ShardServiceServicer_to_server(servicer, server):
                     servicer.Release,
                     request_deserializer=paramserver_dot_v1_dot_shard__pb2.ReleaseRequest.FromString,
                     response_serializer=paramserver_dot_v1_dot_shard__pb2.ReleaseResponse.SerializeToString,
+            ),
+            'ProbePlace': grpc.unary_unary_rpc_method_handler(
+                    servicer.ProbePlace,
+                    request_deserializer=paramserver_dot_v1_dot_shard__pb2.ProbePlaceRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_shard__pb2.ProbePlaceResponse.SerializeToString,
             ),
             'Ledger': grpc.unary_unary_rpc_method_handler(
                     servicer.Ledger,
@@ -835,6 +852,33 @@ class ShardService(object):
             '/paramserver.v1.ShardService/Release',
             paramserver_dot_v1_dot_shard__pb2.ReleaseRequest.SerializeToString,
             paramserver_dot_v1_dot_shard__pb2.ReleaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ProbePlace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.ShardService/ProbePlace',
+            paramserver_dot_v1_dot_shard__pb2.ProbePlaceRequest.SerializeToString,
+            paramserver_dot_v1_dot_shard__pb2.ProbePlaceResponse.FromString,
             options,
             channel_credentials,
             insecure,

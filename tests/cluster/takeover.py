@@ -310,9 +310,12 @@ class Fleet:
         self.hands.append(hand)
         return hand
 
-    def begin(self, script: Script | None = None) -> Chief:
-        """A leader, one that stands by, all servers, and, with a ``script``, all workers; returns the leader."""
-        leader = self.coordinate(self.places[0])
+    def begin(self, script: Script | None = None, **options: Any) -> Chief:
+        """A leader, one that stands by, all servers, and, with a ``script``, all workers; returns the leader.
+
+        ``options``: of the leader.
+        """
+        leader = self.coordinate(self.places[0], **options)
         until("somebody leads", lambda: leader.service is not None or leader.task.done())
         for place in self.places[1:]:
             standby = self.coordinate(place).coordinating

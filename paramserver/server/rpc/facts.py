@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 
 from paramserver import errors
+from paramserver.checkpoint import probe
+from paramserver.checkpoint.place import Place
 from paramserver.server.apply import StateEntry
 from paramserver.server.reporting import epoch_slices, ledger_response
 from paramserver.server.rpc.host import Host
@@ -29,6 +32,12 @@ class Facts(Host):
             if self._shard is not None:
                 response.model.CopyFrom(self._shard.config.model)
         return response
+
+    async def probe_place(self, request: shard_pb2.ProbePlaceRequest) -> shard_pb2.ProbePlaceResponse:
+        """Answer a question that the coordinator has left in the place of the checkpoints. Raises CheckpointError."""
+        self._check_job(request.job)
+        await asyncio.to_thread(lambda: probe.answer(Place(request.place), request.question, request.answer))
+        return shard_pb2.ProbePlaceResponse()
 
     async def counted(self, request: shard_pb2.CountedRequest) -> shard_pb2.CountedResponse:
         """The asynchronous slices that are in published versions."""

@@ -8,6 +8,7 @@ import structlog
 
 from paramserver import errors
 from paramserver.checkpoint import manifest as manifests
+from paramserver.checkpoint.place import Place
 from paramserver.core.hypers import validate
 from paramserver.core.plan import Chunk, Kind
 from paramserver.core.shard import ShardState
@@ -93,7 +94,7 @@ class Setup(Host):
             if self._shard is not None:  # nothing of the old timeline counts any more
                 self._shard.end(errors.RolledBackError(f"the job goes back to a checkpoint, on timeline {timeline}"))
             made = self._make(request.configure)
-            place = place_of(request.configure)
+            place = Place(request.place) if request.place else place_of(request.configure)
             if place is None:
                 raise errors.ProtocolError("there is no place with checkpoints to restore from")
             reach("restore.before_load")

@@ -1,0 +1,231 @@
+"""Whose a place of checkpoints is: one job and one history, written into it as OWNER.json.
+
+A *history* is one run of a job, with its restarts and the coordinators that take it over, and the histories that it
+was told to go on from. Every manifest names the history that wrote it. A run reads and deletes what is of its own
+histories, and nothing else.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from paramserver.checkpoint import catalog
+from paramserver.checkpoint.header import load_json
+from paramserver.checkpoint.manifest import NewerFormatError
+from paramserver.checkpoint.names import OWNER as OWNER
+from paramserver.checkpoint.place import Place
+from paramserver.errors import CheckpointError
+
+FORMAT_VERSION = 1
+_MAX_BYTES = 1 << 20
+# So many are remembered; a job that is resumed more often has long lost the checkpoints of the first ones.
+_REMEMBERED = 100
+_DAMAGED = "OWNER.json is damaged"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """What OWNER.json says.
+
+    ``histories``: the job's own one first, then those that it was told to go on from ("" is that of checkpoints that
+    name none). ``coordinator``: its address. ``host``, ``machine``, ``pid``, ``birth``: the process that keeps this
+    file, ``machine`` being other after a reboot and in another container; ``path``: where that process sees the place.
+    ``claim``: a number of that process's own. ``since``: ISO 8601, UTC. ``beat`` rises as long as the process lives.
+    ``live``: it has not said that it ends. ``ended``: the job is over.
+    """
+
+    job: str
+    histories: tuple[str, ...]
+    coordinator: str = ""
+    host: str = ""
+    machine: str = ""
+    pid: int = 0
+    birth: int = 0
+    path: str = ""
+    claim: str = ""
+    since: str = ""
+    beat: int = 0
+    live: bool = True
+    ended: bool = False
+
+    @property
+    def history(self) -> str:
+        """The job's own one."""
+        return self.histories[0]
+
+    def __str__(self) -> str:
+        where = ", ".join(
+            part for part in (self.coordinator and f"coordinator at {self.coordinator}", self.host) if part
+        )
+        return f"job {self.job} ({where or 'somewhere'}, since {self.since or '?'})"
+
+
+def new_history() -> str:
+    """A name that no other history has."""
+    return secrets.token_hex(8)
+
+
+def continued(histories: Sequence[str]) -> tuple[str, ...]:
+    """The histories of a run that goes on from these."""
+    return (new_history(), *histories)[:_REMEMBERED]
+
+
+def encode(owner: Owner) -> bytes:
+    """The text of OWNER.json."""
+    return json.dumps({"format_version": FORMAT_VERSION, **asdict(owner)}, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def decode(text: bytes) -> Owner:
+    """What an OWNER.json says. Raises CheckpointError for one that is damaged, or of a later paramserver."""
+    table = load_json(text)
+    if not isinstance(table, dict):
+        raise CheckpointError(_DAMAGED)
+    number = table.pop("format_version", None)
+    if type(number) is int and number > FORMAT_VERSION:
+        raise NewerFormatError(f"OWNER.json has format {number}, which a later paramserver has written: use that one")
+    kinds: dict[str, type] = {name: type(value) for name, value in asdict(Owner("", ("",))).items()}
+    if set(table) != set(kinds):
+        raise CheckpointError(_DAMAGED)
+    values: dict[str, Any] = dict(table)
+    if not isinstance(values["histories"], list) or not values["histories"]:
+        raise CheckpointError(_DAMAGED)
+    values["histories"] = tuple(values["histories"])
+    right = all(type(values[name]) is kind for name, kind in kinds.items())
+    texts = [text for text in (*values.values(), *values["histories"]) if isinstance(text, str)]
+    right = right and all(isinstance(one, str) for one in values["histories"])
+    if not right or any(not text.isprintable() or len(text) > 4096 for text in texts):
+        raise CheckpointError(_DAMAGED)
+    return Owner(**values)
+
+
+def read(place: Place) -> Owner | None:
+    """Whose the place is; None if nobody has written that. Raises CheckpointError."""
+    top = place.top
+    if not top.exists(OWNER):
+        return None
+    try:
+        return decode(top.read(OWNER, _MAX_BYTES))
+    except NewerFormatError as error:
+        raise NewerFormatError(f"{place}: {error}") from error
+    except CheckpointError as error:
+        raise CheckpointError(f"{place}: {error}") from error
+
+
+def write(place: Place, owner: Owner) -> None:
+    """Say so. Raises CheckpointError."""
+    place.top.write_atomically(OWNER, encode(owner))
+
+
+def histories_in(place: Place) -> catalog.Ours:
+    """Which checkpoints of a place are meant: those of the job that keeps it; all, if that is not said."""
+    kept = read(place)
+    return (lambda history: True) if kept is None else (lambda history: history in kept.histories)
+
+
+class Wish(enum.Enum):
+    """How a job comes to a place.
+
+    BEGIN: it begins anew. RESUME: it was told to go on from what is there. AGAIN: it is a restart of the job whose
+    name the place bears. TAKE_OVER: it goes on where another coordinator of the same history was. FRESH: it begins
+    anew, and what is there is set aside.
+    """
+
+    BEGIN = "begin"
+    RESUME = "resume"
+    AGAIN = "again"
+    TAKE_OVER = "take over"
+    FRESH = "fresh"
+
+
+class Verdict(enum.Enum):
+    """What comes of it: the place is the job's, what is there is set aside first, or it is not the job's."""
+
+    NEW = "new"
+    GO_ON = "go on"
+    SET_ASIDE = "set aside"
+    USED = "used"
+    OTHERS = "others"
+
+
+def judge(found: Owner | None, used: bool, wish: Wish, job: str, histories: Sequence[str] = ()) -> Verdict:
+    """Whether a job may have a place that ``found`` owns, given that ``found`` lives no more.
+
+    ``used``: there are checkpoints. ``histories``: those of a job that takes over, its own one first.
+    """
+    if wish is Wish.TAKE_OVER:
+        if found is None or not histories or found.history == histories[0]:
+            return Verdict.GO_ON
+        return Verdict.OTHERS
+    if not used:
+        return Verdict.NEW
+    if wish is Wish.FRESH:
+        return Verdict.SET_ASIDE
+    if wish is Wish.RESUME:
+        return Verdict.GO_ON
+    if wish is Wish.AGAIN and found is not None and found.job == job and not found.ended:
+        return Verdict.GO_ON
+    return Verdict.USED
+
+
+def used(place: Place) -> str:
+    """The newest checkpoint there, of whomever, damaged or not; "" if nothing was ever completed. CheckpointError."""
+    return next((found.name for found in catalog.survey(place) if not found.incomplete), "")
+
+
+class Holding:
+    """A job's hold on its place: the histories that are its own, and the proof that the place is still the job's.
+
+    ``mine``: what this process has written there; None if another process keeps that up, or nobody does.
+    """
+
+    def __init__(
+        self, place: Place, histories: Sequence[str], mine: Owner | None = None, private: bool = False
+    ) -> None:
+        self.place = place
+        self.histories = tuple(histories)
+        # The place is nobody else's, and goes when the run ends.
+        self.private = private
+        self.mine = mine
+
+    @property
+    def history(self) -> str:
+        """The job's own one, which new checkpoints name."""
+        return self.histories[0]
+
+    def ours(self, history: str) -> bool:
+        """Whether a checkpoint of this history may be read and deleted."""
+        return history in self.histories
+
+    def check(self) -> None:
+        """Raises CheckpointError if the place is another's by now, or cannot be read."""
+        if self.private:
+            return
+        found = read(self.place)
+        if found is not None and found.history != self.history:
+            raise CheckpointError(f"{self.place} is kept by {found} now")
+
+    def lead_at(self, coordinator: str) -> None:
+        """Where the job's coordinator is, for who asks next."""
+        if self.mine is not None:
+            self.mine = replace(self.mine, coordinator=coordinator)
+
+    def beat(self) -> None:
+        """Say that this process lives. Raises CheckpointError as :meth:`check` does, and if it cannot be written."""
+        if self.mine is None:
+            return
+        self.check()
+        self.mine = replace(self.mine, beat=self.mine.beat + 1)
+        write(self.place, self.mine)
+
+    def leave(self, ended: bool) -> None:
+        """This process ends. ``ended``: so does the job. Raises CheckpointError."""
+        if self.mine is None:
+            return
+        self.check()
+        self.mine = replace(self.mine, live=False, ended=ended)
+        write(self.place, self.mine)
