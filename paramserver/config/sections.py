@@ -113,7 +113,7 @@ class Cluster(Section):
         default=600.0, description="How long a worker waits for the others' slices of a step."
     )
     max_idle_s: Seconds = Field(
-        default=600.0, description="How long a job waits when a server, or every worker, is gone."
+        default=600.0, description="How long a job waits when a server or every worker is gone, or when it is stuck."
     )
     transport: Annotated[Literal["auto", "grpc", "shm"], Must('"auto", "grpc" or "shm"')] = Field(
         default="auto",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from paramserver.core.membership import Member, Presence, Role
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from paramserver.coordinator.job import Job
 
 
+_NAMES = 4
 _PHASES = {
     types_pb2.JOB_STATE_WAITING: Phase.WAITING,
     types_pb2.JOB_STATE_INITIALISING: Phase.INITIALISING,
@@ -60,6 +62,19 @@ class Board:
             self._reports[request.member] = request.worker
         if request.HasField("server"):
             self._server_reports[request.member] = request.server
+
+    def worker_reports(self) -> Mapping[int, coordinator_pb2.WorkerReport]:
+        """What workers say, by member number."""
+        return self._reports
+
+    def server_reports(self) -> Mapping[int, shard_pb2.StatsResponse]:
+        """What servers say, by member number."""
+        return self._server_reports
+
+    def waits(self) -> dict[int, str]:
+        """What members wait for, by member number; empty: nothing."""
+        waits = {ident: self._whose(report) for ident, report in self._server_reports.items()}
+        return waits | {ident: report.waiting_for for ident, report in self._reports.items()}
 
     def newest_version(self) -> int:
         """The newest version that some server has told of."""
@@ -178,6 +193,7 @@ class Board:
             troubles=list(job.promises.troubles.values()),
             broken=list(job.promises.broken.values()),
             idle=job.idle.sentence(),
+            stuck=job.stuck.reason,
         )
 
     def _away(self, server: Member) -> str:
@@ -256,7 +272,9 @@ class Board:
         if not workers:
             return ""
         if not server.missing_of:
-            return server.waiting_for
+            everybody = server.waiting_for.endswith(": all slices")
+            names = [worker.name for worker in workers[:_NAMES]] + ["..."] * (len(workers) > _NAMES)
+            return f"{server.waiting_for} ({', '.join(names)})" if everybody else server.waiting_for
         gaps = [(gap.start, gap.stop) for gap in server.missing]
         owing = [
             worker.name

@@ -30,6 +30,7 @@ from paramserver.coordinator.recovery import Recovery
 from paramserver.coordinator.scaling import Scaling
 from paramserver.coordinator.snapshots import Snapshots
 from paramserver.coordinator.stalls import Stalls
+from paramserver.coordinator.stuck import Stuck
 from paramserver.coordinator.toggle import Toggle
 from paramserver.coordinator.watch import Watch
 from paramserver.core.consistency import Consistency
@@ -164,6 +165,7 @@ class Job:
         self.watch = Watch(self)
         self.stalls = Stalls(self)
         self.idle = Idle(self)
+        self.stuck = Stuck(self)
         self.ending = Ending(self)
 
     def _first_ident(self) -> int:

@@ -198,6 +198,7 @@ class CoordinatorService(Job):
                 await self.watch.look()
                 await self.stalls.look()
                 self.idle.look()
+                await self.stuck.look()
                 self.checkpoints.look()
                 self.ending.look()
                 if self.journal.fenced.is_set():

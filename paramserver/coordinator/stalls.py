@@ -32,6 +32,11 @@ class Stalls:
         """The workers that are stalled, by member number."""
         return self._progress.stalled
 
+    @property
+    def limit_s(self) -> float:
+        """How long a worker may get nowhere at present; 0: for ever."""
+        return self._progress.limit_s if self._job.options.stall_s else 0.0
+
     def hear(self, member: Member, report: coordinator_pb2.WorkerReport) -> None:
         """A worker reports."""
         if member.role is Role.WORKER:

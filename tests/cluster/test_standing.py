@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from paramserver import errors
 from paramserver.cli import status as command
 from paramserver.cli.status import describe
 from paramserver.local.verdict import closing_lines
+from paramserver.testing.faults import Fault, FaultPlan, Rule
 from paramserver.transport import session
 from paramserver.v1 import coordinator_pb2
 from paramserver.worker.context import Context
@@ -63,7 +67,7 @@ def test_a_lost_server_is_shown_until_it_is_back(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hold = Hold()
-    with Fleet(lease_s=1.0, places=("leader",)) as fleet:
+    with Fleet(lease_s=0.6, places=("leader",), cluster__stall_s=0.5) as fleet:
 
         def look() -> dict[str, Any]:
             reply = fleet.ask("Coordinator.Status", coordinator_pb2.StatusRequest())
@@ -85,16 +89,22 @@ def test_a_lost_server_is_shown_until_it_is_back(
 
         facts = until("it is missed, and all wait", standing_still)
         assert facts is not None
-        assert (facts["state"], facts["lost"], facts["losses"]) == ("degraded", ["server-1"], 1)
-        assert facts["reason"].startswith("server-1 is lost; ")
+        assert (facts["lost"], facts["losses"]) == (["server-1"], 1)
+        assert facts["state"] in ("degraded", "stuck")
+        assert "server-1" in facts["reason"]
         gone = by_name(facts)["server-1"]
         assert (gone["state"], gone["gone"]) == ("failed", True)
         assert gone["reason"] == "server-1 was not heard of until its lease ended"
+        facts = until("nobody here starts it again", lambda: (now := look())["state"] == "stuck" and now)
+        assert facts
+        assert re.match(r"nothing has counted for \d+ s: server-1 at .* is lost: bring it back", facts["reason"])
         assert checked(facts, monkeypatch, capsys) == 5
         fleet.call(fleet.keepers[1].heal)
         facts = until("it is back", lambda: (now := look())["lost"] == [] and now)
         assert facts
-        assert (facts["state"], facts["losses"], by_name(facts)["server-1"]["gone"]) == ("training", 1, False)
+        assert (facts["losses"], by_name(facts)["server-1"]["gone"]) == (1, False)
+        facts = until("training goes on", lambda: (now := look())["state"] == "training" and now)
+        assert facts
         assert checked(facts, monkeypatch, capsys) == 0
         fleet.finish()
 
@@ -202,3 +212,31 @@ def test_more_workers_than_slices() -> None:
         outcome = cluster.outcome()
     assert outcome.summary["idle_workers"] == ["worker-0", "worker-2"]
     assert outcome.summary["samples"] == EPOCHS * SAMPLES
+
+
+def test_scripts_that_hand_in_nothing_make_a_job_stuck_until_they_do() -> None:
+    hold = Hold()
+    with Cluster(1, 1, stall_s=0.3, max_idle_s=0.1) as cluster:
+        worker = cluster.start(program(hold))
+        wait(hold.reached, "the third slice")
+        until("it is stuck", lambda: cluster.status().state == "stuck")
+        assert "worker-0 is at work, but hand in nothing" in cluster.status().reason
+        hold.released.set()
+        until("it gets on", lambda: cluster.status().state != "stuck")
+        cluster.join([worker])
+
+
+def test_a_job_in_which_nobody_can_do_anything_ends_with_whom_it_waits_for() -> None:
+    """No contribution arrives any more, though everybody lives."""
+    plan = FaultPlan([Rule(name, Fault.DROP_REQUEST, skip=3) for name in ("Shard.Push", "Shard.Exchange")])
+    with Cluster(1, 1, stall_s=0.5, max_idle_s=1.0, faults=plan) as cluster:
+        worker = cluster.start(program(lambda *_: None))
+        until("it is stuck", lambda: cluster.status().state == "stuck")
+        worker.join(time.monotonic() + 20.0)
+        assert plan.fired
+        assert isinstance(worker.error, errors.JobFailedError)
+        status = cluster.status()
+    assert status.state == "failed"
+    assert status.reason.startswith("the job has been stuck for 1 s (cluster.max_idle_s): nothing has counted for ")
+    assert "server-0 waits for step " in status.reason
+    assert "(worker-0)" in status.reason
