@@ -136,25 +136,52 @@ def first_difference(ours: types_pb2.ModelSpec, theirs: types_pb2.ModelSpec) -> 
         if a.name != b.name:
             return f"tensor {index} is {b.name!r}, but {a.name!r} in the model registered first"
         if a != b:
-            return f"{a.name!r} is {_describe(b)}, but {_describe(a)} in the model registered first"
+            return f"{a.name!r} is {_describe(b, a)}, but {_describe(a, b)} in the model registered first"
     if len(ours.tensors) != len(theirs.tensors):
         longer, text = (theirs, "only here") if len(theirs.tensors) > len(ours.tensors) else (ours, "missing here")
         return f"{longer.tensors[min(len(ours.tensors), len(theirs.tensors))].name!r} is {text}"
     if ours.optimizer != theirs.optimizer:
-        return (
-            f"the optimizer is {theirs.optimizer.name} with {len(theirs.optimizer.groups)} group(s), "
-            f"but {ours.optimizer.name} with {len(ours.optimizer.groups)} group(s) or other hyper-parameters "
-            "in the model registered first"
-        )
+        return _optimizer_difference(ours.optimizer, theirs.optimizer)
     if theirs.chunk_bytes and ours.chunk_bytes != theirs.chunk_bytes:
         return f"training.chunk_bytes is {theirs.chunk_bytes}, but {ours.chunk_bytes} in the model registered first"
     return ""
 
 
-def _describe(tensor: types_pb2.TensorSpec) -> str:
+def _describe(tensor: types_pb2.TensorSpec, other: types_pb2.TensorSpec) -> str:
+    """In words, with whatever tells it from the other one."""
     kind = _KINDS_BACK.get(tensor.kind, Kind.PARAMETER).value
     text = f"a {kind} of shape {tuple(tensor.shape)} and type {tensor.dtype}"
-    return f"{text} in parameter group {tensor.group}" if kind == Kind.PARAMETER.value else text
+    if tensor.group != other.group:
+        text += f" in parameter group {tensor.group}"
+    if tensor.aliases != other.aliases:
+        others = ", ".join(map(repr, tensor.aliases[:3])) + (" and more" if len(tensor.aliases) > 3 else "")
+        text += f", tied with {others}" if others else ", tied with nothing"
+    if tensor.persistent != other.persistent:
+        text += f", {'' if tensor.persistent else 'not '}in the state_dict"
+    return text
+
+
+def _optimizer_difference(ours: types_pb2.OptimizerSpec, theirs: types_pb2.OptimizerSpec) -> str:
+    """In words, how the second optimizer differs from the first."""
+    if (ours.name, len(ours.groups)) != (theirs.name, len(theirs.groups)):
+        return (
+            f"the optimizer is {theirs.name} with {len(theirs.groups)} parameter group(s), but {ours.name} with "
+            f"{len(ours.groups)} in the model registered first"
+        )
+    for index, (a, b) in enumerate(zip(ours.groups, theirs.groups, strict=True)):
+        first, second = ({hyper.name: _value(hyper) for hyper in group.hypers} for group in (a, b))
+        for name in sorted(first.keys() | second.keys()):
+            one, other = first.get(name, "nothing"), second.get(name, "nothing")
+            if one != other:
+                return f"{name} of parameter group {index} is {other}, but {one} in the model registered first"
+    return "its optimizer has other numbers than that of the model registered first"
+
+
+def _value(hyper: types_pb2.Hyper) -> str:
+    kind = hyper.WhichOneof("value")
+    if kind == "numbers":
+        return repr(tuple(hyper.numbers.values))
+    return "nothing" if kind is None else repr(getattr(hyper, kind))
 
 
 def data_to_proto(data: DataSpec) -> types_pb2.DataSpec:

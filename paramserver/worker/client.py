@@ -12,6 +12,7 @@ import torch
 
 from paramserver import errors
 from paramserver.core.hypers import validate
+from paramserver.core.naming import instead_of
 from paramserver.core.plan import Kind, Plan, TensorSpec
 from paramserver.tensors.dtypes import dtype_name
 from paramserver.tensors.finite import is_finite
@@ -67,10 +68,13 @@ class RawClient:
         with self._lock:
             if self._space is not None:
                 raise errors.UserError("this client has been initialised already")
+            for name in arrays:
+                if not isinstance(name, str):
+                    raise errors.ModelError(f"an array is named {name!r}: names are strings")
             tensors = {name: _tensor(name, value) for name, value in arrays.items()}
             if not tensors:
                 raise errors.ModelError("there is nothing to serve: give at least one array")
-            self._numpy = all(isinstance(value, np.ndarray) for value in arrays.values())
+            self._numpy = all(isinstance(value, np.ndarray | np.generic) for value in arrays.values())
             self._specs = [TensorSpec(name, tuple(t.shape), dtype_name(t.dtype)) for name, t in tensors.items()]
             self._index = {name: index for index, name in enumerate(tensors)}
             name, group = _optimizer(optimizer, hypers)
@@ -162,14 +166,14 @@ class RawClient:
         result: dict[str, Array] = {}
         for name in self._index if names is None else names:
             if name not in self._index:
-                raise errors.ModelError(f"no array is named {name!r}; there are {', '.join(self._index)}")
+                raise errors.ModelError(f"no array is named {str(name)[:80]!r}; {instead_of(str(name), self._index)}")
             value = self._space.view(self._index[name]).clone()
             result[name] = value.numpy() if self._numpy else value
         return result
 
     def _checked(self, name: str, value: Array) -> torch.Tensor:
         if name not in self._index:
-            raise errors.ModelError(f"no array is named {name!r}; there are {', '.join(self._index)}")
+            raise errors.ModelError(f"no array is named {str(name)[:80]!r}; {instead_of(str(name), self._index)}")
         spec = self._specs[self._index[name]]
         if spec.kind is not Kind.PARAMETER:
             raise errors.ModelError(f"{name!r} is a {spec.kind.value} of the model: only parameters take gradients")
@@ -198,16 +202,35 @@ class RawClient:
         self.close()
 
 
-def _tensor(name: str, value: Array) -> torch.Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(value)) if isinstance(value, np.ndarray) else value.detach().cpu()
-    if tensor.dtype not in (torch.float32, torch.float64):
+def _tensor(name: str, value: Any) -> torch.Tensor:
+    """As a tensor in main memory, of the same shape. Raises ModelError for what clients do not move."""
+    if isinstance(value, torch.Tensor):
+        if value.is_meta or value.layout is not torch.strided:
+            what = "on the meta device, without values" if value.is_meta else "sparse"
+            raise errors.ModelError(f"{name!r} is {what}: give a dense array of numbers")
+        known = value.dtype in (torch.float32, torch.float64)
+    elif isinstance(value, np.ma.MaskedArray):
+        raise errors.ModelError(f"{name!r} is a masked array, whose mask would be lost: fill it first (filled())")
+    elif isinstance(value, np.ndarray | np.generic):
+        known = value.dtype in (np.float32, np.float64)  # in this machine's byte order
+    else:
+        raise errors.ModelError(f"{name!r} is a {type(value).__name__}: give a NumPy array or a tensor")
+    if not known:
         raise errors.ModelError(f"{name!r} is of type {value.dtype}: clients move float32 and float64")
-    return tensor
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    array = np.asarray(value, order="C")
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def _optimizer(optimizer: str | torch.optim.Optimizer, hypers: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     if isinstance(optimizer, torch.optim.Optimizer):
         name, groups = describe(optimizer)
+        if len(groups) > 1 or hypers:
+            what = f"{len(groups)} parameter groups" if len(groups) > 1 else "hyper-parameters beside it"
+            raise errors.ModelError(f"the optimizer has {what}: all arrays have the numbers of its one group")
+        if any(state for state in optimizer.state.values()) and name != "adagrad":
+            raise errors.ModelError("the optimizer has state, which arrays cannot take over: give a fresh one")
         return name, groups[0]
     if optimizer == "sum":
         validate("sum", [hypers])

@@ -25,6 +25,7 @@ from paramserver.v1 import shard_pb2
 from paramserver.worker.binding import ModelBinding
 from paramserver.worker.engine import Engine
 from paramserver.worker.flat import FlatSpace, Node
+from paramserver.worker.given import check_loader, check_model, check_objects, check_scheduler
 from paramserver.worker.hooks import PushHook, built_in, of_script
 from paramserver.worker.loader import SliceLoader, describe_loader
 from paramserver.worker.optimizer import ServerOptimizer, StepScheduler
@@ -128,10 +129,19 @@ class Context:
 
         Raises ModelError, DataError (both ValueErrors) for what cannot be trained.
         """
+        check_objects(objects)
         model = next((o for o in objects if isinstance(o, nn.Module)), None)
         optimizer = next((o for o in objects if isinstance(o, torch.optim.Optimizer)), None)
         if (model is None) != (optimizer is None):
             raise errors.ModelError("give the model and its optimizer to ctx.prepare together, in one call")
+        for thing in objects:
+            if not isinstance(thing, nn.Module | torch.optim.Optimizer | DataLoader | LRScheduler):
+                done = " again" if isinstance(thing, SliceLoader | StepScheduler) else ""
+                raise errors.UserError(
+                    "ctx.prepare takes a module, an optimizer, a DataLoader or a scheduler, "
+                    f"not {type(thing).__name__}{done}"
+                )
+        self._check_schedulers([o for o in objects if isinstance(o, LRScheduler)], optimizer)
         if model is not None and optimizer is not None:
             self._prepare_model(model, optimizer)
         return_values = [self._prepare_one(o) for o in objects]
@@ -144,19 +154,29 @@ class Context:
             return self._optimizer
         if isinstance(thing, DataLoader):
             return self._prepare_loader(thing)
-        if isinstance(thing, LRScheduler):
-            scheduler = StepScheduler(thing, self._position, self._steps_count)
-            self._schedulers.append(scheduler)
-            return scheduler
-        raise errors.UserError(
-            f"ctx.prepare takes a module, an optimizer, a DataLoader or a scheduler, not {type(thing).__name__}"
-        )
+        assert isinstance(thing, LRScheduler)
+        scheduler = StepScheduler(thing, self._position, self._steps_count)
+        self._schedulers.append(scheduler)
+        return scheduler
+
+    def _check_schedulers(self, now: list[LRScheduler], optimizer: torch.optim.Optimizer | None) -> None:
+        """Those given now, and earlier ones if the optimizer comes after them."""
+        prepared = self._optimizer
+        if optimizer is not None and prepared is None:
+            for scheduler in (*now, *(earlier.wrapped for earlier in self._schedulers)):
+                check_scheduler(scheduler, optimizer)
+        elif optimizer is None and prepared is not None:
+            for scheduler in now:
+                check_scheduler(scheduler, prepared, prepared.wrapped)
 
     def _prepare_model(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         if self._binding is not None:
             raise errors.ModelError("ctx.prepare has a model already: one job trains one model")
+        if isinstance(optimizer, ServerOptimizer):
+            raise errors.ModelError("this optimizer has been prepared already: give ctx.prepare torch's own, once")
         if not any(True for _ in model.parameters()):
             raise errors.ModelError("the model has no parameters to train: give it at least one")
+        check_model(model, optimizer)
         model.to(self.device)
         binding = ModelBinding(model, optimizer)
 
@@ -211,6 +231,7 @@ class Context:
     def _prepare_loader(self, loader: DataLoader[Any]) -> SliceLoader:
         if self._loader is not None:
             raise errors.DataError("ctx.prepare has a training loader already; use others as they are")
+        check_loader(loader)
         data = describe_loader(loader)
         if data.samples < data.slice_size:
             log.warning(

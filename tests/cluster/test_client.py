@@ -168,15 +168,61 @@ def test_a_client_with_two_parts_of_a_step_pushes_twice() -> None:
 
 
 WRONG: dict[str, tuple[dict[str, Array], type[errors.ParamServerError], str]] = {
-    "name": ({"y": torch.zeros(3)}, errors.ModelError, "no array is named 'y'; there are x, z"),
+    "name": ({"y": torch.zeros(3)}, errors.ModelError, "no array is named 'y'; there are 'x', 'z'"),
     "shape": ({"x": torch.zeros(4)}, errors.ModelError, r"'x' has shape \(3,\), its gradient has \(4,\)"),
     "dimensions": ({"x": torch.zeros(3, 1)}, errors.ModelError, r"'x' has shape \(3,\), its gradient has \(3, 1\)"),
     "float64": ({"x": torch.zeros(3, dtype=torch.float64)}, errors.ModelError, "'x' is float32, its gradient is float"),
     "integers": ({"x": np.zeros(3, dtype=np.int64)}, errors.ModelError, "'x' is of type int64"),
     "half": ({"x": torch.zeros(3, dtype=torch.float16)}, errors.ModelError, "'x' is of type torch.float16"),
+    "a number": ({"x": 1.0}, errors.ModelError, "'x' is a float: give a NumPy array or a tensor"),  # type: ignore[dict-item]
+    "masked": ({"x": np.ma.masked_equal(np.ones(3, np.float32), 1)}, errors.ModelError, "'x' is a masked array"),
+    "byte order": ({"x": np.zeros(3, ">f4")}, errors.ModelError, "'x' is of type >f4: clients move"),
+    "sparse": ({"x": torch.zeros(3).to_sparse()}, errors.ModelError, "'x' is sparse: give a dense array"),
+    "meta": ({"x": torch.zeros(3, device="meta")}, errors.ModelError, "'x' is on the meta device, without values"),
     "NaN": ({"x": torch.tensor([0.0, float("nan"), 0.0])}, errors.NonFiniteError, "'x' has a NaN or an infinite"),
     "infinite": ({"x": np.array([np.inf, 0, 0], dtype=np.float32)}, errors.NonFiniteError, "nothing was pushed"),
 }
+
+
+def test_arrays_keep_their_shape_and_may_lie_in_memory_as_they_like() -> None:
+    """Without dimensions, without elements, transposed, read-only, a NumPy scalar."""
+    table = np.arange(6, dtype=np.float32).reshape(2, 3)
+    fixed = np.ones(2, np.float64)
+    fixed.flags.writeable = False
+    arrays = {"scalar": np.array(3.0), "none": np.zeros((0, 2), np.float32), "turned": table.T, "fixed": fixed}
+    with clients(1, 2) as (_, (client,)):
+        for found in (client.init(arrays), client.pull()):
+            for name, array in arrays.items():
+                assert found[name].shape == array.shape, name
+                assert np.array_equal(np.asarray(found[name]), array), name
+        numbers: Any = {"scalar": np.float64(2.0), "turned": np.ones((3, 2), np.float32)}
+        client.push(numbers)
+        pulled = client.pull()
+        assert pulled["scalar"].shape == ()
+        assert float(pulled["scalar"]) == 5.0
+        assert np.array_equal(np.asarray(pulled["turned"]), table.T + 1)
+
+
+def begun() -> torch.optim.Optimizer:
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.Adam([weight])
+    weight.grad = torch.ones(3)
+    optimizer.step()
+    return optimizer
+
+
+def test_optimizers_that_arrays_cannot_have() -> None:
+    groups: Any = [{"params": [torch.zeros(1)]}, {"params": [torch.zeros(1)], "lr": 2.0}]
+    with clients(1) as (_, (client,)):
+        for optimizer, hypers, text in (
+            (torch.optim.SGD(groups, lr=1.0), {}, "the optimizer has 2 parameter groups"),
+            (torch.optim.SGD([torch.zeros(1)], lr=1.0), {"lr": 2.0}, "the optimizer has hyper-parameters beside it"),
+            (begun(), {}, "the optimizer has state, which arrays cannot take over"),
+        ):
+            with pytest.raises(errors.ModelError, match=text):
+                client.init({"x": torch.zeros(3)}, optimizer, **hypers)
+        with pytest.raises(errors.ModelError, match="an array is named 7: names are strings"):
+            client.init({7: torch.zeros(3)})  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
 from torch.utils.data import WeightedRandomSampler as Weighted
 
@@ -62,15 +63,117 @@ def negative(parameters: Any) -> torch.optim.Optimizer:
     return optimizer
 
 
-REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], torch.optim.Optimizer], str]] = {
+def with_weight(weight: Tensor) -> Callable[[], nn.Module]:
+    """A layer with this parameter."""
+
+    def build() -> nn.Module:
+        model = nn.Linear(3, 4)
+        model.weight = nn.Parameter(weight, requires_grad=weight.is_floating_point())
+        return model
+
+    return build
+
+
+def views(first: slice, second: slice) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        memory, model = torch.zeros(8), nn.Module()
+        model.first, model.second = nn.Parameter(memory[first]), nn.Parameter(memory[second])
+        return model
+
+    return build
+
+
+def same_memory() -> nn.Module:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = nn.Parameter(model.get_parameter("0.weight").data)
+    return model
+
+
+def buffer_view() -> nn.Module:
+    model = nn.Linear(3, 3)
+    model.register_buffer("row", model.weight.detach()[1])
+    return model
+
+
+def expanded_buffer() -> nn.Module:
+    model = nn.Linear(3, 3)
+    model.register_buffer("mask", torch.zeros(1, 3).expand(4, 3))
+    return model
+
+
+def wrapped() -> nn.Module:
+    model = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
+    nn.Module.__init__(model)
+    model.module = network()
+    return model
+
+
+def lent_to_others() -> nn.Module:
+    return network().share_memory()
+
+
+def lazy_buffers() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d(affine=False))
+
+
+class Odd(Tensor):
+    """Stands for a DTensor, and for what quantises by a type of its own."""
+
+    __tensor_flatten__ = None
+
+
+def subclass() -> nn.Module:
+    model = nn.Linear(3, 4)
+    model.weight = nn.Parameter(torch.zeros(4, 3).as_subclass(Odd))
+    return model
+
+
+def of_another_model(parameters: Any) -> torch.optim.Optimizer:
+    return sgd(network().parameters())
+
+
+def twice(parameters: Any) -> torch.optim.Optimizer:
+    optimizer = plain(parameters)
+    optimizer.param_groups[0]["params"] *= 2
+    return optimizer
+
+
+def differentiable(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, differentiable=True)
+
+
+Make = Callable[[Any], torch.optim.Optimizer]
+REFUSED: dict[str, tuple[Callable[[], nn.Module], Make, str]] = {
     "no parameters": (Empty, of_nothing_here, "the model has no parameters to train"),
     "LBFGS": (network, lbfgs, r"torch\.optim\.lbfgs\.LBFGS is not supported; supported: SGD, Adam, AdamW, Adagrad"),
+    "SparseAdam": (network, lambda p: torch.optim.SparseAdam(list(p)), r"SparseAdam is not supported; supported: SGD"),
     "a subclass": (network, MySGD, r"MySGD is not supported; supported: SGD"),
     "no shape yet": (lazy, plain, "parameter 'weight' has no shape yet: run the model once"),
+    "buffers without a shape": (lazy_buffers, plain, r"buffer '1\.running_mean' has no shape yet: run the model once"),
     "complex numbers": (unusual, plain, "'weight' is of type complex64, which is not supported"),
     "large integers": (large_integers, plain, r"buffer 'count' holds integers beyond 2\*\*53"),
     "negative integers": (most_negative_integers, plain, r"buffer 'count' holds integers beyond 2\*\*53"),
     "negative lr": (network, negative, "lr is -1.0 and must be at least 0"),
+    "meta": (lambda: nn.Linear(3, 3, device="meta"), plain, "'weight' is on the meta device, without values: make it"),
+    "expanded": (with_weight(torch.zeros(3).expand(4, 3)), plain, "'weight' is expanded, so several of its elements"),
+    "an expanded buffer": (expanded_buffer, plain, "buffer 'mask' is expanded, so several of its elements"),
+    "sparse": (with_weight(torch.zeros(4, 3).to_sparse()), plain, "'weight' is sparse: make it dense"),
+    "a tensor of its own kind": (subclass, plain, "'weight' is a .*, which is no plain tensor: give ctx.prepare"),
+    "overlapping views": (views(slice(0, 5), slice(3, 8)), plain, "'first' and 'second' overlap in memory"),
+    "the same memory twice": (same_memory, plain, r"'0\.weight' and '1\.weight' overlap in memory .*: tie them as one"),
+    "a buffer that is a view": (buffer_view, plain, "'weight' and 'row' overlap in memory"),
+    "lent to other processes": (lent_to_others, plain, r"'0\.weight' shares memory with other processes"),
+    "a sparse embedding": (lambda: nn.Embedding(5, 3, sparse=True), plain, "Embedding makes sparse gradients"),
+    "max_norm": (
+        lambda: nn.Sequential(nn.Embedding(5, 3, max_norm=1.0)),
+        plain,
+        "Embedding '0' has max_norm, with which the forward pass writes",
+    ),
+    "DataParallel": (lambda: nn.DataParallel(network()), plain, "is wrapped in DataParallel, .*: give ctx.prepare the"),
+    "DDP": (wrapped, plain, "is wrapped in DistributedDataParallel, .*: give ctx.prepare the module inside"),
+    "another model's optimizer": (network, of_another_model, "the optimizer has none of the model's parameters"),
+    "a parameter twice": (network, twice, r"the optimizer has parameter '0\.weight' twice"),
+    "differentiable": (network, differentiable, "parameter group 0 has differentiable=True, which servers cannot do"),
 }
 
 
@@ -110,12 +213,20 @@ def loaders() -> dict[str, tuple[DataLoader[Any], str]]:
             "_size|cannot be cut into slices",
         ),
         "no batches": (DataLoader(numbers, batch_size=None), "the DataLoader has no batch_size"),
+        "an __iter__ of its own": (OfItsOwn(numbers), "OfItsOwn has an __iter__ of its own, which would not be called"),
         "empty": (DataLoader(TensorDataset(torch.zeros(0)), batch_size=4), "the data set is empty"),
         "drop_last": (
             DataLoader(numbers, batch_size=11, drop_last=True),
             "10 samples, which makes no slice of 11: use more data, or a smaller batch size, or drop_last=False",
         ),
     }
+
+
+class OfItsOwn(DataLoader[Any]):
+    """Gives what it likes."""
+
+    def __iter__(self) -> Any:
+        return iter([])
 
 
 @pytest.mark.parametrize("what", loaders())
@@ -178,7 +289,24 @@ def test_prepare_twice_and_in_parts() -> None:
             ctx.prepare(sgd(model.parameters()))
         with pytest.raises(errors.UserError, match="not list"):
             ctx.prepare([model])
-        ctx.prepare(model, sgd(model.parameters()))
+        with pytest.raises(errors.UserError, match=r"nothing was given to ctx\.prepare"):
+            ctx.prepare()
+        with pytest.raises(errors.ModelError, match=r"several models were given .* one job trains one model"):
+            ctx.prepare(model, network(), sgd(model.parameters()))
+        with pytest.raises(errors.ModelError, match=r"several optimizers were given .* give it a parameter group for"):
+            ctx.prepare(model, sgd(model.parameters()), plain(model.parameters()))
+        with pytest.raises(errors.DataError, match="several DataLoaders were given"):
+            ctx.prepare(*(DataLoader(dataset(8), batch_size=4) for _ in range(2)))
+        given = sgd(model.parameters())
+        elsewhere = StepLR(plain(network().parameters()), 1)
+        with pytest.raises(errors.ModelError, match="StepLR changes another optimizer than the one given"):
+            ctx.prepare(model, given, elsewhere)
+        _, optimizer = ctx.prepare(model, given)
+        with pytest.raises(errors.ModelError, match="StepLR changes another optimizer than the one given"):
+            ctx.prepare(elsewhere)
+        scheduler = ctx.prepare(StepLR(optimizer, 1))
+        with pytest.raises(errors.UserError, match="not StepScheduler again"):
+            ctx.prepare(scheduler)
         with pytest.raises(errors.ModelError, match="one job trains one model"):
             ctx.prepare(network(), sgd(network().parameters()))
         ctx.prepare(DataLoader(dataset(8), batch_size=4))

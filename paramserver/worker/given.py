@@ -1,0 +1,164 @@
+"""What a script hands to ``ctx.prepare``, looked at before anything is registered: what cannot be kept is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import structlog
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from paramserver import errors
+
+log = structlog.get_logger("paramserver.worker")
+
+_ONE_EACH: tuple[tuple[type, str, str], ...] = (
+    (nn.Module, "models", "one job trains one model: put both into one (nn.ModuleDict), with one optimizer"),
+    (torch.optim.Optimizer, "optimizers", "one job has one: give it a parameter group for each kind of parameters"),
+    (DataLoader, "DataLoaders", "one gives the slices of the job; use others as they are"),
+)
+
+
+def check_objects(objects: Sequence[Any]) -> None:
+    """Raises ModelError or DataError if there are two of what a job has one of, UserError if there is nothing."""
+    if not objects:
+        raise errors.UserError("nothing was given to ctx.prepare: give it a model with its optimizer, and a DataLoader")
+    for kind, name, advice in _ONE_EACH:
+        if len({id(one) for one in objects if isinstance(one, kind)}) > 1:
+            refusal = errors.DataError if kind is DataLoader else errors.ModelError
+            raise refusal(f"several {name} were given to ctx.prepare: {advice}")
+
+
+def check_scheduler(scheduler: LRScheduler, *optimizers: torch.optim.Optimizer | None) -> None:
+    """Raises ModelError if a scheduler changes another optimizer than the one that is prepared."""
+    bound = getattr(scheduler, "optimizer", None)
+    if bound is not None and all(bound is not optimizer for optimizer in optimizers):
+        raise errors.ModelError(
+            f"the {type(scheduler).__name__} changes another optimizer than the one given to ctx.prepare: "
+            "build it on that one"
+        )
+
+
+def check_loader(loader: DataLoader[Any]) -> None:
+    """Raises DataError for a DataLoader that gives batches in a way of its own."""
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        raise errors.DataError(
+            f"{type(loader).__name__} has an __iter__ of its own, which would not be called: put what it does into the "
+            "data set or into collate_fn"
+        )
+    if loader.generator is not None:
+        log.warning("the order of the samples follows from training.seed, not from the DataLoader's generator")
+
+
+def check_model(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raises ModelError, naming the tensor, for a model or an optimizer that would not stay what it is."""
+    _check_modules(model, optimizer)
+    names = {id(p): name for name, p in model.named_parameters(remove_duplicate=False)}
+    given = [p for group in optimizer.param_groups for p in group["params"]]
+    mine = list(model.parameters())
+    extra = [(f"optimizer.{number}", p) for number, p in enumerate(given) if id(p) not in names]
+    parameters = [*((names[id(p)], p) for p in mine), *_each_once(extra)]
+    for name, parameter in parameters:
+        _check_tensor("parameter", name, parameter)
+    buffers = [(name, buffer) for name, buffer in model.named_buffers() if buffer is not None]
+    for name, buffer in buffers:
+        _check_tensor("buffer", name, buffer)
+    seen: set[int] = set()
+    for parameter in given:
+        if id(parameter) in seen:
+            raise errors.ModelError(
+                f"the optimizer has parameter {names.get(id(parameter), '?')!r} twice, and would update it twice: "
+                "give each parameter once"
+            )
+        seen.add(id(parameter))
+    if mine and given and not any(id(p) in names for p in given):
+        raise errors.ModelError(
+            "the optimizer has none of the model's parameters: build it on the parameters() of the model that is given"
+        )
+    _check_memory([*parameters, *buffers])
+
+
+def _each_once(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    seen: set[int] = set()
+    for name, tensor in named:
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield name, tensor
+
+
+def _check_modules(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        where = f"{kind} {name!r}" if name else kind
+        if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel) or kind.startswith("FullySharded"):
+            raise errors.ModelError(
+                f"the model is wrapped in {kind}, which combines gradients itself: give ctx.prepare the module inside"
+            )
+        weight = module._parameters.get("weight")
+        if not isinstance(module, nn.Embedding | nn.EmbeddingBag) or id(weight) not in trained:
+            continue
+        if module.sparse:
+            raise errors.ModelError(f"{where} makes sparse gradients, which servers do not take: use sparse=False")
+        if module.max_norm is not None:
+            raise errors.ModelError(
+                f"{where} has max_norm, with which the forward pass writes to weights of the servers: leave it out"
+            )
+
+
+def _check_tensor(what: str, name: str, tensor: Tensor) -> None:
+    if nn.parameter.is_lazy(tensor):
+        raise errors.ModelError(f"{what} {name!r} has no shape yet: run the model once before ctx.prepare")
+    if hasattr(tensor, "__tensor_flatten__"):
+        raise errors.ModelError(
+            f"{what} {name!r} is a {type(tensor).__name__}, which is no plain tensor: give ctx.prepare the plain model"
+        )
+    if tensor.is_meta:
+        raise errors.ModelError(
+            f"{what} {name!r} is on the meta device, without values: make it real (model.to_empty) and fill it "
+            "before ctx.prepare"
+        )
+    if tensor.layout is not torch.strided:
+        raise errors.ModelError(f"{what} {name!r} is sparse: make it dense (to_dense) before ctx.prepare")
+    if tensor.is_quantized:
+        raise errors.ModelError(f"{what} {name!r} is quantised, which cannot be trained: give the model before that")
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        raise errors.ModelError(
+            f"{what} {name!r} is expanded, so several of its elements share memory: give it memory of its own (clone)"
+        )
+    if tensor.device.type == "cpu" and tensor.is_shared():  # type: ignore[no-untyped-call]
+        raise errors.ModelError(
+            f"{what} {name!r} shares memory with other processes, which would no longer see it: do not call "
+            "share_memory() before ctx.prepare"
+        )
+
+
+def _check_memory(named: Sequence[tuple[str, Tensor]]) -> None:
+    """Tensors that lie in each other's memory would come apart."""
+    by_storage: dict[tuple[torch.device, int], list[tuple[str, Tensor]]] = {}
+    for name, tensor in named:
+        if tensor.numel():
+            key = tensor.device, tensor.untyped_storage().data_ptr()
+            by_storage.setdefault(key, []).append((name, tensor))
+    for sharing in by_storage.values():
+        if len(sharing) > 1:
+            _check_overlap(sharing)
+
+
+def _check_overlap(sharing: Sequence[tuple[str, Tensor]]) -> None:
+    """Of tensors in one storage: which elements each has is marked, in bytes."""
+    nbytes = sharing[0][1].untyped_storage().nbytes()
+    owner = torch.full((nbytes,), -1, dtype=torch.int32)
+    for number, (name, tensor) in enumerate(sharing):
+        size = tensor.element_size()
+        shape, stride = (*tensor.shape, size), (*(step * size for step in tensor.stride()), 1)
+        mine = owner.as_strided(shape, stride, tensor.storage_offset() * size)
+        if (taken := int(mine.max())) >= 0:
+            raise errors.ModelError(
+                f"{sharing[taken][0]!r} and {name!r} overlap in memory without being one tensor, and would come apart: "
+                "tie them as one Parameter, or give each memory of its own (clone)"
+            )
+        mine.fill_(number)
