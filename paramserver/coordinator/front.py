@@ -68,6 +68,9 @@ class Front:
 
     def _knock(self, message: Message) -> None:
         """Note a server that is no member, or does not know yet that it is none."""
+        if isinstance(message, coordinator_pb2.SettingsRequest) and message.newcomer and self.service is None:
+            self._note(message.newcomer, Knock("", "", 0, time.monotonic()))
+            return
         report: coordinator_pb2.JoinRequest | shard_pb2.StatsResponse
         if isinstance(message, coordinator_pb2.JoinRequest) and message.role == types_pb2.ROLE_SERVER:
             report = message
@@ -75,9 +78,11 @@ class Front:
             report = message.server
         else:
             return
-        incarnation = report.incarnation
+        self._note(report.incarnation, Knock(message.address, report.holds, report.term, time.monotonic()))
+
+    def _note(self, incarnation: int, knock: Knock) -> None:
         if len(self._knocks) < _MAX_KNOCKS or incarnation in self._knocks:
-            self._knocks[incarnation] = Knock(message.address, report.holds, report.term, time.monotonic())
+            self._knocks[incarnation] = knock
 
     def _present(self) -> list[Knock]:
         since = time.monotonic() - _KNOCK_S

@@ -149,7 +149,7 @@ class Recovery:
 
     async def _insist(self) -> int | None:
         """Attempt after attempt, until one works; None if the job is over."""
-        job = self._job
+        job, since = self._job, time.monotonic()
         while not job.given_up:
             await self._servers_there()
             self._anew = False
@@ -166,6 +166,13 @@ class Recovery:
                 log.warning("that checkpoint cannot be used; trying the one before", reason=str(error))
             except errors.RetryableError as error:
                 log.info(f"going back did not work at once; trying again: {error}")
+                limit_s = job.options.max_idle_s
+                if time.monotonic() - since > limit_s:
+                    await job.fail(
+                        f"the job cannot go back to a checkpoint: it was tried for {limit_s:g} s (cluster.max_idle_s), "
+                        f"the last time with: {error}"
+                    )
+                    return None
                 await asyncio.sleep(_RETRY_S)
             except errors.ParamServerError as error:
                 await job.fail(f"the job cannot go back to a checkpoint: {error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from typing import cast
 
@@ -42,10 +43,14 @@ def shared(settings: Settings) -> dict[str, str]:
     return {key: str(values[key]) for key in SHARED}
 
 
-async def fetch(channel: Channel, settings: Settings) -> Mapping[str, str]:
-    """What the coordinator says; waits for one up to ``cluster.join_timeout_s``. Raises UnavailableError."""
+async def fetch(channel: Channel, settings: Settings, server: bool = False) -> Mapping[str, str]:
+    """What the coordinator says; waits for one up to ``cluster.join_timeout_s``. Raises UnavailableError.
+
+    ``server``: the caller will join as a server, for which a coordinator that takes a job over may be waiting.
+    """
+    request = coordinator_pb2.SettingsRequest(newcomer=secrets.randbits(63) | 1 if server else 0)
     reply = await persist(
-        lambda: channel.call("Coordinator.Settings", coordinator_pb2.SettingsRequest(), timeout=_CALL_S),
+        lambda: channel.call("Coordinator.Settings", request, timeout=_CALL_S),
         channel,
         settings.cluster.join_timeout_s,
         settings.log.interval_s,

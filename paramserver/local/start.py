@@ -222,7 +222,7 @@ async def _serve(settings: Settings, config: Path | None, overrides: dict[str, o
     with _present("server", settings, "") as presence:
         beating = asyncio.create_task(_beat(beat))
         try:
-            fetching = asyncio.create_task(fetch(coordinator, settings))
+            fetching = asyncio.create_task(fetch(coordinator, settings, server=True))
             stopping = asyncio.create_task(stop.wait())
             await asyncio.wait({fetching, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not fetching.done():
