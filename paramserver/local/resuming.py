@@ -58,7 +58,7 @@ class Resuming:
                 )
             now = time.monotonic()
             if now - started >= self._patience_s:
-                checkpoint = "begin with a checkpoint (--from-checkpoint), or " if self._has_checkpoints else ""
+                checkpoint = "go on from its newest checkpoint with --continue, or " if self._has_checkpoints else ""
                 raise errors.ConfigError(
                     f"there is nothing to resume: the store ({self._where}) knows no job {self._job!r}, and no server "
                     f"that holds a part of it has come within {self._patience_s:g} s (cluster.join_timeout_s); "
