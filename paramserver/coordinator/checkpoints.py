@@ -101,6 +101,7 @@ class Checkpoints:
             self._judge(status.version)
         if again:
             self._job.loosely(self._release(again))
+        self.look()
 
     def _judge(self, version: int) -> None:
         if version in self._settled or version in self._settling:
@@ -216,7 +217,8 @@ class Checkpoints:
 
     async def _cut_quietly(self) -> None:
         try:
-            await self.cut()
+            version = await self.cut()
+            self._next = max(self._next, (version // self.options.every + 1) * self.options.every)
         except errors.ParamServerError as error:
             log.warning("no checkpoint could be made now; training goes on", error=str(error))
 

@@ -43,6 +43,7 @@ from paramserver.server.apply import ChunkState
 from paramserver.server.arrivals import Arrivals
 from paramserver.server.claiming import ClaimDesk
 from paramserver.server.drafting import Draft, Drafting
+from paramserver.server.holding import Holding
 from paramserver.server.hypers import Hyperparameters
 from paramserver.server.norms import NormExchange
 from paramserver.server.saving import Saver
@@ -128,6 +129,7 @@ class RunningShard:
         self._building = False
         # Done when the next version is published.
         self._moved: asyncio.Future[None] | None = None
+        self.holding = Holding(saver, self.happen)
         self._ended: errors.ParamServerError | None = None
 
     # ---- contributions and pulls
@@ -362,6 +364,8 @@ class RunningShard:
             future = self._calls.pop(call)
             if not future.done():  # before the next step can change the state
                 future.set_result((version.number, self.tensors.copy_states()))
+        if self.state.consistency.mode is Mode.ASYNC:
+            self.holding.look(version.number)
         self.happen(Built(version.number))
         if self._moved is not None and not self._moved.done():
             self._moved.set_result(None)
@@ -398,6 +402,7 @@ class RunningShard:
     def end(self, error: errors.ParamServerError) -> None:
         """Answer everybody who waits with ``error``; nothing happens here any more."""
         self._ended = self._ended or error
+        self.holding.forget()
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(error)

@@ -100,8 +100,17 @@ class Saver:
 
     # ---- taking and letting go
 
+    @property
+    def room(self) -> bool:
+        """Whether another copy may be taken."""
+        return len(self._copies) < COPIES_KEPT
+
+    def announce(self) -> None:
+        """Have the coordinator hear now how this shard stands."""
+        self._told()
+
     def due(self, version: int) -> bool:
-        """Whether a synchronous shard takes a copy of this version by itself."""
+        """Whether a checkpoint of this version is due. Synchronous shards take a copy by themselves then."""
         return self.every > 0 and version % self.every == 0
 
     def take(
@@ -122,7 +131,7 @@ class Saver:
         status = shard_pb2.CopyStatus(
             timeline=self._config.timeline, version=number, revision=state.consistency.revision
         )
-        if len(self._copies) >= COPIES_KEPT:
+        if not self.room:
             status.state, status.reason = shard_pb2.COPY_STATE_SKIPPED, "earlier checkpoints are still being written"
             self._skipped[number] = status
             self._newest = max(self._newest, number)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import structlog
 
 from paramserver import errors
@@ -13,7 +11,6 @@ from paramserver.core.events import (
     ConsistencyCommitted,
     ConsistencyPrepared,
     CutEnded,
-    Held,
     MembersChanged,
 )
 from paramserver.server import cutting
@@ -69,14 +66,13 @@ class Control(Host):
         """Hold workers back, copy a version for a checkpoint, let them go on, fill the last step, cut for readers."""
         self._check_authority(request)
         shard = self._on(request.timeline)
+        shard.holding.commanded()
         taken, waiting_for = False, ""
         match request.step:
             case shard_pb2.CutRequest.STEP_HOLD:
-                shard.happen(Held(True))
-                # Should the coordinator be lost before it lets them go.
-                asyncio.get_running_loop().call_later(_HELD_S, shard.happen, Held(False))
+                shard.holding.begin(_HELD_S)  # should the coordinator be lost before it lets them go
             case shard_pb2.CutRequest.STEP_LET_GO:
-                shard.happen(Held(False))
+                shard.holding.end()
             case shard_pb2.CutRequest.STEP_COPY:
                 if shard.saver is None:
                     raise errors.ProtocolError("there is no place for checkpoints")
