@@ -8,10 +8,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from string import Template
 
-from tests.behaviour.pieces import KINDS, Need, Piece, Verdict, piece
+from tests.behaviour.kinds import KINDS, piece
+from tests.behaviour.pieces import Need, Piece, Verdict
 
 # How many scripts of a hundred have something else than the plainest piece, by kind; 50 where nothing is said.
-_OFTEN = {"optimizer": 85, "model": 70, "loop": 45, "end": 30, "fault": 12, "type": 20, "flag": 15, "groups": 20}
+_OFTEN = {
+    "optimizer": 85,
+    "model": 70,
+    "loop": 45,
+    "end": 30,
+    "fault": 12,
+    "client": 12,
+    "type": 20,
+    "flag": 15,
+    "groups": 20,
+}
 # Of a hundred scripts, those with a piece that must be refused. None has two of them, or two that may be refused.
 _REFUSED = 33
 # Slots to which several pieces may add lines; of every other one there is one text.
@@ -352,7 +363,8 @@ def render(script: Script) -> str:
         "class": script.of("optimizer").name,
         "hypers": script.hypers,
     }
-    return f"# {script}\n{_filled(_TEXT, {**numbers, **slots})}"
+    text = slots.pop("text", _TEXT)
+    return f"# {script}\n{_filled(text, {**numbers, **slots})}"
 
 
 def _filled(text: str, slots: Mapping[str, str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from paramserver import errors
@@ -17,7 +18,7 @@ PLANNED = "the cat"
 # How a problem begins that is none of paramserver.
 WRONG = "the script is wrong"
 # With which a script may be refused.
-_REFUSALS = (errors.UserError,)
+_REFUSALS = (errors.UserError, errors.NonFiniteError)
 
 
 def judge(script: Script, wanted: Played, played: Played) -> str:
@@ -44,11 +45,11 @@ def judge(script: Script, wanted: Played, played: Played) -> str:
 
 
 def _compare(script: Script, wanted: Played, played: Played) -> str:
-    if wanted.weights is None:
-        return ""
-    if played.weights is None:
-        return "no weights are left"
-    problem = differs(dict(wanted.weights), dict(played.weights), script.tolerance, "weights", False)
+    problem = ""
+    if wanted.weights is not None:
+        if played.weights is None:
+            return "no weights are left"
+        problem = differs(dict(wanted.weights), dict(played.weights), script.tolerance, "weights", False)
     if problem or not wanted.found:
         return problem
     if not played.found:
@@ -66,6 +67,10 @@ def _compare(script: Script, wanted: Played, played: Played) -> str:
 
 def differs(wanted: Any, got: Any, tolerance: float, name: str, exact: bool = True) -> str:
     """Where two values are not the same within the tolerance. ``exact``: no more keys than those wanted."""
+    if isinstance(wanted, np.ndarray):
+        if not isinstance(got, np.ndarray) or wanted.dtype != got.dtype:
+            return f"{name} is {got!r:.100}, with plain torch {wanted!r:.100}"
+        wanted, got = torch.from_numpy(wanted), torch.from_numpy(got)
     if isinstance(wanted, torch.Tensor):
         if not isinstance(got, torch.Tensor):
             return f"{name} is {got!r:.100}, not a tensor"

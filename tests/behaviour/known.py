@@ -23,6 +23,9 @@ KNOWN: list[Known] = [
     Known(("model=expanded",), "items 7 and 17: accepted"),
     Known(("model=overlapping views",), "item 7: they come apart"),
     Known(("optimizer=a second optimizer",), "item 7: trains the first model"),
+    Known(("client=no dimension",), "item 17: comes back with shape (1,)"),
+    Known(("client=NumPy's own numbers",), "item 17: comes back with shape (1,)"),
+    Known(("client=a list",), "an AttributeError"),
     Known(("model=meta",), "item 17: an error of torch"),
 ]
 

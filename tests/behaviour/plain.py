@@ -6,10 +6,11 @@ seed. All else is torch's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
@@ -17,6 +18,8 @@ from torch.utils.data import DataLoader
 from paramserver.core.slices import DataSpec, SyncSchedule, slice_indices, slice_seed
 from paramserver.worker.seeding import seed_everything
 from tests.behaviour.generate import Form
+
+Array = np.ndarray[Any, Any] | torch.Tensor
 
 
 class Batches:
@@ -102,8 +105,51 @@ class Context:
         """There is nothing to leave."""
 
 
+class Client:
+    """What ``ps.Client`` is."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._arrays: dict[str, torch.Tensor] = {}
+        self._numpy = True
+        self._optimizer: torch.optim.Optimizer | None = None
+
+    def init(self, arrays: Mapping[str, Array], optimizer: Any = "sum", **hypers: float) -> dict[str, Array]:
+        """Copies of the arrays, and the optimizer, None for "sum"."""
+        self._numpy = all(isinstance(value, np.ndarray) for value in arrays.values())
+        self._arrays = {name: torch.as_tensor(value).clone() for name, value in arrays.items()}
+        if isinstance(optimizer, torch.optim.Optimizer):
+            options = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
+            self._optimizer = type(optimizer)([*self._arrays.values()], **options)
+        elif optimizer != "sum":
+            kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad}[optimizer]
+            self._optimizer = kind([*self._arrays.values()], **hypers)
+        return self.pull()
+
+    def push(self, grads: Mapping[str, Array], samples: int = 1) -> int:
+        """One step."""
+        for name, value in self._arrays.items():
+            value.grad = torch.as_tensor(np.asarray(grads[name]).copy()) if name in grads else None
+            if self._optimizer is None and value.grad is not None:
+                value += value.grad
+        if self._optimizer is not None:
+            self._optimizer.step()
+        self.version += 1
+        return self.version
+
+    def pull(self) -> dict[str, Array]:
+        """Copies."""
+        copies = {name: value.clone() for name, value in self._arrays.items()}
+        return {name: value.numpy() if self._numpy else value for name, value in copies.items()}
+
+    def close(self) -> None:
+        """There is nothing to leave."""
+
+
 class Paramserver:
     """Stands for the module."""
+
+    Client = Client
 
     def __init__(self, form: Form) -> None:
         self.form = form

@@ -49,14 +49,6 @@ def play_plain(text: str, form: Form, place: Path) -> Played:
     if context.models:
         model = context.models[0]
         played.weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
-        names = {id(p): name for name, p in model.named_parameters()}
-        played.state = {
-            (names[id(p)], key): torch.as_tensor(value).detach()
-            for optimizer in context.optimizers
-            for p, entries in optimizer.state.items()
-            for key, value in entries.items()
-            if id(p) in names and value is not None
-        }
     return played
 
 
@@ -125,6 +117,9 @@ def on_cluster(text: str, form: Form, place: Path) -> Played:
     with found_in(place / "cluster", played), quiet(), Cluster(*sizes, wait_timeout_s=20.0, **options) as cluster:
         logs.configure("critical")
         small: dict[str, object] = {"training__chunk_bytes": 64} if form.servers > 1 else {}
+        if "ps.Client()" in text:
+            _client(cluster, text, played)
+            return played
         workers = [cluster.start(script, small) for _ in range(form.workers)]
         deadline = time.monotonic() + SCRIPT_S
         for number, mode in enumerate(form.changes):
@@ -143,6 +138,21 @@ def on_cluster(text: str, form: Form, place: Path) -> Played:
             played.weights = load_file(place / "weights.safetensors")
             played.summary = outcome.summary
     return played
+
+
+def _client(cluster: Cluster, text: str, played: Played) -> None:
+    """A script without a context, as the job's only worker."""
+
+    def run() -> None:
+        try:
+            execute(text, types.SimpleNamespace(Client=lambda: cluster.client(0)))
+        except BaseException as error:
+            played.ended_with(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(SCRIPT_S)
+    played.stuck = thread.is_alive()
 
 
 def change(cluster: Cluster, version: int, mode: str, staleness: int) -> None:

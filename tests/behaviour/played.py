@@ -25,8 +25,6 @@ class Played:
     where: str = ""
     code: int = 0
     weights: Tensors | None = None
-    # The optimizer's state by name of parameter and key, where it can be seen.
-    state: dict[tuple[str, str], torch.Tensor] | None = None
     # What the script has found, by rank.
     found: dict[int, Any] = field(default_factory=dict)
     summary: Mapping[str, Any] = field(default_factory=dict)

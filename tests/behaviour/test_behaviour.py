@@ -8,9 +8,10 @@ from collections.abc import Iterable
 import pytest
 
 from tests.behaviour.generate import draw, fits, of_labels, render, simpler
+from tests.behaviour.kinds import KINDS
 from tests.behaviour.known import KNOWN, known
 from tests.behaviour.mutants import MUTANTS
-from tests.behaviour.pieces import KINDS, Verdict
+from tests.behaviour.pieces import Verdict
 from tests.behaviour.run import report, smallest, trial
 
 # Each test runs this many scripts, one after the other.
