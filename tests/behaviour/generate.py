@@ -255,13 +255,17 @@ def _draw(chance: random.Random, seed: int, form: Form) -> Script:
     if illegal:
         bad = [p for pieces in KINDS.values() for p in pieces if p.verdict is Verdict.REFUSED]
         chance.shuffle(bad)
-        one = next(p for p in bad if fits(form, {**chosen, p.kind: p}.values()))
+        one = next(p for p in bad if p.kind == "client" or fits(form, {**chosen, p.kind: p}.values()))
         chosen[one.kind] = one
         kinds.remove(one.kind)
-    elif form.loose:
+    elif not form.real and not form.loose and chance.randrange(100) < _OFTEN["client"]:
+        chosen["client"] = chance.choice([p for p in KINDS["client"][1:] if p.verdict is Verdict.EQUAL])
+    if chosen["client"].name != "none":
+        form = Form(chance.choice((0, 1, 2)), 1, 1, form.mode, form.staleness)
+    if form.loose:
         chosen["model"] = piece("model=counts")
         kinds.remove("model")
-    for kind in kinds:
+    for kind in [kind for kind in kinds if kind != "client"]:
         if chance.randrange(100) >= _OFTEN.get(kind, 50):
             continue
         room = [

@@ -41,9 +41,9 @@ def test_many_random_scripts(first: int) -> None:
     run(range(first, first + AT_ONCE))
 
 
-def test_a_random_script_in_processes_that_are_killed() -> None:
-    """The first one in which both a server and a worker die."""
-    seed = next(seed for seed in range(MANY) if draw(seed, known, True).form.kills == ("worker", "server"))
+def test_a_random_script_in_processes_of_which_one_is_killed() -> None:
+    """The first one in which a server dies."""
+    seed = next(seed for seed in range(MANY) if draw(seed, known, True).form.kills == ("server",))
     run([seed], True)
 
 
@@ -60,7 +60,7 @@ def test_every_piece_is_drawn() -> None:
     left_out = {label for one in KNOWN for label in one.labels if len(one.labels) == 1}
     pieces = {p.label for kind in KINDS.values() for p in kind}
     assert pieces - set(count) == left_out
-    assert min(count.values()) >= 3, count.most_common()[-5:]
+    assert min(count.values()) >= 2, count.most_common()[-5:]
     verdicts = Counter(script.verdict for script in scripts)
     assert verdicts[Verdict.EQUAL] > MANY // 3
     assert verdicts[Verdict.REFUSED] > MANY // 5
