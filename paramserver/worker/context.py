@@ -23,6 +23,7 @@ from paramserver.core.passes import Passes
 from paramserver.core.slices import main_place, slice_samples, slice_seed
 from paramserver.v1 import shard_pb2
 from paramserver.worker.binding import ModelBinding
+from paramserver.worker.draws import Draws
 from paramserver.worker.engine import Engine
 from paramserver.worker.flat import FlatSpace, Node
 from paramserver.worker.given import check_loader, check_model, check_objects, check_scheduler
@@ -62,6 +63,7 @@ class Context:
         self._loader: SliceLoader | None = None
         self._schedulers: list[StepScheduler] = []
         self._position = SchedulePosition(engine)
+        self._draws = Draws(engine, settings.training.seed)
         self.passes = Passes()
         # The job went back, and the present pass of a plain loop does earlier epochs again.
         self._again = False
@@ -114,6 +116,26 @@ class Context:
         return self.engine.version
 
     @property
+    def seed(self) -> int:
+        """``training.seed``: the same on all workers. For generators whose numbers they share."""
+        return self.settings.training.seed
+
+    def slice_seed(self, purpose: str = "batch") -> int:
+        """A seed in [0, 2**63) of the slice that this worker computes now, or (without a loader) draws a batch for now.
+
+        It is the same whoever computes the slice; each ``purpose`` has one of its own. For generators of the script's:
+        ``generator.manual_seed(ctx.slice_seed())`` before each batch. Raises UserError before ``prepare`` of the model,
+        and, with a loader, outside of the loop over it.
+        """
+        if self._binding is None:
+            raise errors.UserError("ctx.slice_seed belongs after ctx.prepare of the model")
+        if self._loader is None:
+            return self._draws.seed(purpose)
+        if self._item is None:
+            raise errors.UserError("ctx.slice_seed belongs into the loop over the prepared loader, before the step")
+        return slice_seed(self.seed, self._item.epoch, self._item.index, purpose)
+
+    @property
     def mode(self) -> str:
         """``"sync"`` or ``"async"``, as it is now."""
         return self.engine.consistency.mode.value
@@ -145,6 +167,8 @@ class Context:
         if model is not None and optimizer is not None:
             self._prepare_model(model, optimizer)
         return_values = [self._prepare_one(o) for o in objects]
+        if model is not None and self._loader is None:
+            self._draws.first()
         return return_values[0] if len(return_values) == 1 else tuple(return_values)
 
     def _prepare_one(self, thing: Any) -> Any:
@@ -233,6 +257,7 @@ class Context:
             raise errors.DataError("ctx.prepare has a training loader already; use others as they are")
         check_loader(loader)
         data = describe_loader(loader)
+        self._draws.loader_comes()
         if data.samples < data.slice_size:
             log.warning(
                 f"the data set has {data.samples} samples, fewer than the batch size of {data.slice_size}: "
@@ -388,6 +413,9 @@ class Context:
             # Without a loader: somebody who joined or left had this part of the step, the next one is ours.
             self.engine.handed.handed_in_again()
             self._clip_norm = clip_norm
+        if self._loader is None and self._binding is not None:
+            self._binding.reset_buffers()
+            self._draws.next()
 
     def _contribute_once(self, unscale: float, overflow: bool) -> bool:
         """False: another worker's contribution of this name counts instead, and this one under another name."""
@@ -396,7 +424,10 @@ class Context:
         if self._item is None:
             if self._loader is not None:
                 raise errors.UserError("optimizer.step() belongs once into each iteration over the prepared loader")
-            self._item = self.engine.next_item(0, False)
+            self._item = self._draws.take()
+            if self._item is None:
+                self._item = self.engine.next_item(0, False)
+                self._align_schedulers()
             assert self._item is not None
         item = self._item
         samples = slice_samples(self._data, item.index) if self._loader is not None else 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,20 @@ def seed_everything(seed: int) -> None:
         torch.mps.manual_seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     random.seed(seed)
+
+
+def states() -> tuple[object, ...]:
+    """Of the generators of torch (CPU), NumPy and Python; equal tuples mean equal numbers."""
+    kind, key, *rest = np.random.get_state()
+    return torch.default_generator.get_state().numpy().tobytes(), (kind, key.tobytes(), *rest), random.getstate()
+
+
+def restore(former: tuple[Any, ...]) -> None:
+    """Bring the generators back to what `states` said."""
+    of_torch, (kind, key, *rest), of_python = former
+    torch.default_generator.set_state(torch.frombuffer(bytearray(of_torch), dtype=torch.uint8))
+    np.random.set_state((kind, np.frombuffer(key, np.uint32), *rest))
+    random.setstate(of_python)
 
 
 @cache

@@ -168,3 +168,16 @@ def _import(path: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_batches_that_the_script_draws_itself(place: Place) -> None:
+    """Alone, one worker computes both slices of each step; on a cluster two have one each: the same bits."""
+    path, script = place.work / "own-batches.json", SCRIPTS / "own_batches.py"
+    environ = {"PARAMSERVER_RUN__SUMMARY": str(path), "PARAMSERVER_TRAINING__SLICES_PER_STEP": "2"}
+    place.python(script, "20", environ=environ).check()
+    alone = read_summary(path)
+    shape = ["--workers", "2", "--servers", "1", "--slices-per-step", "2", "--summary", path]
+    place.paramserver("run", script, *shape, "--", "10").check()
+    found = read_summary(path)
+    assert (alone["steps"], found["steps"]) == (10, 10)
+    assert digests(found) == digests(alone)

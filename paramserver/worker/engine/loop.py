@@ -55,6 +55,22 @@ class Engine(States, Leaving):
         assert self._pace is not None, "an item comes before those ahead of it"
         return self._ahead(self._pace, epoch)
 
+    def coming(self) -> Item | None:
+        """Without a data set: the slice that this worker will compute next, if that is known without waiting."""
+        if self._pace is None or self.rolled_back() or self.mode_changed():
+            return None
+        self._begun_at = time.monotonic()
+        try:
+            return next(self._pace.ahead(0), None)
+        except errors.RolledBackError:
+            return None
+
+    def still(self, item: Item) -> bool:
+        """Whether a slice that :meth:`coming` has told can be handed in now, without :meth:`next_item`."""
+        return (
+            self._pace is not None and not self.rolled_back() and not self.mode_changed() and self._pace.expects(item)
+        )
+
     def contribute(self, item: Item, node: Node, groups: Sequence[types_pb2.GroupHypers]) -> bool:
         """Hand in what a slice yielded; returns with the next version, or with more work on this one.
 

@@ -71,6 +71,10 @@ class AsyncPace:
         name = self._queue[0]
         return Item(name, name.epoch, name.index)
 
+    def expects(self, item: Item) -> bool:
+        """It is the oldest one that is leased, and the weights are those for it."""
+        return bool(self._queue) and self._queue[0] == item.name and self._fresh
+
     def alone(self, item: Item) -> bool:
         """Every slice is pushed as it is."""
         return True

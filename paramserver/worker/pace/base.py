@@ -30,6 +30,9 @@ class Pace(Protocol):
     def ahead(self, epoch: int) -> Iterator[Item]:
         """The slices that are likely to come, beginning with the present one: for loading data ahead of time."""
 
+    def expects(self, item: Item) -> bool:
+        """Whether what the slice yields can be handed in now; another worker may have done it meanwhile."""
+
     def alone(self, item: Item) -> bool:
         """Whether what the slice yields is pushed as it is, with nothing added up to it."""
 

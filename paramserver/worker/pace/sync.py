@@ -105,6 +105,13 @@ class SyncPace:
         name = SyncName(version, position, position + 1, len(step.slices))
         return Item(name, step.epoch, step.slices[position], aside)
 
+    def expects(self, item: Item) -> bool:
+        """It is of the present step, and not handed in."""
+        name = item.name
+        if not isinstance(name, SyncName) or name.step != self._engine.version:
+            return False
+        return name.step != self._version or name.lo not in self._done
+
     def alone(self, item: Item) -> bool:
         """Whether the slice is all that this worker has in this step: what it yields is pushed as it is."""
         name = item.name
