@@ -85,5 +85,5 @@ class Passes:
 
     @property
     def left(self) -> bool:
-        """A pass of a plain loop was left before its end, and not followed by another one."""
-        return self.plain and self.stepped and not self.ended
+        """The last pass was left after its first optimizer step and before its end."""
+        return self.stepped and not self.ended

@@ -526,14 +526,14 @@ class Context:
     def _end_passes(self) -> None:
         """A plain loop over the loader is known to be at its end when the script is."""
         passes = self.passes
-        if not passes.plain:
-            return
-        self.engine.epochs_planned = max(self.engine.epochs_planned, passes.epoch + 1)
-        if passes.left:
+        if passes.left and self._loader is not None:
             log.warning(
                 f"the script ends in the middle of epoch {passes.epoch + 1}: what is left of that epoch is not "
                 "trained, unless other workers do it"
             )
+        if not passes.plain:
+            return
+        self.engine.epochs_planned = max(self.engine.epochs_planned, passes.epoch + 1)
         failed = sys.exc_info()[1] is not None or getattr(sys, "last_value", None) is not None
         self.engine.through = self.engine.through or (passes.ended and not failed)
 

@@ -28,7 +28,8 @@ def seed_everything(seed: int) -> None:
 
 def states() -> tuple[object, ...]:
     """Of the generators of torch (CPU), NumPy and Python; equal tuples mean equal numbers."""
-    kind, key, *rest = np.random.get_state()
+    of_numpy: Any = np.random.get_state()
+    kind, key, *rest = of_numpy
     return torch.default_generator.get_state().numpy().tobytes(), (kind, key.tobytes(), *rest), random.getstate()
 
 

@@ -282,7 +282,7 @@ def test_data_that_differs_between_workers() -> None:
 
 def test_prepare_twice_and_in_parts() -> None:
     def work(ctx: Context) -> None:
-        model = network()
+        model, other = network(), network()
         with pytest.raises(errors.ModelError, match="together, in one call"):
             ctx.prepare(model)
         with pytest.raises(errors.ModelError, match="together, in one call"):
@@ -308,7 +308,7 @@ def test_prepare_twice_and_in_parts() -> None:
         with pytest.raises(errors.UserError, match="not StepScheduler again"):
             ctx.prepare(scheduler)
         with pytest.raises(errors.ModelError, match="one job trains one model"):
-            ctx.prepare(network(), sgd(network().parameters()))
+            ctx.prepare(other, sgd(other.parameters()))
         ctx.prepare(DataLoader(dataset(8), batch_size=4))
         with pytest.raises(errors.DataError, match="a training loader already"):
             ctx.prepare(DataLoader(dataset(8), batch_size=4))

@@ -176,8 +176,8 @@ def test_batches_that_the_script_draws_itself(place: Place) -> None:
     environ = {"PARAMSERVER_RUN__SUMMARY": str(path), "PARAMSERVER_TRAINING__SLICES_PER_STEP": "2"}
     place.python(script, "20", environ=environ).check()
     alone = read_summary(path)
-    shape = ["--workers", "2", "--servers", "1", "--slices-per-step", "2", "--summary", path]
-    place.paramserver("run", script, *shape, "--", "10").check()
+    shape = ["--workers", "2", "--servers", "1", "--slices-per-step", "2"]
+    place.paramserver("run", script, *shape, "--summary", path, "--", "10").check()
     found = read_summary(path)
     assert (alone["steps"], found["steps"]) == (10, 10)
     assert digests(found) == digests(alone)

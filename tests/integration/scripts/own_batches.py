@@ -23,7 +23,7 @@ def main() -> None:
         rows = torch.randint(400, (8,))
         noise = torch.from_numpy(np.random.standard_normal((8, 6)).astype(np.float32))
         loss = F.cross_entropy(model(x[rows] + 0.1 * noise), y[rows])
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
     ctx.close()
