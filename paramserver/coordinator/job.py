@@ -220,6 +220,7 @@ class Job:
             async_from=self.async_from,
             schedule_mode=mode_to_proto(self.schedule_mode),
             beginning=self.beginning,
+            launched=self.options.launched,
         )
 
     def record(self) -> coordinator_pb2.JobRecord:

@@ -193,7 +193,7 @@ class Range(_message.Message):
     def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class View(_message.Message):
-    __slots__ = ("generation", "timeline", "state", "workers", "servers", "consistency", "sync_origin", "slices_per_step", "initialiser", "grant", "reason", "term", "draining", "released", "checkpoints", "stalled", "async_from", "schedule_mode", "beginning")
+    __slots__ = ("generation", "timeline", "state", "workers", "servers", "consistency", "sync_origin", "slices_per_step", "initialiser", "grant", "reason", "term", "draining", "released", "checkpoints", "stalled", "async_from", "schedule_mode", "beginning", "launched")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -213,6 +213,7 @@ class View(_message.Message):
     ASYNC_FROM_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_MODE_FIELD_NUMBER: _ClassVar[int]
     BEGINNING_FIELD_NUMBER: _ClassVar[int]
+    LAUNCHED_FIELD_NUMBER: _ClassVar[int]
     generation: int
     timeline: int
     state: JobState
@@ -232,4 +233,5 @@ class View(_message.Message):
     async_from: int
     schedule_mode: Mode
     beginning: int
-    def __init__(self, generation: _Optional[int] = ..., timeline: _Optional[int] = ..., state: _Optional[_Union[JobState, str]] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., servers: _Optional[_Iterable[_Union[ServerInfo, _Mapping]]] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., sync_origin: _Optional[_Union[SyncOrigin, _Mapping]] = ..., slices_per_step: _Optional[int] = ..., initialiser: _Optional[int] = ..., grant: _Optional[int] = ..., reason: _Optional[str] = ..., term: _Optional[int] = ..., draining: _Optional[_Iterable[int]] = ..., released: bool = ..., checkpoints: bool = ..., stalled: _Optional[_Iterable[int]] = ..., async_from: _Optional[int] = ..., schedule_mode: _Optional[_Union[Mode, str]] = ..., beginning: _Optional[int] = ...) -> None: ...
+    launched: bool
+    def __init__(self, generation: _Optional[int] = ..., timeline: _Optional[int] = ..., state: _Optional[_Union[JobState, str]] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., servers: _Optional[_Iterable[_Union[ServerInfo, _Mapping]]] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., sync_origin: _Optional[_Union[SyncOrigin, _Mapping]] = ..., slices_per_step: _Optional[int] = ..., initialiser: _Optional[int] = ..., grant: _Optional[int] = ..., reason: _Optional[str] = ..., term: _Optional[int] = ..., draining: _Optional[_Iterable[int]] = ..., released: bool = ..., checkpoints: bool = ..., stalled: _Optional[_Iterable[int]] = ..., async_from: _Optional[int] = ..., schedule_mode: _Optional[_Union[Mode, str]] = ..., beginning: _Optional[int] = ..., launched: bool = ...) -> None: ...

@@ -30,8 +30,9 @@ class RawClient:
     """Named arrays on the servers of a job: push and pull. Thread-safe: calls of several threads take turns.
 
     Use: :meth:`init` once (of all clients' calls the first one counts, and all see its bytes), then :meth:`push` and
-    :meth:`pull`. Without ``init``, :meth:`pull` shows the model that the job trains. Who only looks is no worker; with
-    the first push a client becomes one: in synchronous mode others wait for its part of each step until it closes.
+    :meth:`pull`. Without ``init``, :meth:`pull` shows the model that the job trains. Who only looks is no worker. A
+    client becomes one with its first push, or with ``init`` if the job has not begun, which it may begin alone: in
+    synchronous mode others wait for its part of each step until it closes.
     """
 
     def __init__(self, engine: Engine, close: Any, chunk_bytes: int = 0) -> None:
@@ -92,6 +93,7 @@ class RawClient:
                 self._space = made
                 return made
 
+            self._engine.promote_to_begin()
             # The engine must not keep alive a client that the program has forgotten.
             use = weakref.WeakMethod(self._use)
             self._engine.register(model, space, lambda weights: (use() or _nobody)(weights))

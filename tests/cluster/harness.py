@@ -222,7 +222,7 @@ class Cluster:
         return RawClient(engine, engine.close, chunk_bytes)
 
     def reader(self) -> RawClient:
-        """A client that only looks: no worker, so nobody waits for it."""
+        """A client from outside: no worker, so nobody waits for it, until it begins the job or pushes."""
         connect = self.job.network.connect
         options = replace(worker_options(self.options.consistency, self.options, None), role=types_pb2.ROLE_OBSERVER)
         engine = Engine(self.job.background, connect, connect(COORDINATOR), options, self._wait_timeout_s, "grpc")

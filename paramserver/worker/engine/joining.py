@@ -54,6 +54,12 @@ class Joining(Weights):
 
         self._run(go())
 
+    def promote_to_begin(self) -> None:
+        """An observer that brings a model to a job which waits for workers is one of them."""
+        view = self.session.view
+        if not view.launched and view.state in (types_pb2.JOB_STATE_WAITING, types_pb2.JOB_STATE_INITIALISING):
+            self.promote()
+
     def attach(self, space: Callable[[Plan], FlatSpace]) -> types_pb2.ModelSpec:
         """Take over the model that the job trains, whatever it is, with its present weights; returns its description.
 
