@@ -78,6 +78,12 @@ class Cluster(Section):
         default=1000.0,
         description="How fast a host's link is, in Mb/s. Chunks are chosen by it where servers are on other hosts.",
     )
+    max_model_bytes: Annotated[
+        int, BeforeValidator(refuse_bool), Field(ge=1, le=1 << 50), Must("an integer from 1 to 2**50")
+    ] = Field(
+        default=64 << 30,
+        description="The largest model, in bytes of weights on all servers together; a larger one is refused at once.",
+    )
     beside_worker: Annotated[bool, Must("true or false")] = Field(
         default=False, description="This server is on the host of a worker; see cluster.placement."
     )

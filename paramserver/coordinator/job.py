@@ -83,6 +83,8 @@ class JobOptions:
     placement: str = "auto"
     # How fast the links between hosts are, in Mb/s.
     link_mbps: float = 1000.0
+    # How large a model may be.
+    max_model_bytes: int = 64 << 30
     # How long the members of the start are waited for; 0: for ever.
     join_timeout_s: float = 0.0
     # How long a job waits when a server, or every worker, is gone.

@@ -12,6 +12,7 @@ from paramserver.core.membership import Role
 from paramserver.core.names import AsyncName
 from paramserver.core.slices import DataSpec
 from paramserver.failpoints import reach
+from paramserver.transport.bounds import patience
 from paramserver.v1 import coordinator_pb2, shard_pb2
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Leasing:
     async def lease(self, request: coordinator_pb2.LeaseRequest) -> coordinator_pb2.LeaseResponse:
         """Note what is done, then hand out up to ``want`` slices, waiting up to ``wait_s`` for the first."""
         self._check(request)
+        wait_s = patience("wait_s", request.wait_s, _MAX_WAIT_S)
         if self.table is not None and request.done:
             reach("slice.before_done")
             self.table.complete(AsyncName(name.epoch, name.index) for name in request.done)
@@ -73,7 +75,7 @@ class Leasing:
                 await self.notify()
         response = coordinator_pb2.LeaseResponse()
         try:
-            async with asyncio.timeout(min(max(request.wait_s, 0.0), _MAX_WAIT_S)), self._changed:
+            async with asyncio.timeout(wait_s), self._changed:
                 await self._changed.wait_for(lambda: self._fill(request, response))
         except TimeoutError:
             response.waiting_for = self._waiting_for(request.max_epoch)

@@ -81,7 +81,8 @@ class ModelRegistry:
             )
 
     async def _first(self, model: types_pb2.ModelSpec) -> None:
-        layout = layout_of(model)
+        # Elsewhere, since it takes a while for a hundred thousand tensors.
+        layout = await asyncio.to_thread(layout_of, model, self._job.options.max_model_bytes)
         if not any(tensor.kind is Kind.PARAMETER for tensor in layout.tensors):
             raise errors.ModelError("the model has no parameters to train: give the optimizer at least one")
         groups = groups_from_proto(model.optimizer.groups)

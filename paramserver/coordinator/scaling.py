@@ -11,6 +11,7 @@ import structlog
 from paramserver import errors
 from paramserver.config import MAX_PROCESSES
 from paramserver.core.membership import Member, Role
+from paramserver.transport.bounds import patience
 from paramserver.v1 import coordinator_pb2, types_pb2
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Scaling:
         Raises ConfigError if it cannot be done, DeadlineError if it takes longer than the caller waits.
         """
         job, wanted = self._job, request.workers
+        wait_s = patience("wait_s", request.wait_s, _LONGEST_WAIT_S)
         if not 1 <= wanted <= MAX_PROCESSES:
             raise errors.ConfigError(f"a job has 1 to {MAX_PROCESSES} workers, not {wanted}")
         if job.state in _NOT_BEGUN:
@@ -63,7 +65,7 @@ class Scaling:
         await job.refresh()
         await job.journal.settled()
         up = wanted > len(present)
-        await self._reached(lambda: len(self._all()) >= wanted if up else len(self._all()) <= wanted, request.wait_s)
+        await self._reached(lambda: len(self._all()) >= wanted if up else len(self._all()) <= wanted, wait_s)
         return coordinator_pb2.ScaleResponse(workers=len(self._all()), note=job.idle.sentence())
 
     def _all(self) -> list[Member]:
@@ -75,7 +77,7 @@ class Scaling:
 
     async def _reached(self, ready: Callable[[], bool], wait_s: float) -> None:
         job = self._job
-        deadline = time.monotonic() + min(wait_s or _WAIT_S, _LONGEST_WAIT_S)
+        deadline = time.monotonic() + (wait_s or _WAIT_S)
         while not ready() and job.state not in _ENDED and not job.finished:
             if not await job.wait_changed(deadline):
                 raise errors.DeadlineError(

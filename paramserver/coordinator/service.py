@@ -35,6 +35,7 @@ from paramserver.core.membership import (
 )
 from paramserver.core.slices import SyncSchedule
 from paramserver.failpoints import reach
+from paramserver.transport.bounds import check_newcomer, check_report, patience, text
 from paramserver.transport.messages import (
     PROTOCOL,
     consistency_to_proto,
@@ -81,6 +82,7 @@ class CoordinatorService(Job):
         role = _ROLES.get(request.role)
         if role is None:
             raise errors.ProtocolError(f"unknown role number {request.role}")
+        check_newcomer(request)
         check_join(self, request, role)
         await self._ended(role, request.replaces)
         member = self._known(role, request.incarnation) or await self._admit(request, role)
@@ -169,6 +171,8 @@ class CoordinatorService(Job):
             await self.notify()
 
     async def _hear(self, request: coordinator_pb2.SessionRequest) -> None:
+        check_report(request.worker)
+        text("the reason of a failure", request.failure)
         await self._happen(Renewed(request.member))
         self.board.hear(request)
         member = self.members.get(request.member)
@@ -331,11 +335,23 @@ class CoordinatorService(Job):
         self._member(request.member)
         if request.timeline != self.timeline:
             return coordinator_pb2.FinishResponse(rolled_back=True)
+        await self._check_reached(request.version)
         try:
             await self.checkpoints.make_safe(request.version)
         except errors.RolledBackError:
             return coordinator_pb2.FinishResponse(rolled_back=True)
         return coordinator_pb2.FinishResponse()
+
+    async def _check_reached(self, version: int) -> None:
+        """Raise ProtocolError for a version that no server has: it would be waited for, again and again."""
+        if version <= self.board.newest_version():
+            return
+        try:
+            newest = max((stats.version for stats in await self.server_stats()), default=0)
+        except errors.RetryableError:
+            return
+        if version > newest:
+            raise errors.ProtocolError(f"version {version} does not exist yet: the newest is {newest}")
 
     async def snapshot(self, request: coordinator_pb2.SnapshotRequest) -> coordinator_pb2.SnapshotResponse:
         """Asynchronous mode: versions of all servers that hold the same contributions."""
@@ -377,6 +393,7 @@ class CoordinatorService(Job):
 
     async def drain(self, request: coordinator_pb2.DrainRequest) -> coordinator_pb2.DrainResponse:
         """Ask a worker to leave; answers when it has. Raises ConfigError for anybody but a worker that is there."""
+        wait_s = patience("wait_s", request.wait_s, 600.0)
         workers = {m.name: m for m in self.members.of(Role.WORKER)}
         member = workers.get(request.name)
         if member is None:
@@ -388,7 +405,7 @@ class CoordinatorService(Job):
             raise errors.ConfigError(f"there is no worker {request.name[:100]!r}; there are: {there}")
         self.draining.add(member.ident)
         await self.refresh()
-        deadline = time.monotonic() + min(request.wait_s or 60.0, 600.0)
+        deadline = time.monotonic() + (wait_s or 60.0)
         while member.ident in self.members:
             if not await self.wait_changed(deadline):
                 raise errors.DeadlineError(f"{request.name} was asked to leave, but has not done so yet")

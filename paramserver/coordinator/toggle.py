@@ -20,6 +20,7 @@ from paramserver.core.consistency import Consistency, Mode
 from paramserver.core.leases import SliceLeases
 from paramserver.core.membership import Member, Role
 from paramserver.core.slices import SyncSchedule
+from paramserver.transport.bounds import patience
 from paramserver.transport.messages import consistency_to_proto
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
@@ -60,7 +61,7 @@ class Toggle:
         if mode is None:
             raise errors.ConfigError("consistency.mode must be sync or async")
         staleness = request.staleness if request.HasField("staleness") and mode is Mode.ASYNC else None
-        wait_s = min(request.wait_s or 60.0, _MAX_WAIT_S)
+        wait_s = patience("wait_s", request.wait_s, _MAX_WAIT_S) or 60.0
         if self._job.state != types_pb2.JOB_STATE_RUNNING:
             raise errors.UnavailableError("the job is not running yet: try again when all members are there")
         change = asyncio.create_task(self._change(Consistency(mode, staleness)))

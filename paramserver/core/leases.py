@@ -70,7 +70,8 @@ class SliceLeases:
             max_epoch = self._first_epoch
         newest = self._newest()
         granted: list[AsyncName] = []
-        for epoch in range(self._oldest_open(), max_epoch + 1):
+        # An epoch that nobody has begun has slices, so there is no need to look further.
+        for epoch in range(self._oldest_open(), min(max_epoch, newest + 1) + 1):
             held_back = self.paused and epoch >= newest
             left = len(self._returned.get(epoch, ())) if held_back else self._left(epoch)
             if left == 0:

@@ -88,22 +88,25 @@ def accounts(shards: Sequence[ShardLedger], data: DataSpec, step_of: Callable[[i
     A slice has counted as often as on the shard that has it least; but once too often on any is too often.
     """
     told = [_by_slice(shard, step_of) for shard in shards]
-    epochs = sorted({epoch for counts in told for epoch, _ in counts})
+    brought: dict[int, set[int]] = {}  # a slice that nobody has brought costs nothing, however many there are
+    for epoch, index in {key for counts in told for key in counts}:
+        if index < data.slices_per_epoch:
+            brought.setdefault(epoch, set()).add(index)
     made = []
-    for epoch in epochs:
-        account = Account(epoch, sum(slice_samples(data, index) for index in range(data.slices_per_epoch)))
-        for index in range(data.slices_per_epoch):
+    for epoch in sorted(brought):
+        account = Account(epoch, data.samples_per_epoch)
+        for index in sorted(brought[epoch]):
             found = [counts.get((epoch, index), []) for counts in told]
             most = max(found, key=len)
             times = len(most) if len(most) > 1 else min(len(one) for one in found)
             samples = slice_samples(data, index)
             if times == 0:
-                account.never += samples
                 continue
             account.once += samples if times == 1 else 0
             account.twice += samples if times > 1 else 0
             account.slices[index] = most
             account.workers.update(most)
+        account.never = account.samples - account.once - account.twice
         made.append(account)
     return made
 

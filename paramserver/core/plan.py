@@ -19,6 +19,9 @@ from math import prod
 ALIGNMENT = 64
 MIN_CHUNK_BYTES = 64 * 1024
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
+# A layout of more chunks costs more than can come of it: each is an object here, and a call on the network.
+MAX_CHUNKS = 100_000
+MAX_SERVERS = 4096
 # Element types of segments and chunks, with their sizes in bytes.
 ITEMSIZE = {"float32": 4, "float64": 8}
 
@@ -187,6 +190,11 @@ def default_chunk_bytes(total_bytes: int) -> int:
     return min(MAX_CHUNK_BYTES, max(_LEAST_DEFAULT_BYTES, wanted))
 
 
+def model_bytes(tensors: Iterable[TensorSpec]) -> int:
+    """Bytes of the weights as servers keep them, without the gaps between tensors. Raises ValueError for a dtype."""
+    return sum(tensor.elements * ITEMSIZE[master_dtype(tensor.dtype, tensor.kind)] for tensor in tensors)
+
+
 def moving_bytes(chunks: Iterable[Chunk]) -> int:
     """Bytes of those that travel in each step: all but frozen ones."""
     return sum(chunk.nbytes for chunk in chunks if chunk.kind is not Kind.FROZEN)
@@ -229,6 +237,7 @@ def make_layout(tensors: Sequence[TensorSpec], chunk_bytes: int = 0, whole_tenso
     if not chunk_bytes:
         chunk_bytes = default_chunk_bytes(sum(s.elements * ITEMSIZE[s.dtype] for s in segments) - frozen)
     frozen_bytes = max(chunk_bytes, default_chunk_bytes(frozen))
+    _check_chunks(segments, chunk_bytes, frozen_bytes)
     members: list[list[Placement]] = [[] for _ in segments]
     for placement in placements:
         if placement.elements:
@@ -249,8 +258,8 @@ def make_plan(layout: Layout, servers: int, shares: Sequence[int] = ()) -> Plan:
     either way two servers differ by one chunk at most. ``shares``: how much each server takes in relation to the
     others, nothing if 0; without any all take as much. Raises ValueError if there is no server, or none that takes any.
     """
-    if servers < 1:
-        raise ValueError(f"a plan needs at least one server, not {servers}")
+    if not 1 <= servers <= MAX_SERVERS:
+        raise ValueError(f"a plan needs 1 to {MAX_SERVERS} servers, not {servers}")
     parts = shares or [1] * servers
     whole = sum(parts)
     if len(parts) != servers or min(parts) < 0 or not whole:
@@ -349,6 +358,20 @@ def _check_tensors(tensors: Sequence[TensorSpec]) -> None:
             raise ValueError(f"tensor {tensor.name}: {error}") from None
 
 
+def _check_chunks(segments: Iterable[Segment], chunk_bytes: int, frozen_bytes: int) -> None:
+    """By arithmetic, before anything is made."""
+    total = count = 0
+    for segment in segments:
+        nbytes = segment.elements * ITEMSIZE[segment.dtype]
+        total += nbytes
+        count += -(-nbytes // (frozen_bytes if segment.kind is Kind.FROZEN else chunk_bytes))
+    if count > MAX_CHUNKS:
+        raise ValueError(
+            f"a model of {total} bytes makes {count} chunks of {chunk_bytes} bytes, and {MAX_CHUNKS} is the most: "
+            "set training.chunk_bytes higher, or make the model smaller"
+        )
+
+
 def _padded(elements: int, dtype: str) -> int:
     """The elements with padding up to the alignment."""
     unit = ALIGNMENT // ITEMSIZE[dtype]
@@ -381,7 +404,8 @@ def _chunks(segment: Segment, inside: Sequence[Placement], cuts: Sequence[int], 
         while first < len(inside) and inside[first].offset + inside[first].elements <= start:
             first += 1
         pieces = []
-        for placement in inside[first:]:
+        for number in range(first, len(inside)):
+            placement = inside[number]
             if placement.offset >= end:
                 break
             lo, hi = max(start, placement.offset), min(end, placement.offset + placement.elements)

@@ -51,6 +51,11 @@ class DataSpec:
             return 0
         return self.samples // self.slice_size if self.drop_last else -(-self.samples // self.slice_size)
 
+    @property
+    def samples_per_epoch(self) -> int:
+        """Samples in all slices of an epoch."""
+        return self.slices_per_epoch * self.slice_size if self.drop_last else self.samples
+
 
 def slice_samples(data: DataSpec, index: int) -> int:
     """How many samples slice ``index`` of an epoch has; 0 without a data set. Raises ValueError if there is no such."""

@@ -335,6 +335,7 @@ class Coordinating:
             call_timeout_s=cluster.join_timeout_s,
             placement=cluster.placement,
             link_mbps=cluster.link_mbps,
+            max_model_bytes=cluster.max_model_bytes,
             join_timeout_s=cluster.join_timeout_s if self._options.gather else 0.0,
             max_idle_s=cluster.max_idle_s,
             settings=shared(self._settings),

@@ -10,10 +10,10 @@ from paramserver import errors
 from paramserver.core.claims import Ask, Claims, Standing
 from paramserver.core.consistency import Mode
 from paramserver.core.shard import ShardState
+from paramserver.transport.bounds import MAX_SLICES
 from paramserver.v1 import shard_pb2
 
 # More slices than any step has; a larger number would only cost time here.
-_MAX_SLICES = 100_000
 
 
 class ClaimDesk:
@@ -56,7 +56,7 @@ class ClaimDesk:
 
 
 def _sensible(said: shard_pb2.Standing) -> bool:
-    return 0 < said.workers <= _MAX_SLICES and -1 <= said.place < said.workers and 0 <= said.work_s < math.inf
+    return 0 < said.workers <= MAX_SLICES and -1 <= said.place < said.workers and 0 <= said.work_s < math.inf
 
 
 def _standing(worker: int, said: shard_pb2.Standing) -> Standing:
@@ -65,7 +65,7 @@ def _standing(worker: int, said: shard_pb2.Standing) -> Standing:
 
 def _checked(request: shard_pb2.ClaimRequest) -> Ask:
     of, said = request.of, request.standing
-    if not 0 < of <= _MAX_SLICES:
+    if not 0 < of <= MAX_SLICES:
         raise errors.ProtocolError(f"a step of {of} slices is out of bounds")
     if not _sensible(said):
         raise errors.ProtocolError(

@@ -60,6 +60,8 @@ class NormExchange:
             raise errors.ProtocolError("as many squares as chunks belong into a message of norms")
         if request.server not in self._peers:
             raise errors.ProtocolError(f"server {request.server} is no other shard of this job")
+        if request.step > version + 1:
+            raise errors.ProtocolError(f"the norm of step {request.step}, but this shard still works on step {version}")
         if not all(math.isfinite(square) and square >= 0 for square in request.squares):
             raise errors.ProtocolError("a squared norm must be finite and not negative")
         async with self._news:

@@ -366,6 +366,8 @@ class Saver:
         if copy is None:
             raise errors.GoneError(f"there is no copy of version {version} here")
         layout = self._plan.layout
+        if len({*chunks}) != len(chunks):
+            raise errors.ProtocolError("a chunk was asked for twice")
         if any(index not in copy.version.tensors for index in chunks):
             raise errors.ProtocolError("a chunk was asked for that does not lie on this server")
         parts = [(chunk_ref(layout.chunks[index]), buffer_of(copy.version.tensors[index])) for index in chunks]

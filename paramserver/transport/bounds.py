@@ -1,8 +1,24 @@
-"""Numbers in messages that say how long or how much: checked before anything is done with them."""
+"""Numbers and texts in messages that say how long or how much: checked before anything is done with them.
+
+What a message may cost is bounded by what was sent: nothing here makes a list as long as a number says.
+"""
 
 from __future__ import annotations
 
+import math
+
 from paramserver.errors import ProtocolError
+from paramserver.v1 import coordinator_pb2
+
+# Slices of one step; places among workers.
+MAX_SLICES = 100_000
+# Clocks, slices and the like count up one by one: what is beyond this was never counted. Sums of them fit a message.
+MAX_COUNT = 1 << 48
+# Samples of one push, which are added up.
+MAX_SAMPLES = 1 << 40
+# A host name, a state, a reason.
+MAX_TEXT_CHARS = 1000
+MAX_METRICS = 1000
 
 
 def seconds(name: str, value: float, most: float) -> float:
@@ -10,3 +26,50 @@ def seconds(name: str, value: float, most: float) -> float:
     if not 0 <= value <= most:
         raise ProtocolError(f"{name} must be between 0 and {most:g} seconds, not {value:g}")
     return value
+
+
+def patience(name: str, value: float, most: float) -> float:
+    """How long a caller waits, but no longer than ``most`` seconds; raises ProtocolError for what is no time.
+
+    A timer that is set to NaN is never due, nor are those behind it.
+    """
+    return min(seconds(name, value, math.inf), most)
+
+
+def counting(name: str, value: int, most: int = MAX_COUNT) -> int:
+    """The value, if something that counts one by one can have come so far; raises ProtocolError."""
+    if value > most:
+        raise ProtocolError(f"{name} {value} is out of bounds ({most})")
+    return value
+
+
+def text(name: str, value: str, most: int = MAX_TEXT_CHARS) -> str:
+    """The value, if it is no longer than ``most`` characters; raises ProtocolError."""
+    if len(value) > most:
+        raise ProtocolError(f"{name} has {len(value)} characters, and {most} is the most")
+    return value
+
+
+def check_newcomer(request: coordinator_pb2.JoinRequest) -> None:
+    """What a newcomer says of itself goes to all members. Raises ProtocolError."""
+    for name in ("address", "holds"):
+        text(name, getattr(request, name))
+    counting("index", request.index, MAX_SLICES)
+    text("the table of versions", " ".join((*request.versions, *request.versions.values())))
+
+
+def check_report(report: coordinator_pb2.WorkerReport) -> None:
+    """What a worker says of itself goes to everybody who asks for the status: texts are cut, metrics beyond the limit
+    are left out. Raises ProtocolError for numbers that cannot be.
+    """
+    for name in ("version", "clock", "epoch", "samples", "slices", "epochs_planned"):
+        counting(name, getattr(report, name))
+    seconds("slice_s", report.slice_s, MAX_COUNT)
+    for name in ("state", "waiting_for", "transport"):
+        if len(getattr(report, name)) > MAX_TEXT_CHARS:
+            setattr(report, name, getattr(report, name)[:MAX_TEXT_CHARS] + " …")
+    kept = 0
+    for name in sorted(report.metrics):
+        kept += len(name) <= MAX_TEXT_CHARS
+        if kept > MAX_METRICS or len(name) > MAX_TEXT_CHARS:
+            del report.metrics[name]

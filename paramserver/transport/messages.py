@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from math import prod
 
 from paramserver.core.consistency import Consistency, Mode
 from paramserver.core.events import (
@@ -14,18 +15,19 @@ from paramserver.core.events import (
     Want,
 )
 from paramserver.core.names import AsyncName, Name, SyncName
-from paramserver.core.plan import Chunk, Kind, Layout, Plan, TensorSpec, make_layout, make_plan
+from paramserver.core.plan import Chunk, Kind, Layout, Plan, TensorSpec, make_layout, make_plan, model_bytes
 from paramserver.core.ranges import RangeSet
 from paramserver.core.slices import DataSpec, SyncSchedule
-from paramserver.errors import ModelError, ProtocolError
+from paramserver.errors import DataError, ModelError, ProtocolError
 from paramserver.tensors.dtypes import wire_dtype
+from paramserver.transport.bounds import MAX_SLICES, counting
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
 # Raised when two releases no longer understand each other.
 PROTOCOL = 1
 
 # Named limits of what a model may be; checked before anything is allocated.
-MAX_TENSORS = 1_000_000
+MAX_TENSORS = 200_000
 MAX_NAME_CHARS = 512
 MAX_DIMENSIONS = 64
 MAX_ELEMENTS = 1 << 42
@@ -84,8 +86,9 @@ def tensor_to_proto(spec: TensorSpec) -> types_pb2.TensorSpec:
 
 def tensors_from_proto(message: types_pb2.ModelSpec) -> tuple[TensorSpec, ...]:
     """The tensors of a model, checked against the named limits; raises ProtocolError."""
-    if len(message.tensors) > MAX_TENSORS:
-        raise ProtocolError(f"the model has {len(message.tensors)} tensors, more than {MAX_TENSORS}")
+    names = len(message.tensors) + sum(len(tensor.aliases) for tensor in message.tensors)
+    if names > MAX_TENSORS:
+        raise ProtocolError(f"the model has {names} tensors and further names of them, more than {MAX_TENSORS}")
     return tuple(_tensor_from_proto(tensor) for tensor in message.tensors)
 
 
@@ -98,14 +101,12 @@ def _tensor_from_proto(message: types_pb2.TensorSpec) -> TensorSpec:
     kind = _KINDS_BACK.get(message.kind)
     if kind is None:
         raise ProtocolError(f"tensor {message.name!r} has the unknown kind number {message.kind}")
-    elements = 1
-    for extent in message.shape:
-        elements *= extent
-    if len(message.shape) > MAX_DIMENSIONS or elements > MAX_ELEMENTS:
-        raise ProtocolError(f"tensor {message.name!r} of shape {tuple(message.shape)[:8]} is larger than allowed")
+    shape = tuple(message.shape[: MAX_DIMENSIONS + 1])
+    if len(shape) > MAX_DIMENSIONS or any(size > MAX_ELEMENTS for size in shape) or prod(shape) > MAX_ELEMENTS:
+        raise ProtocolError(f"tensor {message.name!r} of shape {shape[:8]} is larger than allowed")
     return TensorSpec(
         name=message.name,
-        shape=tuple(message.shape),
+        shape=shape,
         dtype=message.dtype,
         kind=kind,
         group=message.group,
@@ -114,10 +115,21 @@ def _tensor_from_proto(message: types_pb2.TensorSpec) -> TensorSpec:
     )
 
 
-def layout_of(message: types_pb2.ModelSpec) -> Layout:
-    """The flat layout that a specification leads to, wherever it is computed."""
+def layout_of(message: types_pb2.ModelSpec, most_bytes: int = 0) -> Layout:
+    """The flat layout that a specification leads to, wherever it is computed.
+
+    Raises ModelError if there can be none, or, by arithmetic alone, if the weights have more than ``most_bytes`` (0:
+    there is no limit).
+    """
+    tensors = tensors_from_proto(message)
     try:
-        return make_layout(tensors_from_proto(message), message.chunk_bytes)
+        nbytes = model_bytes(tensors)
+        if 0 < most_bytes < nbytes:
+            raise ModelError(
+                f"the model has {nbytes} bytes ({nbytes / 2**30:.4g} GiB), and this job takes {most_bytes} "
+                f"({most_bytes / 2**30:.4g} GiB): set cluster.max_model_bytes higher if the servers have the memory"
+            )
+        return make_layout(tensors, message.chunk_bytes)
     except ValueError as error:
         raise ModelError(str(error)) from error
 
@@ -192,18 +204,25 @@ def data_to_proto(data: DataSpec) -> types_pb2.DataSpec:
 
 
 def data_from_proto(message: types_pb2.DataSpec) -> DataSpec:
-    """From a message."""
-    return DataSpec(message.samples, message.slice_size, message.drop_last, message.shuffle)
+    """From a message; raises DataError for data that makes no slice, ProtocolError for more than there can be."""
+    samples = counting("the number of samples", message.samples)
+    size = counting("the size of a slice", message.slice_size)
+    try:
+        return DataSpec(samples, size, message.drop_last, message.shuffle)
+    except ValueError as error:
+        raise DataError(str(error)) from error
 
 
 def name_from_proto(header: shard_pb2.PushHeader) -> Name:
     """The name of a contribution; raises ProtocolError if it has none."""
     match header.WhichOneof("name"):
         case "sync":
+            if header.sync.of > MAX_SLICES:
+                raise ProtocolError(f"a step of {header.sync.of} slices is out of bounds")
             return SyncName(header.sync.step, header.sync.lo, header.sync.hi, header.sync.of)
         case "async":
             name = getattr(header, "async")
-            return AsyncName(name.epoch, name.index)
+            return AsyncName(counting("epoch", name.epoch), counting("slice", name.index))
         case _:
             raise ProtocolError("a contribution without a name")
 
@@ -224,7 +243,7 @@ def want_from_proto(request: shard_pb2.PullRequest) -> Want:
         case "exact_version":
             return Exactly(request.exact_version)
         case "clock":
-            return AtClock(request.clock)
+            return AtClock(counting("clock", request.clock))
         case "join":
             return Joining()
         case "latest":

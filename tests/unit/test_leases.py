@@ -276,3 +276,23 @@ def test_what_is_held_is_counted_whatever_becomes_of_it() -> None:
             w: {name for name in names if table._holder[name] == w} for w in set(table._holder.values())
         }
         assert dict(table._held_of) == Counter(name.epoch for name in names)
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_an_epoch_far_away_costs_nothing(paused: bool) -> None:
+    """A request may name any epoch, and an epoch may have any number of slices."""
+    table = SliceLeases(10**18)
+    table.lease(1, 0, 1, 1)
+    table.paused = paused
+    found = table.lease(1, 2**64 - 1, 3, 1)
+    assert found == ([] if paused else [AsyncName(0, 1), AsyncName(0, 2), AsyncName(0, 3)])
+    assert not table.finished(2**64 - 1)
+    assert not table.nothing_left(2**64 - 1)
+
+
+def test_all_leased_and_paused() -> None:
+    table = SliceLeases(2)
+    for _ in range(2):
+        assert table.lease(1, 2**64 - 1, 1, 1)
+    table.paused = True
+    assert table.lease(2, 2**64 - 1, 5, 1) == []

@@ -90,3 +90,10 @@ def test_any_order_of_arrival_gives_the_same_account(seed: int) -> None:
     rows: list[Row] = [(epoch, index, index + 1, 0, chance.randint(1, 3)) for epoch in (0, 1) for index in range(6)]
     mixed = chance.sample(rows, len(rows))
     assert accounts([ShardLedger(rows)], DATA, STEPS.step) == accounts([ShardLedger(mixed)], DATA, STEPS.step)
+
+
+def test_slices_that_nobody_has_brought_cost_nothing() -> None:
+    data = DataSpec(samples=10**15, slice_size=1)
+    shard = ShardLedger([(0, 7, 8, 0, 1), (0, 10**17, 10**17 + 1, 0, 1)])
+    (account,) = accounts([shard], data, lambda number: None)
+    assert (account.samples, account.once, account.never) == (10**15, 1, 10**15 - 1)

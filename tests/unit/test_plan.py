@@ -432,7 +432,7 @@ def test_equal_chunks_go_round_in_turn() -> None:
 
 
 def test_a_plan_needs_a_server() -> None:
-    with pytest.raises(ValueError, match="at least one server"):
+    with pytest.raises(ValueError, match="1 to 4096 servers, not 0"):
         make_plan(make_layout([]), 0)
 
 
@@ -459,3 +459,12 @@ def test_equal_shares_are_none() -> None:
 def test_shares_that_cannot_be(shares: list[int]) -> None:
     with pytest.raises(ValueError, match="shares"):
         make_plan(make_layout([]), 2, shares)
+
+
+def test_what_is_too_large_is_refused_by_arithmetic() -> None:
+    with pytest.raises(ValueError, match=r"1099511627776 bytes makes 262144 chunks .* 100000 is the most"):
+        make_layout([TensorSpec("w", (1 << 38,), "float32")])
+    with pytest.raises(ValueError, match="chunk_bytes higher"):
+        make_layout([TensorSpec("w", (1 << 24,), "float32")], chunk_bytes=64)
+    with pytest.raises(ValueError, match="1 to 4096 servers, not 4294967295"):
+        make_plan(make_layout([TensorSpec("w", (4,), "float32")]), 2**32 - 1)

@@ -22,6 +22,7 @@ from paramserver.server.running import RunningShard
 from paramserver.server.shard import Contribution
 from paramserver.transport import local
 from paramserver.transport.base import Caller, caller
+from paramserver.transport.bounds import MAX_SAMPLES, counting
 from paramserver.transport.messages import name_from_proto, unpack_mask
 from paramserver.transport.policy import WORKER
 from paramserver.v1 import shard_pb2
@@ -139,6 +140,8 @@ class Contributions(Host):
     def _checked_used(self, header: shard_pb2.PushHeader, shard: RunningShard) -> frozenset[int]:
         """The tensors that a push has gradients for, once its header has passed all checks."""
         self._check_job(header.job)
+        counting("samples", header.samples, MAX_SAMPLES)
+        counting("clock", header.clock)
         used = unpack_mask(header.used, len(shard.tensors.layout.tensors))
         if not 0 <= header.clip_norm < math.inf:
             raise errors.ProtocolError(f"clip_norm must be finite and not negative, not {header.clip_norm}")

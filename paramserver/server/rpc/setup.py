@@ -10,7 +10,7 @@ from paramserver import errors
 from paramserver.checkpoint import manifest as manifests
 from paramserver.checkpoint.place import Place
 from paramserver.core.hypers import validate
-from paramserver.core.plan import Chunk, Kind
+from paramserver.core.plan import Chunk, Kind, Plan
 from paramserver.core.shard import ShardState
 from paramserver.failpoints import reach
 from paramserver.server.brought import BroughtState
@@ -43,19 +43,22 @@ class Setup(Host):
                     raise errors.FencedError(
                         f"configuration of generation {request.generation} is older than the present one"
                     )
-                if shard.digest != plan_of(request.model, request.servers).layout.digest:
+                if shard.digest != (await self._plan(request)).layout.digest:
                     raise errors.ProtocolError("this shard already holds another model")
                 return shard_pb2.ConfigureResponse(layout_digest=shard.digest)
-            made = self._make(request)
+            made = self._make(request, await self._plan(request))
             await self._replace(made)
         log.debug("configured", chunks=len(made.chunks), bytes=sum(c.nbytes for c in made.chunks.values()))
         return shard_pb2.ConfigureResponse(layout_digest=made.digest)
 
-    def _make(self, request: shard_pb2.ConfigureRequest) -> RunningShard:
+    async def _plan(self, request: shard_pb2.ConfigureRequest) -> Plan:
+        """Where everything lies; made elsewhere, since it takes a while for a hundred thousand tensors."""
+        return await self._arithmetic(lambda: plan_of(request.model, request.servers))
+
+    def _make(self, request: shard_pb2.ConfigureRequest, plan: Plan) -> RunningShard:
         """A shard as configured, with nothing in it. Raises ProtocolError, ModelError."""
         if request.index >= request.servers:
             raise errors.ProtocolError(f"server {request.index} of {request.servers} does not exist")
-        plan = plan_of(request.model, request.servers)
         if request.layout_digest and request.layout_digest != plan.layout.digest:
             raise errors.ProtocolError(
                 "the coordinator lays this model out differently: run one version of paramserver"
@@ -93,7 +96,7 @@ class Setup(Host):
                 raise errors.FencedError(f"this server is on timeline {self._shard.config.timeline} already")
             if self._shard is not None:  # nothing of the old timeline counts any more
                 self._shard.end(errors.RolledBackError(f"the job goes back to a checkpoint, on timeline {timeline}"))
-            made = self._make(request.configure)
+            made = self._make(request.configure, await self._plan(request.configure))
             place = Place(request.place) if request.place else place_of(request.configure)
             if place is None:
                 raise errors.ProtocolError("there is no place with checkpoints to restore from")
