@@ -6,6 +6,7 @@ seed. All else is torch's own.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,6 +79,8 @@ class Context:
     # The epoch in a loop over `epochs`.
     epoch: int | None = None
     seeds: int = 0
+    # Some loader is prepared.
+    with_loader: bool = False
     models: list[nn.Module] = field(default_factory=list)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
 
@@ -86,7 +89,22 @@ class Context:
         self.models += [o for o in objects if isinstance(o, nn.Module)]
         self.optimizers += [o for o in objects if isinstance(o, torch.optim.Optimizer)]
         given = tuple(Loader(self, o) if isinstance(o, DataLoader) else o for o in objects)
+        self.with_loader |= any(isinstance(o, Loader) for o in given)
+        if not self.with_loader:
+            self.seed_own_batches([o for o in objects if isinstance(o, torch.optim.Optimizer)])
         return given[0] if len(given) == 1 else given
+
+    def seed_own_batches(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        """Without a loader each batch has the random numbers of its slice, from here and from each step on."""
+        slices = itertools.count()
+
+        def seed(*_: Any) -> None:
+            if not self.with_loader:
+                seed_everything(slice_seed(0, 0, next(slices), "model"))
+
+        for optimizer in optimizers:
+            seed()
+            optimizer.register_step_post_hook(seed)
 
     def epochs(self, count: int) -> Iterator[int]:
         """All of them."""
