@@ -19,7 +19,7 @@ from paramserver.transport.messages import tensor_to_proto
 from paramserver.v1 import types_pb2
 from paramserver.worker.backward import Backward, put
 from paramserver.worker.flat import FlatSpace, Node
-from paramserver.worker.writes import Writes, equal_bits
+from paramserver.worker.writes import equal_bits
 
 # Beyond this an integer buffer no longer fits the float64 in which buffers travel.
 _EXACT_INTEGER = 2**53
@@ -60,7 +60,10 @@ class ModelBinding:
         self._weights: FlatSpace | None = None
         # The space of which parameters are views, and how often each had been changed when it became one.
         self._adopted: FlatSpace | None = None
-        self.writes = Writes({index: self.parameters[index] for index in self._trained})
+        # How often each buffer had been written to when a slice began, or was gathered.
+        self._buffer_marks: list[tuple[int, int]] = []
+        # The first one that was written to between two slices.
+        self.written_buffer = ""
         self._backward: Backward | None = None
         # The hyper-parameters that were asked for last, and their messages.
         self._said: tuple[list[Hypers], list[types_pb2.GroupHypers]] = ([], [])
@@ -217,10 +220,19 @@ class ModelBinding:
 
     def reset_buffers(self) -> None:
         """Every slice begins with the buffers of its version."""
+        if self._buffer_marks and not self.written_buffer:
+            marks = zip(self._buffers, self._buffer_marks, self._marks(), strict=True)
+            found = (self.specs[buffer.index].name for buffer, was, now in marks if was != now)
+            self.written_buffer = next(found, "")
         with torch.no_grad():
             for buffer in self._buffers:
                 tensor = buffer.tensor
                 tensor.copy_(self._start(buffer, tensor))
+        self._buffer_marks = self._marks()
+
+    def _marks(self) -> list[tuple[int, int]]:
+        tensors = (buffer.tensor for buffer in self._buffers)
+        return [(id(tensor), tensor._version) for tensor in tensors]
 
     def _start(self, buffer: _Buffer, like: torch.Tensor) -> torch.Tensor:
         assert self._weights is not None
@@ -256,6 +268,7 @@ class ModelBinding:
                     self._gather_buffer(buffer, node, samples)
             elif self._buffers:
                 self._gather_buffers(node, samples)
+        self._buffer_marks = self._marks()
 
     @property
     def backward(self) -> Backward:

@@ -27,6 +27,7 @@ from paramserver.worker.draws import Draws
 from paramserver.worker.engine import Engine
 from paramserver.worker.flat import FlatSpace, Node
 from paramserver.worker.given import check_loader, check_model, check_objects, check_scheduler
+from paramserver.worker.guard import Guard
 from paramserver.worker.hooks import PushHook, built_in, of_script
 from paramserver.worker.loader import SliceLoader, describe_loader
 from paramserver.worker.optimizer import ServerOptimizer, StepScheduler
@@ -59,6 +60,7 @@ class Context:
         self.device = _device(settings.training.device, engine.session.rank)
         self._on_close = on_close
         self._binding: ModelBinding | None = None
+        self._guard: Guard | None = None
         self._optimizer: ServerOptimizer | None = None
         self._loader: SliceLoader | None = None
         self._schedulers: list[StepScheduler] = []
@@ -78,7 +80,6 @@ class Context:
         self._early_misses = self._early_rest = 0
         self._closed = False
         self._told_skip = False
-        self._told_written = False
         self._clip_norm = 0.0
 
     # ---- facts
@@ -204,53 +205,23 @@ class Context:
         model.to(self.device)
         binding = ModelBinding(model, optimizer)
 
+        guard = Guard(self.engine, binding)
+
         def on_weights(weights: FlatSpace) -> None:
             binding.load(weights)
-            binding.writes.came(self.engine.whole and self.engine.in_place is None)
+            guard.came()
 
         message = binding.message(self.settings.training.chunk_bytes)
         plan = self.engine.register(message, binding.space, on_weights, bring(binding))
-        self._binding = binding
-        binding.writes.outside()
-        self.engine.before_next = lambda: self._check_written(binding)
+        self._binding, self._guard = binding, guard
+        guard.outside()
+        self.engine.before_next = guard.check
 
         def fetch() -> dict[torch.Tensor, dict[str, torch.Tensor]]:
             return in_torch_format(binding, plan.layout, self.engine.optimizer_state())
 
         self._optimizer = ServerOptimizer(optimizer, self._contribute, fetch)
         self.engine.reads = Reads(binding.parameters)
-
-    def _check_written(self, binding: ModelBinding) -> None:
-        """Raises UserError if the script has written to parameters that are trained, which would be lost.
-
-        What it has put back meanwhile, such as averaged weights that were swapped in for an evaluation, is no harm.
-        """
-        in_place = self.engine.in_place
-        suspects = set(binding.writes.suspects())
-        if in_place is not None:
-            suspects.update(in_place.find_written())
-        if not suspects:
-            return
-        originals = self.engine.originals(suspects)
-        changed = binding.differ(originals or {})
-        if changed:
-            name = binding.specs[changed[0]].name
-            more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-            raise errors.UserError(
-                f"the script has changed the parameter {name!r}{more} itself: the servers hold the weights of what is "
-                "trained, so the change would be lost. Set weights before ctx.prepare; put back what is swapped in for "
-                "an evaluation before the next batch (see docs/training.md, Weights are for reading)"
-            )
-        if originals is None and not self._told_written:
-            self._told_written = True
-            name = binding.specs[min(suspects)].name
-            log.warning(
-                f"the script has written to the parameter {name!r}, and the servers are past that version: unless it "
-                "has put the weights back, the change is lost (see docs/training.md, Weights are for reading)"
-            )
-        if in_place is not None:
-            in_place.take_back(sorted(suspects))
-        binding.writes.came(self.engine.whole and in_place is None)
 
     def _prepare_loader(self, loader: DataLoader[Any]) -> SliceLoader:
         if self._loader is not None:
@@ -345,8 +316,8 @@ class Context:
         """For the loader: that iteration is over, at its end or before (``break``)."""
         if iteration == self.passes.iteration:
             self._in_loop = False
-            if self._binding is not None and self.engine.whole:
-                self._binding.writes.outside()
+            if self._guard is not None:
+                self._guard.outside()
 
     def ahead(self) -> Iterator[Item]:
         """For the loader: the slices that are likely to come."""
@@ -356,8 +327,8 @@ class Context:
         """For the loader: the slice's batch is about to be handed to the script."""
         self._item = item
         self._align_schedulers()
-        if self._binding is not None:
-            self._binding.reset_buffers()
+        if self._guard is not None:
+            self._guard.buffers()
         seed_everything(slice_seed(self.settings.training.seed, item.epoch, item.index, "model"))
         self._begin_early(item)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +16,9 @@ from torch.utils.data import DataLoader
 from paramserver import errors
 from paramserver.worker.context import Context
 from tests.cluster.harness import Cluster, inside, train, until
-from tests.cluster.programs import Aligned, dataset
+from tests.cluster.programs import Aligned, Program, adamw, dataset
 from tests.cluster.reference import slice_by_slice, slices_of_steps
+from tests.cluster.rollback import Rig, Strike, same, twin
 
 SAMPLES, BATCH = 40, 8
 cross_entropy: Any = torch.nn.functional.cross_entropy
@@ -267,3 +269,28 @@ def test_hooks_that_the_script_has_registered_are_called() -> None:
             assert torch.equal(ours, theirs)
 
     inside(work)
+
+
+def with_state(parameters: Iterable[Any], **_: Any) -> torch.optim.Optimizer:
+    """As after five steps."""
+    optimizer = adamw(parameters)
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            moments = {"exp_avg": torch.full_like(p, 0.1), "exp_avg_sq": torch.full_like(p, 0.2)}
+            optimizer.state[p] = {"step": torch.tensor(5.0), **moments}
+    return optimizer
+
+
+@pytest.mark.parametrize(("moment", "step"), [("commit.before_log", 1), ("ckpt.mid_write", 0)])
+def test_a_job_that_goes_back_to_version_0_has_the_state_that_was_brought(
+    moment: str, step: int, tmp_path: Path
+) -> None:
+    """Version 0 is a checkpoint, or is uploaded once more; the bits are those of a run in which nobody dies."""
+    program = Program(dataset(SAMPLES), BATCH, 1, Aligned, with_state)
+    with Rig(tmp_path, 3, [Strike(moment, "server-1", step)]) as rig:
+        rig.begin(program)
+        summary = rig.finish()
+        assert rig.rollbacks >= 1
+    same(summary, twin("brought", program, slices_per_step=4))
+    fresh = twin("not brought", Program(dataset(SAMPLES), BATCH, 1, Aligned, adamw), slices_per_step=4)
+    assert fresh["weights_sha256"] != summary["weights_sha256"]

@@ -184,3 +184,56 @@ def halved(model: nn.Module) -> None:
 def test_another_type_is_refused() -> None:
     with pytest.raises(errors.ModelError, match=r"float32 and shape .* is float16 .* before ctx\.prepare"):
         train(Script(epoch=halved))
+
+
+class Teacher(Aligned):
+    """Has a buffer, and a parameter that no optimizer has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("heat", torch.ones(3))
+        self.mean = nn.Parameter(torch.zeros(4), requires_grad=False)
+
+
+def heat(model: nn.Module) -> None:
+    model.get_buffer("heat").fill_(2.0)
+
+
+def average(model: nn.Module) -> None:
+    with torch.no_grad():
+        model.get_parameter("mean").add_(1.0)
+
+
+def nothing(model: nn.Module) -> None:
+    """Reads only."""
+    model(torch.ones(2, 8))
+
+
+WARNED: list[tuple[Act, str]] = [
+    (heat, "the buffer 'heat' has been written to outside of a slice"),
+    (average, "writes to the parameter 'mean', which the optimizer does not have"),
+    (nothing, ""),
+]
+
+
+@pytest.mark.parametrize(("act", "sentence"), WARNED, ids=["a buffer", "a parameter of its own", "nothing"])
+def test_what_is_lost_or_kept_here_only_is_said(act: Act, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    kept: list[float] = []
+
+    def script(ctx: Context) -> None:
+        model: Any = Teacher()
+        given = sgd([model.first.weight, model.second.weight])
+        loader: Any = DataLoader(dataset(SAMPLES), batch_size=BATCH)
+        model, optimizer, loader = ctx.prepare(model, given, loader)
+        for _ in ctx.epochs(2):
+            for x, y in loader:
+                cross_entropy(model(x), y).backward()
+                optimizer.step()
+            act(model)
+        kept.append(float(model.mean.sum()))
+
+    train(script, 1, 1)
+    told = capsys.readouterr()
+    said = [line for line in (told.out + told.err).splitlines() if "warning" in line]
+    assert [sentence in line for line in said] == [True] * bool(sentence)
+    assert kept == [8.0 if act is average else 0.0]
