@@ -10,6 +10,7 @@ import pytest
 
 from paramserver import errors
 from paramserver.coordinator import takeover as taking
+from paramserver.core.membership import Role
 from paramserver.transport import session
 from paramserver.v1 import types_pb2
 from paramserver.worker.context import Context
@@ -107,6 +108,35 @@ def test_the_servers_are_adopted(mode: str, must: bool) -> None:
     for shard in (0, 1):
         names = [applied.contribution.name for applied in log if applied.shard == shard]
         assert len(names) == len(set(names)) == CELLS // PAIR * EPOCHS
+
+
+def test_an_older_state_of_the_store_is_not_gone_on_from() -> None:
+    """It comes back as it was before the model and the data were known, and before the second worker came."""
+    hold = Hold()
+    with Fleet(places=("leader",)) as fleet:
+        leader = fleet.begin()
+        until("the servers are written down", lambda: len(fleet.record().members) == 2)
+        older = dict(fleet.store._entries)
+        for _ in range(2):
+            fleet.work(script("sync", hold))
+        wait(hold.reached, "the workers in their third slice")
+        service = leader.service
+        assert service is not None
+        until("servers know what the coordinator knows", lambda: not service.keeping._behind())
+        members = [member.ident for member in service.members.of(Role.WORKER)]
+
+        def both() -> None:
+            leader.die()
+            fleet.store._entries = dict(older)
+
+        fleet.call(both)
+        assert not fleet.record().layout
+        fleet.coordinate("leader", resume=True)
+        new = fleet.took_over("leader")
+        assert [member.ident for member in new.members.of(Role.WORKER)] == members, "workers keep their numbers"
+        hold.released.set()
+        summary = fleet.finish()
+    assert summary["weights_sha256"] == digests()[0]
 
 
 def test_a_coordinator_that_was_not_told_to_resume_says_what_it_found() -> None:
