@@ -76,6 +76,7 @@ def _lines(found: AccountsResponse, slices: bool) -> list[str]:
         lines.append(
             f"{epoch.epoch + 1:>5}  {epoch.samples:>9}  {epoch.once:>9}  {epoch.twice:>6}  {epoch.never:>9}  {who}"
             + (f"  ({never})" if never else "")
+            + (f"  ({epoch.skipped} skipped: their slices kill whoever computes them)" if epoch.skipped else "")
         )
         if slices:
             lines += [f"       slice {one.index}: {', '.join(one.workers)}" for one in epoch.slices]
@@ -92,6 +93,7 @@ def _as_json(found: AccountsResponse) -> str:
             "once": epoch.once,
             "twice": epoch.twice,
             "never": epoch.never,
+            "skipped": epoch.skipped,
             "workers": dict(epoch.workers),
             "slices": {str(one.index): list(one.workers) for one in epoch.slices},
         }

@@ -85,6 +85,7 @@ def describe(response: StatusResponse) -> dict[str, Any]:
         "expected_workers": response.expected_workers,
         "troubles": dict(sorted(response.troubles.items())),
         "broken_promises": dict(sorted(response.broken_promises.items())),
+        "poisoned_slices": list(response.poisoned),
         "lost": list(response.lost),
         "losses": response.losses,
         "checkpoint": response.checkpoint,
@@ -175,6 +176,7 @@ def render(facts: dict[str, Any]) -> RenderableType:
     lines: list[RenderableType] = [Text(headline(facts)), table]
     lines += [Text(f"wrong now: {sentence}") for sentence in facts["troubles"].values()]
     lines += [Text(f"broken promise: {sentence}") for sentence in facts["broken_promises"].values()]
+    lines += [Text(f"skipped, since it kills whoever computes it: {name}") for name in facts["poisoned_slices"]]
     if facts["lost"]:
         lines.append(Text(f"lost: {', '.join(facts['lost'])}"))
     if facts["losses"] > len(facts["lost"]):

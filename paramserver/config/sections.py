@@ -173,6 +173,11 @@ class Training(Section):
         default="skip",
         description="A NaN or infinite gradient: skip the step, reject the contribution, or fail the run.",
     )
+    poison: Annotated[Literal["fail", "skip"], Must('"fail" or "skip"')] = Field(
+        default="fail",
+        description="A slice that kills three workers that compute it: end the job and name it, or count it without "
+        "its samples.",
+    )
     pull_precision: Annotated[Literal["fp32", "bf16", "fp16"], Must('"fp32", "bf16" or "fp16"')] = Field(
         default="fp32",
         description="What weights are rounded to on their way to workers. Servers, checkpoints, results keep fp32.",

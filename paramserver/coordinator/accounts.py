@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, cast
 
 from paramserver import errors
 from paramserver.core.ledger import Account, ShardLedger, accounts
-from paramserver.core.slices import DataSpec, Step, SyncSchedule
+from paramserver.core.slices import DataSpec, Step, SyncSchedule, slice_samples
 from paramserver.v1 import coordinator_pb2, shard_pb2
 
 if TYPE_CHECKING:
@@ -30,7 +30,20 @@ async def account(job: Job, slices: bool) -> coordinator_pb2.AccountsResponse:
         version=min((reply.version for reply in replies), default=0), timeline=job.timeline
     )
     response.epochs.extend(to_proto(one, names, slices) for one in made)
+    without_samples(response, job.poison.slices, data)
     return response
+
+
+def without_samples(
+    found: coordinator_pb2.AccountsResponse, poisoned: Iterable[tuple[int, int]], data: DataSpec
+) -> None:
+    """Of the slices that counted without their samples, say that."""
+    epochs = {epoch.epoch: epoch for epoch in found.epochs}
+    for number, index in poisoned:
+        epoch, samples = epochs.get(number), slice_samples(data, index)
+        if epoch is not None and epoch.once >= samples:
+            epoch.once -= samples
+            epoch.skipped += samples
 
 
 def steps(origin: SyncSchedule, data: DataSpec, slices_per_step: int) -> Callable[[int], Step | None]:

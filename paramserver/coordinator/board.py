@@ -112,6 +112,11 @@ class Board:
         self._reports.pop(member.ident, None)
         self._server_reports.pop(member.ident, None)
 
+    def script_failed(self, member: Member) -> bool:
+        """Whether this worker, which is gone, has ended with an error of its script."""
+        gone = self._departed.get(member.name)
+        return gone is not None and gone.member == member.ident and gone.state == State.FAILED
+
     def excuse(self) -> None:
         """The operators have said how many workers they want: those that are gone are missed no more."""
         self._missed.clear()
@@ -129,6 +134,7 @@ class Board:
             lost=self._job.lost,
             losses=self._job.losses,
             idle=sorted(self._job.idle.ever),
+            poisoned=self._job.poison.described(),
             expected_workers=self._job.options.workers,
             expected_servers=self._job.options.servers,
             store=self._job.journal.store_name,

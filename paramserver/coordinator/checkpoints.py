@@ -391,6 +391,7 @@ def position(job: Job) -> coordinator_pb2.JobRecord:
         data=record.data if record.HasField("data") else None,
         async_from=record.async_from,
         histories=record.histories[:1],
+        poisoned=record.poisoned,
     )
 
 

@@ -25,6 +25,7 @@ from paramserver.coordinator.journal import Journal
 from paramserver.coordinator.keeping import Keeping
 from paramserver.coordinator.leasing import Leasing
 from paramserver.coordinator.model import ModelRegistry
+from paramserver.coordinator.poison import PoisonWatch
 from paramserver.coordinator.promises import Promises
 from paramserver.coordinator.recovery import Recovery
 from paramserver.coordinator.scaling import Scaling
@@ -96,6 +97,8 @@ class JobOptions:
     # How members talk to each other, for status pages.
     security: str = "plain"
     checkpoints: CheckpointOptions = field(default_factory=CheckpointOptions)
+    # What becomes of a slice that kills whoever computes it: "fail" or "skip".
+    poison: str = "fail"
     # Workers keep what compression leaves out: who joins or leaves takes some of it along.
     residuals: bool = False
     # What servers hold of an earlier run is forgotten.
@@ -168,6 +171,7 @@ class Job:
         self.stalls = Stalls(self)
         self.idle = Idle(self)
         self.stuck = Stuck(self)
+        self.poison = PoisonWatch(self)
         self.ending = Ending(self)
 
     def _first_ident(self) -> int:
@@ -218,6 +222,8 @@ class Job:
             draining=sorted(self.draining),
             released=self.released,
             stalled=sorted(self.stalls.members),
+            careful=self.poison.careful,
+            poisoned=self.poison.refs(),
             checkpoints=self.checkpoints.place is not None,
             async_from=self.async_from,
             schedule_mode=mode_to_proto(self.schedule_mode),
@@ -253,6 +259,7 @@ class Job:
             lost=self.lost,
             losses=self.losses,
             missed=self.board.missed,
+            poisoned=self.poison.refs(),
             finished=self.finished,
             summary=self.summary,
             address=self.address,

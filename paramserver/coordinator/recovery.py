@@ -278,6 +278,7 @@ class Recovery:
             raise errors.CheckpointError(f"the servers did not all restore version {saved.version}")
         job.consistency = consistency
         job.async_from = where.async_from
+        job.poison.slices |= {(ref.epoch, ref.index) for ref in where.poisoned}
         job.schedule_mode = mode_from_proto(where.view.schedule_mode, job.schedule_mode)
         if where.HasField("data"):
             job.leasing.data = data_from_proto(where.data)

@@ -178,6 +178,7 @@ class CoordinatorService(Job):
         member = self.members.get(request.member)
         if request.HasField("worker") and member is not None:
             self.stalls.hear(member, request.worker)
+            self.poison.hear(member, request.worker)
             self.ending.hear(member, request.worker)
         if request.HasField("server") and member is not None:
             self.checkpoints.hear(member.index, request.server)
@@ -203,6 +204,7 @@ class CoordinatorService(Job):
                 await self.stalls.look()
                 self.idle.look()
                 await self.stuck.look()
+                self.poison.look()
                 self.checkpoints.look()
                 self.ending.look()
                 if self.journal.fenced.is_set():
@@ -267,6 +269,7 @@ class CoordinatorService(Job):
         if member.role is Role.WORKER:
             self.leasing.give_back(member.ident)
             self.stalls.gone(member.ident)
+            await self.poison.gone(member, lost or self.board.script_failed(member))
             self.registry.worker_gone(member.ident)
             self.draining.discard(member.ident)
             self.ending.worker_gone(member, lost)
@@ -329,6 +332,11 @@ class CoordinatorService(Job):
         """Change mode or staleness at a version boundary; answers when it is in force on all shards."""
         changed = await self.toggle.change(request)
         return coordinator_pb2.ChangeConsistencyResponse(consistency=consistency_to_proto(changed))
+
+    async def begin(self, request: coordinator_pb2.BeginRequest) -> coordinator_pb2.BeginResponse:
+        """A worker is about to compute a slice, after another one has died."""
+        self._member(request.member)
+        return coordinator_pb2.BeginResponse(skip=not await self.poison.begin(request.member, request.slice))
 
     async def finish(self, request: coordinator_pb2.FinishRequest) -> coordinator_pb2.FinishResponse:
         """A worker is through: answer when its last version is a checkpoint, or when there is more to do."""

@@ -87,6 +87,7 @@ async def take_over(
     job.losses = record.losses
     job.promises.restore(record.broken_promises)
     job.board.restore(record)
+    job.poison.restore(record)
     members = [_member(entry) for entry in record.members]
     job.members.restore(members, math.inf)
     if record.HasField("data"):

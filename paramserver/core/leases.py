@@ -167,6 +167,10 @@ class SliceLeases:
                 held[worker] += 1
         return dict(held)
 
+    def is_done(self, name: AsyncName) -> bool:
+        """Whether every shard has the slice."""
+        return name.epoch < self._oldest_open() or name.index in self._done_of(name.epoch)
+
     def nothing_left(self, max_epoch: int) -> bool:
         """No slice of epochs up to ``max_epoch`` waits for a worker (some may still be in work)."""
         if self.slices_per_epoch == 0:

@@ -103,7 +103,7 @@ def find_checkpoint(where: str) -> Manifest:
 
 def ledger_of(where: str, slices: bool) -> coordinator_pb2.AccountsResponse:
     """What the ledger in a checkpoint says. Raises ConfigError, CheckpointError."""
-    from paramserver.coordinator.accounts import steps, to_proto
+    from paramserver.coordinator.accounts import steps, to_proto, without_samples
     from paramserver.core.ledger import ShardLedger, accounts
     from paramserver.server.restoring import shard_facts
 
@@ -118,6 +118,7 @@ def ledger_of(where: str, slices: bool) -> coordinator_pb2.AccountsResponse:
     ledger = ShardLedger(facts.rows, facts.folded_steps, facts.counted)
     made = accounts([ledger], data, steps(origin, data, position.view.slices_per_step))
     response.epochs.extend(to_proto(one, facts.names, slices) for one in made)
+    without_samples(response, [(ref.epoch, ref.index) for ref in position.poisoned], data)
     return response
 
 

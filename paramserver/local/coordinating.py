@@ -341,6 +341,7 @@ class Coordinating:
             settings=shared(self._settings),
             checkpoints=checkpoint_options(self._settings, holding),
             residuals=training.push_compression in FEEDBACK,
+            poison=training.poison,
             launched=not self._options.gather,
             security="tls" if self._security.tls else "insecure" if self._security.insecure else "plain",
         )

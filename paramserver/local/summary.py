@@ -67,6 +67,8 @@ def summarise(
         "losses": status.losses,
         # By name, who had no slices to compute at some time: a step had fewer than there were workers.
         "idle_workers": list(status.idle),
+        # In words, slices that counted without their samples: these killed whoever computed them.
+        "poisoned_slices": list(status.poisoned),
         "timeline": status.view.timeline,
         "rollbacks": status.rollbacks,
         "steps_redone": status.steps_redone,

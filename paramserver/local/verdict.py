@@ -83,6 +83,8 @@ def _all_there(status: coordinator_pb2.StatusResponse, summary: Mapping[str, Any
     ]
     if summary["steps_skipped"]:
         facts.append(f"{summary['steps_skipped']} steps skipped since a gradient was not finite")
+    if poisoned := summary["poisoned_slices"]:
+        facts.append(f"without samples that kill whoever computes them: {'; '.join(poisoned)}")
     if summary["checkpoint"]:
         facts.append(f"last checkpoint {summary['checkpoint']}")
     return f"everything promised is there: {', '.join(facts)}"

@@ -30,6 +30,7 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "Coordinator.Drain": frozenset({ADMIN}),
     "Coordinator.Ledger": ROLES,
     "Coordinator.Finish": frozenset({WORKER}),
+    "Coordinator.Begin": frozenset({WORKER}),
     "Coordinator.Snapshot": frozenset({WORKER, ADMIN}),
     "Coordinator.Scale": frozenset({ADMIN}),
     "Coordinator.Stop": frozenset({ADMIN}),

@@ -105,6 +105,11 @@ class CoordinatorServiceStub(object):
                 request_serializer=paramserver_dot_v1_dot_coordinator__pb2.SnapshotRequest.SerializeToString,
                 response_deserializer=paramserver_dot_v1_dot_coordinator__pb2.SnapshotResponse.FromString,
                 _registered_method=True)
+        self.Begin = channel.unary_unary(
+                '/paramserver.v1.CoordinatorService/Begin',
+                request_serializer=paramserver_dot_v1_dot_coordinator__pb2.BeginRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_coordinator__pb2.BeginResponse.FromString,
+                _registered_method=True)
         self.Scale = channel.unary_unary(
                 '/paramserver.v1.CoordinatorService/Scale',
                 request_serializer=paramserver_dot_v1_dot_coordinator__pb2.ScaleRequest.SerializeToString,
@@ -212,6 +217,13 @@ class CoordinatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Begin(self, request, context):
+        """A worker is about to compute a slice; called only while the view says `careful`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Scale(self, request, context):
         """Have another number of workers from now on.
         """
@@ -298,6 +310,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.Snapshot,
                     request_deserializer=paramserver_dot_v1_dot_coordinator__pb2.SnapshotRequest.FromString,
                     response_serializer=paramserver_dot_v1_dot_coordinator__pb2.SnapshotResponse.SerializeToString,
+            ),
+            'Begin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Begin,
+                    request_deserializer=paramserver_dot_v1_dot_coordinator__pb2.BeginRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_coordinator__pb2.BeginResponse.SerializeToString,
             ),
             'Scale': grpc.unary_unary_rpc_method_handler(
                     servicer.Scale,
@@ -689,6 +706,33 @@ class CoordinatorService(object):
             '/paramserver.v1.CoordinatorService/Snapshot',
             paramserver_dot_v1_dot_coordinator__pb2.SnapshotRequest.SerializeToString,
             paramserver_dot_v1_dot_coordinator__pb2.SnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Begin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.CoordinatorService/Begin',
+            paramserver_dot_v1_dot_coordinator__pb2.BeginRequest.SerializeToString,
+            paramserver_dot_v1_dot_coordinator__pb2.BeginResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -310,7 +310,18 @@ class Context:
                 self._again = item.epoch < passes.epoch
                 for scheduler in self._schedulers:
                     scheduler.set_back(passes.epoch - item.epoch)
+            if item is not None and self._binding is not None and not engine.may_compute(item):
+                self._hand_in_nothing(item)
+                continue
             return item
+
+    def _hand_in_nothing(self, item: Item) -> None:
+        """This slice kills whoever computes it: it counts without its samples."""
+        assert self._binding is not None
+        self._item = item
+        self._align_schedulers()
+        self._binding.reset_buffers()
+        self._hand_in(item, self.engine.pool.take())
 
     def leave_pass(self, iteration: int) -> None:
         """For the loader: that iteration is over, at its end or before (``break``)."""
@@ -321,7 +332,7 @@ class Context:
 
     def ahead(self) -> Iterator[Item]:
         """For the loader: the slices that are likely to come."""
-        return self.engine.ahead(self.passes.epoch)
+        return (item for item in self.engine.ahead(self.passes.epoch) if not self.engine.poisoned(item))
 
     def begin(self, item: Item) -> None:
         """For the loader: the slice's batch is about to be handed to the script."""

@@ -23,6 +23,7 @@ SUMMARY: dict[str, Any] = {
     "contributions_not_counted": {},
     "checkpoint": "step-00000330-t1",
     "state": "done",
+    "poisoned_slices": [],
     "broken_promises": [],
 }
 STATUS = coordinator_pb2.StatusResponse()

@@ -65,6 +65,8 @@ class Host:
         # The script has been through all its epochs.
         self.through = False
         self.metrics: dict[str, float] = {}
+        # The slice that the script has.
+        self.computing: types_pb2.SliceRef | None = None
         self.skipped = 0
         # Slices of the last step that were given to others than their owners.
         self.taken: frozenset[int] = frozenset()

@@ -171,6 +171,7 @@ class Joining(Weights):
             metrics=dict(self.metrics),
             transport=links.kind if links else "",
             epochs_planned=self.epochs_planned,
+            computing=self.computing,
             at_work=self.state == "training" and not self.through and not self._waiting,
             slice_s=median(times) if (times := list(self._slice_times)) else 0.0,
             tally=self.handed.message(links.timeline, self._pace.unsent if self._pace else 0) if links else None,

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import structlog
 
 from paramserver import errors
 from paramserver.core.consistency import Mode
+from paramserver.core.names import SyncName
 from paramserver.failpoints import reach
 from paramserver.transport.messages import schedule_from_proto
-from paramserver.v1 import types_pb2
+from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.worker.engine.leaving import Leaving
 from paramserver.worker.engine.states import States
 from paramserver.worker.flat import Node
 from paramserver.worker.pace import AsyncPace, Item, SyncPace, make_pace
 
+# How long the coordinator has to take note of a slice.
+_BEGIN_S = 5.0
 log = structlog.get_logger("paramserver.worker")
 
 
@@ -49,6 +53,32 @@ class Engine(States, Leaving):
                 continue
             if item is not None or not self.mode_changed():
                 return item
+
+    def may_compute(self, item: Item) -> bool:
+        """Whether the script may have this slice; False: it kills whoever computes it, and counts without samples.
+
+        After another worker has died, the coordinator hears of the slice before the script does.
+        """
+        view = self.session.view
+        ref = types_pb2.SliceRef(epoch=item.epoch, index=item.index)
+        if isinstance(item.name, SyncName):
+            ref.step = item.name.step
+        self.computing = ref
+        if self.poisoned(item):
+            return False
+        if not view.careful:
+            return True
+        request = coordinator_pb2.BeginRequest(member=self.session.member, slice=ref)
+        try:
+            reply = self._run(self.session.channel.call("Coordinator.Begin", request, timeout=_BEGIN_S))
+        except errors.ParamServerError as error:
+            log.info("the coordinator does not hear which slice is computed", reason=str(error))
+            return True
+        return not cast(coordinator_pb2.BeginResponse, reply).skip
+
+    def poisoned(self, item: Item) -> bool:
+        """Whether it is known that this slice kills whoever computes it."""
+        return any((ref.epoch, ref.index) == (item.epoch, item.index) for ref in self.session.view.poisoned)
 
     def ahead(self, epoch: int) -> Iterator[Item]:
         """The slices that are likely to come, beginning with the one that :meth:`next_item` has given."""
@@ -90,6 +120,7 @@ class Engine(States, Leaving):
             self.before_next()
         except errors.RolledBackError:
             return self._follow()
+        self.computing = None
         self.slices += 1
         self.samples += node.samples
         assert self._pace is not None, "an item comes before its contribution"

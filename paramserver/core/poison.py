@@ -1,0 +1,92 @@
+"""Which slice kills whoever computes it. Pure; times in seconds.
+
+In the steady state nobody says which slice it begins, so the first death says nothing. From then on workers are
+*careful*: they tell where they are before they compute, until the job gets on. A slice at which others die then, one
+after the other, is poison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+# After a death, reports of before it may still come in for so long.
+_SETTLES_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A slice, and in synchronous mode the step that it belongs to."""
+
+    epoch: int
+    index: int
+    step: int | None = None
+
+    @property
+    def slice(self) -> tuple[int, int]:
+        """(epoch, index), which is the same in both modes."""
+        return self.epoch, self.index
+
+
+class Poison:
+    """Counts deaths. ``most``: so many, the first one included, make a slice poison."""
+
+    def __init__(self, most: int = 3) -> None:
+        # Workers are to say where they are before they compute.
+        self.careful = False
+        self._most = most
+        self._at: dict[int, Place] = {}
+        self._told: dict[int, Place] = {}
+        self._deaths: list[Place] = []
+        self._total = 0
+        self._last_at = 0.0
+        self._counted = 0
+
+    def begins(self, worker: int, place: Place) -> None:
+        """A careful worker is about to compute this slice."""
+        self._at[worker] = place
+
+    def tells(self, worker: int, place: Place | None) -> None:
+        """What a worker's report says that it computes, which may be late."""
+        if place is None:
+            self._told.pop(worker, None)
+        else:
+            self._told[worker] = place
+
+    def left(self, worker: int) -> None:
+        """It is gone, in order."""
+        self._at.pop(worker, None)
+        self._told.pop(worker, None)
+
+    def died(self, worker: int, done: Callable[[Place], bool], now: float) -> Place | None:
+        """A worker has died: the slice that is poison, if that is plain now. ``done``: whether a slice has counted."""
+        place = self._at.get(worker)
+        self.left(worker)
+        self.careful, self._total, self._last_at = True, self._total + 1, now
+        if place is None or done(place):
+            return None
+        self._deaths.append(place)
+        return place if self._enough(place) and not self._computed(place) else None
+
+    def undecided(self, place: Place) -> bool:
+        """Whether it is as good as known that the slice is poison, but somebody still computes it: others wait."""
+        return self._enough(place) and self._computed(place)
+
+    def _enough(self, place: Place) -> bool:
+        alike = sum(one.slice == place.slice for one in self._deaths)
+        return self._total >= self._most and alike >= self._most - 1
+
+    def _computed(self, place: Place) -> bool:
+        return any(one.slice == place.slice for one in (*self._at.values(), *self._told.values()))
+
+    def skipped(self, place: Place) -> None:
+        """Nobody computes this slice any more."""
+        self._deaths = [one for one in self._deaths if one.slice != place.slice]
+
+    def look(self, counted: int, enough: int, done: Callable[[Place], bool], now: float) -> None:
+        """``counted``: slices that have counted; after ``enough`` more of them without a death all is well."""
+        self._deaths = [one for one in self._deaths if not done(one)]
+        if self._deaths or now - self._last_at < _SETTLES_S:
+            self._counted = counted
+        elif counted - self._counted >= enough:
+            self.careful, self._total = False, 0
