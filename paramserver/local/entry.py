@@ -264,6 +264,7 @@ def _alone(settings: Settings) -> InProcessJob:
         consistency=consistency_of(settings.consistency.mode, settings.consistency.staleness),
         slices_per_step=settings.training.slices_per_step,
         seed=settings.training.seed,
+        max_model_bytes=settings.cluster.max_model_bytes,
         # Nobody can die alone; a debugger's pause is no reason to give a worker up.
         lease_s=1e9,
         grace_s=1e9,

@@ -35,7 +35,7 @@ from paramserver.server.apply import ChunkState
 from paramserver.server.shard import Contribution, ShardTensors
 from paramserver.server.version import Version
 from paramserver.tensors.dtypes import torch_dtype
-from paramserver.testing.faults import FaultPlan
+from paramserver.testing.faults import Connect, FaultPlan
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.worker.client import RawClient
 from paramserver.worker.context import Context
@@ -221,9 +221,10 @@ class Cluster:
         engine = self.job.worker(index, connect, self._wait_timeout_s, self._transport)
         return RawClient(engine, engine.close, chunk_bytes)
 
-    def reader(self) -> RawClient:
+    def reader(self, plan: FaultPlan | None = None) -> RawClient:
         """A client from outside: no worker, so nobody waits for it, until it begins the job or pushes."""
-        connect = self.job.network.connect
+        connect: Connect = self.job.network.connect
+        connect = plan.wrap(connect) if plan is not None else connect
         options = replace(worker_options(self.options.consistency, self.options, None), role=types_pb2.ROLE_OBSERVER)
         engine = Engine(self.job.background, connect, connect(COORDINATOR), options, self._wait_timeout_s, "grpc")
         engine.join()

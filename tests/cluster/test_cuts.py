@@ -90,9 +90,16 @@ def test_a_reader_sees_each_push_in_everything_or_in_nothing() -> None:
     plan.check()
 
 
-def test_several_readers_at_once() -> None:
+def test_several_readers_at_once_over_bad_lines() -> None:
+    plan = FaultPlan(
+        [
+            Rule("Shard.Pull", Fault.LOSE_REPLY, 0.05),
+            Rule("Coordinator.Snapshot", Fault.LOSE_REPLY, 0.2),
+            Rule("Coordinator.Snapshot", Fault.DROP_REQUEST, 0.2),
+        ]
+    )
     with Cluster(2, 2, "async", 2) as cluster, adding(cluster, 2):
-        readers = [cluster.reader() for _ in range(3)]
+        readers = [cluster.reader(plan) for _ in range(3)]
         results: list[tuple[int, int]] = []
         threads = [threading.Thread(target=lambda r=r: results.append(watch(r, 60)), daemon=True) for r in readers]
         for thread in threads:
@@ -104,6 +111,7 @@ def test_several_readers_at_once() -> None:
         assert all(updates > 0 for _, updates in results)
         for reader in readers:
             reader.close()
+    plan.check()
 
 
 def test_half_a_push_is_waited_for_and_then_named() -> None:
