@@ -52,6 +52,11 @@ def init(config: str | os.PathLike[str] | None = None, **overrides: object) -> C
     settings = _settings(config, overrides)
     logs.configure(settings.log.level)
     postpone_compiler()
+    if settings.cluster.coordinator and any(not context.closed for context in _contexts):
+        raise errors.UserError(
+            "ps.init() was called before in this process, which would be two workers whose steps wait for each other: "
+            "use the context that it returned, or close that first"
+        )
     if settings.cluster.coordinator:
         with _background() as background:
             security = _security(settings)

@@ -137,6 +137,11 @@ class Context:
         return slice_seed(self.seed, self._item.epoch, self._item.index, purpose)
 
     @property
+    def closed(self) -> bool:
+        """Whether this worker has left the job."""
+        return self._closed
+
+    @property
     def mode(self) -> str:
         """``"sync"`` or ``"async"``, as it is now."""
         return self.engine.consistency.mode.value
