@@ -370,3 +370,19 @@ def test_the_job_goes_back(when: str, per_epoch: bool, tmp_path: Path) -> None:
     key = f"plain loops {per_epoch}"
     same(summary, twin(key, Script(of_ctx_epochs, per_epoch), slices_per_step=SLICES))
     assert summary["epochs"] == EPOCHS
+
+
+@pytest.mark.long
+def test_the_job_goes_back_when_the_scripts_have_ended(tmp_path: Path) -> None:
+    """While the last version is written. Workers that are started again do what is undone, in their later passes."""
+    strike = Strike("ckpt.before_fsync", "server-1", 12)
+    with Rig(tmp_path, 6, [strike]) as rig:
+        rig.again_s = 1.0  # so that the scripts end before the job goes back
+        rig.begin(Script(of_range))
+        wait(strike.done, "the last version is written")
+        rig.join_all()
+        until("the job went back", lambda: rig.rollbacks == 1)
+        assert not rig.record().finished
+        rig.work(Script(of_range))
+        summary = rig.finish()
+    same(summary, wanted())

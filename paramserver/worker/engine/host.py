@@ -64,6 +64,8 @@ class Host:
         self.epochs_planned = 0
         # The script has been through all its epochs.
         self.through = False
+        # The last version that it has trained is a checkpoint.
+        self.safe = False
         self.metrics: dict[str, float] = {}
         # The slice that the script has.
         self.computing: types_pb2.SliceRef | None = None

@@ -40,6 +40,8 @@ class Leaving(Pushes):
         finally:
             self.state = "done"
             self._take_home()
+            if self.rolled_back() and not self.safe:  # what it has done may be undone, and is to be done again
+                finished = ended = False
             timeout_s = self.options.join_timeout_s if finished or ended else _LEAVE_S
             self._run(self._leave(timeout_s, finished=finished, ended=ended))
 

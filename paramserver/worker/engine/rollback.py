@@ -112,6 +112,7 @@ class GoingBack(Joining, Pulls, Cuts):
         finally:
             self.state = "training"
         if not cast(coordinator_pb2.FinishResponse, reply).rolled_back:
+            self.safe = True
             return True
         self.follow()
         self._moved = False
