@@ -131,7 +131,9 @@ class Form:
     """Where a script runs. ``servers`` 0: alone, in one process without a cluster.
 
     ``changes``: the modes to which the job is changed while it trains. ``real``: in processes, with `paramserver run`;
-    of these the ``kills`` are killed while it trains, one after the other.
+    of these the ``kills`` are killed while it trains, one after the other. ``again``: "used" and "fresh" if it runs a
+    second time with the same directory of checkpoints, without and with ``--fresh``; "resume" if it is stopped and
+    resumed.
     """
 
     servers: int = 0
@@ -142,6 +144,7 @@ class Form:
     changes: tuple[str, ...] = ()
     real: bool = False
     kills: tuple[str, ...] = ()
+    again: str = ""
 
     @property
     def loose(self) -> bool:
@@ -153,6 +156,7 @@ class Form:
         where = f"{self.servers} servers, {self.workers} workers" if self.servers else "alone"
         more = f"; changes to {', '.join(self.changes)}" if self.changes else ""
         more += "; real processes" if self.real else ""
+        more += f"; again: {self.again}" if self.again else ""
         return f"{where}; {how}{more}{'; killed: ' + ', '.join(self.kills) if self.kills else ''}"
 
 
@@ -211,7 +215,7 @@ def fits(form: Form, pieces: Iterable[Piece]) -> bool:
         return False
     if Need.SINGLE in needs and (form.slices != 1 or form.workers != 1):
         return False
-    if Need.ALONE in needs and form.servers:
+    if Need.ALONE in needs and form.servers and (not form.real or form.kills or form.again):
         return False
     if Need.SYNC in needs and form.mode != "sync":
         return False
@@ -220,7 +224,7 @@ def fits(form: Form, pieces: Iterable[Piece]) -> bool:
     by_kind = {p.kind: p for p in chosen}
     if form.loose and (by_kind["model"].name != "counts" or needs & {Need.SINGLE, Need.SYNC}):
         return False
-    if form.kills and any(p.label not in _SURVIVES for p in chosen if p.kind in _KEPT):
+    if (form.kills or form.again) and any(p.label not in _SURVIVES for p in chosen if p.kind in _KEPT):
         return False
     plain = {kind: by_kind[kind] is KINDS[kind][0] for kind in by_kind}
     if Need.LOADER in needs and by_kind["loop"].name in ("no loader", "loader not prepared"):
@@ -247,7 +251,7 @@ def draw(seed: int, known: Callable[[Script], bool] = lambda script: False, real
 
 
 def _draw(chance: random.Random, seed: int, form: Form) -> Script:
-    illegal = chance.randrange(100) < _REFUSED and not form.kills and not form.loose
+    illegal = chance.randrange(100) < _REFUSED and not (form.kills or form.again or form.loose)
     kinds = list(KINDS)
     chance.shuffle(kinds)
     chosen = {kind: KINDS[kind][0] for kind in KINDS}
@@ -281,9 +285,9 @@ def _draw(chance: random.Random, seed: int, form: Form) -> Script:
         seed,
         form,
         tuple(chosen[kind] for kind in KINDS),
-        samples=chance.randrange(20, 26) if form.kills else chance.randrange(5, 26),
-        batch=2 if form.kills else chance.randrange(2, 6),
-        epochs=3 if form.kills else chance.randrange(1, 4),
+        samples=chance.randrange(20, 26) if form.kills or form.again else chance.randrange(5, 26),
+        batch=2 if form.kills or form.again else chance.randrange(2, 6),
+        epochs=3 if form.kills or form.again else chance.randrange(1, 4),
     )
     if script.has("model=BatchNorm") and script.samples % script.batch == 1:  # it takes no batch of one sample
         script = replace(script, samples=script.samples + 1)
@@ -313,8 +317,9 @@ def _real_form(chance: random.Random) -> Form:
     mode = "async" if chance.randrange(4) == 0 else "sync"
     workers = chance.choice((1, 2))
     kills = chance.choice(((), ("worker",), ("server",), ("coordinator",), ("worker", "server"), ("server", "worker")))
+    again = "" if kills else chance.choice(("", "used", "fresh", "resume"))
     slices = 1 if mode == "async" else chance.choice((1, 2, 3))
-    return Form(chance.choice((1, 2)), workers, slices, mode, chance.choice((0, 3)), (), True, kills)
+    return Form(chance.choice((1, 2)), workers, slices, mode, chance.choice((0, 3)), (), True, kills, again)
 
 
 _HYPERS: Mapping[str, tuple[str, ...]] = {
@@ -344,7 +349,7 @@ def render(script: Script) -> str:
     for p in script.pieces:
         for slot, text in p.slots.items():
             slots[slot] = slots.get(slot, "") + text if slot in _ADDED else text
-    if script.form.kills:
+    if script.form.kills or script.form.again:
         slots["first"] += _PACE
     elif script.form.changes:
         slots["first"] += "time.sleep(0.005)\n"
@@ -403,6 +408,8 @@ def simpler(script: Script) -> Iterator[Script]:
         yield replace(script, form=replace(form, changes=form.changes[:-1]))
     if form.kills:
         yield replace(script, form=replace(form, kills=form.kills[:-1]))
+    if form.again:
+        yield replace(script, form=replace(form, again=""))
     if form.servers and form.workers == 1 and not (form.real or form.changes):
         yield replace(script, form=replace(form, servers=0))
     for name, least in (("servers", 1), ("workers", 1), ("slices", 1)):

@@ -57,7 +57,7 @@ def _compare(script: Script, wanted: Played, played: Played) -> str:
     mine = wanted.found[0]
     for rank, found in played.found.items():
         # Losses are those of slices, which only one worker with one slice in a step sees in order, each once.
-        whole = script.form.workers == 1 and script.form.slices == 1 and not script.form.kills
+        whole = script.form.workers == 1 and script.form.slices == 1 and not (script.form.kills or script.form.again)
         keys = [key for key in mine if whole or key != "seen"]
         problem = differs({k: mine[k] for k in keys}, found, script.tolerance, f"found by worker {rank}", False)
         if problem:

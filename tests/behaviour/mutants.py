@@ -13,6 +13,7 @@ from paramserver.core.slices import DataSpec, slice_indices
 from paramserver.worker import context
 from paramserver.worker.binding import ModelBinding
 from paramserver.worker.optimizer import StepScheduler
+from paramserver.worker.state import NOTHING
 
 Mutant = Callable[[], AbstractContextManager[object]]
 
@@ -88,6 +89,11 @@ def no_refusal() -> AbstractContextManager[object]:
     return mock.patch.object(context, "describe_loader", describe)
 
 
+def lost_state() -> AbstractContextManager[object]:
+    """The optimizer state that a script brings is dropped."""
+    return mock.patch.object(context, "bring", return_value=NOTHING)
+
+
 MUTANTS: dict[str, Mutant] = {
     "lost momentum": lost_momentum,
     "skipped batch": skipped_batch,
@@ -97,4 +103,5 @@ MUTANTS: dict[str, Mutant] = {
     "lost buffers": lost_buffers,
     "no clipping": no_clipping,
     "no refusal": no_refusal,
+    "lost state": lost_state,
 }

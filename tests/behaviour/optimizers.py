@@ -137,7 +137,14 @@ PRECISIONS: list[Piece] = [
         {"before_step": "nn.utils.clip_grad_norm_(model.parameters(), 0.3)\n"},
         needs=(Need.SLICE,),
     ),
-    Piece("precision", "ctx.clip_grad_norm", {"before_step": "ctx.clip_grad_norm(0.3)\n"}, needs=(Need.SYNC,)),
+    Piece(
+        "precision",
+        "ctx.clip_grad_norm",
+        {"before_step": "ctx.clip_grad_norm(0.3)\n"},
+        needs=(Need.SYNC,),
+        # it clips what servers have added up, and leaves the gradients of the script as they are
+        without=("body=no zero_grad",),
+    ),
     Piece(
         "precision",
         "clip_grad_value_",
