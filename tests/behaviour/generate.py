@@ -227,14 +227,15 @@ def fits(form: Form, pieces: Iterable[Piece]) -> bool:
     if (form.kills or form.again) and any(p.label not in _SURVIVES for p in chosen if p.kind in _KEPT):
         return False
     plain = {kind: by_kind[kind] is KINDS[kind][0] for kind in by_kind}
-    if Need.LOADER in needs and by_kind["loop"].name in ("no loader", "loader not prepared"):
+    loop = by_kind["loop"].slots
+    if Need.LOADER in needs and loop.get("loader_name") == "":
+        return False
+    if "EPOCH_END" not in loop.get("loop", "EPOCH_END") and any("epoch_end" in p.slots for p in chosen):
         return False
     labels = {p.label for p in chosen}
     if any(other in labels or not plain.get(other, True) for p in chosen for other in p.without):
         return False
     slots = [slot for p in chosen for slot in p.slots]
-    if any("late" in p.without and "late" in q.slots for p in chosen for q in chosen):
-        return False
     return all(slots.count(slot) == 1 or slot in _ADDED for slot in slots)
 
 

@@ -23,7 +23,7 @@ for step in range($count * len(loader)):
 """
         },
         needs=(Need.SINGLE, Need.LOADER),
-        without=("late", "scheduler"),
+        without=("scheduler",),
     ),
     Piece(
         "loop",
@@ -41,7 +41,7 @@ for step in range($count * len(loader) - 1):
 """
         },
         needs=(Need.SINGLE, Need.LOADER),
-        without=("late", "scheduler"),
+        without=("scheduler",),
     ),
     Piece(
         "loop",
@@ -153,7 +153,43 @@ for step in range(2 * $count):
 """,
         },
         needs=(Need.SINGLE,),
-        without=("data", "late"),
+        without=("data",),
+    ),
+    Piece(
+        "loop",
+        "draws its batches",
+        {
+            "loader": "",
+            "loader_name": "",
+            "len": "2",
+            "loop": """\
+for step in range(2 * $count):
+    rows = torch.randint(len(data), ($batch,))
+    x, y = default_collate([data[int(k)] for k in rows])
+    BODY
+""",
+        },
+        needs=(Need.SINGLE, Need.SYNC),
+        without=("data",),
+    ),
+    Piece(
+        "loop",
+        "draws its batches with a generator",
+        {
+            "loader": "",
+            "loader_name": "",
+            "len": "2",
+            "loop": """\
+generator = torch.Generator()
+for step in range(2 * $count):
+    generator.manual_seed(ctx.slice_seed())
+    rows = torch.randint(len(data), ($batch,), generator=generator)
+    x, y = default_collate([data[int(k)] for k in rows])
+    BODY
+""",
+        },
+        needs=(Need.SINGLE, Need.SYNC),
+        without=("data",),
     ),
     Piece(
         "loop",

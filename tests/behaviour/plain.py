@@ -6,7 +6,6 @@ seed. All else is torch's own.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,8 +78,9 @@ class Context:
     # The epoch in a loop over `epochs`.
     epoch: int | None = None
     seeds: int = 0
-    # Some loader is prepared.
-    with_loader: bool = False
+    # Whether a loader is prepared, and the steps without one.
+    loader: bool = False
+    steps: int = 0
     models: list[nn.Module] = field(default_factory=list)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
 
@@ -88,23 +88,22 @@ class Context:
         """The same objects; of a loader one in the order of the job."""
         self.models += [o for o in objects if isinstance(o, nn.Module)]
         self.optimizers += [o for o in objects if isinstance(o, torch.optim.Optimizer)]
+        self.loader = self.loader or any(isinstance(o, DataLoader) for o in objects)
+        if self.models and self.optimizers and not self.loader and not self.seeds:
+            self._seed()
+            self.optimizers[0].register_step_post_hook(lambda *args: self._seed(1))
         given = tuple(Loader(self, o) if isinstance(o, DataLoader) else o for o in objects)
-        self.with_loader |= any(isinstance(o, Loader) for o in given)
-        if not self.with_loader:
-            self.seed_own_batches([o for o in objects if isinstance(o, torch.optim.Optimizer)])
         return given[0] if len(given) == 1 else given
 
-    def seed_own_batches(self, optimizers: list[torch.optim.Optimizer]) -> None:
-        """Without a loader each batch has the random numbers of its slice, from here and from each step on."""
-        slices = itertools.count()
+    def _seed(self, more: int = 0) -> None:
+        """For the batch that the script draws next: it has no loader."""
+        self.steps += more
+        self.seeds = slice_seed(0, 0, self.steps, "model")
+        seed_everything(self.seeds)
 
-        def seed(*_: Any) -> None:
-            if not self.with_loader:
-                seed_everything(slice_seed(0, 0, next(slices), "model"))
-
-        for optimizer in optimizers:
-            seed()
-            optimizer.register_step_post_hook(seed)
+    def slice_seed(self, purpose: str = "batch") -> int:
+        """Of the slice that the next batch is of."""
+        return slice_seed(0, 0, self.steps, purpose)
 
     def epochs(self, count: int) -> Iterator[int]:
         """All of them."""
