@@ -29,7 +29,12 @@ model[2].weight = model[0].weight
         "model",
         "left out of the optimizer",
         {"parameters": "list(model.parameters())[1:]"},
-        without=("groups",),
+        # servers keep, and save, such a parameter as it was given to them; a warning says so
+        without=(
+            "groups",
+            *("state=weights changed once", "state=weights changed through data", "state=another tensor for a weight"),
+            "state=weights clipped in each step",
+        ),
     ),
     Piece(
         "model",
@@ -139,7 +144,11 @@ model = Counts()
     Piece(
         "model",
         "expanded",
-        {"build": "model = nn.Linear(4, 2)\nmodel.weight = nn.Parameter(torch.ones(1, 4).expand(2, 4))\n", "fill": ""},
+        {
+            "build": "model = nn.Linear(4, 2)\n",
+            "typed": "model = model.to($type)\n"
+            "model.weight = nn.Parameter(torch.ones(1, 4, dtype=$type).expand(2, 4))\n",
+        },
         Verdict.REFUSED,
         ("expand", "overlap", "share", "memory"),
         without=("state",),
@@ -148,12 +157,12 @@ model = Counts()
         "model",
         "overlapping views",
         {
-            "build": """\
-model = nn.Linear(4, 2)
-flat = torch.ones(10)
+            "build": "model = nn.Linear(4, 2)\n",
+            "typed": """\
+flat = torch.ones(10, dtype=$type)
 model.weight = nn.Parameter(flat[:8].view(2, 4))
 model.bias = nn.Parameter(flat[7:9])
-"""
+""",
         },
         Verdict.REFUSED,
         ("overlap", "share", "memory"),
