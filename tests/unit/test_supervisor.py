@@ -58,6 +58,8 @@ class World:
         self.silent = False
         # Servers that are no members.
         self.absent: set[int] = set()
+        # Pids of workers that have ended, which the coordinator still takes for members.
+        self.unnoticed: list[int] = []
         # How the first coordinators end before they listen.
         self.stillborn: list[int] = []
         self.supervisor = Supervisor(
@@ -95,6 +97,10 @@ class World:
         for process in self.started:
             if process.name.startswith("server") and process.running and process.pid not in self.absent:
                 self.status.processes.add(role="server", pid=process.pid)
+        del self.status.view.workers[:]
+        for pid in self.unnoticed:
+            self.status.processes.add(role="worker", pid=pid, member=pid)
+            self.status.view.workers.add(member=pid)
         self.answered_at = time.monotonic()
         self.supervisor.hear(self.status)
         return self.status
@@ -138,6 +144,55 @@ def test_all_end_well() -> None:
     assert world.run(all_well) == 0
     assert world.said == []
     assert world.supervisor.restarts.total == {}
+
+
+async def asked_again(world: World) -> None:
+    """The coordinator is asked twice more: the run is not over."""
+    for _ in range(2):
+        asked = world.answered_at
+        await until(lambda asked=asked: world.answered_at > asked)  # type: ignore[misc]
+
+
+def test_the_run_is_not_over_while_the_last_version_is_made_safe() -> None:
+    async def story(world: World) -> None:
+        world.status.closing = True
+        await all_well(world)
+        await asked_again(world)
+        world.status.closing = False
+
+    assert World().run(story) == 0
+
+
+def test_the_run_is_not_over_while_the_end_of_a_worker_has_not_been_noticed() -> None:
+    async def story(world: World) -> None:
+        world.unnoticed = [world.of("worker-0")[0].pid]
+        await all_well(world)
+        await asked_again(world)
+        world.unnoticed = []
+
+    assert World().run(story) == 0
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_work_that_nobody_can_do_again_is_not_begun_again(lost: bool) -> None:
+    """The job went back after the scripts had ended; lost, if its slices are only numbers."""
+
+    async def story(world: World) -> None:
+        world.status.closing = True
+        for index in range(2):
+            world.of(f"worker-{index}")[0].end(0)
+        await asked_again(world)
+        world.status.view.timeline = 1
+        if lost:
+            world.status.broken_promises["undone"] = "lost"
+        world.status.closing = False
+        if not lost:
+            await until(lambda: len(world.of("worker-0")) == 2)
+            await all_well(world)
+
+    world = World()
+    assert world.run(story) == 0
+    assert len(world.of("worker-0")) == (1 if lost else 2)
 
 
 def test_a_killed_worker_is_replaced_by_one_with_its_rank() -> None:
