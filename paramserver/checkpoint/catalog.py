@@ -99,6 +99,11 @@ def complete(place: Place, ours: Ours | None = None) -> list[Manifest]:
     return [manifest for manifest in whole if ours is None or ours(manifest.history)]
 
 
+def exists(place: Place, checkpoint: str) -> bool:
+    """Whether a checkpoint has a manifest. Raises CheckpointError."""
+    return place.inside(checkpoint).exists(MANIFEST)
+
+
 def job_of(place: Place, checkpoint: str) -> str:
     """The job that made a checkpoint; "" if it does not say so."""
     try:

@@ -6,24 +6,21 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, cast
 
 import structlog
-from google.protobuf import json_format
 
 from paramserver import errors
 from paramserver.checkpoint import catalog
-from paramserver.checkpoint.manifest import COPIES_KEPT, Manifest, checkpoint_name
+from paramserver.checkpoint.manifest import COPIES_KEPT, checkpoint_name
 from paramserver.checkpoint.owner import Holding
 from paramserver.checkpoint.place import Place
-from paramserver.checkpoint.tensorfile import FileInfo
 from paramserver.coordinator.counted import counted
+from paramserver.coordinator.manifests import manifest_of
+from paramserver.coordinator.overdue import Overdue
 from paramserver.core.consistency import Mode
 from paramserver.failpoints import reach
-from paramserver.transport.session import versions
-from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+from paramserver.v1 import shard_pb2, types_pb2
 
 if TYPE_CHECKING:
     from paramserver.coordinator.job import Job
@@ -35,6 +32,9 @@ _CUT_S = 120.0
 _LOST_S = 1.0
 # While workers are held back; what they have begun takes one slice.
 _HELD_S = 20.0
+# How long servers are waited for that still write what nobody needs.
+_SWEEP_S = 10.0
+_SWEEP_LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,11 @@ class CheckpointOptions:
     run: dict[str, Any] | None = None
     holding: Holding | None = None
 
+    @property
+    def private(self) -> bool:
+        """Whether the place goes when the job ends: nobody was promised that checkpoints stay."""
+        return self.holding is not None and self.holding.private
+
     def ours(self, history: str) -> bool:
         """Whether checkpoints of this history are the job's."""
         return self.holding is None or self.holding.ours(history)
@@ -64,11 +69,13 @@ class Checkpoints:
         # The newest complete one.
         self.last = ""
         self._job = job
+        self.overdue = Overdue(job, str(self.place), options.private)
         # By version, what each server (by index) says of its copy.
         self._heard: dict[int, dict[int, shard_pb2.CopyStatus]] = {}
         # Versions of this timeline that are complete (True) or never will be (False).
         self._settled: dict[int, bool] = {}
         self._settling: set[int] = set()
+        self._sweeping: set[int] = set()
         # Of those that never will be: some server had no room for another copy.
         self._skipped: set[int] = set()
         self._changed = asyncio.Condition()
@@ -81,6 +88,7 @@ class Checkpoints:
         self._settled.clear()
         self._settling.clear()
         self._skipped.clear()
+        self.overdue.forget()
         self._next = (version // self.options.every + 1) * self.options.every if self.options.every else 0
 
     # ---- what servers say
@@ -98,9 +106,13 @@ class Checkpoints:
                 again.append(status.version)
                 continue
             self._heard.setdefault(status.version, {})[index] = status
+            self.overdue.begun(status.version)
             self._judge(status.version)
         if again:
             self._job.loosely(self._release(again))
+        for version in again:  # a server came to it after it was given up
+            if not self._settled[version]:
+                self._job.loosely(self.sweep(version))
         self.look()
 
     def _judge(self, version: int) -> None:
@@ -129,10 +141,11 @@ class Checkpoints:
         job, timeline, place = self._job, self._job.timeline, self.place
         assert place is not None
         if any(part.revision != job.consistency.revision for part in parts):
-            await self._give_up(version, "the mode or the staleness changed meanwhile")
+            await self._settle(version, False)
+            log.warning(f"no checkpoint of version {version}: the mode or the staleness changed meanwhile")
             return
         try:
-            manifest = self._manifest(version, parts)
+            manifest = manifest_of(job, version, parts, self.options.run)
             await job.confirm()
             if self.options.holding is not None:
                 await asyncio.to_thread(self.options.holding.check)
@@ -144,20 +157,67 @@ class Checkpoints:
             return
         reach("ckpt.pointer", version)
         self.last = max(filter(None, (self.last, manifest.name)), key=catalog.order)
+        self.overdue.saved(version)
         job.journal.record(job)
         log.info("checkpoint", version=version, name=manifest.name, MB=round(manifest.nbytes / 1e6, 1))
+        # Earlier ones may still be on their way.
+        kept = {checkpoint_name(other, timeline) for other in (version, *self._heard, *self._settling)}
         await self._settle(version, True)
         try:
-            await asyncio.to_thread(catalog.prune, place, self.options.keep, [manifest.name], self.options.ours)
+            await asyncio.to_thread(catalog.prune, place, self.options.keep, kept, self.options.ours)
         except (errors.ParamServerError, OSError) as error:
             log.warning("old checkpoints could not be removed", error=str(error))
 
     async def _give_up(self, version: int, reason: str) -> None:
-        log.warning(
-            f"no checkpoint of version {version}: {reason}; training goes on, the one before stays",
+        self.overdue.failed(version, reason)
+        await self._look_at_last()
+        log.error(
+            f"no checkpoint of version {version}: {reason}",
             name=checkpoint_name(version, self._job.timeline),
+            newest=self.last or "none",
         )
         await self._settle(version, False)
+        self._job.loosely(self.sweep(version))
+
+    async def _look_at_last(self) -> None:
+        """The newest checkpoint may be gone, together with the place of all."""
+        place = self.place
+        try:
+            if place is not None and self.last and not await asyncio.to_thread(catalog.exists, place, self.last):
+                left = await asyncio.to_thread(catalog.complete, place, self.options.ours)
+                self.last = left[0].name if left else ""
+        except errors.CheckpointError as error:
+            log.debug("the newest checkpoint cannot be looked at", error=str(error))
+
+    async def sweep(self, version: int) -> None:
+        """Remove what was written of a version that was given up, once nobody writes it any more."""
+        if version not in self._sweeping:
+            self._sweeping.add(version)
+            try:
+                await self._sweep(version)
+            finally:
+                self._sweeping.discard(version)
+
+    async def _sweep(self, version: int) -> None:
+        job, timeline, place, holding = self._job, self._job.timeline, self.place, self.options.holding
+        assert place is not None
+        deadline = time.monotonic() + _SWEEP_S
+        while time.monotonic() < deadline:
+            try:
+                async with self._cutting:  # nobody begins it again meanwhile
+                    if self._settled.get(version) is not False or timeline != job.timeline:
+                        return
+                    if not any(copy.version == version for reply in await job.server_stats() for copy in reply.copies):
+                        if holding is not None:
+                            await asyncio.to_thread(holding.check)
+                        await asyncio.to_thread(catalog.discard, place, checkpoint_name(version, timeline))
+                        return
+            except errors.CheckpointError as error:
+                log.debug("what was written of a checkpoint could not be removed", error=str(error))
+                return
+            except errors.ParamServerError as error:
+                log.debug("sweep", error=str(error))
+            await asyncio.sleep(_SWEEP_LOOK_S)
 
     async def _settle(self, version: int, good: bool) -> None:
         self._settled[version] = good
@@ -179,34 +239,12 @@ class Checkpoints:
         except errors.ParamServerError as error:  # who has not heard says so in its next report
             log.debug("release", error=str(error))
 
-    def _manifest(self, version: int, parts: Sequence[shard_pb2.CopyStatus]) -> Manifest:
-        job = self._job
-        model = job.registry.model
-        assert model is not None
-        here = versions()
-        return Manifest(
-            job=job.options.job,
-            timeline=job.timeline,
-            version=version,
-            term=job.term,
-            servers=job.options.servers,
-            layout_digest=job.registry.digest,
-            model=json_format.MessageToDict(model, preserving_proto_field_name=True),
-            weights=tuple(_info(part.weights) for part in parts),
-            state=tuple(_info(part.optimizer) for part in parts),
-            position=json_format.MessageToDict(position(job), preserving_proto_field_name=True),
-            run=dict(self.options.run or {}),
-            written=datetime.now(UTC).isoformat(timespec="seconds"),
-            paramserver=here["paramserver"],
-            torch=here["torch"],
-            finite=all(part.finite for part in parts),
-        )
-
     # ---- asking for one
 
     def look(self) -> None:
-        """Asynchronous mode: begin a checkpoint when it is due."""
+        """Asynchronous mode: begin a checkpoint when it is due. Either mode: is one overdue?"""
         job = self._job
+        self.overdue.look()
         due = self.place is not None and self.options.every and job.consistency.mode is Mode.ASYNC
         if not due or job.state != types_pb2.JOB_STATE_RUNNING or self._cutting.locked():
             return
@@ -320,8 +358,16 @@ class Checkpoints:
         Raises JobFailedError if that cannot be done, and what :meth:`wait_settled` raises.
         """
         await self._tell(self._job.timeline, shard_pb2.CutRequest.STEP_COPY, version)
-        if not await self.wait_settled(version):
-            raise errors.JobFailedError(f"the first checkpoint could not be written to {self.place}")
+        if not await self.wait_settled(version) and not self.options.private:
+            await self.sweep(version)
+            raise errors.JobFailedError(self.first_missing())
+
+    def first_missing(self) -> str:
+        """What is said of a job that cannot begin since its first checkpoint is not there."""
+        return (
+            f"the first checkpoint could not be written to {self.place} ({self.overdue.reason or 'not written'}), and "
+            "nothing has been trained: make room there, or mend it, or choose another directory with --checkpoint-dir"
+        )
 
     async def make_safe(self, version: int) -> None:
         """Return when a checkpoint of ``version`` or a later one is complete, or cannot be had.
@@ -350,6 +396,9 @@ class Checkpoints:
                 self._settled.pop(reached, None)
                 self._skipped.discard(reached)
             elif reached >= version:
+                for missing in [other for other, good in self._settled.items() if not good]:
+                    await self._sweep(missing)
+                self.overdue.last_missing(reached, self.last)
                 return
 
     async def _room(self) -> bool:
@@ -371,45 +420,3 @@ class Checkpoints:
     def _check(self, timeline: int) -> None:
         if self._gone(timeline):
             raise errors.RolledBackError("the job goes back to a checkpoint")
-
-
-def position(job: Job) -> coordinator_pb2.JobRecord:
-    """Where training stands beside the weights: how the data is cut and dealt out, mode, seed."""
-    record = job.record()
-    view = types_pb2.View(
-        timeline=job.timeline,
-        consistency=record.view.consistency,
-        sync_origin=record.view.sync_origin,
-        slices_per_step=record.view.slices_per_step,
-        schedule_mode=record.view.schedule_mode,
-    )
-    return coordinator_pb2.JobRecord(
-        view=view,
-        settings=record.settings,
-        expected_servers=record.expected_servers,
-        expected_workers=record.expected_workers,
-        data=record.data if record.HasField("data") else None,
-        async_from=record.async_from,
-        histories=record.histories[:1],
-        poisoned=record.poisoned,
-    )
-
-
-def position_of(manifest: Manifest) -> coordinator_pb2.JobRecord:
-    """The same from a manifest. Raises CheckpointError if it makes no sense."""
-    try:
-        return json_format.ParseDict(manifest.position, coordinator_pb2.JobRecord(), ignore_unknown_fields=True)
-    except json_format.ParseError as error:
-        raise errors.CheckpointError(f"the manifest of {manifest.name} does not say where training stands") from error
-
-
-def model_of(manifest: Manifest) -> types_pb2.ModelSpec:
-    """The model of a checkpoint. Raises CheckpointError if it makes no sense."""
-    try:
-        return json_format.ParseDict(manifest.model, types_pb2.ModelSpec(), ignore_unknown_fields=True)
-    except json_format.ParseError as error:
-        raise errors.CheckpointError(f"the manifest of {manifest.name} does not describe a model") from error
-
-
-def _info(file: shard_pb2.SavedFile) -> FileInfo:
-    return FileInfo(PurePath(file.name).name, file.bytes, file.sha256)

@@ -216,8 +216,12 @@ class ModelRegistry:
 
     async def _ready_when_saved(self) -> None:
         """Version 0 is the first checkpoint: nobody computes on it before there is a way back to it."""
+        checkpoints = self._job.checkpoints
         try:
-            await self._job.checkpoints.wait_settled(0)
+            if not await checkpoints.wait_settled(0) and not checkpoints.options.private:
+                await checkpoints.sweep(0)
+                await self._job.fail(checkpoints.first_missing())
+                return
         except errors.RolledBackError:
             return
         except errors.UnavailableError:

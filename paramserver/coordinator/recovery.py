@@ -17,8 +17,8 @@ from paramserver import errors
 from paramserver.checkpoint import catalog, manifest, owner
 from paramserver.checkpoint.manifest import Manifest
 from paramserver.checkpoint.place import Place
-from paramserver.coordinator.checkpoints import model_of, position_of
 from paramserver.coordinator.counted import lease_table
+from paramserver.coordinator.manifests import model_of, position_of
 from paramserver.coordinator.toggle import Toggle
 from paramserver.core.consistency import Consistency, Mode
 from paramserver.core.leases import SliceLeases

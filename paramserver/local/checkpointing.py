@@ -12,7 +12,8 @@ from paramserver.checkpoint.manifest import Manifest, parse_name
 from paramserver.checkpoint.owner import Holding, Wish
 from paramserver.checkpoint.place import Place
 from paramserver.config import Settings
-from paramserver.coordinator.checkpoints import CheckpointOptions, position_of
+from paramserver.coordinator.checkpoints import CheckpointOptions
+from paramserver.coordinator.manifests import position_of
 from paramserver.core.consistency import Mode
 from paramserver.transport.messages import consistency_from_proto, data_from_proto, schedule_from_proto
 from paramserver.v1 import coordinator_pb2

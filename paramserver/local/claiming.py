@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import time
@@ -62,18 +63,15 @@ async def keep_up(holding: Holding) -> None:
     """Say that this process lives, until cancelled."""
     while True:
         await asyncio.sleep(BEAT_S)
-        try:
+        with contextlib.suppress(errors.CheckpointError):  # the next checkpoint fails, which is told
             await asyncio.to_thread(holding.beat)
-        except errors.CheckpointError as error:
-            log.debug("the place of the checkpoints cannot be kept up", error=str(error))
 
 
 async def leave(holding: Holding, ended: bool) -> None:
-    """This process keeps the place no longer. What goes wrong is only noted: others find out by its silence."""
+    """This process keeps the place no longer. What goes wrong does not matter: others find out by its silence."""
     try:
-        await asyncio.to_thread(holding.leave, ended)
-    except errors.CheckpointError as error:
-        log.debug("the checkpoints' place was not given up properly", error=str(error))
+        with contextlib.suppress(errors.CheckpointError):
+            await asyncio.to_thread(holding.leave, ended)
     finally:
         if holding.mine is not None:
             _live.discard(holding.mine.claim)

@@ -14,7 +14,6 @@ from paramserver.checkpoint import catalog
 from paramserver.checkpoint.place import Place
 from paramserver.local import coordinating
 from paramserver.local import gather as gathering
-from paramserver.v1 import types_pb2
 from tests.cluster.harness import until, wait
 from tests.cluster.rollback import Rig, Strike, same, twin
 from tests.cluster.test_faults import SLICES, program
@@ -87,25 +86,11 @@ def test_one_that_was_given_up_before_the_other_server_had_copied_it(tmp_path: P
     same(summary, twin("faults", program(), slices_per_step=SLICES))
 
 
-@pytest.mark.parametrize("at", ["ckpt.tmp_open", "ckpt.manifest"])
-def test_none_can_be_written(at: str, tmp_path: Path) -> None:
-    """The job trains to its end all the same, which is no good end."""
-    who = "leader" if at == "ckpt.manifest" else "server-0"
-    with Rig(tmp_path, 3, [Strike(at, who, do="error", times=100)]) as rig:
-        rig.begin(program())
-        rig.join()
-        until("the coordinator ends", lambda: rig.chiefs[0].task.done())
-        assert rig.chiefs[0].task.result() == 1
-        assert versions(rig) == []
-        record = rig.record()
-        assert record.view.state == types_pb2.JOB_STATE_FAILED
-        assert f"version {LAST}" in record.view.reason
-
-
 def test_a_server_dies_and_there_is_none(tmp_path: Path) -> None:
+    """Nobody has asked for checkpoints; in the launcher's own place none can be written."""
     strikes = [Strike("ckpt.tmp_open", "server-0", do="error", times=100), Strike("apply.mid", "server-1", 5)]
     with Rig(tmp_path, 3, strikes) as rig:
-        rig.begin(program())
+        rig.begin(program(), histories=("own",), private=True)
         with pytest.raises(errors.JobFailedError, match="there is no complete checkpoint"):
             rig.join()
 

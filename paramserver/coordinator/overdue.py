@@ -1,0 +1,89 @@
+"""What a job says while checkpoints that it has promised do not come, and when the last one is missing for good."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+
+if TYPE_CHECKING:
+    from paramserver.coordinator.job import Job
+
+log = structlog.get_logger("paramserver.coordinator")
+
+# After this time a checkpoint that is still being written is one that does not come.
+LATE_S = 30.0
+_KEY = "checkpoint"
+
+
+class Overdue:
+    """The trouble with a job's checkpoints, if there is any. ``private``: nobody was promised that they stay.
+
+    Versions are told as they are begun, saved or given up.
+    """
+
+    def __init__(self, job: Job, place: str, private: bool) -> None:
+        # Why the newest one that was given up was.
+        self.reason = ""
+        self._job, self._place, self._private = job, place, private
+        # The first version that should have been saved since one was; -1: none is missing.
+        self._since = -1
+        # The newest one that was given up on this timeline.
+        self._failed = -1
+        # By version, when writing it began (monotonic seconds).
+        self._begun: dict[int, float] = {}
+
+    def begun(self, version: int) -> None:
+        """Some server writes this version."""
+        self._begun.setdefault(version, time.monotonic())
+
+    def saved(self, version: int) -> None:
+        """This version is a checkpoint: what should have come before is overdue no more."""
+        self._end(version)
+        if version < self._failed:  # it took its time, and says nothing of what came after
+            return
+        if self._since >= 0:
+            log.info(f"checkpoints are made again; the newest is that of version {version}")
+        self._since, self.reason = -1, ""
+        self._job.promises.over(_KEY)
+        self._job.promises.kept(_KEY)
+
+    def failed(self, version: int, reason: str) -> None:
+        """This version will not be a checkpoint, since the storage does not take it."""
+        self._end(version)
+        self.reason, self._failed = reason, max(self._failed, version)
+        self._tell(version, reason)
+
+    def look(self) -> None:
+        """Storage that hangs fails nothing: see whether something takes too long."""
+        now = time.monotonic()
+        late = [(version, now - begun) for version, begun in self._begun.items() if now - begun > LATE_S]
+        for version, seconds in late[:1]:
+            self._tell(version, f"it has been written for {seconds:.0f} s, the storage is slow or does not answer")
+
+    def last_missing(self, version: int, newest: str) -> None:
+        """The last version could not be saved, and there is nobody who would make another one."""
+        if not self._private:
+            self._job.promises.broke(
+                _KEY,
+                f"version {version}, the last one, is not saved in {self._place} ({self.reason or 'not written'}): "
+                f"the newest checkpoint there is {newest or 'none'}",
+            )
+
+    def forget(self) -> None:
+        """The job has gone back: what was being written will not be told of any more."""
+        self._begun.clear()
+        self._failed = -1
+
+    def _end(self, version: int) -> None:
+        for other in [other for other in self._begun if other <= version]:
+            del self._begun[other]
+
+    def _tell(self, version: int, reason: str) -> None:
+        if self._since < 0:
+            self._since = version
+        way = "a server that dies now ends the job" if self._private else "make room there, or mend it"
+        self._job.promises.trouble(
+            _KEY, f"checkpoints in {self._place} are overdue since version {self._since}: {reason}; {way}"
+        )
