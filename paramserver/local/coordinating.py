@@ -18,7 +18,7 @@ from paramserver.checkpoint.owner import Holding
 from paramserver.config import FEEDBACK, Settings
 from paramserver.coordinator.front import Front
 from paramserver.coordinator.job import JobOptions
-from paramserver.coordinator.journal import Journal, recorded_term
+from paramserver.coordinator.journal import Journal
 from paramserver.coordinator.leader import Leadership
 from paramserver.coordinator.service import CoordinatorService
 from paramserver.coordinator.takeover import take_over, unfinished
@@ -28,8 +28,9 @@ from paramserver.local.claiming import keep_up, leave
 from paramserver.local.gather import gather
 from paramserver.local.holding import hold
 from paramserver.local.resuming import Resuming
+from paramserver.local.standby import Standby
 from paramserver.local.verdict import closing_lines, exit_code
-from paramserver.store.base import Lead, Store
+from paramserver.store.base import Store
 from paramserver.transport.security import Security
 from paramserver.v1 import coordinator_pb2, types_pb2
 
@@ -126,7 +127,7 @@ class Coordinating:
             try:
                 if self._options.must and not stood_by:
                     await self._resuming.wait(store)
-                stood_by = await self._wait_to_lead(store, leadership) or stood_by
+                stood_by = await self._standby().wait(store, leadership) or stood_by
                 code = await self._lead(store, leadership, stood_by, leading)
             finally:
                 self.front.service = None
@@ -135,63 +136,17 @@ class Coordinating:
                 return code
             stood_by = True
 
-    async def _wait_to_lead(self, store: Store, leadership: Leadership) -> bool:
-        """Returns when this coordinator leads: True if it has waited for another one's end."""
-        started = said = time.monotonic()
-        limit = self._settings.cluster.join_timeout_s if self._options.standby else 0.0
-        stood_by = away = held = False
-        hold_until = 0.0
-        while True:
-            try:
-                facts = await store.inspect()
-                if away:
-                    # The store was away for the leader, too, perhaps: it may renew its lease first.
-                    away, hold_until = False, time.monotonic() + self._settings.cluster.lease_s
-                if stood_by and time.monotonic() < hold_until:
-                    await asyncio.sleep(_RETRY_S)
-                    continue
-                if facts.refusal:
-                    raise errors.ConfigError(f"the store at {self._store_name} cannot be used: {facts.refusal}")
-                for warning in facts.warnings:
-                    if warning not in self._warned:
-                        self._warned.add(warning)
-                        log.warning(warning)
-                if stood_by and not held and await store.leader() is None:
-                    held = True
-                    if await recorded_term(store) < self._resuming.floor:
-                        log.warning("the store has forgotten who leads the job; whoever does may write it again")
-                        hold_until = time.monotonic() + self._settings.cluster.lease_s
-                        continue
-                claimed = await leadership.claim(self._resuming.floor)
-            except errors.StoreError as error:
-                away = True
-                self.front.standing = "waits for the store"
-                if time.monotonic() - started >= limit:
-                    raise
-                lead: Lead | None = None
-                waiting = f"the store: {error}"
-            else:
-                lead = claimed
-                if claimed.leads:
-                    return stood_by
-                if not self._options.standby:
-                    raise errors.ConfigError(
-                        f"job {self._settings.cluster.job!r} is led by a coordinator at {claimed.holder} already: "
-                        "choose another name with --job"
-                    )
-                if not stood_by:
-                    self._say(
-                        f"standing by at {self.address} for the coordinator of job {self.front.job} at {claimed.holder}"
-                    )
-                stood_by, held = True, False
-                self._resuming.floor = max(self._resuming.floor, claimed.term)
-                waiting = f"the coordinator at {claimed.holder} (term {claimed.term}), for which this one stands by"
-                self.front.standing = f"stands by for the one at {claimed.holder}"
-                started = time.monotonic()
-            if time.monotonic() - said >= _SAY_S:
-                said = time.monotonic()
-                log.info(f"waiting for {waiting}")
-            await asyncio.sleep(min(_RETRY_S, lead.left_s + 0.01) if lead is not None else _RETRY_S)
+    def _standby(self) -> Standby:
+        return Standby(
+            self.front,
+            self._settings,
+            self._options.standby,
+            self._resuming,
+            self.address,
+            self._store_name,
+            self._warned,
+            self._say,
+        )
 
     # ---- leading
 

@@ -469,7 +469,7 @@ def test_one_that_stands_by_says_who_leads() -> None:
         until("it stands by", lambda: bool(fleet.chiefs[1].said))
         status = fleet.ask("Coordinator.Status", coordinator_pb2.StatusRequest(), "standby")
         assert status.term == 0
-        assert status.view.reason == "this coordinator stands by for the one at leader"
+        assert status.reason == "this coordinator stands by for the one at leader"
         assert fleet.ask("Coordinator.Status", coordinator_pb2.StatusRequest(), "leader").term == 1
         with pytest.raises(errors.NotLeaderError, match="stands by for the one at leader"):
             fleet.ask("Coordinator.Settings", coordinator_pb2.SettingsRequest(), "standby")
