@@ -35,7 +35,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
     """What was launched, instead of launching it; every run "ends" with exit code 7."""
     calls: list[Launch] = []
 
-    def launch(settings: Settings, script: Path, script_args: list[str]) -> int:
+    def launch(settings: Settings, script: Path, script_args: list[str], fresh: bool) -> int:
+        assert not fresh
         calls.append((settings, script, script_args))
         return 7
 
