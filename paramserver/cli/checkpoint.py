@@ -76,7 +76,7 @@ def show(directory: str, name: str = "", /, *, json_: Json = False) -> int:
 
 @app.command
 def verify(directory: str, name: str = "", /, *, json_: Json = False) -> int:
-    """Read checkpoints and compare every byte with what was written, by SHA-256.
+    """Read checkpoints, compare every byte with what was written, and see whether a job could go on from them.
 
     Exit code 5 if one of them is damaged, or if none is whole. An unfinished one counts if it is asked for by name.
 
@@ -183,8 +183,8 @@ def _one(directory: str, name: str) -> Found:
 
 def _verified(place: Place, one: Found) -> tuple[str, str]:
     """The state of a checkpoint, and why."""
-    from paramserver.checkpoint import catalog
     from paramserver.errors import CheckpointError
+    from paramserver.local.checkpointing import verify as verify_all
 
     if one.incomplete:
         return "unfinished", one.problem
@@ -193,7 +193,7 @@ def _verified(place: Place, one: Found) -> tuple[str, str]:
     if one.manifest is None or one.problem:
         return "damaged", one.problem
     try:
-        catalog.verify(place, one.manifest)
+        verify_all(place, one.manifest)
     except CheckpointError as error:
         return "damaged", str(error)
     return "whole", "" if one.manifest.finite else "but it has NaN or infinite weights"

@@ -13,9 +13,14 @@ from paramserver.checkpoint.owner import Holding, Wish
 from paramserver.checkpoint.place import Place
 from paramserver.config import Settings
 from paramserver.coordinator.checkpoints import CheckpointOptions
-from paramserver.coordinator.manifests import position_of
+from paramserver.coordinator.manifests import model_of, position_of
 from paramserver.core.consistency import Mode
-from paramserver.transport.messages import consistency_from_proto, data_from_proto, schedule_from_proto
+from paramserver.transport.messages import (
+    consistency_from_proto,
+    data_from_proto,
+    schedule_from_proto,
+    tensors_from_proto,
+)
 from paramserver.v1 import coordinator_pb2
 
 # What a job that goes on takes over from the checkpoint, unless somebody says otherwise.
@@ -100,6 +105,18 @@ def find_checkpoint(where: str) -> Manifest:
     if found is None:
         raise errors.ConfigError(f"there is no complete checkpoint in {where}: see `paramserver checkpoint list`")
     return found
+
+
+def verify(place: Place, manifest: Manifest) -> None:
+    """Read all files of a checkpoint, and see whether a server could take it in. Raises CheckpointError."""
+    from paramserver.server.restoring import check_tensors
+
+    catalog.verify(place, manifest)
+    try:
+        tensors = tensors_from_proto(model_of(manifest))
+    except errors.ModelError as error:
+        raise errors.CheckpointError(f"the manifest of {manifest.name} describes no model: {error}") from error
+    check_tensors(place, manifest, tensors)
 
 
 def ledger_of(where: str, slices: bool) -> coordinator_pb2.AccountsResponse:

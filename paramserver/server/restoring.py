@@ -16,7 +16,7 @@ from paramserver.checkpoint.place import Place
 from paramserver.checkpoint.tensorfile import FileInfo, TensorFile
 from paramserver.core.hypers import RULES
 from paramserver.core.ledger import Row
-from paramserver.core.plan import Chunk, Layout
+from paramserver.core.plan import Chunk, Layout, TensorSpec, master_dtype
 from paramserver.errors import CheckpointError, ModelError
 from paramserver.server.apply import StateEntry
 from paramserver.server.shard import ShardTensors
@@ -62,7 +62,7 @@ def restore(place: Place, manifest: Manifest, layout: Layout, tensors: ShardTens
         for file in (*weights, *states):
             file.verify()
         facts = _facts(states, manifest)
-        source = _Source(layout, weights, states)
+        source = _Source(layout.tensors, weights, states)
         chunks = {chunk.index: source.chunk(chunk) for chunk in tensors.chunks}
         try:
             for index, state in tensors.states.items():
@@ -72,6 +72,15 @@ def restore(place: Place, manifest: Manifest, layout: Layout, tensors: ShardTens
     tensors.skipped, tensors.samples = facts.skipped, facts.samples
     tensors.schedule = cast(shard_pb2.Schedule, facts.schedule)
     return Restored(Version(manifest.version, tensors.chunks, chunks), facts)
+
+
+def check_tensors(place: Place, manifest: Manifest, tensors: Sequence[TensorSpec]) -> None:
+    """Whether all ``tensors`` of the model are there as :func:`restore` needs them. Raises CheckpointError."""
+    with ExitStack() as files:
+        weights = _open(files, place, manifest, manifest.weights)
+        source = _Source(tensors, weights, _open(files, place, manifest, manifest.state))
+        for spec in tensors:
+            source.find(spec, master_dtype(spec.dtype, spec.kind))
 
 
 def shard_facts(place: Place, manifest: Manifest) -> ShardFacts:
@@ -141,8 +150,10 @@ def _ledger_rows(file: TensorFile) -> list[Row]:
 class _Source:
     """Finds tensors and states by name in the files of a checkpoint."""
 
-    def __init__(self, layout: Layout, weights: Sequence[TensorFile], states: Sequence[TensorFile]) -> None:
-        self._layout = layout
+    def __init__(
+        self, tensors: Sequence[TensorSpec], weights: Sequence[TensorFile], states: Sequence[TensorFile]
+    ) -> None:
+        self._tensors = tensors
         self._weights = {name: file for file in weights for name in file.entries}
         self._masters: dict[str, TensorFile] = {}
         # By tensor name: (key, first element, entry, file).
@@ -157,20 +168,25 @@ class _Source:
                     key, _, start = key.partition("@")
                     self._states.setdefault(name, []).append((key, int(start) if start.isdigit() else 0, entry, file))
 
+    def find(self, spec: TensorSpec, dtype: str) -> tuple[TensorFile, str]:
+        """Where a tensor lies in type ``dtype``. Raises CheckpointError if it does not, or in another shape."""
+        file, name = self._weights.get(spec.name), spec.name
+        if file is None:
+            raise CheckpointError(f"the checkpoint has no tensor {spec.name!r}")
+        if file.entries[name].dtype != dtype:
+            file, name = self._masters.get(spec.name), f"master/{spec.name}"
+            if file is None or file.entries[name].dtype != dtype:
+                raise CheckpointError(f"tensor {spec.name!r} of the checkpoint is of another type than the model's")
+        if file.entries[name].shape != spec.shape:
+            raise CheckpointError(f"tensor {spec.name!r} of the checkpoint has another shape than the model's")
+        return file, name
+
     def chunk(self, chunk: Chunk) -> torch.Tensor:
         """A chunk's values in master type; padding is zero."""
         flat = torch.zeros(chunk.elements, dtype=torch_dtype(chunk.dtype))
         for piece in chunk.pieces:
-            spec = self._layout.tensors[piece.tensor]
-            file, name = self._weights.get(spec.name), spec.name
-            if file is None:
-                raise CheckpointError(f"the checkpoint has no tensor {spec.name!r}")
-            if file.entries[name].dtype != chunk.dtype:
-                file, name = self._masters.get(spec.name), f"master/{spec.name}"
-                if file is None or file.entries[name].dtype != chunk.dtype:
-                    raise CheckpointError(f"tensor {spec.name!r} of the checkpoint is of another type than the model's")
-            if file.entries[name].shape != spec.shape:
-                raise CheckpointError(f"tensor {spec.name!r} of the checkpoint has another shape than the model's")
+            spec = self._tensors[piece.tensor]
+            file, name = self.find(spec, chunk.dtype)
             data = tensor_from(memoryview(file.read(name, piece.tensor_start, piece.elements)), chunk.dtype)
             flat[piece.chunk_start : piece.chunk_start + piece.elements] = data
         return flat
@@ -179,7 +195,7 @@ class _Source:
         """The optimizer state of the tensors that have elements in the chunk, as far as it overlaps them."""
         for piece in chunk.pieces:
             seen: set[str] = set()
-            for key, start, entry, file in self._states.get(self._layout.tensors[piece.tensor].name, ()):
+            for key, start, entry, file in self._states.get(self._tensors[piece.tensor].name, ()):
                 kind = file.entries[entry]
                 if key in _SCALARS:
                     if key not in seen:

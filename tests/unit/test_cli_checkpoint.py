@@ -11,8 +11,9 @@ import pytest
 import structlog
 import torch
 
+from paramserver.checkpoint.catalog import write_manifest
 from paramserver.checkpoint.place import Place
-from paramserver.checkpoint.tensorfile import write_tensors
+from paramserver.checkpoint.tensorfile import Entry, write_tensors
 from paramserver.cli.checkpoint import epochs
 from paramserver.cli.main import main
 from tests.unit import trained
@@ -271,3 +272,23 @@ POSITIONS: list[dict[str, object]] = [
 @pytest.mark.parametrize("position", POSITIONS)
 def test_epochs_that_are_not_known(place: Place, position: dict[str, object]) -> None:
     assert epochs(place, manifest([], [], 10, position=position)) is None
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        (Entry("weight", "float32", (3, 2)), "tensor 'weight' of the checkpoint has another shape than the model's"),
+        (Entry("weight", "int32", (2, 3)), "tensor 'weight' of the checkpoint is of another type than the model's"),
+        (Entry("weights", "float32", (2, 3)), "the checkpoint has no tensor 'weight'"),
+    ],
+)
+def test_verify_refuses_what_resuming_refuses(
+    entry: Entry, reason: str, place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With checksums that match."""
+    weights, state = save_files(place, 80)
+    odd = write_tensors(place, "step-00000080-t1", "odd.safetensors", [entry], [bytes(24)], {})
+    write_manifest(place, manifest([odd, weights[1]], state, 80))
+    code, out, _ = run(capsys, "verify", "ckpt", "step-00000080-t1")
+    assert code == 5
+    assert f"damaged  {reason}" in out
