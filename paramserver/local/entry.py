@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
+import concurrent.futures.thread  # noqa: F401  (first, so that what it does at the end comes after what we do)
 import os
 import sys
 import threading
@@ -107,7 +107,8 @@ def _close_at_exit() -> None:
 # What the script may have left open. A client that it has forgotten closes itself.
 _contexts: list[Context] = []
 _clients: weakref.WeakSet[RawClient] = weakref.WeakSet()
-atexit.register(_close_at_exit)
+# Not `atexit`: before that Python ends the thread pools with which servers in this process would give the last weights.
+threading._register_atexit(_close_at_exit)  # type: ignore[attr-defined]
 
 
 class Client(RawClient):

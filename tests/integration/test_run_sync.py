@@ -181,3 +181,17 @@ def test_batches_that_the_script_draws_itself(place: Place) -> None:
     found = read_summary(path)
     assert (alone["steps"], found["steps"]) == (10, 10)
     assert digests(found) == digests(alone)
+
+
+def test_a_plain_loop_that_closes_nothing(place: Place) -> None:
+    """What it ends with is there, alone and on a cluster."""
+    path, script = place.work / "plain-loop.json", SCRIPTS / "plain_loop.py"
+    environ = {"PARAMSERVER_RUN__SUMMARY": str(path), "PARAMSERVER_TRAINING__SLICES_PER_STEP": "2"}
+    place.python(script, environ=environ).check()
+    alone = read_summary(path)
+    shape = ["--workers", "2", "--servers", "1", "--slices-per-step", "2"]
+    place.paramserver("run", script, *shape, "--summary", path).check()
+    found = read_summary(path)
+    for summary in (alone, found):
+        assert (summary["epochs"], summary["steps"], summary["samples"]) == (3, 39, 600)
+    assert digests(found) == digests(alone)
