@@ -42,7 +42,9 @@ def _called(node: ast.AST) -> str:
 
 
 def _sleeps(loop: ast.While) -> bool:
-    return any(_called(node) == "sleep" for node in ast.walk(loop))
+    """It goes round with pauses, and not only until a deadline."""
+    until = {node.id for node in ast.walk(loop.test) if isinstance(node, ast.Name)}
+    return "deadline" not in until and any(_called(node) == "sleep" for node in ast.walk(loop))
 
 
 def _waits(call: ast.Call, coroutine: bool) -> bool:
@@ -113,6 +115,8 @@ class Somebody:
         self.future.result(1)
         await asyncio.wait([self.task], timeout=1)
         ", ".join(self.names)
+        while time.monotonic() < deadline:
+            await asyncio.sleep(1)
 """
     found = [wait.rpartition(".")[2] for wait in waits_of(ast.parse(text), "text")]
     names = ["by_an_event", "by_a_loop", "by_a_condition", "by_a_thread", "by_a_future"]
