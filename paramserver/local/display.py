@@ -175,10 +175,10 @@ class LiveDisplay:
         title = f"job {status.job}" if status.state in ("", State.TRAINING) else f"job {status.job}: {status.state}"
         if status.reason:
             title += f" · {status.reason}"
-        table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
+        table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False, expand=True)
         for heading in ("name", "state", "clock" if asynchronous else "step", "version", "samples/s", "loss"):
             table.add_column(heading, justify="left" if heading in ("name", "state") else "right", no_wrap=True)
-        table.add_column("why", overflow="ellipsis", no_wrap=True)
+        table.add_column("why", overflow="ellipsis", no_wrap=True, ratio=1)  # what the others leave
         for p in status.processes:
             worker = p.role == "worker"
             table.add_row(
@@ -188,7 +188,7 @@ class LiveDisplay:
                 str(p.version) if p.role != "coordinator" else "",
                 f"{self._rates.of(p.name, p.samples):.0f}" if worker else "",
                 f"{p.metrics['loss']:.4f}" if "loss" in p.metrics else "",
-                p.reason,
+                p.reason if p.role != "coordinator" else "",  # it is in the title
             )
         return table
 

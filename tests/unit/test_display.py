@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from paramserver.local.display import LiveDisplay, Rates
+from paramserver.v1 import coordinator_pb2
 
 
 def test_a_rate_is_never_negative(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,3 +38,17 @@ def test_the_table_on_a_terminal_leaves_lines_whole(monkeypatch: pytest.MonkeyPa
     assert "worker-0 | " + "x" * 1_000_000 in lines
     assert "worker-0 | 10%" in lines
     assert "20%" in lines
+
+
+def test_long_reasons_leave_room_for_names_and_states() -> None:
+    status = coordinator_pb2.StatusResponse(job="digits", state="degraded", reason="server-1 is lost; " * 9)
+    status.processes.add(role="coordinator", name="coordinator", state="degraded", reason=status.reason)
+    status.processes.add(role="worker", name="worker-0", state="waiting", reason=status.reason)
+    display = LiveDisplay()
+    display.close()
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(display._table(status))
+    assert "job digits: degraded" in capture.get()
+    assert re.search(r"^coordinator +degraded", capture.get(), re.MULTILINE)
+    assert re.search(r"^worker-0 +waiting .*server-1 is", capture.get(), re.MULTILINE)
