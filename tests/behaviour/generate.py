@@ -23,8 +23,6 @@ _OFTEN = {
     "flag": 15,
     "groups": 20,
 }
-# Of a hundred scripts, those with a piece that must be refused. None has two of them, or two that may be refused.
-_REFUSED = 33
 # Slots to which several pieces may add lines; of every other one there is one text.
 _ADDED = frozenset(
     {"imports", "first", "before", "after", "before_step", "after_step", "late", "epoch_end", "keep", "more"}
@@ -149,7 +147,8 @@ class Form:
     @property
     def loose(self) -> bool:
         """Slices are applied in an order that nobody knows, to weights of other versions than they began with."""
-        return bool(self.changes) or (self.mode == "async" and self.workers > 1)
+        back = bool(self.kills) or self.again == "resume"  # what was counted since the checkpoint comes again
+        return bool(self.changes) or (self.mode == "async" and (self.workers > 1 or back))
 
     def __str__(self) -> str:
         how = f"sync, {self.slices} slices in a step" if self.mode == "sync" else f"async, staleness {self.staleness}"
@@ -224,8 +223,11 @@ def fits(form: Form, pieces: Iterable[Piece]) -> bool:
     by_kind = {p.kind: p for p in chosen}
     if form.loose and (by_kind["model"].name != "counts" or needs & {Need.SINGLE, Need.SYNC}):
         return False
-    if (form.kills or form.again) and any(p.label not in _SURVIVES for p in chosen if p.kind in _KEPT):
-        return False
+    if form.kills or form.again:
+        if any(p.label not in _SURVIVES for p in chosen if p.kind in _KEPT):
+            return False
+        if "samples" in by_kind["data"].slots:  # it would be over at once
+            return False
     plain = {kind: by_kind[kind] is KINDS[kind][0] for kind in by_kind}
     loop = by_kind["loop"].slots
     if Need.LOADER in needs and loop.get("loader_name") == "":
@@ -252,15 +254,19 @@ def draw(seed: int, known: Callable[[Script], bool] = lambda script: False, real
 
 
 def _draw(chance: random.Random, seed: int, form: Form) -> Script:
-    illegal = chance.randrange(100) < _REFUSED and not (form.kills or form.again or form.loose)
+    illegal = seed % 3 == 0 and not (form.kills or form.again or form.loose)
     kinds = list(KINDS)
     chance.shuffle(kinds)
+    first_of_all = chance.choice(("loop", "end", "state", ""))  # what is chosen first finds room
+    kinds.sort(key=lambda kind: kind != first_of_all)
     chosen = {kind: KINDS[kind][0] for kind in KINDS}
     # First one that must be refused, if there is to be one, so that it finds room.
     if illegal:
         bad = [p for pieces in KINDS.values() for p in pieces if p.verdict is Verdict.REFUSED]
-        chance.shuffle(bad)
-        one = next(p for p in bad if p.kind == "client" or fits(form, {**chosen, p.kind: p}.values()))
+        first = seed // 3 % len(bad)  # each in its turn
+        one = next(
+            p for p in [*bad[first:], *bad[:first]] if p.kind == "client" or fits(form, {**chosen, p.kind: p}.values())
+        )
         chosen[one.kind] = one
         kinds.remove(one.kind)
     elif not form.real and not form.loose and chance.randrange(100) < _OFTEN["client"]:
@@ -317,8 +323,9 @@ def _form(chance: random.Random) -> Form:
 def _real_form(chance: random.Random) -> Form:
     mode = "async" if chance.randrange(4) == 0 else "sync"
     workers = chance.choice((1, 2))
-    kills = chance.choice(((), ("worker",), ("server",), ("coordinator",), ("worker", "server"), ("server", "worker")))
-    again = "" if kills else chance.choice(("", "used", "fresh", "resume"))
+    deaths = (("worker",), ("server",), ("coordinator",), ("worker", "server"), ("server", "worker"))
+    kills: tuple[str, ...] = chance.choice(((), (), (), *deaths))
+    again = "" if kills else chance.choice(("", "", "used", "fresh", "resume"))
     slices = 1 if mode == "async" else chance.choice((1, 2, 3))
     return Form(chance.choice((1, 2)), workers, slices, mode, chance.choice((0, 3)), (), True, kills, again)
 
@@ -351,7 +358,7 @@ def render(script: Script) -> str:
         for slot, text in p.slots.items():
             slots[slot] = slots.get(slot, "") + text if slot in _ADDED else text
     if script.form.kills or script.form.again:
-        slots["first"] += _PACE
+        slots["first"] = _PACE + slots["first"]
     elif script.form.changes:
         slots["first"] += "time.sleep(0.005)\n"
     loader, scheduler = slots["loader_name"], slots["scheduler_name"] if slots["scheduler"] else ""
