@@ -228,6 +228,8 @@ def fits(form: Form, pieces: Iterable[Piece]) -> bool:
             return False
         if "samples" in by_kind["data"].slots:  # it would be over at once
             return False
+        if any("n +=" in text or "len(seen)" in text for p in chosen for text in p.slots.values()):
+            return False
     plain = {kind: by_kind[kind] is KINDS[kind][0] for kind in by_kind}
     loop = by_kind["loop"].slots
     if Need.LOADER in needs and loop.get("loader_name") == "":
@@ -296,6 +298,8 @@ def _draw(chance: random.Random, seed: int, form: Form) -> Script:
         batch=2 if form.kills or form.again else chance.randrange(2, 6),
         epochs=3 if form.kills or form.again else chance.randrange(1, 4),
     )
+    if "len(seen) == 1" in script.of("state").slots.get("late", ""):
+        script = replace(script, samples=max(script.samples, 3 * script.batch))
     if script.has("model=BatchNorm") and script.samples % script.batch == 1:  # it takes no batch of one sample
         script = replace(script, samples=script.samples + 1)
     return replace(script, hypers=hypers(script.of("optimizer").name, chance))
@@ -430,7 +434,7 @@ def simpler(script: Script) -> Iterator[Script]:
     if script.epochs > 1:
         yield replace(script, epochs=script.epochs - 1)
     for samples in (2 * script.batch, script.samples - 1):
-        if script.batch <= samples < script.samples:
+        if script.batch <= samples < script.samples and "len(seen)" not in script.of("state").slots.get("late", ""):
             yield replace(script, samples=samples)
     if script.batch > 2:
         yield replace(script, batch=2)

@@ -59,7 +59,12 @@ def _compare(script: Script, wanted: Played, played: Played) -> str:
         # Losses are those of slices, which only one worker with one slice in a step sees in order, each once.
         whole = script.form.workers == 1 and script.form.slices == 1 and not (script.form.kills or script.form.again)
         keys = [key for key in mine if whole or key != "seen"]
-        problem = differs({k: mine[k] for k in keys}, found, script.tolerance, f"found by worker {rank}", False)
+        want = {k: mine[k] for k in keys}
+        if script.form.workers > 1:  # one that comes late begins with the epoch at hand
+            for key in {"scores", "epochs"} & mine.keys():
+                want[key] = {epoch: value for epoch, value in mine[key].items() if epoch in found.get(key, ())}
+                found.setdefault(key, {})
+        problem = differs(want, found, script.tolerance, f"found by worker {rank}", False)
         if problem:
             return problem
     return ""

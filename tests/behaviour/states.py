@@ -75,23 +75,29 @@ $again
     Piece(
         "state",
         "weights changed once",
-        {"late": "if len(seen) == 2:\n    with torch.no_grad():\n        next(model.parameters()).mul_(0.5)\n"},
+        {"late": "if len(seen) == 1:\n    with torch.no_grad():\n        next(model.parameters()).mul_(0.5)\n"},
         Verdict.EITHER,
         needs=(Need.SINGLE,),
+        # a change after the last step is the script's own: there is no version that would undo it
+        without=("data=fewer samples than a batch", "data=one sample"),
     ),
     Piece(
         "state",
         "weights changed through data",
-        {"late": "if len(seen) == 2:\n    next(model.parameters()).data.mul_(0.5)\n"},
+        {"late": "if len(seen) == 1:\n    next(model.parameters()).data.mul_(0.5)\n"},
         Verdict.EITHER,
         needs=(Need.SINGLE,),
+        # a change after the last step is the script's own: there is no version that would undo it
+        without=("data=fewer samples than a batch", "data=one sample"),
     ),
     Piece(
         "state",
         "another tensor for a weight",
-        {"late": "if len(seen) == 2:\n    p = next(model.parameters())\n    p.data = p.data * 0.5\n"},
+        {"late": "if len(seen) == 1:\n    p = next(model.parameters())\n    p.data = p.data * 0.5\n"},
         Verdict.EITHER,
         needs=(Need.SINGLE,),
+        # a change after the last step is the script's own: there is no version that would undo it
+        without=("data=fewer samples than a batch", "data=one sample"),
     ),
     Piece(
         "state",
@@ -181,6 +187,8 @@ optimizer.register_step_pre_hook(halve)
         },
         Verdict.EITHER,
         needs=(Need.SINGLE,),
+        # torch's own optimizers differ in whether they step then
+        without=("precision=GradScaler that overflows",),
     ),
     Piece(
         "state",
@@ -220,7 +228,7 @@ KEEPS: list[Piece] = [
         "evaluation between epochs",
         {
             "epoch_end": "model.eval()\nwith torch.no_grad():\n"
-            "    found.setdefault('scores', []).append(float(model(data[0][0][None]).sum()))\n"
+            "    found.setdefault('scores', {})[epoch] = float(model(data[0][0][None]).sum())\n"
             "model.train()\n"
         },
         needs=(Need.LOADER,),
@@ -228,7 +236,10 @@ KEEPS: list[Piece] = [
     Piece(
         "keep",
         "weights between epochs",
-        {"epoch_end": "found[f'epoch {epoch}'] = {k: v.clone() for k, v in model.state_dict().items()}\n"},
+        {
+            "epoch_end": "weights = {name: value.clone() for name, value in model.state_dict().items()}\n"
+            "found.setdefault('epochs', {})[epoch] = weights\n"
+        },
         needs=(Need.LOADER,),
     ),
     Piece(
