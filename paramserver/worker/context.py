@@ -408,11 +408,15 @@ class Context:
         """False: another worker's contribution of this name counts instead, and this one under another name."""
         binding = self._binding
         assert binding is not None
+        taken: Node | None = None
         if self._item is None:
             if self._loader is not None:
                 raise errors.UserError("optimizer.step() belongs once into each iteration over the prepared loader")
             self._item = self._draws.take()
             if self._item is None:
+                # Weights that come with the slice put buffers back: what the batch has made of them is taken before.
+                taken = self.engine.pool.take()
+                binding.gather(taken, 1, unscale)
                 self._item = self.engine.next_item(0, False)
                 self._align_schedulers()
             assert self._item is not None
@@ -424,6 +428,8 @@ class Context:
         if early is not None and binding.backward.end() and plain:
             node = early
             binding.gather_buffers(node, samples)
+        elif taken is not None:
+            node = taken
         else:
             node = self.engine.pool.take()
             binding.gather(node, samples, unscale)

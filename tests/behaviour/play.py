@@ -46,7 +46,7 @@ def play_plain(text: str, form: Form, place: Path) -> Played:
         except BaseException as error:
             played.ended_with(error)
     context = module.context
-    if context.models:
+    if context.models and played.error is None:
         model = context.models[0]
         played.weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
     return played

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from tests.behaviour.generate import draw, fits, of_labels, render, simpler
+from tests.behaviour.generate import Form, draw, fits, of_labels, render, simpler
 from tests.behaviour.kinds import KINDS
 from tests.behaviour.known import KNOWN, known
 from tests.behaviour.mutants import MUTANTS
@@ -51,6 +51,19 @@ def test_a_random_script_in_processes_of_which_one_is_killed() -> None:
 @pytest.mark.parametrize("seed", range(REAL))
 def test_random_scripts_in_processes(seed: int) -> None:
     run([seed], True)
+
+
+@pytest.mark.parametrize(
+    ("labels", "form"),
+    [
+        (("loop=no loader", "model=a buffer that counts"), Form(mode="async")),
+        (("scheduler=StepLR", "keep=optimizer.state_dict()"), Form(1, 3, 1)),
+    ],
+    ids=["the first batch's change of a buffer", "the learning rate of a worker without slices"],
+)
+def test_what_was_found(labels: tuple[str, ...], form: Form) -> None:
+    """Small scripts that failed once."""
+    assert not trial(of_labels(labels, form))
 
 
 def test_every_piece_is_drawn() -> None:
