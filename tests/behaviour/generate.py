@@ -82,7 +82,7 @@ _BODY = "$first$forward$backward$before_step$step$after_step${zero}seen.append(f
 # Says that training has begun, and gives somebody the time to kill it.
 _PACE = """\
 open(f"{os.environ['FOUND']}-{ctx.rank}-begun", "w").close()
-time.sleep(0.1)
+time.sleep(0.05)
 """
 _TEXT = """\
 import copy
