@@ -125,7 +125,8 @@ def test_writing_results_keeps_what_people_have_written() -> None:
 def test_each_row_of_what_cannot_happen_silently_names_a_test_that_exists() -> None:
     table = PAGE.read_text().partition("## What cannot happen silently")[2].partition("\n## ")[0]
     rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("|")][2:]
-    assert rows
+    rows = [row for row in rows if row[-1].strip()]  # others are headings
+    assert len(rows) > 50
     for row in rows:
         named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row[-1])
         assert named, row
