@@ -369,6 +369,10 @@ class Checkpoints:
             "nothing has been trained: make room there, or mend it, or choose another directory with --checkpoint-dir"
         )
 
+    def safe(self, version: int) -> bool:
+        """Whether a checkpoint of ``version`` or a later one is complete."""
+        return any(good and done >= version for done, good in self._settled.items())
+
     async def make_safe(self, version: int) -> None:
         """Return when a checkpoint of ``version`` or a later one is complete, or cannot be had.
 
@@ -377,7 +381,7 @@ class Checkpoints:
         timeline = self._job.timeline
         while self.place is not None:
             self._check(timeline)
-            if any(good and done >= version for done, good in self._settled.items()):
+            if self.safe(version):
                 return
             try:
                 if not await self._room():

@@ -24,6 +24,7 @@ from paramserver.coordinator.idle import Idle
 from paramserver.coordinator.journal import Journal
 from paramserver.coordinator.keeping import Keeping
 from paramserver.coordinator.leasing import Leasing
+from paramserver.coordinator.loads import Loads, to_proto
 from paramserver.coordinator.model import ModelRegistry
 from paramserver.coordinator.poison import PoisonWatch
 from paramserver.coordinator.promises import Promises
@@ -173,6 +174,7 @@ class Job:
         self.stuck = Stuck(self)
         self.poison = PoisonWatch(self)
         self.ending = Ending(self)
+        self.loads = Loads(self)
 
     def _first_ident(self) -> int:
         """Member numbers of one term are none of another's: the store may not have heard of the last ones."""
@@ -229,6 +231,7 @@ class Job:
             schedule_mode=mode_to_proto(self.schedule_mode),
             beginning=self.beginning,
             launched=self.options.launched,
+            loading=self.loads.under_way is not None,
         )
 
     def record(self) -> coordinator_pb2.JobRecord:
@@ -274,6 +277,8 @@ class Job:
             tallies=self.ending.tallies(),
             epochs_planned=self.ending.epochs_planned,
             histories=self.options.checkpoints.holding.histories if self.options.checkpoints.holding else (),
+            loaded=to_proto(self.loads.agreement.done),
+            loading=to_proto(self.loads.under_way),
         )
 
     def missing(self) -> str:

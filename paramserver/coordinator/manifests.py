@@ -12,6 +12,7 @@ from google.protobuf import json_format
 from paramserver import errors
 from paramserver.checkpoint.manifest import Manifest
 from paramserver.checkpoint.tensorfile import FileInfo
+from paramserver.coordinator.loads import to_proto
 from paramserver.transport.session import versions
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
@@ -64,6 +65,7 @@ def position(job: Job) -> coordinator_pb2.JobRecord:
         async_from=record.async_from,
         histories=record.histories[:1],
         poisoned=record.poisoned,
+        loaded=to_proto(job.loads.saved),
     )
 
 

@@ -39,7 +39,7 @@ class ModelRegistry:
         self.configured = False
         # It is decided which server takes how much of the model.
         self._placed = False
-        self._registered: list[int] = []
+        self.registered: list[int] = []
         # Of the optimizer state that workers bring for version 0, as the first one of them said; None: nobody yet.
         self._state_digest: str | None = None
         self._lock = asyncio.Lock()
@@ -57,7 +57,7 @@ class ModelRegistry:
                 raise errors.ModelError(f"this worker's model differs: {difference}")
             self._compare_state(request.state_digest)
             await self.place()
-            self._registered.append(request.member)
+            self.registered.append(request.member)
             if not self.initialiser and not self.ready and not self._job.recovery.under_way:
                 self._give_grant()
         await self._job.refresh()
@@ -166,6 +166,11 @@ class ModelRegistry:
         self.ready = False
         self._give_grant()
 
+    def begin_load(self) -> None:
+        """What is published is replaced by what scripts load: see `coordinator.loads`."""
+        self.ready, self.initialiser = False, 0
+        self.grant += 1
+
     async def _all_servers(self) -> list[Member]:
         deadline = time.monotonic() + self._job.options.call_timeout_s
         while len(servers := self._job.members.of(Role.SERVER)) < self._job.options.servers:
@@ -179,13 +184,15 @@ class ModelRegistry:
         """Go on from what an earlier coordinator has written down. ``ready``: some server has published version 0."""
         self.model, self.digest, self.ready, self._placed = model, record.layout, ready, True
         self.grant = record.view.grant
-        self._registered = workers
+        self.registered = workers
         self.configured = True
         if not self.ready:
             self._give_grant()
 
     def _give_grant(self) -> None:
-        alive = [ident for ident in self._registered if ident in self._job.members]
+        loads = self._job.loads
+        able = self.registered if loads.under_way is None else sorted(loads.callers())
+        alive = [ident for ident in able if ident in self._job.members]
         self.initialiser = alive[0] if alive else 0
         self.grant += 1 if alive else 0
 
@@ -209,25 +216,30 @@ class ModelRegistry:
         # Members may have come or gone while the servers were being told.
         await self._job.tell_members()
         if self._job.checkpoints.place is None:
-            self.ready = True
+            self._published()
         elif self._saving_on != self._job.timeline:
             self._saving_on = self._job.timeline
             self._job.loosely(self._ready_when_saved())
 
     async def _ready_when_saved(self) -> None:
         """Version 0 is the first checkpoint: nobody computes on it before there is a way back to it."""
-        checkpoints = self._job.checkpoints
+        checkpoints, loads = self._job.checkpoints, self._job.loads
+        version = loads.version if loads.under_way is not None else 0
         try:
-            if not await checkpoints.wait_settled(0) and not checkpoints.options.private:
-                await checkpoints.sweep(0)
+            if not await checkpoints.wait_settled(version) and not checkpoints.options.private:
+                await checkpoints.sweep(version)
                 await self._job.fail(checkpoints.first_missing())
                 return
         except errors.RolledBackError:
             return
         except errors.UnavailableError:
             log.info("the checkpoint of version 0 was settled by the coordinator before this one")
-        self.ready = True
+        self._published()
         await self._job.refresh()
+
+    def _published(self) -> None:
+        self.ready = True
+        self._job.loads.complete()
 
     async def publish(self) -> None:
         """Publish version 0, as it was uploaded under the present grant, on all servers."""

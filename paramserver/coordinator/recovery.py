@@ -18,6 +18,7 @@ from paramserver.checkpoint import catalog, manifest, owner
 from paramserver.checkpoint.manifest import Manifest
 from paramserver.checkpoint.place import Place
 from paramserver.coordinator.counted import lease_table
+from paramserver.coordinator.loads import from_proto
 from paramserver.coordinator.manifests import model_of, position_of
 from paramserver.coordinator.toggle import Toggle
 from paramserver.core.consistency import Consistency, Mode
@@ -88,6 +89,9 @@ class Recovery:
             return
         log.warning("the job goes back to a checkpoint", reason=reason)
         self._reached = job.board.newest_version()
+        if job.loads.under_way is not None:  # what was to be replaced is published, in checkpoints
+            job.registry.ready = True
+        job.loads.abandon()
         if job.registry.ready or job.state == types_pb2.JOB_STATE_RUNNING:
             job.state = types_pb2.JOB_STATE_RECOVERING
         job.reason = f"{reason}: going back to a checkpoint"
@@ -252,6 +256,8 @@ class Recovery:
         """The newest good one of these that has not turned out to be damaged."""
         digest = self._job.registry.digest
         good = (saved for saved in found if saved.finite and saved.name not in self._bad)
+        if not self._resuming:  # workers have gone on from what they loaded, and do not load it again
+            good = (saved for saved in good if not self._job.loads.lost(from_proto(position_of(saved).loaded)))
         return next((saved for saved in good if saved.layout_digest == digest), None)
 
     def _told(self) -> list[Manifest]:
@@ -278,6 +284,7 @@ class Recovery:
             raise errors.CheckpointError(f"the servers did not all restore version {saved.version}")
         job.consistency = consistency
         job.async_from = where.async_from
+        job.loads.restore(where.loaded)
         job.poison.slices |= {(ref.epoch, ref.index) for ref in where.poisoned}
         job.schedule_mode = mode_from_proto(where.view.schedule_mode, job.schedule_mode)
         if where.HasField("data"):

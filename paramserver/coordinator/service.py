@@ -192,6 +192,7 @@ class CoordinatorService(Job):
             await self.confirm()
             member = self.members.get(request.member)
             if member is not None and member.role is Role.WORKER:
+                self.loads.ended(member, request.finished or request.ended)
                 self.finished = self.finished or request.finished
                 self.ending.script_ended = self.ending.script_ended or request.ended
                 if request.failure:
@@ -211,6 +212,7 @@ class CoordinatorService(Job):
                 self.poison.look()
                 self.checkpoints.look()
                 self.ending.look()
+                self.loads.look()
                 if self.journal.fenced.is_set():
                     await self.replaced("the store says that another coordinator leads the job now")
             except Exception:  # the top of a task: watching goes on
@@ -274,6 +276,7 @@ class CoordinatorService(Job):
             self.leasing.give_back(member.ident)
             self.stalls.gone(member.ident)
             await self.poison.gone(member, lost or self.board.script_failed(member))
+            self.loads.worker_gone(member.ident)
             self.registry.worker_gone(member.ident)
             self.draining.discard(member.ident)
             self.ending.worker_gone(member, lost)
@@ -290,6 +293,8 @@ class CoordinatorService(Job):
     ) -> coordinator_pb2.RegisterModelResponse:
         """The first model counts; later ones must be equal to it. Waits until all servers are there."""
         self._member(request.member)
+        if not await self.wait_until(lambda: self.loads.may_begin(request.member), self.options.max_idle_s):
+            raise errors.DeadlineError("the other workers wait in ctx.load, and do not come to go on")
         return await self.registry.register(request)
 
     async def register_data(self, request: coordinator_pb2.RegisterDataRequest) -> coordinator_pb2.RegisterDataResponse:
@@ -341,6 +346,11 @@ class CoordinatorService(Job):
         """A worker is about to compute a slice, after another one has died."""
         self._member(request.member)
         return coordinator_pb2.BeginResponse(skip=not await self.poison.begin(request.member, request.slice))
+
+    async def load(self, request: coordinator_pb2.LoadRequest) -> coordinator_pb2.LoadResponse:
+        """A worker has come to a ctx.load; see `coordinator.loads`."""
+        self._member(request.member)
+        return await self.loads.call(request)
 
     async def finish(self, request: coordinator_pb2.FinishRequest) -> coordinator_pb2.FinishResponse:
         """A worker is through: answer when its last version is a checkpoint, or when there is more to do."""

@@ -88,6 +88,7 @@ async def take_over(
     job.promises.restore(record.broken_promises)
     job.board.restore(record)
     job.poison.restore(record)
+    job.loads.restore(record.loaded)
     members = [_member(entry) for entry in record.members]
     job.members.restore(members, math.inf)
     if record.HasField("data"):
@@ -102,6 +103,12 @@ async def take_over(
             if job.known_term >= job.term:
                 raise errors.FencedError(f"the store has forgotten term {job.known_term}, which a server has heard of")
         job.members.generation = max([job.members.generation, *(reply.generation for reply in stats.values())]) + 1
+        if record.HasField("loading"):
+            if job.checkpoints.place is None:
+                raise errors.JobFailedError(
+                    "the coordinator was lost in the middle of ctx.load, and there is no checkpoint: set checkpoint.dir"
+                )
+            record.ready, lost = True, lost or [_STRAYED]  # what was published before is in a checkpoint
         if lost:
             await _take_over_without(job, record, model, members, lost)
             return

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 from torch import Tensor
@@ -51,6 +51,9 @@ from paramserver.server.shard import Contribution, ShardTensors, StateCopy, lead
 from paramserver.server.sharing import Sharing, own
 from paramserver.server.version import Version
 from paramserver.v1 import shard_pb2
+
+if TYPE_CHECKING:
+    from paramserver.server.kept import Kept
 
 log = structlog.get_logger("paramserver.server")
 
@@ -112,6 +115,8 @@ class RunningShard:
         self.staged: Staged | None = None
         # It goes on from a checkpoint: nobody uploads anything.
         self.restored = False
+        # It goes on from where it stood on another timeline, with what is uploaded now.
+        self.kept: Kept | None = None
         self.versions: dict[int, Version] = {}
         self.buffers: dict[int, Contribution] = {}
         self.claims = ClaimDesk()
@@ -256,8 +261,9 @@ class RunningShard:
         self.tensors.states.update(self.staged.states)
         self.staged = None
         self.versions = {version.number: version}
-        if self.saver is not None and version.number == 0:
+        if self.saver is not None and not self.restored:
             self.copy(version)
+        self.kept = None
         self.happen(Activated(timeline, version.number))
 
     def copy(self, version: Version, hurry: bool = True) -> bool:

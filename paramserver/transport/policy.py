@@ -31,6 +31,7 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "Coordinator.Ledger": ROLES,
     "Coordinator.Finish": frozenset({WORKER}),
     "Coordinator.Begin": frozenset({WORKER}),
+    "Coordinator.Load": frozenset({WORKER}),
     "Coordinator.Snapshot": frozenset({WORKER, ADMIN}),
     "Coordinator.Scale": frozenset({ADMIN}),
     "Coordinator.Stop": frozenset({ADMIN}),

@@ -550,6 +550,34 @@ class FinishResponse(_message.Message):
     rolled_back: bool
     def __init__(self, rolled_back: bool = ...) -> None: ...
 
+class LoadPlace(_message.Message):
+    __slots__ = ("epoch", "count", "digest")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    count: int
+    digest: str
+    def __init__(self, epoch: _Optional[int] = ..., count: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class LoadRequest(_message.Message):
+    __slots__ = ("member", "timeline", "place")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    member: int
+    timeline: int
+    place: LoadPlace
+    def __init__(self, member: _Optional[int] = ..., timeline: _Optional[int] = ..., place: _Optional[_Union[LoadPlace, _Mapping]] = ...) -> None: ...
+
+class LoadResponse(_message.Message):
+    __slots__ = ("done", "waiting_for")
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    done: bool
+    waiting_for: str
+    def __init__(self, done: bool = ..., waiting_for: _Optional[str] = ...) -> None: ...
+
 class BeginRequest(_message.Message):
     __slots__ = ("member", "slice")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
@@ -591,7 +619,7 @@ class StopResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class JobRecord(_message.Message):
-    __slots__ = ("view", "settings", "expected_servers", "expected_workers", "members", "next_member", "data", "layout", "ready", "departed", "training_s", "lost", "finished", "summary", "address", "async_from", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "broken_promises", "losses", "missed", "poisoned", "edition", "script_ended", "orderly", "tallies", "epochs_planned", "histories")
+    __slots__ = ("view", "settings", "expected_servers", "expected_workers", "members", "next_member", "data", "layout", "ready", "departed", "training_s", "lost", "finished", "summary", "address", "async_from", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "broken_promises", "losses", "missed", "poisoned", "edition", "script_ended", "orderly", "tallies", "epochs_planned", "histories", "loaded", "loading")
     class SettingsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -636,6 +664,8 @@ class JobRecord(_message.Message):
     TALLIES_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_PLANNED_FIELD_NUMBER: _ClassVar[int]
     HISTORIES_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIELD_NUMBER: _ClassVar[int]
+    LOADING_FIELD_NUMBER: _ClassVar[int]
     view: _types_pb2.View
     settings: _containers.ScalarMap[str, str]
     expected_servers: int
@@ -666,7 +696,9 @@ class JobRecord(_message.Message):
     tallies: _containers.RepeatedCompositeFieldContainer[Tally]
     epochs_planned: int
     histories: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., settings: _Optional[_Mapping[str, str]] = ..., expected_servers: _Optional[int] = ..., expected_workers: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberRecord, _Mapping]]] = ..., next_member: _Optional[int] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., layout: _Optional[str] = ..., ready: bool = ..., departed: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., training_s: _Optional[float] = ..., lost: _Optional[_Iterable[str]] = ..., finished: bool = ..., summary: _Optional[str] = ..., address: _Optional[str] = ..., async_from: _Optional[int] = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., broken_promises: _Optional[_Mapping[str, str]] = ..., losses: _Optional[int] = ..., missed: _Optional[_Iterable[str]] = ..., poisoned: _Optional[_Iterable[_Union[_types_pb2.SliceRef, _Mapping]]] = ..., edition: _Optional[int] = ..., script_ended: bool = ..., orderly: bool = ..., tallies: _Optional[_Iterable[_Union[Tally, _Mapping]]] = ..., epochs_planned: _Optional[int] = ..., histories: _Optional[_Iterable[str]] = ...) -> None: ...
+    loaded: LoadPlace
+    loading: LoadPlace
+    def __init__(self, view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., settings: _Optional[_Mapping[str, str]] = ..., expected_servers: _Optional[int] = ..., expected_workers: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberRecord, _Mapping]]] = ..., next_member: _Optional[int] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., layout: _Optional[str] = ..., ready: bool = ..., departed: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., training_s: _Optional[float] = ..., lost: _Optional[_Iterable[str]] = ..., finished: bool = ..., summary: _Optional[str] = ..., address: _Optional[str] = ..., async_from: _Optional[int] = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., broken_promises: _Optional[_Mapping[str, str]] = ..., losses: _Optional[int] = ..., missed: _Optional[_Iterable[str]] = ..., poisoned: _Optional[_Iterable[_Union[_types_pb2.SliceRef, _Mapping]]] = ..., edition: _Optional[int] = ..., script_ended: bool = ..., orderly: bool = ..., tallies: _Optional[_Iterable[_Union[Tally, _Mapping]]] = ..., epochs_planned: _Optional[int] = ..., histories: _Optional[_Iterable[str]] = ..., loaded: _Optional[_Union[LoadPlace, _Mapping]] = ..., loading: _Optional[_Union[LoadPlace, _Mapping]] = ...) -> None: ...
 
 class MemberRecord(_message.Message):
     __slots__ = ("member", "role", "index", "address", "pid", "incarnation", "beside_worker")

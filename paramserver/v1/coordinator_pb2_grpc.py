@@ -110,6 +110,11 @@ class CoordinatorServiceStub(object):
                 request_serializer=paramserver_dot_v1_dot_coordinator__pb2.BeginRequest.SerializeToString,
                 response_deserializer=paramserver_dot_v1_dot_coordinator__pb2.BeginResponse.FromString,
                 _registered_method=True)
+        self.Load = channel.unary_unary(
+                '/paramserver.v1.CoordinatorService/Load',
+                request_serializer=paramserver_dot_v1_dot_coordinator__pb2.LoadRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_coordinator__pb2.LoadResponse.FromString,
+                _registered_method=True)
         self.Scale = channel.unary_unary(
                 '/paramserver.v1.CoordinatorService/Scale',
                 request_serializer=paramserver_dot_v1_dot_coordinator__pb2.ScaleRequest.SerializeToString,
@@ -224,6 +229,13 @@ class CoordinatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Load(self, request, context):
+        """ctx.load: parked for a while, until all workers have called it at the same place with the same content.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Scale(self, request, context):
         """Have another number of workers from now on.
         """
@@ -315,6 +327,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.Begin,
                     request_deserializer=paramserver_dot_v1_dot_coordinator__pb2.BeginRequest.FromString,
                     response_serializer=paramserver_dot_v1_dot_coordinator__pb2.BeginResponse.SerializeToString,
+            ),
+            'Load': grpc.unary_unary_rpc_method_handler(
+                    servicer.Load,
+                    request_deserializer=paramserver_dot_v1_dot_coordinator__pb2.LoadRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_coordinator__pb2.LoadResponse.SerializeToString,
             ),
             'Scale': grpc.unary_unary_rpc_method_handler(
                     servicer.Scale,
@@ -733,6 +750,33 @@ class CoordinatorService(object):
             '/paramserver.v1.CoordinatorService/Begin',
             paramserver_dot_v1_dot_coordinator__pb2.BeginRequest.SerializeToString,
             paramserver_dot_v1_dot_coordinator__pb2.BeginResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Load(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.CoordinatorService/Load',
+            paramserver_dot_v1_dot_coordinator__pb2.LoadRequest.SerializeToString,
+            paramserver_dot_v1_dot_coordinator__pb2.LoadResponse.FromString,
             options,
             channel_credentials,
             insecure,

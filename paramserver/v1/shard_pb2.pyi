@@ -203,20 +203,24 @@ class PushResponse(_message.Message):
     def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., version: _Optional[int] = ..., own: bool = ...) -> None: ...
 
 class InitializeHeader(_message.Message):
-    __slots__ = ("job", "timeline", "grant", "worker", "chunks", "states")
+    __slots__ = ("job", "timeline", "grant", "worker", "chunks", "states", "keep_weights", "keep_states")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
+    KEEP_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    KEEP_STATES_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     grant: int
     worker: int
     chunks: int
     states: int
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., grant: _Optional[int] = ..., worker: _Optional[int] = ..., chunks: _Optional[int] = ..., states: _Optional[int] = ...) -> None: ...
+    keep_weights: bool
+    keep_states: bool
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., grant: _Optional[int] = ..., worker: _Optional[int] = ..., chunks: _Optional[int] = ..., states: _Optional[int] = ..., keep_weights: bool = ..., keep_states: bool = ...) -> None: ...
 
 class InitializeResponse(_message.Message):
     __slots__ = ()
@@ -349,7 +353,7 @@ class ClaimResponse(_message.Message):
     def __init__(self, slice: _Optional[int] = ..., complete: bool = ...) -> None: ...
 
 class ConfigureRequest(_message.Message):
-    __slots__ = ("job", "generation", "timeline", "index", "servers", "model", "layout_digest", "consistency", "workers", "peers", "term", "checkpoints", "checkpoint_every", "anew", "record")
+    __slots__ = ("job", "generation", "timeline", "index", "servers", "model", "layout_digest", "consistency", "workers", "peers", "term", "checkpoints", "checkpoint_every", "anew", "record", "keep", "version")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
@@ -365,6 +369,8 @@ class ConfigureRequest(_message.Message):
     CHECKPOINT_EVERY_FIELD_NUMBER: _ClassVar[int]
     ANEW_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     timeline: int
@@ -380,7 +386,9 @@ class ConfigureRequest(_message.Message):
     checkpoint_every: int
     anew: bool
     record: bytes
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., index: _Optional[int] = ..., servers: _Optional[int] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., layout_digest: _Optional[str] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerInfo, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ServerInfo, _Mapping]]] = ..., term: _Optional[int] = ..., checkpoints: _Optional[str] = ..., checkpoint_every: _Optional[int] = ..., anew: bool = ..., record: _Optional[bytes] = ...) -> None: ...
+    keep: bool
+    version: int
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., index: _Optional[int] = ..., servers: _Optional[int] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., layout_digest: _Optional[str] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerInfo, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ServerInfo, _Mapping]]] = ..., term: _Optional[int] = ..., checkpoints: _Optional[str] = ..., checkpoint_every: _Optional[int] = ..., anew: bool = ..., record: _Optional[bytes] = ..., keep: bool = ..., version: _Optional[int] = ...) -> None: ...
 
 class ConfigureResponse(_message.Message):
     __slots__ = ("layout_digest",)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -151,6 +151,11 @@ class ModelBinding:
                     f"buffer {self.specs[buffer.index].name!r} holds integers beyond 2**53, which would lose digits: "
                     "keep it out of the model's buffers"
                 )
+
+    def tensors(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """The parameters and buffers as they are now, by index."""
+        yield from enumerate(self.parameters)
+        yield from ((buffer.index, buffer.tensor) for buffer in self._buffers)
 
     @property
     def device(self) -> torch.device:

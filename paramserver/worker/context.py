@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import structlog
@@ -21,7 +21,7 @@ from paramserver.core.consistency import Mode
 from paramserver.core.names import AsyncName
 from paramserver.core.passes import Passes
 from paramserver.core.slices import main_place, slice_samples, slice_seed
-from paramserver.v1 import shard_pb2
+from paramserver.v1 import coordinator_pb2, shard_pb2
 from paramserver.worker.binding import ModelBinding
 from paramserver.worker.draws import Draws
 from paramserver.worker.engine import Engine
@@ -29,6 +29,7 @@ from paramserver.worker.flat import FlatSpace, Node
 from paramserver.worker.given import check_loader, check_model, check_objects, check_scheduler
 from paramserver.worker.guard import Guard
 from paramserver.worker.hooks import PushHook, built_in, of_script
+from paramserver.worker.loaded import digest_of, put_weights, take_state
 from paramserver.worker.loader import SliceLoader, describe_loader
 from paramserver.worker.optimizer import ServerOptimizer, StepScheduler
 from paramserver.worker.outgoing import Outgoing
@@ -78,6 +79,9 @@ class Context:
         self._used: frozenset[int] = frozenset()
         # How often in a row it was not what was contributed in the end; so many slices are computed without now.
         self._early_misses = self._early_rest = 0
+        # The model that was prepared; how often ctx.load was called in which epoch.
+        self._model: nn.Module | None = None
+        self._loads = (-1, 0)
         self._closed = False
         self._told_skip = False
         self._clip_norm = 0.0
@@ -218,7 +222,7 @@ class Context:
 
         message = binding.message(self.settings.training.chunk_bytes)
         plan = self.engine.register(message, binding.space, on_weights, bring(binding))
-        self._binding, self._guard = binding, guard
+        self._model, self._binding, self._guard = model, binding, guard
         guard.outside()
         self.engine.before_next = guard.check
 
@@ -272,6 +276,7 @@ class Context:
             while epoch < count:
                 self.engine.epoch = epoch
                 self.passes.plan(epoch, last=epoch == count - 1)
+                self._loads = (epoch, 0)
                 for scheduler in self._schedulers:
                     if self.engine.heard_schedule == shard_pb2.SCHEDULE_PER_STEP:
                         scheduler.per_step = True
@@ -500,6 +505,58 @@ class Context:
         if outgoing.hook is not None:
             raise errors.UserError("there is a push hook already: register one, once")
         outgoing.hook = built_in(hook) if isinstance(hook, str) else of_script(state, hook, self._binding.parameters)
+
+    # ---- loading
+
+    def load(self, *, model: Mapping[str, Any] | None = None, optimizer: Mapping[str, Any] | None = None) -> None:
+        """Go on from these weights and buffers, this optimizer state, or both; all workers call it, with the same.
+
+        ``model``: all of a ``model.state_dict()``. ``optimizer``: a ``state_dict()`` of torch's optimizer or of the one
+        that ``prepare`` returned. Before the first epoch its hyper-parameters are taken over, later they must be the
+        present ones; where a scheduler was prepared, they are as that has set them.
+        The version, the position in the data and the schedule stay as they are. Call it after ``prepare`` of the model,
+        between two optimizer steps, at the same place of the script in every worker, best between two epochs. It
+        returns when the servers have it. A worker whose script comes to it later, or once more after the job was
+        resumed, has what was loaded already.
+
+        >>> model, optimizer = ctx.prepare(model, optimizer)
+        >>> saved = torch.load("at.pt")
+        >>> ctx.load(model=saved["model"], optimizer=saved["optimizer"])
+
+        Raises UserError in the wrong place, ModelError (a ValueError) for what does not fit the model, and where
+        workers do not agree.
+        """
+        binding, engine = self._binding, self.engine
+        if binding is None or self._model is None:
+            raise errors.UserError("ctx.load belongs after ctx.prepare of the model; before it, load into the model")
+        if self._closed:
+            raise errors.UserError("this worker has left the job: call ctx.load before ctx.close()")
+        if model is None and optimizer is None:
+            raise errors.UserError("ctx.load was given nothing: give it model=..., optimizer=..., or both")
+        if self._in_loop and self._item is not None:
+            raise errors.UserError(
+                "ctx.load belongs between two steps: call it after optimizer.step(), or outside of the loop"
+            )
+        first = self.passes.epoch < 0 and engine.slices == 0
+        fixed = not (first or self._schedulers)
+        state, groups = (None, []) if optimizer is None else take_state(binding, optimizer, fixed)
+        weights = None if model is None else engine.weights_now()
+        put = "" if model is None or weights is None else put_weights(binding, self._model, model, weights)
+        epoch, count = self._loads if self._loads[0] == self.passes.epoch else (self.passes.epoch, 0)
+        self._loads = (epoch, count + 1)
+        place = coordinator_pb2.LoadPlace(epoch=epoch + 1, count=count + 1, digest=digest_of(put, state, groups))
+        if not engine.load(place, weights, state):
+            if self.passes.planned and engine.open_epoch() < self.passes.epoch:
+                return  # the script comes to this epoch once more, and to this call
+            raise errors.JobFailedError(
+                f"a server was lost, and the job went back to version {engine.version} before ctx.load was done: "
+                "go on from there with --resume"
+            )
+        if first and not self._schedulers:
+            for group, loaded in zip(binding.optimizer.param_groups, groups, strict=False):
+                group.update({key: value for key, value in loaded.items() if key != "params"})
+        if self._guard is not None and not self._in_loop:
+            self._guard.outside()
 
     # ---- the rest
 

@@ -69,8 +69,8 @@ class Guard:
             more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
             raise errors.UserError(
                 f"the script has changed the parameter {self._name(changed[0])!r}{more} itself: the servers hold the "
-                "weights of what is trained, so the change would be lost. Set weights before ctx.prepare; put back "
-                f"what is swapped in for an evaluation before the next batch {_SEE}"
+                "weights of what is trained, so the change would be lost. Set weights before ctx.prepare, or "
+                f"with ctx.load; put back what is swapped in for an evaluation before the next batch {_SEE}"
             )
         if originals is None:
             self._say(

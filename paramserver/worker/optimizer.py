@@ -79,8 +79,8 @@ class ServerOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the hyper-parameters of a state that is the servers' present one.
 
-        Any other state has to be loaded into the optimizer before ``ctx.prepare``. Raises ModelError for that, and for
-        another number of parameter groups.
+        Any other state has to be loaded into the optimizer before ``ctx.prepare``, or afterwards with ``ctx.load``.
+        Raises ModelError for that, and for another number of parameter groups.
         """
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             changed = hook(self, state_dict)
@@ -94,7 +94,7 @@ class ServerOptimizer(torch.optim.Optimizer):
         if not same(present["state"], state_dict.get("state", {})):
             raise errors.ModelError(
                 "this optimizer state would be lost, since the servers have another one: load it into the optimizer "
-                "before ctx.prepare, which takes it over"
+                "before ctx.prepare, which takes it over, or call ctx.load(optimizer=...) in every worker"
             )
         for group, saved in zip(self.param_groups, groups, strict=True):
             group.update({key: value for key, value in saved.items() if key != "params"})

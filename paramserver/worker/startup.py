@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -106,21 +107,28 @@ async def share_memory(session: Session, links: ShardLinks, plan: Plan, transpor
         log.info(f"weights and gradients go over the network to {which}", reason=next(iter(refusals.values())))
 
 
-async def first_version(
-    session: Session,
-    links: ShardLinks,
-    initial: Callable[[int], memoryview] | None,
-    state: Callable[[Sequence[Chunk]], list[Part]],
-) -> list[Pulled]:
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a worker can upload: the bytes of weights by chunk, and the optimizer state that goes with chunks.
+
+    ``loads``: for a ``ctx.load``, of which one of the two may be None. Otherwise it is version 0.
+    """
+
+    read: Callable[[int], memoryview] | None
+    state: Callable[[Sequence[Chunk]], list[Part]] | None
+    loads: bool = False
+
+
+async def first_version(session: Session, links: ShardLinks, offer: Offer | None) -> list[Pulled]:
     """Upload version 0 if that falls to this worker, wait for the start of the job, and pull what is published by then.
 
-    ``initial`` gives the bytes of a chunk of version 0, ``state`` the optimizer state that goes with it; None: somebody
-    who only looks.
+    ``offer``: what this worker can upload as such; None: somebody who only looks.
     """
     uploaded = 0
 
     def settled(view: types_pb2.View) -> bool:
-        mine = initial is not None and view.initialiser == session.member and view.grant > uploaded
+        can = offer is not None and offer.loads == view.loading
+        mine = can and view.initialiser == session.member and view.grant > uploaded
         return mine or view.state == types_pb2.JOB_STATE_RUNNING or view.timeline != links.timeline
 
     while True:
@@ -133,10 +141,10 @@ async def first_version(
             if view.consistency.mode == types_pb2.MODE_ASYNC:  # shards need not stand at the same version
                 return await _on_this_timeline(session, links, links.pull(Latest(), frozen=True))
             return await _on_this_timeline(session, links, links.pull_version(0, frozen=True))
-        assert initial is not None
+        assert offer is not None
         uploaded = view.grant
         try:
-            await _on_this_timeline(session, links, links.initialize(uploaded, initial, state))
+            await _on_this_timeline(session, links, links.initialize(uploaded, offer.read, offer.state))
             await session.ask(
                 "Coordinator.InitializeDone",
                 partial(coordinator_pb2.InitializeDoneRequest, member=session.member, grant=uploaded),

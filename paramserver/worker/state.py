@@ -70,13 +70,16 @@ def _part(tensor: int, key: str, start: int, values: Tensor, scalar: bool) -> tu
     return shard_pb2.StateRef(tensor=tensor, key=key, start=start, bytes=data.nbytes, dtype=dtype, scalar=scalar), data
 
 
-def bring(binding: ModelBinding) -> Brought:
-    """The state that the script's optimizer has, checked. Raises ModelError if servers cannot go on from it."""
+def bring(binding: ModelBinding, state: Mapping[Tensor, Mapping[str, Any]] | None = None) -> Brought:
+    """The state that the script's optimizer has, checked; ``state``: another one, by parameter.
+
+    Raises ModelError if servers cannot go on from it.
+    """
     arrays: dict[int, dict[str, Tensor]] = {}
     scalars: dict[int, dict[str, Tensor]] = {}
     rule, groups = RULES[binding.name], binding.hypers()
     index_of = {id(parameter): index for index, parameter in enumerate(binding.parameters)}
-    for parameter, states in binding.optimizer.state.items():
+    for parameter, states in (binding.optimizer.state if state is None else state).items():
         present = {key: value for key, value in states.items() if value is not None}
         index = index_of.get(id(parameter))
         if not present or index is None:  # state of a parameter that the optimizer no longer has
@@ -93,9 +96,7 @@ def bring(binding: ModelBinding) -> Brought:
             )
         required = (rule.arrays | rule.scalars) - off
         for key in sorted(required - present.keys()):
-            raise errors.ModelError(
-                f"the optimizer state of {spec.name!r} lacks {key!r}: load all of it, or none before ctx.prepare"
-            )
+            raise errors.ModelError(f"the optimizer state of {spec.name!r} lacks {key!r}: load all of it, or none")
         master = torch.float64 if spec.dtype == "float64" else torch.float32
         for key in sorted(required):  # what is switched off is never looked at, neither by torch
             value = torch.as_tensor(present[key]).detach()

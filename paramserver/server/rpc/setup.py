@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 
 import structlog
+import torch
 
 from paramserver import errors
 from paramserver.checkpoint import manifest as manifests
@@ -13,7 +14,9 @@ from paramserver.core.hypers import validate
 from paramserver.core.plan import Chunk, Kind, Plan
 from paramserver.core.shard import ShardState
 from paramserver.failpoints import reach
+from paramserver.server.apply import ChunkState
 from paramserver.server.brought import BroughtState
+from paramserver.server.kept import Kept
 from paramserver.server.norms import NormExchange
 from paramserver.server.receive import first_non_finite, receive
 from paramserver.server.restoring import restore
@@ -38,6 +41,8 @@ class Setup(Host):
         self._keep(request.record)
         async with self._replacing:
             shard = self._shard
+            if request.keep:
+                return await self._configure_to_load(request)
             if shard is not None and not request.anew:
                 if shard.config.generation > request.generation:
                     raise errors.FencedError(
@@ -49,6 +54,23 @@ class Setup(Host):
             made = self._make(request, await self._plan(request))
             await self._replace(made)
         log.debug("configured", chunks=len(made.chunks), bytes=sum(c.nbytes for c in made.chunks.values()))
+        return shard_pb2.ConfigureResponse(layout_digest=made.digest)
+
+    async def _configure_to_load(self, request: shard_pb2.ConfigureRequest) -> shard_pb2.ConfigureResponse:
+        """Begin another timeline where this shard stands; a worker uploads what the scripts load."""
+        shard = self._ready(active=False)
+        if shard.config.timeline > request.timeline:
+            raise errors.FencedError(f"this server is on timeline {shard.config.timeline} already")
+        if shard.config.timeline == request.timeline and shard.kept is not None:  # said twice
+            return shard_pb2.ConfigureResponse(layout_digest=shard.digest)
+        if shard.digest != request.layout_digest or not shard.can_cut(request.version):
+            raise errors.ProtocolError(f"this shard does not stand at version {request.version} of that model")
+        kept = await self._arithmetic(lambda: Kept.of(shard))
+        if not shard.can_cut(request.version):
+            raise errors.ProtocolError(f"this shard has gone on from version {request.version}")
+        made = self._make(request, await self._plan(request))
+        kept.begin(made)
+        await self._replace(made)
         return shard_pb2.ConfigureResponse(layout_digest=made.digest)
 
     async def _plan(self, request: shard_pb2.ConfigureRequest) -> Plan:
@@ -121,7 +143,11 @@ class Setup(Host):
 
         def expect(header: shard_pb2.FrameHeader) -> tuple[Mapping[int, Chunk], int]:
             self._check_job(header.initialize.job)
-            return shard.chunks, header.initialize.chunks
+            if header.initialize.timeline != shard.config.timeline:
+                raise errors.RolledBackError(f"this server is on timeline {shard.config.timeline}")
+            if (header.initialize.keep_weights or header.initialize.keep_states) and shard.kept is None:
+                raise errors.ProtocolError("this shard has nothing to keep")
+            return {} if header.initialize.keep_weights else shard.chunks, header.initialize.chunks
 
         # Copied as they come, so that the messages need not all be kept.
         room = room_for(shard.chunks.values())
@@ -138,8 +164,16 @@ class Setup(Host):
         bad = await self._arithmetic(lambda: first_non_finite(shard.tensors.layout, trained))
         if bad is not None:
             raise errors.NonFiniteError(f"the initial value of {bad!r} is not finite")
-        states = await self._arithmetic(lambda: brought.load(upload.header.initialize.states, shard.hypers.first))
-        shard.staged = Staged(grant, Version(0, shard.tensors.chunks, upload.chunks), states)
+        header, kept = upload.header.initialize, shard.kept
+        states: Mapping[int, ChunkState] = await self._arithmetic(
+            lambda: brought.load(header.states, shard.hypers.first)
+        )
+        chunks: Mapping[int, torch.Tensor] = upload.chunks
+        if kept is not None:
+            chunks = kept.weights if header.keep_weights else chunks
+            states = kept.states if header.keep_states else states
+        number = 0 if kept is None else kept.version
+        shard.staged = Staged(grant, Version(number, shard.tensors.chunks, chunks), states)
         return shard_pb2.InitializeResponse()
 
     async def activate(self, request: shard_pb2.ActivateRequest) -> shard_pb2.ActivateResponse:

@@ -29,6 +29,7 @@ from paramserver.worker.pace import AsyncPace, SyncPace
 from paramserver.worker.pulled import Pulled
 from paramserver.worker.reads import Reads
 from paramserver.worker.staging import Staging
+from paramserver.worker.startup import Offer
 from paramserver.worker.state import NOTHING
 
 T = TypeVar("T")
@@ -106,6 +107,8 @@ class Host:
         self._may_upload = False
         # The optimizer state that goes with version 0, until there is one.
         self._brought = NOTHING
+        # What the script wants to go on from, while it is in ``ctx.load``.
+        self._loads: Offer | None = None
         # The job went back while the script was in its present epoch.
         self._moved = self._look_back = False
         # How long the last slices took the script, and when the present one was handed to it (monotonic seconds).
@@ -240,6 +243,8 @@ class Host:
                     changed.cancel()
                 if not inner.done():
                     inner.cancel()
+                elif not inner.cancelled():
+                    inner.exception()  # it is raised from the future; asyncio would say that nobody has looked
 
         if future.cancelled():
             self.session.check()  # says why

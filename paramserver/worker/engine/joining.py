@@ -135,9 +135,10 @@ class Joining(Weights):
                 self._links.rounding = self.rounding
                 try:
                     await startup.share_memory(self.session, self._links, plan, transport)
-                    may = self._may_upload
-                    state = partial(self._brought.parts, plan.layout)
-                    return await startup.first_version(self.session, self._links, initial.read if may else None, state)
+                    offer = self._loads
+                    if offer is None and self._may_upload:
+                        offer = startup.Offer(initial.read, partial(self._brought.parts, plan.layout))
+                    return await startup.first_version(self.session, self._links, offer)
                 except errors.RolledBackError as error:
                     log.info("the job went back meanwhile", reason=str(error))
 

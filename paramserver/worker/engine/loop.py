@@ -15,6 +15,7 @@ from paramserver.failpoints import reach
 from paramserver.transport.messages import schedule_from_proto
 from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.worker.engine.leaving import Leaving
+from paramserver.worker.engine.loading import Loading
 from paramserver.worker.engine.states import States
 from paramserver.worker.flat import Node
 from paramserver.worker.pace import AsyncPace, Item, SyncPace, make_pace
@@ -24,7 +25,7 @@ _BEGIN_S = 5.0
 log = structlog.get_logger("paramserver.worker")
 
 
-class Engine(States, Leaving):
+class Engine(States, Loading, Leaving):
     """One worker of a job.
 
     ``connect`` opens a channel to a server's address, ``coordinator`` is the one to the coordinator; ``background`` is

@@ -31,7 +31,8 @@ class GoingBack(Joining, Pulls, Cuts):
             push.cancel()
         self._paced = self._consistency = None
         self.waiting_for = "the job, which goes back to a checkpoint"
-        log.info("the job goes back to a checkpoint; waiting for it", version=self.version)
+        if self._loads is None:
+            log.info("the job goes back to a checkpoint; waiting for it", version=self.version)
 
         def ready(view: types_pb2.View) -> bool:
             return view.timeline > former and view.state != types_pb2.JOB_STATE_RECOVERING

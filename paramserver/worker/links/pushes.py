@@ -143,13 +143,19 @@ class Pushing(Base):
         return header
 
     async def initialize(
-        self, grant: int, read: Callable[[int], memoryview], state: Callable[[Sequence[Chunk]], list[Part]]
+        self,
+        grant: int,
+        read: Callable[[int], memoryview] | None,
+        state: Callable[[Sequence[Chunk]], list[Part]] | None,
     ) -> None:
-        """Upload version 0 to every shard. ``state`` gives the optimizer state that goes with chunks."""
+        """Upload version 0 to every shard. ``state`` gives the optimizer state that goes with chunks.
+
+        Without one of the two (for ``ctx.load``) shards keep what they have of it.
+        """
 
         async def one(server: int) -> None:
-            chunks = self.plan.chunks_of(server)
-            states = state(chunks)
+            chunks = self.plan.chunks_of(server) if read is not None else ()
+            states = state(self.plan.chunks_of(server)) if state is not None else []
 
             async def attempt(timeout_s: float) -> None:
                 header = shard_pb2.InitializeHeader(
@@ -159,8 +165,10 @@ class Pushing(Base):
                     worker=self._worker(),
                     chunks=len(chunks),
                     states=len(states),
+                    keep_weights=read is None,
+                    keep_states=state is None,
                 )
-                weights = ((chunk_ref(chunk), read(chunk.index)) for chunk in chunks)
+                weights = ((chunk_ref(chunk), read(chunk.index)) for chunk in chunks if read is not None)
                 frames = chunk_frames(header, (*weights, *states))
                 await self.channels[server].upload("Shard.Initialize", frames, timeout=timeout_s)
 
