@@ -107,6 +107,9 @@ def _close_at_exit() -> None:
 # What the script may have left open. A client that it has forgotten closes itself.
 _contexts: list[Context] = []
 _clients: weakref.WeakSet[RawClient] = weakref.WeakSet()
+# A process that the script forks, such as one that loads data, has none of them to close.
+os.register_at_fork(after_in_child=_contexts.clear)
+os.register_at_fork(after_in_child=_clients.clear)
 # Not `atexit`: before that Python ends the thread pools with which servers in this process would give the last weights.
 threading._register_atexit(_close_at_exit)  # type: ignore[attr-defined]
 

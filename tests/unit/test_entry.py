@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,3 +29,26 @@ def test_a_second_worker_in_one_process_is_refused(closed: bool, monkeypatch: py
     )
     with pytest.raises(wanted, match=text):
         entry.init(cluster__coordinator="127.0.0.1:1", log__level="error")
+
+
+class Open:
+    """A context that ends the process when it is closed."""
+
+    def close(self) -> None:
+        raise SystemExit(3)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_closes_nothing_of_the_script() -> None:
+    """A process that loads data runs the functions for the end of Python, too."""
+    opened: Any = Open()
+    entry._contexts.append(opened)
+    try:
+        with pytest.raises(SystemExit):
+            entry.close_all()
+        child = multiprocessing.get_context("fork").Process(target=entry.close_all)
+        child.start()
+        child.join(30)
+        assert child.exitcode == 0
+    finally:
+        entry._contexts.remove(opened)
