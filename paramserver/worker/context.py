@@ -286,7 +286,8 @@ class Context:
             if self.engine.finish():
                 break
             epoch = min(self.engine.open_epoch(), count - 1)
-        self.engine.through = True
+        # A script that leaves its last epoch in the middle wants no more of it, and does not promise the rest.
+        self.engine.through = self._loader is None or not self.passes.left
 
     def begin_pass(self) -> int:
         """For the loader: an iteration over it begins; returns its number. Raises UserError if none may."""

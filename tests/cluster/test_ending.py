@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from paramserver.checkpoint import catalog
 from paramserver.checkpoint.place import Place
@@ -67,6 +69,28 @@ def test_the_last_version_of_clients_is_saved(mode: str, tmp_path: Path) -> None
         status = settled(cluster)
         assert dict(status.broken_promises) == {}
         assert saved(tmp_path) == 3
+
+
+@MODES
+@pytest.mark.parametrize("planned", [True, False], ids=["ctx.epochs", "range"])
+def test_a_script_that_leaves_its_last_epoch_has_promised_no_more(mode: str, planned: bool, tmp_path: Path) -> None:
+    """Stopping early is the script's own wish: all that it handed in counts, and the last version is saved."""
+
+    def script(ctx: Context) -> None:
+        model = torch.nn.Linear(1, 1, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        data = TensorDataset(torch.ones(40, 1))
+        model, optimizer, loader = ctx.prepare(model, optimizer, DataLoader(data, batch_size=4))
+        for _ in ctx.epochs(1) if planned else range(1):
+            for (x,) in itertools.islice(loader, 3):
+                torch.autograd.backward(model(x).mean())
+                optimizer.step()
+
+    with Cluster(1, 1, mode, checkpoints=CheckpointOptions(str(tmp_path))) as cluster:
+        outcome = cluster.train(script)
+        status = settled(cluster)
+        assert dict(status.broken_promises) == {}
+        assert saved(tmp_path) == outcome.summary["steps"] == 3
 
 
 def test_what_comes_later_is_saved_too(tmp_path: Path) -> None:
