@@ -31,8 +31,6 @@ def judge(script: Script, wanted: Played, played: Played) -> str:
         if script.says and not any(part in str(played.error) for part in script.says):
             return f"it is refused with {played.error!s:.300}, which names none of {', '.join(script.says)}"
         return "" if played.code else "it is refused, and ends with exit code 0"
-    if script.verdict is Verdict.EITHER and isinstance(played.error, errors.JobFailedError) and played.code:
-        return ""
     if script.verdict is Verdict.REFUSED:
         return f"it must be refused, and {'ends well' if played.error is None else 'fails otherwise: ' + played.where}"
     if type(played.error) is not type(wanted.error):

@@ -56,7 +56,6 @@ for epoch in ctx.epochs($count):
     EPOCH_END
 """
         },
-        Verdict.EITHER,
         needs=(Need.SINGLE, Need.LOADER),
     ),
     Piece(
@@ -86,7 +85,6 @@ for epoch in ctx.epochs($count):
     EPOCH_END
 """,
         },
-        Verdict.EITHER,
         needs=(Need.SINGLE, Need.LOADER),
     ),
     Piece(
@@ -102,7 +100,6 @@ for epoch in ctx.epochs($count):
     EPOCH_END
 """
         },
-        Verdict.EITHER,
         needs=(Need.SINGLE, Need.LOADER),
     ),
     Piece(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 
 class Verdict(enum.Enum):
-    """What must become of a script. EITHER: equal to plain torch, or refused, or an end that names a broken promise."""
+    """What must become of a script. EITHER: equal to plain torch, or refused."""
 
     EQUAL = "equal"
     EITHER = "equal or refused"
