@@ -84,7 +84,7 @@ class CoordinatorService(Job):
             raise errors.ProtocolError(f"unknown role number {request.role}")
         check_newcomer(request)
         check_join(self, request, role)
-        await self._ended(role, request)
+        await self._ended(role, request.replaces)
         member = self._known(role, request.incarnation) or await self._admit(request, role)
         return coordinator_pb2.JoinResponse(
             member=member.ident,
@@ -100,14 +100,10 @@ class CoordinatorService(Job):
         """The member that this process is already: it asks again, since the answer got lost."""
         return next((m for m in self.members.of(role) if m.incarnation == incarnation != 0), None)
 
-    async def _ended(self, role: Role, request: coordinator_pb2.JoinRequest) -> None:
-        """A newcomer comes in place of a process that has ended: nobody need wait until that is given up for lost.
-
-        The process may have ended before it opened a session, so that nobody has noticed.
-        """
+    async def _ended(self, role: Role, pid: int) -> None:
+        """A newcomer comes in place of a process that has ended: nobody need wait until that is given up for lost."""
         for member in self.members.of(role):
-            same_seat = request.HasField("index") and request.index == member.index
-            if member.pid == request.replaces != 0 and (same_seat or member.presence is Presence.SILENT):
+            if member.pid == pid != 0 and member.presence is Presence.SILENT:
                 await self._happen(Ended(member.ident))
 
     async def _admit(self, request: coordinator_pb2.JoinRequest, role: Role) -> Member:

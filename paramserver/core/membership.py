@@ -16,7 +16,7 @@ class Role(enum.Enum):
 
 
 class Presence(enum.Enum):
-    """Connected, or heard of no more until the lease ends."""
+    """Connected, or silent: it has not opened its session yet, or is heard of no more; the lease still lasts."""
 
     CONNECTED = "connected"
     SILENT = "silent"
@@ -31,7 +31,7 @@ class Member:
     index: int
     name: str
     expires_at: float
-    presence: Presence = Presence.CONNECTED
+    presence: Presence = Presence.SILENT
     address: str = ""
     pid: int = 0
     # Chosen by the process itself: tells one that was cut off from one that began anew.

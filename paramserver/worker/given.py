@@ -98,8 +98,7 @@ def _check_modules(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
             raise errors.ModelError(
                 f"the model is wrapped in {kind}, which combines gradients itself: give ctx.prepare the module inside"
             )
-        weight = module._parameters.get("weight")
-        if not isinstance(module, nn.Embedding | nn.EmbeddingBag) or id(weight) not in trained:
+        if not isinstance(module, nn.Embedding | nn.EmbeddingBag) or id(module.weight) not in trained:
             continue
         if module.sparse:
             raise errors.ModelError(f"{where} makes sparse gradients, which servers do not take: use sparse=False")

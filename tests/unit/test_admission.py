@@ -261,20 +261,15 @@ def test_before_there_is_a_model_any_server_will_do() -> None:
 # ---- in place of a process that has ended
 
 
-@pytest.mark.parametrize("index", [0, None], ids=["its seat", "any seat"])
-def test_who_ended_before_it_had_a_session_is_replaced_at_once(index: int | None) -> None:
-    """A worker stands for a server, which would be dialled back: nobody has heard of its end, but its launcher."""
+def test_who_ended_before_it_had_a_session_is_replaced_at_once() -> None:
+    """Nobody has heard of its end but its launcher, who says so."""
 
     async def work(job: CoordinatorService) -> tuple[int, list[int]]:
-        job.checkpoints.place = None
-        join = {"role": types_pb2.ROLE_WORKER, "job": "test", "incarnation": 1, "pid": 41, "index": 0}
-        first = await job.join(request(**join))
-        again: dict[str, Any] = {**join, "incarnation": 2, "pid": 42, "replaces": 41}
-        if index is None:
-            del again["index"]
-        await job.join(request(**again))
-        return first.member, [member.ident for member in job.members.of(Role.WORKER)]
+        join = {"role": types_pb2.ROLE_WORKER, "job": "test", "index": 0}
+        first = await job.join(request(**join, incarnation=1, pid=41))
+        second = await job.join(request(**join, incarnation=2, pid=42, replaces=41))
+        assert first.member != second.member
+        return second.member, [member.ident for member in job.members.of(Role.WORKER)]
 
-    first, present = with_job(work)
-    assert (first in present) == (index is None)
-    assert len(present) == (1 if index == 0 else 2)
+    second, present = with_job(work)
+    assert present == [second]

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 from paramserver.coordinator.service import CoordinatorService
-from paramserver.core.membership import Disconnected, Presence, Role
+from paramserver.core.membership import Disconnected, Presence, Renewed, Role
 from paramserver.v1 import coordinator_pb2, types_pb2
 from tests.unit.test_admission import request, with_job
 
@@ -73,6 +73,7 @@ def test_a_replacement_need_not_wait_for_the_lease() -> None:
 def test_nobody_replaces_who_is_there() -> None:
     async def work(job: CoordinatorService) -> None:
         first = await join(job, pid=10, incarnation=1)
+        job.members.handle(Renewed(first.member), 0.0)
         again = await join(job, pid=12, incarnation=3, index=0, replaces=10)
         assert again.rank == 1
         assert first.member in job.members
