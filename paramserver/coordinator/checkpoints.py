@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -76,8 +77,9 @@ class Checkpoints:
         self._settled: dict[int, bool] = {}
         self._settling: set[int] = set()
         self._sweeping: set[int] = set()
-        # Of those that never will be: some server had no room for another copy.
-        self._skipped: set[int] = set()
+        # Of those that are not complete: what may be tried again, and for how many seconds. Some server had no room for
+        # another copy, or the mode changed meanwhile.
+        self._again: dict[int, float] = {}
         self._changed = asyncio.Condition()
         self._cutting = asyncio.Lock()
         self._next = options.every
@@ -87,7 +89,7 @@ class Checkpoints:
         self._heard.clear()
         self._settled.clear()
         self._settling.clear()
-        self._skipped.clear()
+        self._again.clear()
         self.overdue.forget()
         self._next = (version // self.options.every + 1) * self.options.every if self.options.every else 0
 
@@ -128,7 +130,7 @@ class Checkpoints:
             index, status = broken[0]
             self._settling.add(version)
             if all(status.state == shard_pb2.COPY_STATE_SKIPPED for _, status in broken):
-                self._skipped.add(version)
+                self._again[version] = math.inf
             self._job.loosely(self._give_up(version, f"server-{index}: {status.reason or 'not written'}"))
         elif len(told) == self._job.options.servers and all(
             status.state == shard_pb2.COPY_STATE_SAVED for status in told.values()
@@ -141,6 +143,7 @@ class Checkpoints:
         job, timeline, place = self._job, self._job.timeline, self.place
         assert place is not None
         if any(part.revision != job.consistency.revision for part in parts):
+            self._again[version] = _CUT_S
             await self._settle(version, False)
             log.warning(f"no checkpoint of version {version}: the mode or the staleness changed meanwhile")
             return
@@ -378,7 +381,7 @@ class Checkpoints:
 
         Raises RolledBackError if the job goes back to an earlier one meanwhile.
         """
-        timeline = self._job.timeline
+        timeline, begun = self._job.timeline, time.monotonic()
         while self.place is not None:
             self._check(timeline)
             if self.safe(version):
@@ -396,9 +399,9 @@ class Checkpoints:
                 log.info(f"the last checkpoint waits: {error}")
                 await asyncio.sleep(0.2)
                 continue
-            if reached in self._skipped:  # there is room for it by and by
+            if time.monotonic() - begun < self._again.pop(reached, 0.0):
                 self._settled.pop(reached, None)
-                self._skipped.discard(reached)
+                await asyncio.sleep(_LOOK_S)
             elif reached >= version:
                 for missing in [other for other, good in self._settled.items() if not good]:
                     await self._sweep(missing)

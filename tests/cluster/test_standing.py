@@ -67,7 +67,7 @@ def test_a_lost_server_is_shown_until_it_is_back(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hold = Hold()
-    with Fleet(lease_s=0.6, places=("leader",), cluster__stall_s=0.5) as fleet:
+    with Fleet(lease_s=1.5, places=("leader",), cluster__stall_s=0.5) as fleet:
 
         def look() -> dict[str, Any]:
             reply = fleet.ask("Coordinator.Status", coordinator_pb2.StatusRequest())
