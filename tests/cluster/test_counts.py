@@ -36,7 +36,11 @@ def test_a_version_is_encoded_once_for_any_number_of_workers() -> None:
 
 
 def test_weights_are_copied_once_and_gradients_not_on_their_own() -> None:
-    """By torch out of the answer to a pull; gradients are multiplied into the contribution. Frames are a copy more."""
+    """By torch out of the answer to a pull; gradients are multiplied into the contribution. Frames are a copy more.
+
+    Of each version 256 KiB are kept aside, to notice what scripts write to weights; torch counts a clone as two copies.
+    """
     counts = count(workers=1, servers=1)
     assert 1.0 <= counts.pushed_per_byte < 1.01
-    assert counts.copied_per_byte == pytest.approx(1.0, abs=0.01)
+    aside = 2 * (256 << 10) / counts.model_bytes
+    assert 1.0 <= counts.copied_per_byte < 1.01 + aside

@@ -17,8 +17,9 @@ from tests.cluster.programs import Program, dataset
 
 SAMPLES, BATCH, EPOCHS, SLICES = 48, 4, 2, 12
 BAD = 7
-# Three deaths are enough to know. Of two workers the other one may be at it, too, each time.
-MOST = {1: 3, 2: 6}
+# Three deaths are enough to know. Of two workers the other one may be at it, too, each time, and on a busy machine one
+# dies before it has heard that slices are announced now.
+MOST = {1: 4, 2: 10}
 
 
 @pytest.fixture(autouse=True)
