@@ -113,7 +113,8 @@ class Engine(States, Loading, Leaving):
         self.stalled_s = 0.0
         try:
             right = self._settle(frozenset(node.used))
-            self._slice_times.append(time.monotonic() - self._begun_at - self.stalled_s)
+            # Weights may have been waited for since before the slice began.
+            self._slice_times.append(max(0.0, time.monotonic() - self._begun_at - self.stalled_s))
             if not right:
                 self.discard(node)
                 self._refresh()
