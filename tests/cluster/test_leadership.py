@@ -243,6 +243,7 @@ def test_f06_a_store_that_forgets_is_written_again(how: str) -> None:
     calm(summary)
 
 
+@pytest.mark.long
 def test_f06_no_term_is_used_twice_although_the_store_has_forgotten_it() -> None:
     """The leader of term 2 dies, and the store comes back as it was in term 1: the servers know better."""
     held = Held()
@@ -283,6 +284,7 @@ def test_a_leader_that_alone_cannot_see_the_store_is_replaced() -> None:
     calm(summary)
 
 
+@pytest.mark.long
 def test_f08_the_store_is_slow() -> None:
     """F08: a store that is slow by less than a third of the lease is no reason to step down."""
     held = Held()

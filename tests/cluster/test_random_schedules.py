@@ -78,7 +78,7 @@ def test_unbounded_never_holds_anybody_back() -> None:
     assert spread > 3
 
 
-@pytest.mark.parametrize("faults", [False, True])
+@pytest.mark.parametrize("faults", [pytest.param(False, marks=pytest.mark.long), True])
 def test_staleness_zero_is_the_schedule_of_the_barrier(faults: bool) -> None:
     """D04: nobody starts clock c + 1 before clock c of everybody at work is in, by nothing but the log of the run."""
     compared = 0

@@ -115,6 +115,7 @@ def test_it_begins_anew_without_its_shard() -> None:
         assert fleet.record().view.reason == reason
 
 
+@pytest.mark.long
 def test_it_is_gone_for_too_long() -> None:
     held = Held()
     with Fleet(lease_s=1.0, max_idle_s=1.0, places=("leader",)) as fleet:

@@ -54,6 +54,7 @@ def test_fewer_workers_without_a_launcher() -> None:
     assert (summary["weights_sha256"], summary["optimizer_sha256"], summary["buffers_sha256"]) == twin()
 
 
+@pytest.mark.long
 def test_a_launcher_sees_the_wish_and_a_takeover_keeps_it() -> None:
     held = Held()
     with Fleet() as fleet:

@@ -139,6 +139,7 @@ def test_async_what_a_stalled_worker_brings_first_counts_and_the_other_is_a_dupl
     assert outcome.summary["contributions_duplicate"] >= 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.long)])
 def test_a_worker_that_stalls_again_and_again_does_no_harm(mode: str) -> None:
     """B14: each time others take its slices over; it is never given up."""

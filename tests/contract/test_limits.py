@@ -233,6 +233,7 @@ def test_a_compressed_message_is_refused_without_being_inflated() -> None:
 EAGER = Limits(keepalive_s=1.0, keepalive_timeout_s=0.5)
 
 
+@pytest.mark.long
 def test_a_silent_client_with_pings_is_never_told_off() -> None:
     """The same pings make a server of stock gRPC hang up with `too_many_pings`; ours waits on."""
 

@@ -24,6 +24,7 @@ def flags(place: Place, *more: str) -> list[str]:
     return [*counts, *saved, "--summary", str(place.work / "summary.json"), *more]
 
 
+@pytest.mark.long
 def test_a_script_that_just_ends_and_everything_is_there(place: Place) -> None:
     done = place.paramserver("run", UNEVEN, *flags(place), "--", "3", "6").check()
     summary = read_summary(place.work / "summary.json")

@@ -135,6 +135,7 @@ def test_two_roles_die_at_once(cluster: Cluster, pair: str, mode: str, lost: boo
     job.ends_well()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mode", "lost"),
     [("sync", True), *(pytest.param(*c, marks=pytest.mark.long) for c in [("sync", False), ("async", True)])],

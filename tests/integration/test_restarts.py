@@ -129,6 +129,7 @@ def test_the_store_is_started_again(place: Place, wanted: dict[str, Any]) -> Non
     same(found, wanted)
 
 
+@pytest.mark.long
 def test_a_worker_that_dies_again_and_again(place: Place) -> None:
     script = place.work / "dies.py"
     script.write_text(DIES)

@@ -183,6 +183,7 @@ def test_batches_that_the_script_draws_itself(place: Place) -> None:
     assert digests(found) == digests(alone)
 
 
+@pytest.mark.long
 def test_a_plain_loop_that_closes_nothing(place: Place) -> None:
     """What it ends with is there, alone and on a cluster."""
     path, script = place.work / "plain-loop.json", SCRIPTS / "plain_loop.py"

@@ -186,6 +186,7 @@ def test_the_store_goes_away_and_comes_back(cluster: Cluster, wanted: dict[str, 
     same_result(read_summary(summary), wanted)
 
 
+@pytest.mark.long
 def test_two_jobs_on_one_store(cluster: Cluster) -> None:
     flags = ("--workers", "1")
     other = cluster.beside("other")
