@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 from paramserver import errors
 
 T = TypeVar("T")
+# Threads that are at nothing end at once; one that hangs in a call, such as to storage, is left behind.
+_THREADS_S = 2.0
 
 
 class Background:
@@ -18,6 +20,9 @@ class Background:
 
     def __init__(self, name: str = "paramserver") -> None:
         self.loop = asyncio.new_event_loop()
+        # Of `asyncio.to_thread`.
+        self._threads = concurrent.futures.ThreadPoolExecutor(thread_name_prefix=name)
+        self.loop.set_default_executor(self._threads)
         started = threading.Event()
 
         def main() -> None:
@@ -52,7 +57,7 @@ class Background:
             raise
 
     def close(self) -> None:
-        """Cancel what still runs, stop the loop, end the thread."""
+        """Cancel what still runs, stop the loop, end its threads."""
         if self.loop.is_closed():
             return
 
@@ -65,5 +70,8 @@ class Background:
         self.run(cancel_all(), 10.0)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(10.0)
+        ending = threading.Thread(target=self._threads.shutdown, daemon=True)
+        ending.start()
+        ending.join(_THREADS_S)
         if not self._thread.is_alive():
             self.loop.close()
