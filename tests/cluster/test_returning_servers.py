@@ -90,6 +90,7 @@ def test_a_leader_that_takes_over_waits_for_it_too() -> None:
     calm(summary)
 
 
+@pytest.mark.long
 def test_it_begins_anew_without_its_shard() -> None:
     held = Held()
     with Fleet(lease_s=1.0, places=("leader",)) as fleet:

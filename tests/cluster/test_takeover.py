@@ -56,9 +56,9 @@ def counted_once(log: list[Applied], epochs: int, slices_per_step: int = 1) -> N
 # ---- at every point where it does something
 
 POINTS = [
-    ("store save state", 0, "before"),
+    pytest.param("store save state", 0, "before", marks=pytest.mark.long),
     ("store save state", 1, "after"),
-    ("answer Coordinator.Join", 0, "before"),
+    pytest.param("answer Coordinator.Join", 0, "before", marks=pytest.mark.long),
     ("answer Coordinator.Join", 1, "after"),
     ("answer Coordinator.Join", 3, "after"),
     ("answer Coordinator.RegisterData", 0, "after"),

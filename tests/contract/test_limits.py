@@ -191,6 +191,7 @@ def peak_bytes(pid: int) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
+@pytest.mark.long
 def test_a_compressed_message_is_refused_without_being_inflated() -> None:
     """256 MiB of zeros are a quarter of a MiB as gzip, well below every limit on what arrives."""
     inflated = 256 * MIB

@@ -18,7 +18,8 @@ def place() -> Iterator[Place]:
     yield from place_fixture()
 
 
-@pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["async", "sync"])
 def test_client_from_outside(place: Place, mode: str) -> None:
     stop, path = place.work / "stop", place.work / "summary.json"
     flags = ["--servers", "1", "--workers", "1", "--mode", mode, "--store", "memory"]

@@ -123,6 +123,7 @@ def test_k05_a_run_leaves_its_record_only(place: Place, shared: Shared, end: str
     assert shared.client.get("somebody-else") == b"untouched"
 
 
+@pytest.mark.long
 def test_f14_f17_a_killed_run_leaves_what_can_be_gone_on_with_and_others_do_not_touch_it(
     place: Place, shared: Shared
 ) -> None:

@@ -70,6 +70,7 @@ def digests(summary: dict[str, Any]) -> tuple[str, str, str]:
     return summary["weights_sha256"], summary["buffers_sha256"], summary["optimizer_sha256"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("workers", "servers"),
     [(3, 2), *(pytest.param(*shape, marks=pytest.mark.long) for shape in [(1, 1), (2, 1), (2, 2), (4, 3)])],
