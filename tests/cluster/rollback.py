@@ -20,7 +20,8 @@ from safetensors.torch import load_file
 from paramserver import failpoints
 from paramserver.local.coordinating import Options
 from paramserver.v1 import shard_pb2
-from tests.cluster.harness import Died, train
+from paramserver.worker.context import Context
+from tests.cluster.harness import Died, train, wait
 from tests.cluster.processes import Killed, running_process
 from tests.cluster.programs import Program
 from tests.cluster.takeover import Chief, Fleet, Keeper, Script
@@ -277,3 +278,16 @@ def steps_of(program: Program, slices_per_step: int) -> int:
     """How many steps the program takes in all."""
     slices = -(-len(program.data) // program.batch_size)  # type: ignore[arg-type]
     return program.epochs * -(-slices // slices_per_step)
+
+
+class Stop:
+    """Holds the workers once the job has come to a version."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.reached, self.released = threading.Event(), threading.Event()
+
+    def __call__(self, ctx: Context, slices: int) -> None:
+        if ctx.version >= self.version:
+            self.reached.set()
+            wait(self.released, "the end of the test", 60.0)

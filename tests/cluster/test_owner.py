@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import shutil
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from paramserver.local.claiming import Claim
 from paramserver.worker.context import Context
 from tests.cluster.harness import until, wait
 from tests.cluster.programs import Program, cosine, dataset, sgd
-from tests.cluster.rollback import Rig, Strike, same, twin
+from tests.cluster.rollback import Rig, Stop, Strike, same, twin
 
 SLICES = 4
 # Steps of the program.
@@ -35,19 +34,6 @@ def program(each: Callable[[Context, int], None] | None = None) -> Program:
 def wanted() -> Mapping[str, Any]:
     """What comes of it undisturbed."""
     return twin("owner", program(), slices_per_step=SLICES)
-
-
-class Stop:
-    """Holds the workers once the job has come to a version."""
-
-    def __init__(self, version: int) -> None:
-        self.version = version
-        self.reached, self.released = threading.Event(), threading.Event()
-
-    def __call__(self, ctx: Context, slices: int) -> None:
-        if ctx.version >= self.version:
-            self.reached.set()
-            wait(self.released, "the end of the test", 60.0)
 
 
 @pytest.fixture(autouse=True)

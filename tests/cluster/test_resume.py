@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,9 @@ from paramserver.checkpoint.place import Place
 from paramserver.config import load_settings
 from paramserver.coordinator import service as coordinating
 from paramserver.local import checkpointing
-from paramserver.worker.context import Context
 from tests.cluster.harness import until, wait
 from tests.cluster.programs import LedgerProgram, Program, adamw, cosine, dataset, network, plain, sgd
-from tests.cluster.rollback import Rig, same, twin
+from tests.cluster.rollback import Rig, Stop, same, twin
 from tests.cluster.test_faults import BATCH, EPOCHS, SAMPLES, SLICES
 from tests.cluster.test_rollback_async import exact
 from tests.cluster.test_rollback_sync import PerEpoch
@@ -46,19 +44,6 @@ PROGRAMS: dict[str, Callable[..., Program]] = {
     ),
     "per epoch": lambda each=None: PerEpoch(dataset(SAMPLES), BATCH, EPOCHS, optimizer=sgd, each=each),
 }
-
-
-class Stop:
-    """Holds the workers once the job has come to a version."""
-
-    def __init__(self, version: int) -> None:
-        self.version = version
-        self.reached, self.released = threading.Event(), threading.Event()
-
-    def __call__(self, ctx: Context, slices: int) -> None:
-        if ctx.version >= self.version:
-            self.reached.set()
-            wait(self.released, "the end of the test", 60.0)
 
 
 def found(rig: Rig) -> list[Manifest]:
