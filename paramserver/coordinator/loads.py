@@ -15,7 +15,6 @@ import structlog
 
 from paramserver import errors
 from paramserver.coordinator.counted import counted, lease_table
-from paramserver.coordinator.toggle import Toggle
 from paramserver.core.consistency import Consistency, Mode
 from paramserver.core.loading import Agreement, Load, Place
 from paramserver.core.membership import Member, Role
@@ -254,8 +253,7 @@ class Loads:
         await job.refresh()
         await job.settled()
         await self._configure()
-        job.toggle = Toggle(job)
-        job.toggle.begin_after(job.consistency.revision)
+        job.toggle = job.toggle.successor()
         await job.leasing.begin(table)
         job.registry.upload_again()
         job.state, job.reason = types_pb2.JOB_STATE_INITIALISING, ""
@@ -290,6 +288,7 @@ class Loads:
         if load is not None:
             self.agreement.complete(load)
             self._job.state = types_pb2.JOB_STATE_RUNNING
+            self._job.toggle.bring_back()
             log.info("the scripts have loaded weights or optimizer state", version=self.version, place=str(load.place))
 
 

@@ -20,7 +20,6 @@ from paramserver.checkpoint.place import Place
 from paramserver.coordinator.counted import lease_table
 from paramserver.coordinator.loads import from_proto
 from paramserver.coordinator.manifests import model_of, position_of
-from paramserver.coordinator.toggle import Toggle
 from paramserver.core.consistency import Consistency, Mode
 from paramserver.core.leases import SliceLeases
 from paramserver.core.membership import Member, Role
@@ -118,7 +117,6 @@ class Recovery:
 
     async def _run(self) -> None:
         job = self._job
-        wished = job.consistency
         try:
             while not job.given_up:
                 await self._begin()
@@ -137,10 +135,8 @@ class Recovery:
         self._done = True
         if not await job.tell_members():  # of those who came or went meanwhile
             job.tell_members_later()
-        same = (wished.mode, wished.staleness) == (job.consistency.mode, job.consistency.staleness)
-        if job.state == types_pb2.JOB_STATE_RUNNING and not same:
-            log.info("the setting in force before is brought back", consistency=str(wished))
-            job.loosely(job.toggle.bring_back(wished))
+        if job.state == types_pb2.JOB_STATE_RUNNING:
+            job.toggle.bring_back()
 
     async def _begin(self) -> None:
         """Nothing of the old timeline goes on."""
@@ -315,8 +311,7 @@ class Recovery:
         """All servers have ``version``: let the workers follow."""
         job = self._job
         running = job.state == types_pb2.JOB_STATE_RECOVERING
-        job.toggle = Toggle(job)
-        job.toggle.begin_after(job.consistency.revision)
+        job.toggle = job.toggle.successor()
         if version < 0:
             job.registry.upload_again()
         else:

@@ -50,12 +50,16 @@ class Toggle:
         self._committed = False
         # The last revision that was taken back.
         self._aborted = 0
-        self._background: set[asyncio.Task[None]] = set()
+        # What is agreed on, or was in force before the job went back, and is not in force yet.
+        self._wanted: Consistency | None = None
+        self._closed = False
+        self._background: set[asyncio.Task[Any]] = set()
 
     async def change(self, request: coordinator_pb2.ChangeConsistencyRequest) -> Consistency:
         """Bring the wanted setting into force; returns it with the version from which it counts.
 
-        Raises ConfigError for an unknown mode, DeadlineError if the boundary is not reached in time.
+        Raises ConfigError for an unknown mode, DeadlineError if the boundary is not reached in time, UnavailableError
+        if the job does not run, or goes back to a checkpoint meanwhile.
         """
         mode = {types_pb2.MODE_SYNC: Mode.SYNC, types_pb2.MODE_ASYNC: Mode.ASYNC}.get(request.mode)
         if mode is None:
@@ -64,11 +68,18 @@ class Toggle:
         wait_s = patience("wait_s", request.wait_s, _MAX_WAIT_S) or 60.0
         if self._job.state != types_pb2.JOB_STATE_RUNNING:
             raise errors.UnavailableError("the job is not running yet: try again when all members are there")
-        change = asyncio.create_task(self._change(Consistency(mode, staleness)))
+        wanted = Consistency(mode, staleness)
+        change = self._start(self._change(wanted))
         try:
             return await asyncio.wait_for(asyncio.shield(change), wait_s)
+        except asyncio.CancelledError:
+            if not self._closed:
+                raise
+            raise errors.UnavailableError(
+                f"the change to {wanted} was interrupted, since all servers begin anew: look at `paramserver status`, "
+                "and ask again if it is not in force when the job runs"
+            ) from None
         except TimeoutError as error:
-            wanted = Consistency(mode, staleness)
             if self._committed:
                 raise errors.DeadlineError(
                     f"the change to {wanted} is agreed, but its version was not reached within {wait_s:g} s: it comes "
@@ -84,7 +95,7 @@ class Toggle:
     async def _change(self, wanted: Consistency) -> Consistency:
         async with self._lock:
             before = self._job.consistency
-            if (before.mode, before.staleness) == (wanted.mode, wanted.staleness):
+            if _same(before, wanted):
                 return before
             self._committed = False
             try:
@@ -100,6 +111,7 @@ class Toggle:
                 raise
             finally:
                 self._committed = False
+            self._wanted = None
         log.info("consistency", now=str(changed), from_version=changed.from_version)
         return changed
 
@@ -161,6 +173,7 @@ class Toggle:
         elif changed.mode is Mode.ASYNC:
             # The boundary may be ahead, and to reach it the workers need a coordinator.
             await self._lock.acquire()
+            self._wanted = changed
             self._start(self._finish(changed))
         else:
             await self._now_sync(changed, table)
@@ -168,6 +181,7 @@ class Toggle:
     async def _finish(self, changed: Consistency) -> None:
         try:
             await self._now_async(changed)
+            self._wanted = None
         finally:
             self._lock.release()
 
@@ -176,15 +190,27 @@ class Toggle:
         self._revision += 1
         return self._revision
 
-    def begin_after(self, revision: int) -> None:
-        """After a roll-back: settings up to this revision are of the past."""
-        self._revision = max(self._revision, revision)
+    def successor(self) -> Toggle:
+        """For the next timeline, after :meth:`close`: settings so far are of the past."""
+        after = Toggle(self._job)
+        after._revision = max(self._revision, self._job.consistency.revision)
+        after._wanted = self._wanted
+        return after
 
-    async def bring_back(self, wanted: Consistency) -> None:
-        """The job went back to when another setting was in force; ask for this one again."""
+    def bring_back(self) -> None:
+        """The job went back to when another setting was in force: change to the one of before again."""
+        wanted = self._wanted
+        if wanted is None or _same(wanted, self._job.consistency):
+            self._wanted = None
+            return
+        log.info("the setting in force before is brought back", consistency=str(wanted))
+        self._start(self._bring_back(wanted))
+
+    async def _bring_back(self, wanted: Consistency) -> None:
         try:
-            await self._change(wanted)
+            await self._insist(partial(self._change, wanted))
         except errors.ParamServerError as error:
+            self._wanted = None
             log.warning("the setting could not be brought back", wanted=str(wanted), reason=str(error))
 
     def server_back(self, server: Member) -> None:
@@ -198,13 +224,15 @@ class Toggle:
 
             self._start(self._insist(tell))
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
 
     async def close(self) -> None:
-        """Stop what is under way."""
+        """Stop what is under way: the job ends, or all servers begin another timeline."""
+        self._wanted, self._closed = self._wanted or self._job.consistency, True
         for task in list(self._background):
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -234,12 +262,13 @@ class Toggle:
             try:
                 replies = await self._tell(proposal, shard_pb2.PHASE_PREPARE)
             except BaseException:
-                # Those that have prepared would hold the boundary for ever.
-                with contextlib.suppress(errors.ParamServerError):
-                    await self._take_back(proposal)
+                # Those that have prepared would hold the boundary for ever, unless they begin anew.
+                if not self._closed:
+                    with contextlib.suppress(errors.ParamServerError):
+                        await self._take_back(proposal)
                 raise
             if all(reply.scheduled for reply in replies):
-                self._committed = True
+                self._committed, self._wanted = True, proposal
                 await self._insist(partial(self._tell, proposal, shard_pb2.PHASE_COMMIT))
                 if boundary == 0:
                     await self._install(proposal)
@@ -284,3 +313,7 @@ class Toggle:
             servers, "Shard.SetConsistency", lambda _: request, self._job.options.call_timeout_s
         )
         return [cast(shard_pb2.SetConsistencyResponse, reply) for reply in replies]
+
+
+def _same(one: Consistency, other: Consistency) -> bool:
+    return (one.mode, one.staleness) == (other.mode, other.staleness)

@@ -13,7 +13,7 @@ import torch
 
 from paramserver import errors
 from paramserver.coordinator import service as coordinating
-from paramserver.v1 import coordinator_pb2, shard_pb2
+from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.worker.context import Context
 from tests.cluster.harness import until, wait
 from tests.cluster.programs import LedgerProgram
@@ -150,6 +150,36 @@ def test_the_setting_is_brought_back(start: str, every: int, tmp_path: Path) -> 
         exact(rig, summary, epochs)
         assert leader.service is None
     assert summary["mode"] == other
+
+
+def test_a_change_that_is_agreed_on_survives_a_roll_back(tmp_path: Path) -> None:
+    """It belongs to a version of the old timeline; on the new one the shards know nothing of it, so it is made anew."""
+    epochs, pacer, told = 4, Pacer(), []
+    with Rig(tmp_path, EVERY, slices_per_step=1, training__chunk_bytes=64) as rig:
+        leader = rig.begin(LedgerProgram(CELLS, BATCH, epochs, pacer))
+        pacer.go(14)  # the workers stand, so the boundary is not reached
+
+        def ask() -> None:
+            request = coordinator_pb2.ChangeConsistencyRequest(mode=types_pb2.MODE_ASYNC, wait_s=60.0)
+            try:
+                rig.ask("Coordinator.SetConsistency", request, place=leader.place)
+            except errors.UnavailableError as error:
+                told.append(str(error))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        service = leader.service
+        assert service is not None
+        until("the change is agreed on", lambda: service.toggle._committed)
+        rig.kill_now("server-1")
+        until("the job went back", lambda: rig.rollbacks == 1)
+        asking.join(30.0)
+        assert told
+        assert "interrupted" in told[0]
+        pacer.free()
+        summary = rig.finish()
+        exact(rig, summary, epochs)
+    assert summary["mode"] == "async"
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
