@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from google.protobuf import json_format
 
+from paramserver.checkpoint.contents import Contents
 from paramserver.checkpoint.disk import DiskWriter
 from paramserver.checkpoint.header import Entry, encode
 from paramserver.checkpoint.manifest import Manifest
@@ -46,32 +47,16 @@ class Saved:
             json_format.ParseDict(manifest.model, self.model, ignore_unknown_fields=True)
         except json_format.ParseError as error:
             raise CheckpointError(f"{manifest.name} describes its model in an unknown way: {error}") from error
-        self._files = contextlib.ExitStack()
-        self._weights: dict[str, TensorFile] = {}
-        # By tensor and key: first element, name in the file, file.
-        self._states: dict[tuple[str, str], list[tuple[int, str, TensorFile]]] = {}
-        with contextlib.ExitStack() as files:
-            for info in manifest.weights:
-                file = files.enter_context(TensorFile(place, manifest.name, info))
-                self._weights |= dict.fromkeys(file.entries, file)
-            for info in manifest.state:
-                self._note_states(files.enter_context(TensorFile(place, manifest.name, info)))
-            self._files = files.pop_all()
-        for spec in self.model.tensors:
-            self._check(spec)
-
-    def _note_states(self, file: TensorFile) -> None:
-        for name in file.entries:
-            kind, _, rest = name.partition("/")
-            if kind == "optimizer":
-                tensor, _, key = rest.rpartition("/")
-                key, _, start = key.partition("@")
-                if start and not (start.isascii() and start.isdigit()):
-                    raise CheckpointError(f"{self.manifest.name} has optimizer state with the odd name {name!r}")
-                self._states.setdefault((tensor, key), []).append((int(start or 0), name, file))
+        self._contents = Contents(place, manifest)
+        try:
+            for spec in self.model.tensors:
+                self._check(spec)
+        except BaseException:
+            self.close()
+            raise
 
     def _check(self, spec: types_pb2.TensorSpec) -> None:
-        file = self._weights.get(spec.name)
+        file = self._contents.weights.get(spec.name)
         if spec.dtype not in SIZES:
             raise CheckpointError(f"tensor {spec.name!r} is of type {spec.dtype[:40]!r}, which is not supported")
         if file is None or file.entries[spec.name].shape != tuple(spec.shape):
@@ -83,7 +68,7 @@ class Saved:
 
     def tensor(self, spec: types_pb2.TensorSpec) -> torch.Tensor:
         """A tensor in the model's type and shape."""
-        file = self._weights[spec.name]
+        file = self._contents.weights[spec.name]
         entry = file.entries[spec.name]
         flat = _flat(file, entry)
         wanted = torch_dtype(spec.dtype)
@@ -97,27 +82,27 @@ class Saved:
         rule = RULES[self.model.optimizer.name]
         shape, elements = tuple(spec.shape), math.prod(spec.shape)
         found: dict[str, torch.Tensor] = {}
+        parts = self._contents.states(spec.name)
         for key in sorted(rule.scalars | rule.arrays):
-            pieces = sorted(self._states.get((spec.name, key), []), key=lambda piece: piece[0])
+            pieces = [part for part in parts if part.key == key]
             if not pieces:
                 continue
             if key in rule.scalars:  # each server that has a part of the tensor has written it
-                _, name, file = pieces[0]
-                found[key] = _flat(file, file.entries[name])[:1].reshape(())
+                found[key] = _flat(pieces[0].file, pieces[0].entry)[:1].reshape(())
                 continue
             at = 0
-            for start, name, file in pieces:
-                if start != at:
+            for piece in pieces:
+                if piece.start != at:
                     raise CheckpointError(f"{self.manifest.name} has no {key} of {spec.name!r} from element {at} on")
-                at += file.entries[name].elements
+                at += piece.entry.elements
             if at != elements:
                 raise CheckpointError(f"{self.manifest.name} has {at} elements of {elements} of {key} of {spec.name!r}")
-            found[key] = torch.cat([_flat(file, file.entries[name]) for _, name, file in pieces]).view(shape)
+            found[key] = torch.cat([_flat(piece.file, piece.entry) for piece in pieces]).view(shape)
         return found
 
     def close(self) -> None:
         """Close the files."""
-        self._files.close()
+        self._contents.close()
 
     def __enter__(self) -> Self:
         return self

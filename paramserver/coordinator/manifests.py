@@ -13,6 +13,7 @@ from paramserver import errors
 from paramserver.checkpoint.manifest import Manifest
 from paramserver.checkpoint.tensorfile import FileInfo
 from paramserver.coordinator.loads import to_proto
+from paramserver.transport.messages import consistency_from_proto, data_from_proto, schedule_from_proto
 from paramserver.transport.session import versions
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
@@ -70,11 +71,17 @@ def position(job: Job) -> coordinator_pb2.JobRecord:
 
 
 def position_of(manifest: Manifest) -> coordinator_pb2.JobRecord:
-    """The same from a manifest. Raises CheckpointError if it makes no sense."""
+    """The same from a manifest; data, mode and schedule can be read from it. Raises CheckpointError if they cannot."""
     try:
-        return json_format.ParseDict(manifest.position, coordinator_pb2.JobRecord(), ignore_unknown_fields=True)
-    except json_format.ParseError as error:
-        raise errors.CheckpointError(f"the manifest of {manifest.name} does not say where training stands") from error
+        record = json_format.ParseDict(manifest.position, coordinator_pb2.JobRecord(), ignore_unknown_fields=True)
+        consistency_from_proto(record.view.consistency)
+        data = data_from_proto(record.data) if record.HasField("data") else None
+        schedule_from_proto(record.view, data.slices_per_epoch if data else 0)
+    except (json_format.ParseError, errors.ProtocolError, ValueError) as error:
+        raise errors.CheckpointError(
+            f"the manifest of {manifest.name} does not say where training stands: {error}"
+        ) from error
+    return record
 
 
 def model_of(manifest: Manifest) -> types_pb2.ModelSpec:

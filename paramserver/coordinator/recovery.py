@@ -251,10 +251,19 @@ class Recovery:
     def _fitting(self, found: Sequence[Manifest]) -> Manifest | None:
         """The newest good one of these that has not turned out to be damaged."""
         digest = self._job.registry.digest
-        good = (saved for saved in found if saved.finite and saved.name not in self._bad)
-        if not self._resuming:  # workers have gone on from what they loaded, and do not load it again
-            good = (saved for saved in good if not self._job.loads.lost(from_proto(position_of(saved).loaded)))
-        return next((saved for saved in good if saved.layout_digest == digest), None)
+        for saved in found:
+            if not saved.finite or saved.name in self._bad or saved.layout_digest != digest:
+                continue
+            try:
+                loaded = from_proto(position_of(saved).loaded)
+            except errors.CheckpointError as error:
+                log.warning("that checkpoint cannot be used; trying the one before", reason=str(error))
+                self._bad.add(saved.name)
+                continue
+            # Workers have gone on from what they loaded, and do not load it again.
+            if self._resuming or not self._job.loads.lost(loaded):
+                return saved
+        return None
 
     def _told(self) -> list[Manifest]:
         """What lies where the job was told to go on from: the checkpoint that was meant, and older ones."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from paramserver import errors
 from paramserver.checkpoint import catalog, owner
+from paramserver.checkpoint.contents import Contents
 from paramserver.checkpoint.manifest import Manifest, parse_name
 from paramserver.checkpoint.owner import Holding, Wish
 from paramserver.checkpoint.place import Place
@@ -18,8 +19,8 @@ from paramserver.core.consistency import Mode
 from paramserver.transport.messages import (
     consistency_from_proto,
     data_from_proto,
+    layout_of,
     schedule_from_proto,
-    tensors_from_proto,
 )
 from paramserver.v1 import coordinator_pb2
 
@@ -108,22 +109,21 @@ def find_checkpoint(where: str) -> Manifest:
 
 
 def verify(place: Place, manifest: Manifest) -> None:
-    """Read all files of a checkpoint, and see whether a server could take it in. Raises CheckpointError."""
-    from paramserver.server.restoring import check_tensors
-
-    catalog.verify(place, manifest)
+    """Read all of a checkpoint, and see whether a job could go on from it. Raises CheckpointError that says why not."""
+    position_of(manifest)
+    model = model_of(manifest)
     try:
-        tensors = tensors_from_proto(model_of(manifest))
-    except errors.ModelError as error:
+        layout = layout_of(model)
+    except (errors.ModelError, errors.ProtocolError) as error:
         raise errors.CheckpointError(f"the manifest of {manifest.name} describes no model: {error}") from error
-    check_tensors(place, manifest, tensors)
+    with Contents(place, manifest) as contents:
+        contents.check(layout, model.optimizer)
 
 
 def ledger_of(where: str, slices: bool) -> coordinator_pb2.AccountsResponse:
     """What the ledger in a checkpoint says. Raises ConfigError, CheckpointError."""
     from paramserver.coordinator.accounts import steps, to_proto, without_samples
     from paramserver.core.ledger import ShardLedger, accounts
-    from paramserver.server.restoring import shard_facts
 
     saved = find_checkpoint(where)
     position = position_of(saved)
@@ -131,7 +131,8 @@ def ledger_of(where: str, slices: bool) -> coordinator_pb2.AccountsResponse:
     if not position.HasField("data"):
         return response
     data = data_from_proto(position.data)
-    facts = shard_facts(Place(split(where)[0]), saved)
+    with Contents(Place(split(where)[0]), saved) as contents:
+        facts = contents.facts()
     origin = schedule_from_proto(position.view, data.slices_per_epoch)
     ledger = ShardLedger(facts.rows, facts.folded_steps, facts.counted)
     made = accounts([ledger], data, steps(origin, data, position.view.slices_per_step))

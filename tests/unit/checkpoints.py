@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from google.protobuf import json_format
 
 from paramserver.checkpoint.catalog import write_manifest
 from paramserver.checkpoint.manifest import Manifest, checkpoint_name
 from paramserver.checkpoint.place import Place
 from paramserver.checkpoint.tensorfile import Entry, FileInfo, TensorFile, write_tensors
+from paramserver.transport.messages import layout_of
+from paramserver.v1 import types_pb2
 
 # The places at which a crash may strike while a step is saved, in this order.
 WRITING = (
@@ -36,8 +40,38 @@ MODEL: dict[str, Any] = {
         },
         {"name": "bias", "shape": ["4"], "dtype": "float32", "kind": "TENSOR_KIND_PARAMETER", "persistent": True},
     ],
-    "optimizer": {"name": "sgd"},
+    "optimizer": {
+        "name": "sgd",
+        "groups": [
+            {
+                "hypers": [
+                    {"name": "dampening", "number": 0.0},
+                    {"name": "lr", "number": 0.1},
+                    {"name": "maximize", "flag": False},
+                    {"name": "momentum", "number": 0.9},
+                    {"name": "nesterov", "flag": False},
+                    {"name": "weight_decay", "number": 0.0},
+                ]
+            }
+        ],
+    },
 }
+# Where training stands; servers and coordinator ignore what they do not know.
+POSITION: dict[str, Any] = {
+    "view": {"consistency": {"mode": "MODE_SYNC"}, "slices_per_step": 2},
+    "seed": 7,
+}
+
+
+def facts(version: int, **others: Any) -> dict[str, str]:
+    """What a shard knows beside its tensors, as it stands in its file."""
+    numbers = {"applied": 2 * version, "skipped": 0, "samples": 20 * version, "schedule": 0, "folded_steps": 0}
+    return {"shard": json.dumps({"version": version, **numbers, "counted": {}, **others})}
+
+
+def digest(model: dict[str, Any]) -> str:
+    """Of the layout of a model."""
+    return layout_of(json_format.ParseDict(model, types_pb2.ModelSpec())).digest
 
 
 def save_files(
@@ -53,7 +87,7 @@ def save_files(
         weights.append(write_tensors(place, checkpoint, name, [entry], [data], {}, version))
         piece = Entry(f"optimizer/{entry.name}/momentum_buffer", "float32", entry.shape)
         name = f"state-{server}-of-2.safetensors"
-        state.append(write_tensors(place, checkpoint, name, [piece], [data], {}, version))
+        state.append(write_tensors(place, checkpoint, name, [piece], [data], facts(version), version))
     return tuple(weights), tuple(state)
 
 
@@ -67,11 +101,11 @@ def manifest(
         version=version,
         term=3,
         servers=len(weights),
-        layout_digest="ab" * 32,
+        layout_digest=digest(MODEL),
         model=MODEL,
         weights=tuple(weights),
         state=tuple(state),
-        position={"epoch": 2, "seed": 7, "lr": 0.1},
+        position=POSITION,
         run={"script": "digits.py", "args": ["--fast"]},
         written="2026-11-21T15:00:00+00:00",
         paramserver="0.1.0",

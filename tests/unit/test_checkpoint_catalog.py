@@ -177,7 +177,7 @@ MANIFESTS: dict[str, tuple[Callable[[Path], object], str]] = {
         f"the manifest is that of {T50}",
     ),
     "another number": (
-        lambda path: path.write_text(path.read_text().replace('"epoch": 2', '"epoch": 3')),
+        lambda path: path.write_text(path.read_text().replace('"seed": 7', '"seed": 8')),
         "its content is not what was written",
     ),
     "a later format": (

@@ -6,18 +6,26 @@ import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
 import torch
+from google.protobuf import json_format
 
 from paramserver.checkpoint.catalog import write_manifest
+from paramserver.checkpoint.manifest import Manifest
 from paramserver.checkpoint.place import Place
 from paramserver.checkpoint.tensorfile import Entry, write_tensors
 from paramserver.cli.checkpoint import epochs
 from paramserver.cli.main import main
+from paramserver.errors import CheckpointError
+from paramserver.server.restoring import Restored, restore
+from paramserver.server.shard import ShardTensors
+from paramserver.transport.messages import layout_of
+from paramserver.v1 import types_pb2
 from tests.unit import trained
-from tests.unit.checkpoints import manifest, save, save_files
+from tests.unit.checkpoints import MODEL, facts, manifest, save, save_files
 
 T50, T60, T70 = "step-00000050-t1", "step-00000060-t1", "step-00000070-t1"
 
@@ -274,21 +282,74 @@ def test_epochs_that_are_not_known(place: Place, position: dict[str, object]) ->
     assert epochs(place, manifest([], [], 10, position=position)) is None
 
 
+# ---- what verify and restoring refuse, with checksums that match
+
+WEIGHT = Entry("weight", "float32", (2, 3))
+MOMENTUM = Entry("optimizer/weight/momentum_buffer", "float32", (2, 3))
+T80 = "step-00000080-t1"
+
+
 @pytest.mark.parametrize(
-    ("entry", "reason"),
+    ("weight", "state", "told", "others", "reason"),
     [
-        (Entry("weight", "float32", (3, 2)), "tensor 'weight' of the checkpoint has another shape than the model's"),
-        (Entry("weight", "int32", (2, 3)), "tensor 'weight' of the checkpoint is of another type than the model's"),
-        (Entry("weights", "float32", (2, 3)), "the checkpoint has no tensor 'weight'"),
+        (Entry("weight", "float32", (3, 2)), [MOMENTUM], facts(80), {}, "'weight' of the checkpoint has another shape"),
+        (Entry("weight", "int32", (2, 3)), [MOMENTUM], facts(80), {}, "'weight' of the checkpoint is of another type"),
+        (Entry("weights", "float32", (2, 3)), [MOMENTUM], facts(80), {}, "the checkpoint has no tensor 'weight'"),
+        (WEIGHT, [MOMENTUM], facts(80), {"layout_digest": "ab" * 32}, f"{T80} is of another model"),
+        (WEIGHT, [MOMENTUM], {}, {}, "state.safetensors does not say what its shard had counted"),
+        (WEIGHT, [MOMENTUM], facts(80, counted={"0": [[4]]}), {}, "does not say what its shard had counted"),
+        (WEIGHT, [MOMENTUM], facts(80, counted={"0": [[4, 2]]}), {}, "does not say what its shard had counted"),
+        (WEIGHT, [MOMENTUM], facts(79), {}, "(of server-0) is of version 79, the checkpoint is of version 80"),
+        (WEIGHT, [MOMENTUM], facts(80, samples=1), {}, "are not of the same moment"),
+        (WEIGHT, [MOMENTUM], facts(80) | {"names": "[]"}, {}, "the names of workers in state.safetensors are damaged"),
+        (WEIGHT, [Entry("ledger", "int64", (4, 4))], facts(80), {}, "the ledger in a checkpoint is no table of five"),
+        (WEIGHT, [Entry("optimizer/weight/exp_avg", "float32", (6,))], facts(80), {}, "has the state 'exp_avg', which"),
+        (WEIGHT, [Entry("optimizer/weight/momentum_buffer", "float32", (5,))], facts(80), {}, "has 5 of 6 elements of"),
+        (
+            WEIGHT,
+            [Entry("optimizer/weight/momentum_buffer@1", "float32", (5,))],
+            facts(80),
+            {},
+            "lacks momentum_buffer",
+        ),
+        (WEIGHT, [Entry("optimizer/weight/momentum_buffer@x", "float32", (6,))], facts(80), {}, "with the odd name"),
+        (WEIGHT, [Entry("optimizer/weight/momentum_buffer", "int32", (6,))], facts(80), {}, "in another type"),
+        (WEIGHT, [MOMENTUM], facts(80), {"model": MODEL | {"optimizer": {"name": "magic"}}}, "servers do not run"),
+        (WEIGHT, [MOMENTUM], facts(80), {"position": {}}, f"the manifest of {T80} does not say where training stands"),
     ],
 )
 def test_verify_refuses_what_resuming_refuses(
-    entry: Entry, reason: str, place: Place, capsys: pytest.CaptureFixture[str]
+    weight: Entry,
+    state: list[Entry],
+    told: dict[str, str],
+    others: dict[str, Any],
+    reason: str,
+    place: Place,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """With checksums that match."""
-    weights, state = save_files(place, 80)
-    odd = write_tensors(place, "step-00000080-t1", "odd.safetensors", [entry], [bytes(24)], {})
-    write_manifest(place, manifest([odd, weights[1]], state, 80))
-    code, out, _ = run(capsys, "verify", "ckpt", "step-00000080-t1")
+    """A server does not take it in, either, and says the same; a position is read by the coordinator."""
+    good = save(place, 70)
+    weights, states = save_files(place, 80)
+    odd = write_tensors(place, T80, "odd.safetensors", [weight], [bytes(weight.nbytes)], {})
+    data = [bytes(entry.nbytes) for entry in state]
+    odd_state = write_tensors(place, T80, "state.safetensors", state, data, told)
+    made = manifest([odd, weights[1]], [odd_state, states[1]], 80, **others)
+    write_manifest(place, made)
+    code, out, _ = run(capsys, "verify", "ckpt", T80)
     assert code == 5
-    assert f"damaged  {reason}" in out
+    assert "damaged" in out
+    assert reason in out
+    if "position" not in others:
+        with pytest.raises(CheckpointError) as refused:
+            taken_in(place, made)
+        assert str(refused.value) in out
+    assert taken_in(place, good).facts.samples == 20 * 70
+    assert run(capsys, "verify", "ckpt", good.name)[0] == 0
+
+
+def taken_in(place: Place, made: Manifest) -> Restored:
+    """As a single server takes a checkpoint in for a job that trains the model of the tests."""
+    model = json_format.ParseDict(made.model, types_pb2.ModelSpec())
+    layout = layout_of(model)
+    tensors = ShardTensors(layout, layout.chunks, "sgd")
+    return restore(place, made, layout, model.optimizer, tensors)

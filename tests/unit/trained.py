@@ -17,7 +17,7 @@ from paramserver.checkpoint.tensorfile import Entry, write_tensors
 from paramserver.core.hypers import RULES
 from paramserver.tensors.dtypes import buffer_of, dtype_name
 from paramserver.worker.binding import ModelBinding
-from tests.unit.checkpoints import manifest
+from tests.unit.checkpoints import digest, facts, manifest
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
@@ -108,8 +108,9 @@ def save(place: Place, model: Net, optimizer: torch.optim.Optimizer, version: in
         for server, part in enumerate(parts):
             data = [buffer_of(value.contiguous()) for _, value in part]
             name = f"{kind}-{server + 1:05d}-of-00002.safetensors"
-            infos.append(write_tensors(place, where, name, [entry for entry, _ in part], data, {}, version))
+            metadata = facts(version) if kind == "optimizer" else {}
+            infos.append(write_tensors(place, where, name, [entry for entry, _ in part], data, metadata, version))
     described = json.loads(json_format.MessageToJson(spec, preserving_proto_field_name=True))
-    made = manifest(infos[:2], infos[2:], version, model=described, **others)
+    made = manifest(infos[:2], infos[2:], version, model=described, layout_digest=digest(described), **others)
     write_manifest(place, made)
     return made

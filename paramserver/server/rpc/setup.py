@@ -124,7 +124,10 @@ class Setup(Host):
                 raise errors.ProtocolError("there is no place with checkpoints to restore from")
             reach("restore.before_load")
             manifest = manifests.decode(request.manifest.encode())
-            restored = await self._arithmetic(lambda: restore(place, manifest, made.plan.layout, made.tensors))
+            optimizer = request.configure.model.optimizer
+            restored = await self._arithmetic(
+                lambda: restore(place, manifest, made.plan.layout, optimizer, made.tensors)
+            )
             reach("restore.after_load")
             facts = restored.facts
             made.state.restore(facts.counted, facts.applied, facts.rows, facts.folded_steps)

@@ -1,0 +1,251 @@
+"""The tensors of a checkpoint by name, what its shards knew beside them, and whether a job can go on from both.
+
+Servers that take a checkpoint in and ``paramserver checkpoint verify`` call the same :meth:`Contents.check`.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from paramserver.checkpoint.manifest import Manifest
+from paramserver.checkpoint.place import Place
+from paramserver.checkpoint.tensorfile import Entry, TensorFile
+from paramserver.core.hypers import RULES, Hypers, Rule, validate
+from paramserver.core.ledger import Row
+from paramserver.core.plan import Kind, Layout, TensorSpec, master_dtype
+from paramserver.core.ranges import RangeSet
+from paramserver.errors import CheckpointError, ParamServerError
+from paramserver.tensors.hypers import groups_from_proto
+from paramserver.v1 import types_pb2
+
+_NUMBERS = ("version", "applied", "skipped", "samples", "schedule", "folded_steps")
+_LEDGER_COLUMNS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFacts:
+    """What all shards knew beside their tensors.
+
+    ``applied``: contributions in the version; ``skipped``: steps with a NaN or infinite gradient; ``samples``: in all
+    versions; ``schedule``: a number of shard_pb2.Schedule; ``counted``: by epoch, half-open ranges of asynchronous
+    slices; ``rows``, ``folded_steps``: see core.ledger; ``names``: of workers, by member number.
+    """
+
+    applied: int
+    skipped: int
+    samples: int
+    schedule: int
+    counted: dict[int, tuple[tuple[int, int], ...]]
+    rows: list[Row]
+    folded_steps: int
+    names: dict[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class StatePart:
+    """Optimizer state of one tensor: elements from ``start`` on under ``key``, or one number for all of the tensor."""
+
+    key: str
+    start: int
+    entry: Entry
+    file: TensorFile
+
+
+class Contents:
+    """All files of a checkpoint, open for reading; close it, or use it in ``with``.
+
+    Raises CheckpointError for a file of another size than the manifest says, for a header that is not right, and for
+    optimizer state under an odd name.
+    """
+
+    def __init__(self, place: Place, manifest: Manifest) -> None:
+        self._manifest = manifest
+        # By tensor name: the file with its weights, the file with the master copy of a buffer of whole numbers.
+        self.weights: dict[str, TensorFile] = {}
+        self._masters: dict[str, TensorFile] = {}
+        self._states: dict[str, list[StatePart]] = {}
+        self._shards: list[TensorFile] = []
+        self._all: list[TensorFile] = []
+        with ExitStack() as files:
+            for info in manifest.weights:
+                file = files.enter_context(TensorFile(place, manifest.name, info))
+                self.weights |= dict.fromkeys(file.entries, file)
+                self._all.append(file)
+            for info in manifest.state:
+                file = files.enter_context(TensorFile(place, manifest.name, info))
+                self._shards.append(file)
+                for entry in file.entries.values():
+                    self._note(file, entry)
+            self._all += self._shards
+            for parts in self._states.values():
+                parts.sort(key=lambda part: (part.key, part.start))
+            self._files = files.pop_all()
+
+    def _note(self, file: TensorFile, entry: Entry) -> None:
+        kind, _, rest = entry.name.partition("/")
+        if kind == "master":
+            self._masters[rest] = file
+        elif kind == "optimizer":
+            name, _, key = rest.rpartition("/")
+            key, at, start = key.partition("@")
+            if at and not (start.isascii() and start.isdigit()):
+                raise CheckpointError(f"{self._manifest.name} has optimizer state with the odd name {entry.name!r}")
+            self._states.setdefault(name, []).append(StatePart(key, int(start or 0), entry, file))
+
+    # ---- finding
+
+    def tensor(self, spec: TensorSpec, dtype: str) -> tuple[TensorFile, str]:
+        """The file, and the name in it, where a tensor lies in type ``dtype``.
+
+        Raises CheckpointError if it is not there, or is there in another type or shape.
+        """
+        file, name = self.weights.get(spec.name), spec.name
+        if file is None:
+            raise CheckpointError(f"the checkpoint has no tensor {spec.name!r}")
+        if file.entries[name].dtype != dtype:
+            file, name = self._masters.get(spec.name), f"master/{spec.name}"
+            if file is None or file.entries[name].dtype != dtype:
+                raise CheckpointError(f"tensor {spec.name!r} of the checkpoint is of another type than the model's")
+        if file.entries[name].shape != spec.shape:
+            raise CheckpointError(f"tensor {spec.name!r} of the checkpoint has another shape than the model's")
+        return file, name
+
+    def states(self, tensor: str) -> list[StatePart]:
+        """The optimizer state of a tensor, by key in the order of its elements; none before its first update.
+
+        A number for the whole tensor is there once per server that holds a part of the tensor.
+        """
+        return self._states.get(tensor, [])
+
+    def facts(self) -> ShardFacts:
+        """What the shards knew. Raises CheckpointError if one does not say so, or if two say different things."""
+        manifest = self._manifest
+        told = [_told(file, info.name) for file, info in zip(self._shards, manifest.state, strict=True)]
+        for index, (facts, info) in enumerate(zip(told, manifest.state, strict=True)):
+            if facts["version"] != manifest.version:
+                raise CheckpointError(
+                    f"{info.name} (of server-{index}) is of version {facts['version']}, the checkpoint is of version "
+                    f"{manifest.version}"
+                )
+            if facts != told[0]:
+                raise CheckpointError(f"{info.name} and {manifest.state[0].name} are not of the same moment")
+        facts, file, name = told[0], self._shards[0], manifest.state[0].name
+        return ShardFacts(
+            applied=facts["applied"],
+            skipped=facts["skipped"],
+            samples=facts["samples"],
+            schedule=facts["schedule"],
+            counted=facts["counted"],
+            rows=_ledger_rows(file),
+            folded_steps=facts["folded_steps"],
+            names=_worker_names(file, name),
+        )
+
+    # ---- checking
+
+    def check(self, layout: Layout, optimizer: types_pb2.OptimizerSpec) -> ShardFacts:
+        """Whether a job with this model and optimizer can go on from here; returns what the shards knew.
+
+        Reads everything. Raises CheckpointError that names the file, tensor or optimizer state that is damaged,
+        missing, or of another model.
+        """
+        name = self._manifest.name
+        if self._manifest.layout_digest != layout.digest:
+            raise CheckpointError(f"{name} is of another model: its layout differs")
+        try:
+            groups = groups_from_proto(optimizer.groups)
+            validate(optimizer.name, groups)
+        except ParamServerError as error:
+            raise CheckpointError(f"{name} names an optimizer that servers do not run: {error}") from error
+        for file in self._all:
+            file.verify()
+        facts = self.facts()
+        for spec in layout.tensors:
+            self.tensor(spec, master_dtype(spec.dtype, spec.kind))
+            if spec.kind is Kind.PARAMETER:
+                if spec.group >= len(groups):
+                    raise CheckpointError(f"parameter {spec.name!r} is in group {spec.group} of {len(groups)}")
+                self._check_state(spec, RULES[optimizer.name], groups[spec.group])
+        return facts
+
+    def _check_state(self, spec: TensorSpec, rule: Rule, hypers: Hypers) -> None:
+        """Whether a parameter has no optimizer state, or all that its optimizer needs."""
+        parts = self.states(spec.name)
+        if not parts:
+            return
+        optional = {key: hyper for hyper, key in rule.structural.items()}
+        needed = {key for key in rule.arrays if key not in optional or hypers[optional[key]]} | rule.scalars
+        ends: dict[str, int] = {}
+        dtype = master_dtype(spec.dtype, spec.kind)
+        for part in parts:
+            if part.key not in needed:
+                raise self._unfit(spec, f"has the state {part.key[:40]!r}, which this optimizer does not keep")
+            if part.key in rule.scalars:
+                if part.entry.elements != 1:
+                    raise self._unfit(spec, f"has {part.entry.elements} numbers as {part.key}, which is one number")
+                ends[part.key] = spec.elements
+                continue
+            if part.entry.dtype != dtype:
+                raise self._unfit(spec, f"has {part.key} in another type")
+            end = ends.get(part.key, 0)
+            if part.start != end:
+                raise self._unfit(spec, f"lacks {part.key} from element {end} on, or has some of it twice")
+            ends[part.key] = end + part.entry.elements
+        for key in sorted(needed):
+            if ends.get(key) != spec.elements:
+                raise self._unfit(spec, f"has {ends.get(key, 0)} of {spec.elements} elements of {key}")
+
+    def _unfit(self, spec: TensorSpec, problem: str) -> CheckpointError:
+        return CheckpointError(f"the optimizer state of {self._manifest.name} does not fit: {spec.name!r} {problem}")
+
+    def close(self) -> None:
+        """Close the files."""
+        self._files.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _told(file: TensorFile, name: str) -> dict[str, Any]:
+    """What one shard says. Raises CheckpointError."""
+    try:
+        facts: dict[str, Any] = json.loads(file.metadata["shard"])
+        if any(type(facts[key]) is not int or facts[key] < 0 for key in _NUMBERS):
+            raise ValueError("a number")
+        facts["counted"] = {
+            int(epoch): tuple((int(lo), int(hi)) for lo, hi in ranges) for epoch, ranges in facts["counted"].items()
+        }
+        for ranges in facts["counted"].values():
+            RangeSet.from_ranges(ranges)
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{name} does not say what its shard had counted") from error
+    return facts
+
+
+def _worker_names(file: TensorFile, name: str) -> dict[int, str]:
+    try:
+        return {int(ident): str(text) for ident, text in json.loads(file.metadata.get("names", "{}")).items()}
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"the names of workers in {name} are damaged") from error
+
+
+def _ledger_rows(file: TensorFile) -> list[Row]:
+    entry = file.entries.get("ledger")
+    if entry is None:
+        return []
+    if entry.dtype != "int64" or len(entry.shape) != 2 or entry.shape[1] != _LEDGER_COLUMNS:
+        raise CheckpointError("the ledger in a checkpoint is no table of five columns")
+    numbers = array("q")
+    numbers.frombytes(file.read("ledger", 0, entry.elements))
+    columns = [numbers[column::_LEDGER_COLUMNS] for column in range(_LEDGER_COLUMNS)]
+    return list(zip(*columns, strict=True))
