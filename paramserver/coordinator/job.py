@@ -263,6 +263,8 @@ class Job:
             losses=self.losses,
             missed=self.board.missed,
             poisoned=self.poison.refs(),
+            deaths=self.poison.deaths(),
+            deaths_in_a_row=self.poison.in_a_row,
             finished=self.finished,
             summary=self.summary,
             address=self.address,

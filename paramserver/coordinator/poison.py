@@ -88,9 +88,21 @@ class PoisonWatch:
         """The slices that are skipped, for messages."""
         return [types_pb2.SliceRef(epoch=epoch, index=index) for epoch, index in sorted(self.slices)]
 
+    def deaths(self) -> list[types_pb2.SliceRef]:
+        """The slices at which workers have died, once per death, for the record."""
+        return [
+            types_pb2.SliceRef(epoch=place.epoch, index=place.index, step=place.step) for place in self._poison.deaths
+        ]
+
+    @property
+    def in_a_row(self) -> int:
+        """How many workers have died since the job last got on."""
+        return self._poison.in_a_row
+
     def restore(self, record: coordinator_pb2.JobRecord) -> None:
         """Go on from what was written down."""
         self.slices = {(ref.epoch, ref.index) for ref in record.poisoned}
+        self._poison.restore(map(place_of, record.deaths), record.deaths_in_a_row, time.monotonic())
 
     def described(self) -> list[str]:
         """The slices that are skipped, for people."""

@@ -7,7 +7,7 @@ after the other, is poison.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 # After a death, reports of before it may still come in for so long.
@@ -41,6 +41,21 @@ class Poison:
         self._total = 0
         self._last_at = 0.0
         self._counted = 0
+
+    @property
+    def deaths(self) -> tuple[Place, ...]:
+        """The slices at which workers have died, once per death, as far as they have not counted since."""
+        return tuple(self._deaths)
+
+    @property
+    def in_a_row(self) -> int:
+        """How many workers have died since the job last got on."""
+        return self._total
+
+    def restore(self, deaths: Iterable[Place], in_a_row: int, now: float) -> None:
+        """Go on from the deaths that another one has counted."""
+        self._deaths, self._total = list(deaths), in_a_row
+        self.careful, self._last_at = in_a_row > 0, now
 
     def begins(self, worker: int, place: Place) -> None:
         """A careful worker is about to compute this slice."""

@@ -15,7 +15,7 @@ from paramserver.coordinator.toggle import Toggle
 from paramserver.core.leases import SliceLeases
 from paramserver.core.names import AsyncName, SyncName
 from paramserver.testing.faults import Fault, FaultPlan, Rule
-from paramserver.v1 import coordinator_pb2
+from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.worker.context import Context
 from tests.cluster.harness import Applied, Died, recorded, until, wait
 from tests.cluster.programs import LedgerProgram
@@ -204,8 +204,6 @@ def change_once(fleet: Fleet, mode: str) -> str:
 
 
 def mode_number(mode: str) -> Any:
-    from paramserver.v1 import types_pb2
-
     return types_pb2.MODE_ASYNC if mode == "async" else types_pb2.MODE_SYNC
 
 
@@ -419,3 +417,33 @@ def test_async_the_leader_dies_before_the_data_is_known() -> None:
     assert trap.fired.is_set(), trap.seen
     counted_once(log, epochs)
     assert summary["contributions_applied"] == PER_EPOCH * epochs
+
+
+# ---- a slice that kills whoever computes it
+
+
+def test_the_deaths_at_a_slice_are_counted_on() -> None:
+    """Two workers die at a slice, one after the other, then the leader dies: the third worker's death names the slice.
+
+    The last coordinator alone has seen one death, which says nothing.
+    """
+    deaths = []
+
+    def each(ctx: Context, slices: int) -> None:
+        assert ctx._item is not None
+        if ctx._item.index == 1:
+            deaths.append(ctx)
+            raise Died
+
+    with Fleet(servers=1, workers=1, slices_per_step=1, lease_s=1.0) as fleet:
+        leader = fleet.begin(program(each))
+        until("the first death is noticed", lambda: fleet.record().deaths_in_a_row == 1)
+        fleet.work(program(each))
+        until("the second one, too", lambda: fleet.record().deaths_in_a_row == 2)
+        fleet.kill(leader)
+        fleet.took_over()
+        fleet.work(program(each))
+        until("the job ends", lambda: fleet.record().view.state == types_pb2.JOB_STATE_FAILED)
+        reason = fleet.record().view.reason
+    assert len(deaths) == 3
+    assert reason.startswith("whoever computes slice 1 of epoch 1 (step 1; samples "), reason

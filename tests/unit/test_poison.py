@@ -98,3 +98,28 @@ def test_a_slice_that_is_skipped_is_forgotten() -> None:
     poison.skipped(S)
     poison.look(10, 8, never, 10.0)
     assert not poison.careful
+
+
+def test_another_coordinator_goes_on_counting() -> None:
+    """It has heard of no worker yet, and the job has not got on since."""
+    before, after = Poison(), Poison()
+    before.died(0, never, 0.0)
+    before.begins(1, S)
+    assert before.died(1, never, 1.0) is None
+    after.restore(before.deaths, before.in_a_row, 5.0)
+    assert after.careful
+    after.look(100, 8, never, 6.0)
+    assert after.careful
+    after.begins(2, S)
+    assert after.died(2, never, 7.0) == S
+
+
+def test_another_coordinator_lets_workers_be_careless_once_the_job_gets_on() -> None:
+    before, after = Poison(), Poison()
+    before.died(0, never, 0.0)
+    after.restore(before.deaths, before.in_a_row, 5.0)
+    after.look(100, 8, never, 5.1)  # counted before the death, as far as this coordinator knows
+    after.look(107, 8, never, 8.0)
+    still = after.careful
+    after.look(108, 8, never, 9.0)
+    assert (still, after.careful, after.in_a_row) == (True, False, 0)
