@@ -18,7 +18,7 @@ from benchmarks.apply import check
 from benchmarks.calib import measure
 from benchmarks.rows import Row, rows
 from benchmarks.shards import STATE_BYTES, Shard, Triad, optimizer_of
-from paramserver.core.reduction import fold_order
+from paramserver.core.versions.reduction import fold_order
 
 ELEMENTS = 8_000_000
 COUNTS = (2, 4, 8, 16)

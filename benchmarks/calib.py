@@ -17,8 +17,8 @@ import torch
 from benchmarks.rows import Row, rows
 from benchmarks.wire.paths import Bare, Ours, Peer, Tcp
 from benchmarks.wire_bw import gigabytes
-from paramserver.local.valkey import EmbeddedStore
-from paramserver.store.base import open_store
+from paramserver.machine.valkey import EmbeddedStore
+from paramserver.store import open_store
 
 BYTES = 64 << 20
 _CALLS = 50

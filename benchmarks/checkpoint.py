@@ -20,13 +20,13 @@ import torch
 
 from benchmarks.rows import Row, rows
 from paramserver.checkpoint.place import Place
-from paramserver.core.consistency import Consistency, Mode
-from paramserver.core.names import SyncName
-from paramserver.core.plan import Plan, TensorSpec, make_layout, make_plan
-from paramserver.core.shard import ShardState
-from paramserver.server.saving import Saver
-from paramserver.server.shard import Contribution, ShardTensors
-from paramserver.server.version import Version
+from paramserver.core.layout.plan import Plan, TensorSpec, make_layout, make_plan
+from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.core.versions.names import SyncName
+from paramserver.core.versions.shard import ShardState
+from paramserver.server.saving.saver import Saver
+from paramserver.server.versions.shard import Contribution, ShardTensors
+from paramserver.server.versions.version import Version
 from paramserver.tensors.optimizers import describe
 from paramserver.transport.base import Channel
 from paramserver.v1 import shard_pb2

@@ -25,7 +25,7 @@ from benchmarks.rows import Row, rows
 from paramserver.compress.base import Compressor
 from paramserver.compress.options import Wire
 from paramserver.compress.registry import push_compressor
-from paramserver.core.plan import TensorSpec, default_chunk_bytes, make_layout
+from paramserver.core.layout.plan import TensorSpec, default_chunk_bytes, make_layout
 from paramserver.tensors.dtypes import buffer_of
 from paramserver.worker.flat import FlatSpace
 

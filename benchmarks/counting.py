@@ -19,11 +19,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
+from paramserver import logs
+from paramserver.alone.job import InProcessJob
 from paramserver.config import load_settings
 from paramserver.coordinator.job import JobOptions
-from paramserver.core.consistency import Consistency, Mode
-from paramserver.local import logs
-from paramserver.local.alone import InProcessJob
+from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.tensors.codec import split_frame
 from paramserver.transport.base import Channel, Frames, Neighbour, each
 from paramserver.worker.context import Context

@@ -24,8 +24,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from benchmarks.counting import STEPS
 from benchmarks.counting import count as count_steps
 from benchmarks.rows import Row, rows
-from paramserver.core.consistency import Consistency, Mode
-from paramserver.core.events import (
+from paramserver.core.job.membership import Admitted, Joined, Membership, Renewed, Role, Tick
+from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.core.versions.events import (
     Activated,
     AnswerPull,
     Arrived,
@@ -41,12 +42,11 @@ from paramserver.core.events import (
     PullAsked,
     Want,
 )
-from paramserver.core.leases import SliceLeases
-from paramserver.core.membership import Admitted, Joined, Membership, Renewed, Role, Tick
-from paramserver.core.names import AsyncName, SyncName
-from paramserver.core.shard import ShardState
-from paramserver.local.valkey import EmbeddedStore
-from paramserver.store.base import open_store
+from paramserver.core.versions.names import AsyncName, SyncName
+from paramserver.core.versions.shard import ShardState
+from paramserver.core.work.leases import SliceLeases
+from paramserver.machine.valkey import EmbeddedStore
+from paramserver.store import open_store
 
 WORKERS = (10, 100, 1000)
 STALENESS = 3

@@ -24,7 +24,7 @@ MEGABYTES, WORKERS, STEPS = 400, 2, 4
 STATE = 2
 _RUN_S = 300.0
 _PAUSE_S = 0.25
-_ROLES = b"paramserver.local.roles"
+_ROLES = b"paramserver.roles.child"
 
 
 def run(repetitions: int) -> list[Row]:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paramserver.core.names import SyncName
-from paramserver.core.plan import Chunk, TensorSpec, make_layout, make_plan
-from paramserver.server.shard import Contribution, ShardTensors
-from paramserver.server.version import Version
+from paramserver.core.layout.plan import Chunk, TensorSpec, make_layout, make_plan
+from paramserver.core.versions.names import SyncName
+from paramserver.server.versions.shard import Contribution, ShardTensors
+from paramserver.server.versions.version import Version
 from paramserver.tensors.optimizers import describe
 
 # What each setting does for a weight, at least: bytes read and written, without the gradients (docs/performance.md).

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from paramserver import errors
 
 if TYPE_CHECKING:
-    from paramserver.local.entry import Client, init
+    from paramserver.api import Client, init
     from paramserver.worker.context import Context
 
 __version__ = "0.1.0"
@@ -23,11 +23,11 @@ __all__ = ["Client", "Context", "__version__", "errors", "init"]
 
 def __getattr__(name: str) -> Any:
     if name == "init":
-        from paramserver.local.entry import init
+        from paramserver.api import init
 
         return init
     if name == "Client":
-        from paramserver.local.entry import Client
+        from paramserver.api import Client
 
         return Client
     if name == "Context":

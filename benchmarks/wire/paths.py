@@ -28,7 +28,7 @@ from benchmarks.wire.groups import give, gloo, join, payload, take
 from benchmarks.wire.peer import read_into, sizes
 from paramserver.tensors.codec import chunk_frames, split_frame
 from paramserver.tensors.dtypes import buffer_of, tensor_from
-from paramserver.transport.grpc_channel import connect
+from paramserver.transport.grpc.channel import connect
 from paramserver.transport.grpcio import grpc
 from paramserver.transport.limits import LIMITS
 from paramserver.v1 import shard_pb2

@@ -24,7 +24,7 @@ from benchmarks.wire.groups import gloo, join
 from paramserver.tensors.codec import encode_frame, split_frame
 from paramserver.tensors.dtypes import tensor_from
 from paramserver.transport.allocation import keep_memory
-from paramserver.transport.grpc_server import serve
+from paramserver.transport.grpc.server import serve
 from paramserver.transport.grpcio import grpc
 from paramserver.transport.limits import LIMITS
 from paramserver.v1 import shard_pb2

@@ -15,10 +15,10 @@ from typing import Any, Self
 from paramserver.checkpoint.manifest import Manifest
 from paramserver.checkpoint.place import Place
 from paramserver.checkpoint.tensorfile import Entry, TensorFile
-from paramserver.core.hypers import RULES, Hypers, Rule, validate
-from paramserver.core.ledger import Row
-from paramserver.core.plan import Kind, Layout, TensorSpec, master_dtype
-from paramserver.core.ranges import RangeSet
+from paramserver.core.layout.hypers import RULES, Hypers, Rule, validate
+from paramserver.core.layout.plan import Kind, Layout, TensorSpec, master_dtype
+from paramserver.core.versions.ledger import Row
+from paramserver.core.versions.ranges import RangeSet
 from paramserver.errors import CheckpointError, ParamServerError
 from paramserver.tensors.hypers import groups_from_proto
 from paramserver.v1 import types_pb2

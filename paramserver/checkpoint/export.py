@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, Self
 from google.protobuf import json_format
 
 from paramserver.checkpoint.contents import Contents
-from paramserver.checkpoint.disk import DiskWriter
 from paramserver.checkpoint.header import Entry, encode
 from paramserver.checkpoint.manifest import Manifest
 from paramserver.checkpoint.names import INDEX, temporary_name
 from paramserver.checkpoint.place import Place, explained
+from paramserver.checkpoint.storage.disk import DiskWriter
 from paramserver.checkpoint.tensorfile import TensorFile
-from paramserver.core.hypers import RULES, validate
+from paramserver.core.layout.hypers import RULES, validate
 from paramserver.errors import CheckpointError, ConfigError, ParamServerError
 from paramserver.tensors.dtypes import SIZES, buffer_of, in_model_type, tensor_from, torch_dtype
 from paramserver.tensors.hypers import groups_from_proto

@@ -7,9 +7,9 @@ import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from paramserver.checkpoint.disk import DiskRoot
-from paramserver.checkpoint.folder import Folder, Reader, Root, Writer
 from paramserver.checkpoint.names import check_checkpoint_name, check_file_name, parse_name, temporary_name
+from paramserver.checkpoint.storage.disk import DiskRoot
+from paramserver.checkpoint.storage.folder import Folder, Reader, Root, Writer
 from paramserver.config import hide_password
 from paramserver.errors import CheckpointError, ConfigError
 
@@ -32,7 +32,7 @@ class Place:
         if self.local:
             self._root = DiskRoot(Path(url).expanduser())
         else:
-            from paramserver.checkpoint.urls import UrlRoot
+            from paramserver.checkpoint.storage.urls import UrlRoot
 
             self._root = UrlRoot(self.url)
 

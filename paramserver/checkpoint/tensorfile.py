@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from paramserver.checkpoint.folder import Bytes, Reader, Writer
 from paramserver.checkpoint.header import LENGTH, Entry, decode, encode, header_bytes
 from paramserver.checkpoint.names import another_name, is_file_name
 from paramserver.checkpoint.place import Inside, Place, explained
+from paramserver.checkpoint.storage.folder import Bytes, Reader, Writer
 from paramserver.errors import CheckpointError
 from paramserver.failpoints import reach
 from paramserver.tensors.dtypes import SIZES

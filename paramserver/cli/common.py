@@ -54,7 +54,7 @@ def load_job(config: Path | None, overrides: Mapping[str, object]) -> Settings:
     settings = load_settings(config, overrides)
     if not settings.checkpoint.resume:
         return settings
-    from paramserver.local.checkpointing import resumed
+    from paramserver.resume.checkpointing import resumed
 
     return load_settings(config, {**overrides, **resumed(settings)})
 

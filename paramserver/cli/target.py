@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from paramserver.config import load_settings, split_addresses
 from paramserver.errors import ConfigError, UnavailableError
-from paramserver.local.jobs import call_coordinator, fetch_status, find_job
+from paramserver.machine.jobs import call_coordinator, fetch_status, find_job
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-    from paramserver.transport.security import Security
+    from paramserver.transport.security.access import Security
     from paramserver.v1.coordinator_pb2 import StatusResponse
 
 # Whose certificate is used, if there are several.
@@ -48,7 +48,7 @@ def find_target(
     settings = load_settings(
         overrides={"cluster.coordinator": coordinator, "security.certs": certs, "security.insecure": insecure}
     )
-    from paramserver.local.security import load_security
+    from paramserver.pki.security import load_security
 
     addresses, token = settings.cluster.coordinator, ""
     if coordinator is None:

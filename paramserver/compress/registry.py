@@ -10,7 +10,7 @@ from paramserver.compress.casts import BF16, FP16, Cast
 from paramserver.compress.int8 import Int8
 from paramserver.compress.options import PULL_PRECISIONS, PUSH_COMPRESSIONS
 from paramserver.compress.topk import TopK
-from paramserver.core.plan import Chunk, Kind
+from paramserver.core.layout.plan import Chunk, Kind
 from paramserver.errors import ProtocolError
 from paramserver.v1 import shard_pb2
 

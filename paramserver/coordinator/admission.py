@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from paramserver import errors
-from paramserver.core.consistency import Consistency, Mode
-from paramserver.core.membership import Role
+from paramserver.core.job.membership import Role
+from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.membership.session import versions
 from paramserver.transport.base import caller
-from paramserver.transport.messages import PROTOCOL, mode_to_proto
-from paramserver.transport.security import deny
-from paramserver.transport.session import versions
+from paramserver.transport.security.access import deny
 from paramserver.v1 import coordinator_pb2, types_pb2
+from paramserver.wire.messages import PROTOCOL, mode_to_proto
 
 if TYPE_CHECKING:
     from paramserver.coordinator.job import Job

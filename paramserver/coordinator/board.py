@@ -7,9 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from paramserver.core.membership import Member, Presence, Role
-from paramserver.core.slices import assign
-from paramserver.core.standing import (
+from paramserver.core.job.membership import Member, Presence, Role
+from paramserver.core.job.standing import (
     Departure,
     JobFacts,
     MemberFacts,
@@ -20,8 +19,9 @@ from paramserver.core.standing import (
     job_standing,
     member_standing,
 )
-from paramserver.transport.messages import data_to_proto
+from paramserver.core.work.slices import assign
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+from paramserver.wire.messages import data_to_proto
 
 if TYPE_CHECKING:
     from paramserver.coordinator.job import Job

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from paramserver import errors
 from paramserver.coordinator.service import CoordinatorService
-from paramserver.core.standing import State
+from paramserver.core.job.standing import State
 from paramserver.transport.base import METHODS, MethodKind
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 

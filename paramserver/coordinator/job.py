@@ -17,38 +17,38 @@ from google.protobuf.message import Message
 
 from paramserver import errors
 from paramserver.coordinator.board import Board
-from paramserver.coordinator.checkpoints import CheckpointOptions, Checkpoints
-from paramserver.coordinator.cluster import Connect, Servers
-from paramserver.coordinator.ending import Ending
-from paramserver.coordinator.idle import Idle
-from paramserver.coordinator.journal import Journal
-from paramserver.coordinator.keeping import Keeping
-from paramserver.coordinator.leasing import Leasing
-from paramserver.coordinator.loads import Loads, to_proto
+from paramserver.coordinator.history.checkpoints import CheckpointOptions, Checkpoints
+from paramserver.coordinator.history.loads import Loads, to_proto
+from paramserver.coordinator.history.recovery import Recovery
+from paramserver.coordinator.leadership.cluster import Connect, Servers
+from paramserver.coordinator.leadership.journal import Journal
+from paramserver.coordinator.leadership.keeping import Keeping
+from paramserver.coordinator.leadership.snapshots import Snapshots
 from paramserver.coordinator.model import ModelRegistry
-from paramserver.coordinator.poison import PoisonWatch
 from paramserver.coordinator.promises import Promises
-from paramserver.coordinator.recovery import Recovery
 from paramserver.coordinator.scaling import Scaling
-from paramserver.coordinator.snapshots import Snapshots
-from paramserver.coordinator.stalls import Stalls
-from paramserver.coordinator.stuck import Stuck
-from paramserver.coordinator.toggle import Toggle
-from paramserver.coordinator.watch import Watch
-from paramserver.core.consistency import Consistency
-from paramserver.core.membership import (
+from paramserver.coordinator.watching.ending import Ending
+from paramserver.coordinator.watching.idle import Idle
+from paramserver.coordinator.watching.poison import PoisonWatch
+from paramserver.coordinator.watching.stalls import Stalls
+from paramserver.coordinator.watching.stuck import Stuck
+from paramserver.coordinator.watching.watch import Watch
+from paramserver.coordinator.work.leasing import Leasing
+from paramserver.coordinator.work.toggle import Toggle
+from paramserver.core.job.membership import (
     Membership,
     Role,
 )
-from paramserver.core.ranges import complement
-from paramserver.core.slices import SyncSchedule
-from paramserver.transport.messages import (
+from paramserver.core.versions.consistency import Consistency
+from paramserver.core.versions.ranges import complement
+from paramserver.core.work.slices import SyncSchedule
+from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+from paramserver.wire.messages import (
     consistency_to_proto,
     data_to_proto,
     mode_to_proto,
     origin_to_proto,
 )
-from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -81,7 +81,7 @@ class JobOptions:
     # How long a worker that lives may get nowhere; 0: for ever.
     stall_s: float = 8.0
     call_timeout_s: float = 30.0
-    # Which server takes how much of the model; see `core.placement`.
+    # Which server takes how much of the model; see `core.layout.placement`.
     placement: str = "auto"
     # How fast the links between hosts are, in Mb/s.
     link_mbps: float = 1000.0

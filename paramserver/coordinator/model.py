@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import structlog
 
 from paramserver import errors
-from paramserver.core.hypers import validate
-from paramserver.core.membership import Member, Role
-from paramserver.core.placement import Seat, choose
-from paramserver.core.plan import Kind, Layout, link_chunk_bytes, moving_bytes
+from paramserver.core.job.membership import Member, Role
+from paramserver.core.layout.hypers import validate
+from paramserver.core.layout.placement import Seat, choose
+from paramserver.core.layout.plan import Kind, Layout, link_chunk_bytes, moving_bytes
 from paramserver.tensors.hypers import groups_from_proto
 from paramserver.transport.addresses import host_of, loopback
-from paramserver.transport.messages import consistency_to_proto, first_difference, layout_of
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+from paramserver.wire.messages import consistency_to_proto, first_difference, layout_of
 
 if TYPE_CHECKING:
     from paramserver.coordinator.job import Job
@@ -167,7 +167,7 @@ class ModelRegistry:
         self._give_grant()
 
     def begin_load(self) -> None:
-        """What is published is replaced by what scripts load: see `coordinator.loads`."""
+        """What is published is replaced by what scripts load: see `coordinator.history.loads`."""
         self.ready, self.initialiser = False, 0
         self.grant += 1
 

@@ -10,9 +10,9 @@ import structlog
 
 from paramserver import errors
 from paramserver.config import MAX_PROCESSES
-from paramserver.core.membership import Member, Role
-from paramserver.transport.bounds import patience
+from paramserver.core.job.membership import Member, Role
 from paramserver.v1 import coordinator_pb2, types_pb2
+from paramserver.wire.bounds import patience
 
 if TYPE_CHECKING:
     from paramserver.coordinator.job import Job

@@ -12,12 +12,11 @@ from collections.abc import AsyncIterator
 import structlog
 
 from paramserver import errors
-from paramserver.coordinator.accounts import account
 from paramserver.coordinator.admission import admit_server, check_join
+from paramserver.coordinator.history.probing import probe_place
 from paramserver.coordinator.job import Job
-from paramserver.coordinator.probing import probe_place
-from paramserver.core.consistency import Mode
-from paramserver.core.membership import (
+from paramserver.coordinator.work.accounts import account
+from paramserver.core.job.membership import (
     Admitted,
     Disconnected,
     Effect,
@@ -33,16 +32,17 @@ from paramserver.core.membership import (
     Role,
     Tick,
 )
-from paramserver.core.slices import SyncSchedule
+from paramserver.core.versions.consistency import Mode
+from paramserver.core.work.slices import SyncSchedule
 from paramserver.failpoints import reach
-from paramserver.transport.bounds import check_newcomer, check_report, patience, text
-from paramserver.transport.messages import (
+from paramserver.membership.session import versions
+from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+from paramserver.wire.bounds import check_newcomer, check_report, patience, text
+from paramserver.wire.messages import (
     PROTOCOL,
     consistency_to_proto,
     data_from_proto,
 )
-from paramserver.transport.session import versions
-from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -344,7 +344,7 @@ class CoordinatorService(Job):
         return coordinator_pb2.BeginResponse(skip=not await self.poison.begin(request.member, request.slice))
 
     async def load(self, request: coordinator_pb2.LoadRequest) -> coordinator_pb2.LoadResponse:
-        """A worker has come to a ctx.load; see `coordinator.loads`."""
+        """A worker has come to a ctx.load; see `coordinator.history.loads`."""
         self._member(request.member)
         return await self.loads.call(request)
 

@@ -21,7 +21,7 @@ PLACES = 8
 # other out of the first cache before they are used: 16 took longer than with torch, which reads two at a time.
 ROWS = 8
 
-# What to add to what, and where to put it: see `server.combine`.
+# What to add to what, and where to put it: see `server.arithmetic.combine`.
 Recipe = tuple[tuple[int, int, int], ...]
 
 

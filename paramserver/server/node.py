@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
+from paramserver.membership.session import JoinOptions, Session
 from paramserver.server.service import ShardService
 from paramserver.transport.base import Channel
-from paramserver.transport.session import JoinOptions, Session
 from paramserver.v1 import coordinator_pb2, types_pb2
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from paramserver.core.shard import ShardState
+from paramserver.core.versions.shard import ShardState
 from paramserver.server.running import RunningShard
-from paramserver.transport.messages import consistency_to_proto
 from paramserver.v1 import shard_pb2, types_pb2
+from paramserver.wire.messages import consistency_to_proto
 
 
 def report(shard: RunningShard | None) -> shard_pb2.StatsResponse:

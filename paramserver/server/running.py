@@ -14,8 +14,10 @@ import structlog
 from torch import Tensor
 
 from paramserver import errors
-from paramserver.core.consistency import Mode
-from paramserver.core.events import (
+from paramserver.core.layout.hypers import Hypers
+from paramserver.core.layout.plan import Plan
+from paramserver.core.versions.consistency import Mode
+from paramserver.core.versions.events import (
     Activated,
     AnswerPull,
     AnswerPush,
@@ -32,28 +34,26 @@ from paramserver.core.events import (
     Refusal,
     Refuse,
 )
-from paramserver.core.hypers import Hypers
-from paramserver.core.names import Name, SyncName
-from paramserver.core.plan import Plan
-from paramserver.core.reduction import cover, is_node
-from paramserver.core.shard import ShardState
+from paramserver.core.versions.names import Name, SyncName
+from paramserver.core.versions.reduction import cover, is_node
+from paramserver.core.versions.shard import ShardState
 from paramserver.failpoints import planned, reach
-from paramserver.server import norms
-from paramserver.server.apply import ChunkState
-from paramserver.server.arrivals import Arrivals
-from paramserver.server.claiming import ClaimDesk
-from paramserver.server.drafting import Draft, Drafting
-from paramserver.server.holding import Holding
-from paramserver.server.hypers import Hyperparameters
-from paramserver.server.norms import NormExchange
-from paramserver.server.saving import Saver
-from paramserver.server.shard import Contribution, ShardTensors, StateCopy, leading
-from paramserver.server.sharing import Sharing, own
-from paramserver.server.version import Version
+from paramserver.server.arithmetic import norms
+from paramserver.server.arithmetic.apply import ChunkState
+from paramserver.server.arithmetic.hypers import Hyperparameters
+from paramserver.server.arithmetic.norms import NormExchange
+from paramserver.server.saving.holding import Holding
+from paramserver.server.saving.saver import Saver
+from paramserver.server.versions.arrivals import Arrivals
+from paramserver.server.versions.claiming import ClaimDesk
+from paramserver.server.versions.drafting import Draft, Drafting
+from paramserver.server.versions.shard import Contribution, ShardTensors, StateCopy, leading
+from paramserver.server.versions.sharing import Sharing, own
+from paramserver.server.versions.version import Version
 from paramserver.v1 import shard_pb2
 
 if TYPE_CHECKING:
-    from paramserver.server.kept import Kept
+    from paramserver.server.saving.kept import Kept
 
 log = structlog.get_logger("paramserver.server")
 

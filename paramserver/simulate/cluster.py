@@ -6,25 +6,25 @@ import math
 from collections import Counter
 from statistics import fmean
 
-from paramserver.core.leases import SliceLeases
-from paramserver.simulate.asynchronous import AsyncWorker
-from paramserver.simulate.blame import NOTHING, Chain, Part, between, largest
-from paramserver.simulate.clock import VirtualClock, start
-from paramserver.simulate.cores import Cores
+from paramserver.core.work.leases import SliceLeases
 from paramserver.simulate.formulas import dedicated
-from paramserver.simulate.hosts import Network, Program, host
-from paramserver.simulate.member import Member
-from paramserver.simulate.pieces import pieces_of
+from paramserver.simulate.machinery.blame import NOTHING, Chain, Part, between, largest
+from paramserver.simulate.machinery.clock import VirtualClock, start
+from paramserver.simulate.machinery.cores import Cores
+from paramserver.simulate.parts.asynchronous import AsyncWorker
+from paramserver.simulate.parts.hosts import Network, Program, host
+from paramserver.simulate.parts.member import Member
+from paramserver.simulate.parts.pieces import pieces_of
+from paramserver.simulate.parts.seats import seating, shares_memory
+from paramserver.simulate.parts.server import Server
+from paramserver.simulate.parts.stragglers import draws
+from paramserver.simulate.parts.synchronous import SyncWorker
 from paramserver.simulate.scenario import Outcome, Record, Scenario, busy, shares
-from paramserver.simulate.seats import seating, shares_memory
-from paramserver.simulate.server import Server
-from paramserver.simulate.stragglers import draws
-from paramserver.simulate.synchronous import SyncWorker
 
 # The model is cut into so many pieces at most, and all workers send so many in a step, since it is these that take time
 # to simulate; they are fewer only where links take more than this part of the time of a slice.
 _MOST, _FEWEST, _IN_ALL, _WORTH_IT = 256, 16, 8192, 0.02
-# A smaller contribution does not leave before it is computed; `worker.early` says the same.
+# A smaller contribution does not leave before it is computed; `worker.gradients.early` says the same.
 _EARLY_BYTES = 4 << 20
 # This part of the steps, at the beginning, is left aside.
 _WARM_UP = 0.05

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from paramserver.simulate.blame import NOTHING, Part, between, largest
 from paramserver.simulate.costs import Costs
 from paramserver.simulate.formulas import byteps_shares
+from paramserver.simulate.machinery.blame import NOTHING, Part, between, largest
 from paramserver.simulate.scenario import Outcome, Record, Scenario
 from paramserver.simulate.suggest import Suggestion, by_formula
 from paramserver.simulate.units import short

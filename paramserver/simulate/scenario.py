@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from paramserver.core.consistency import Consistency, Mode
+from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.errors import ConfigError
-from paramserver.simulate.blame import Chain, Part
 from paramserver.simulate.costs import Costs
-from paramserver.simulate.stragglers import Straggler
+from paramserver.simulate.machinery.blame import Chain, Part
+from paramserver.simulate.parts.stragglers import Straggler
 
 MAX_WORKERS, MAX_SERVERS, MAX_SLICES, MAX_STEPS = 4096, 512, 65536, 10_000_000
 

@@ -6,9 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from paramserver.errors import ConfigError, FencedError, StoreError
-
-REDIS_SCHEMES = ("redis", "rediss", "unix")
+from paramserver.errors import FencedError, StoreError
 
 
 class ConflictError(StoreError):
@@ -119,28 +117,6 @@ class Store(Protocol):
     async def close(self) -> None:
         """Give connections back. May be repeated."""
         ...
-
-
-def open_store(url: str, prefix: str, password_file: str = "") -> Store:
-    """The store at ``url``: "memory", "redis://host:6379/0", "rediss://…" (TLS), or "unix:///path/to/socket?db=0".
-
-    ``prefix`` begins all its keys there. ``password_file`` holds the password, which is then not in the URL. Nothing is
-    connected yet. Raises ConfigError if the URL is none of these, or a file it names cannot be used.
-    """
-    if url == "memory":
-        from paramserver.store.memory import MemoryStore
-
-        return MemoryStore()
-    scheme = url.partition("://")[0]
-    if scheme not in REDIS_SCHEMES or "://" not in url:
-        raise ConfigError(
-            f"cluster.store {redacted(url)!r} is no store: write memory, redis://host:6379/0, rediss://host:6379/0 "
-            "or unix:///path/to/socket"
-        )
-    from paramserver.store.address import parse
-    from paramserver.store.redis import RedisStore
-
-    return RedisStore(parse(url, password_file), prefix)
 
 
 def redacted(url: str) -> str:

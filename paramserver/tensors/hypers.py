@@ -1,10 +1,10 @@
-"""Hyper-parameters as messages. What names and values mean is checked by `paramserver.core.hypers.validate`."""
+"""Hyper-parameters as messages. What names and values mean is checked by `paramserver.core.layout.hypers.validate`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from paramserver.core.hypers import Hypers, HyperValue
+from paramserver.core.layout.hypers import Hypers, HyperValue
 from paramserver.errors import ProtocolError
 from paramserver.v1 import types_pb2 as types
 

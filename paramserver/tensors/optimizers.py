@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from paramserver.core.hypers import RULES, SUPPORTED, Form, Hypers, HyperValue, validate
+from paramserver.core.layout.hypers import RULES, SUPPORTED, Form, Hypers, HyperValue, validate
 from paramserver.errors import ModelError
 
 # Those with a fused kernel for CPU tensors of float32 and float64.

@@ -28,8 +28,8 @@ from paramserver.transport.base import (
     set_caller,
 )
 from paramserver.transport.failures import answered, in_time, unavailable, unknown_call
-from paramserver.transport.local import LocalChannel
-from paramserver.transport.policy import ROLES
+from paramserver.transport.security.policy import ROLES
+from paramserver.transport.shm.channel import LocalChannel
 
 T = TypeVar("T")
 T2 = TypeVar("T2")

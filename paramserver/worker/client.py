@@ -11,15 +11,15 @@ import numpy as np
 import torch
 
 from paramserver import errors
-from paramserver.core.hypers import validate
-from paramserver.core.naming import instead_of
-from paramserver.core.plan import Kind, Plan, TensorSpec
+from paramserver.core.layout.hypers import validate
+from paramserver.core.layout.naming import instead_of
+from paramserver.core.layout.plan import Kind, Plan, TensorSpec
 from paramserver.tensors.dtypes import dtype_name
 from paramserver.tensors.finite import is_finite
 from paramserver.tensors.hypers import groups_to_proto
 from paramserver.tensors.optimizers import describe
-from paramserver.transport.messages import tensor_to_proto
 from paramserver.v1 import types_pb2
+from paramserver.wire.messages import tensor_to_proto
 from paramserver.worker.engine import Engine
 from paramserver.worker.flat import FlatSpace
 
@@ -237,7 +237,7 @@ def _optimizer(optimizer: str | torch.optim.Optimizer, hypers: Mapping[str, Any]
     if optimizer == "sum":
         validate("sum", [hypers])
         return "sum", hypers
-    from paramserver.core.hypers import RULES
+    from paramserver.core.layout.hypers import RULES
     from paramserver.tensors.optimizers import torch_class
 
     if optimizer not in RULES:

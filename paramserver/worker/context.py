@@ -17,27 +17,27 @@ from paramserver import errors
 from paramserver.compress.options import Wire
 from paramserver.compress.registry import pull_cast
 from paramserver.config import Settings
-from paramserver.core.consistency import Mode
-from paramserver.core.names import AsyncName
-from paramserver.core.passes import Passes
-from paramserver.core.slices import main_place, slice_samples, slice_seed
+from paramserver.core.versions.consistency import Mode
+from paramserver.core.versions.names import AsyncName
+from paramserver.core.work.passes import Passes
+from paramserver.core.work.slices import main_place, slice_samples, slice_seed
 from paramserver.v1 import coordinator_pb2, shard_pb2
-from paramserver.worker.binding import ModelBinding
-from paramserver.worker.draws import Draws
 from paramserver.worker.engine import Engine
 from paramserver.worker.flat import FlatSpace, Node
-from paramserver.worker.given import check_loader, check_model, check_objects, check_scheduler
-from paramserver.worker.guard import Guard
-from paramserver.worker.hooks import PushHook, built_in, of_script
-from paramserver.worker.loaded import digest_of, put_weights, take_state
-from paramserver.worker.loader import SliceLoader, describe_loader
-from paramserver.worker.optimizer import ServerOptimizer, StepScheduler
-from paramserver.worker.outgoing import Outgoing
+from paramserver.worker.gradients.hooks import PushHook, built_in, of_script
+from paramserver.worker.gradients.outgoing import Outgoing
 from paramserver.worker.pace import Item
-from paramserver.worker.reads import Reads
-from paramserver.worker.schedule import SchedulePosition
-from paramserver.worker.seeding import seed_everything
-from paramserver.worker.state import bring, in_torch_format
+from paramserver.worker.script.binding import ModelBinding
+from paramserver.worker.script.draws import Draws
+from paramserver.worker.script.given import check_loader, check_model, check_objects, check_scheduler
+from paramserver.worker.script.guard import Guard
+from paramserver.worker.script.loaded import digest_of, put_weights, take_state
+from paramserver.worker.script.loader import SliceLoader, describe_loader
+from paramserver.worker.script.optimizer import ServerOptimizer, StepScheduler
+from paramserver.worker.script.schedule import SchedulePosition
+from paramserver.worker.script.seeding import seed_everything
+from paramserver.worker.script.state import bring, in_torch_format
+from paramserver.worker.weights.reads import Reads
 
 log = structlog.get_logger("paramserver.worker")
 

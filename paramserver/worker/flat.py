@@ -9,7 +9,7 @@ import torch
 
 from paramserver.compress.casts import Cast
 from paramserver.compress.registry import compressible
-from paramserver.core.plan import Kind, Layout, Segment
+from paramserver.core.layout.plan import Kind, Layout, Segment
 from paramserver.tensors.dtypes import buffer_of, tensor_from, torch_dtype
 
 

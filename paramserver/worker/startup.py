@@ -11,17 +11,17 @@ from typing import Any, TypeVar, cast
 import structlog
 
 from paramserver import errors
-from paramserver.core.events import Latest
-from paramserver.core.plan import Chunk, Plan, moving_bytes
+from paramserver.core.layout.plan import Chunk, Plan, moving_bytes
+from paramserver.core.versions.events import Latest
+from paramserver.membership.session import Session
 from paramserver.transport.base import Channel
-from paramserver.transport.messages import plan_of
-from paramserver.transport.session import Session
 from paramserver.v1 import coordinator_pb2, types_pb2
-from paramserver.worker import early
+from paramserver.wire.messages import plan_of
+from paramserver.worker.gradients import early
 from paramserver.worker.links import ShardLinks
 from paramserver.worker.links.pushes import Part
-from paramserver.worker.pulled import Pulled
-from paramserver.worker.shared import SharedMemory
+from paramserver.worker.memory.shared import SharedMemory
+from paramserver.worker.weights.pulled import Pulled
 
 log = structlog.get_logger("paramserver.worker")
 

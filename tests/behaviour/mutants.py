@@ -9,11 +9,11 @@ from unittest import mock
 
 import torch
 
-from paramserver.core.slices import DataSpec, slice_indices
+from paramserver.core.work.slices import DataSpec, slice_indices
 from paramserver.worker import context
-from paramserver.worker.binding import ModelBinding
-from paramserver.worker.optimizer import StepScheduler
-from paramserver.worker.state import NOTHING
+from paramserver.worker.script.binding import ModelBinding
+from paramserver.worker.script.optimizer import StepScheduler
+from paramserver.worker.script.state import NOTHING
 
 Mutant = Callable[[], AbstractContextManager[object]]
 
@@ -53,7 +53,7 @@ def other_order() -> AbstractContextManager[object]:
     def indices(data: DataSpec, seed: int, epoch: int, index: int) -> list[int]:
         return real(data, seed + 1, epoch, index)
 
-    return mock.patch("paramserver.worker.loader.slice_indices", indices)
+    return mock.patch("paramserver.worker.script.loader.slice_indices", indices)
 
 
 def old_weights() -> AbstractContextManager[object]:

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from paramserver.core.slices import DataSpec, SyncSchedule, slice_indices, slice_seed
-from paramserver.worker.seeding import seed_everything
+from paramserver.core.work.slices import DataSpec, SyncSchedule, slice_indices, slice_seed
+from paramserver.worker.script.seeding import seed_everything
 from tests.behaviour.generate import Form
 
 Array = np.ndarray[Any, Any] | torch.Tensor

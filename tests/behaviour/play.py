@@ -22,9 +22,9 @@ import torch
 from safetensors.torch import load_file
 
 import paramserver
-from paramserver import errors
-from paramserver.local import entry, logs
-from paramserver.local.verdict import broken_sentences
+from paramserver import api as entry
+from paramserver import errors, logs
+from paramserver.results.verdict import broken_sentences
 from paramserver.worker.context import Context
 from tests.behaviour import plain
 from tests.behaviour.generate import Form

@@ -101,7 +101,7 @@ class Run:
         self.trains(running)
 
         def of_role() -> list[int]:
-            words = f"paramserver.local.roles {role}"
+            words = f"paramserver.roles.child {role}"
             return [pid for pid, line in self._where.processes().items() if words in line and sys.executable in line]
 
         until(f"there is a {role}", lambda: running.ended or of_role(), 30.0)

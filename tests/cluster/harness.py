@@ -22,18 +22,17 @@ import pytest
 import torch
 
 import paramserver as ps
-from paramserver import errors
+from paramserver import errors, logs
+from paramserver.alone.finish import gather
+from paramserver.alone.job import COORDINATOR, InProcessJob, worker_options
 from paramserver.config import load_settings
 from paramserver.coordinator.job import JobOptions
-from paramserver.core.plan import Chunk
-from paramserver.local import logs
-from paramserver.local.adopt import consistency_of
-from paramserver.local.alone import COORDINATOR, InProcessJob, worker_options
-from paramserver.local.collect import Result
-from paramserver.local.finish import gather
-from paramserver.server.apply import ChunkState
-from paramserver.server.shard import Contribution, ShardTensors
-from paramserver.server.version import Version
+from paramserver.core.layout.plan import Chunk
+from paramserver.membership.settings import consistency_of
+from paramserver.results.collect import Result
+from paramserver.server.arithmetic.apply import ChunkState
+from paramserver.server.versions.shard import Contribution, ShardTensors
+from paramserver.server.versions.version import Version
 from paramserver.tensors.dtypes import torch_dtype
 from paramserver.testing.faults import Connect, FaultPlan
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2

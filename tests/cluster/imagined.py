@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from paramserver.core.names import AsyncName
+from paramserver.core.versions.names import AsyncName
 
 # What a worker does: asks for slices, waits for weights, computes, waits until its push has arrived everywhere, tells
 # the shards that it has nothing to do, waits for slices; or it is gone.

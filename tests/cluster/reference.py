@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import TensorDataset
 
-from paramserver.core.slices import DataSpec, SyncSchedule, slice_indices
+from paramserver.core.work.slices import DataSpec, SyncSchedule, slice_indices
 
 Batch = tuple[Tensor, Tensor]
 Loss = Callable[..., Any]

@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 from safetensors.torch import load_file
 
 from paramserver import failpoints
-from paramserver.local.coordinating import Options
+from paramserver.resume.options import Options
 from paramserver.v1 import shard_pb2
 from paramserver.worker.context import Context
 from tests.cluster.harness import Died, train, wait

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
-from paramserver.core.events import (
+from paramserver.core.versions.events import (
     Build,
     Outcome,
 )
-from paramserver.core.names import AsyncName, Name
-from paramserver.core.shard import ShardState
+from paramserver.core.versions.names import AsyncName, Name
+from paramserver.core.versions.shard import ShardState
 from tests.cluster.imagined import PUSH, Worker
 
 

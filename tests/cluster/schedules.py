@@ -13,8 +13,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from paramserver.core.consistency import Consistency, Mode
-from paramserver.core.events import (
+from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.core.versions.events import (
     Activated,
     AnswerPull,
     AnswerPush,
@@ -33,9 +33,9 @@ from paramserver.core.events import (
     Refuse,
     WentIdle,
 )
-from paramserver.core.leases import SliceLeases
-from paramserver.core.names import AsyncName
-from paramserver.core.shard import ShardState
+from paramserver.core.versions.names import AsyncName
+from paramserver.core.versions.shard import ShardState
+from paramserver.core.work.leases import SliceLeases
 from tests.cluster.imagined import COMPUTE, GONE, IDLE, PULL, PUSH, REST, SEEK, Tally, Worker
 from tests.cluster.rules import Rules
 

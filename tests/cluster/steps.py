@@ -10,8 +10,8 @@ import random
 from collections import Counter
 from typing import Any
 
-from paramserver.core.consistency import Consistency, Mode
-from paramserver.core.events import (
+from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.core.versions.events import (
     Activated,
     AnswerPull,
     AnswerPush,
@@ -28,10 +28,10 @@ from paramserver.core.events import (
     Refuse,
     Want,
 )
-from paramserver.core.names import SyncName
-from paramserver.core.reduction import Node, Reducer, cover, fold_order, split
-from paramserver.core.shard import ShardState
-from paramserver.core.slices import SyncSchedule, assign
+from paramserver.core.versions.names import SyncName
+from paramserver.core.versions.reduction import Node, Reducer, cover, fold_order, split
+from paramserver.core.versions.shard import ShardState
+from paramserver.core.work.slices import SyncSchedule, assign
 
 PUSHED, PULLED, BUILT, MEMBERS, VIEW = range(5)
 Expression = Any  # a number, or a pair of expressions

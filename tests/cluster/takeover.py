@@ -18,21 +18,21 @@ from typing import Any, TypeVar
 
 import torch
 
-from paramserver import errors
+from paramserver import errors, logs
 from paramserver.config import Settings, load_settings
-from paramserver.coordinator.journal import parse_record
+from paramserver.coordinator.leadership.journal import parse_record
 from paramserver.coordinator.service import CoordinatorService
-from paramserver.local import logs
-from paramserver.local.coordinating import Coordinating, Options
-from paramserver.local.serving import Serving
+from paramserver.membership.session import JoinOptions
+from paramserver.resume.options import Options
+from paramserver.roles.coordinating import Coordinating
+from paramserver.roles.serving import Serving
 from paramserver.server.node import ServerNode
 from paramserver.server.service import ShardService
 from paramserver.store.memory import MemoryStore
 from paramserver.testing.faults import FaultPlan, Rule
 from paramserver.transport.base import Channel
 from paramserver.transport.rotating import coordinator_channel
-from paramserver.transport.security import Security
-from paramserver.transport.session import JoinOptions
+from paramserver.transport.security.access import Security
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.worker.background import Background
 from paramserver.worker.context import Context
@@ -292,7 +292,7 @@ class Fleet:
     # ---- starting
 
     def coordinate(self, place: str = "leader", settings: Mapping[str, object] | None = None, **options: Any) -> Chief:
-        """Start a coordinator, with these ``settings`` changed; see `paramserver.local.coordinating.Options`."""
+        """Start a coordinator, with these ``settings`` changed; see `paramserver.resume.options.Options`."""
         changed = load_settings(None, {**self._values, **(settings or {})}, environ={})
         chief = self.call(lambda: Chief(self, place, Options(**options), changed))
         self.chiefs.append(chief)

@@ -9,9 +9,9 @@ from functools import cache
 import pytest
 
 from paramserver import errors
-from paramserver.coordinator import takeover as taking
-from paramserver.core.membership import Role
-from paramserver.transport import session
+from paramserver.coordinator.leadership import takeover as taking
+from paramserver.core.job.membership import Role
+from paramserver.membership import session
 from paramserver.v1 import types_pb2
 from paramserver.worker.context import Context
 from tests.cluster.harness import Died, recorded, train, until, wait

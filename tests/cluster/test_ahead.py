@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from paramserver.server import drafting
-from paramserver.server.drafting import Drafting
+from paramserver.server.versions import drafting
+from paramserver.server.versions.drafting import Drafting
 from tests.cluster.harness import train
 from tests.cluster.programs import Program, adamw, dataset, network, plain
 from tests.cluster.rollback import Rig, same, twin

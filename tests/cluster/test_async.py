@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from paramserver.core.names import AsyncName
-from paramserver.core.slices import DataSpec, slice_indices
+from paramserver.core.versions.names import AsyncName
+from paramserver.core.work.slices import DataSpec, slice_indices
 from paramserver.worker.context import Context
 from paramserver.worker.pace import AsyncPace
 from tests.cluster.harness import Applied, Cluster, recorded, train, until, wait

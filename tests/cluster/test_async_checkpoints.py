@@ -10,8 +10,8 @@ import torch
 
 from paramserver.checkpoint import catalog
 from paramserver.checkpoint.place import Place
-from paramserver.coordinator.checkpoints import CheckpointOptions
-from paramserver.server import holding
+from paramserver.coordinator.history.checkpoints import CheckpointOptions
+from paramserver.server.saving import holding
 from paramserver.worker.context import Context
 from tests.cluster.harness import Cluster, until
 

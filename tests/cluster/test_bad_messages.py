@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from paramserver import errors
-from paramserver.core.events import AtLeast, Exactly, Want
+from paramserver.core.versions.events import AtLeast, Exactly, Want
 from paramserver.tensors.codec import MAX_FRAME_BYTES, encode_frame, split_frame
 from paramserver.transport.base import MAX_MESSAGE_BYTES
-from paramserver.transport.messages import pack_mask, put_want
 from paramserver.v1 import shard_pb2, types_pb2
+from paramserver.wire.messages import pack_mask, put_want
 from paramserver.worker.client import RawClient
 from tests.cluster.harness import CALL_S, Cluster
 from tests.cluster.raw import AsyncName, Raw, SyncName

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from paramserver import errors
-from paramserver.core.slices import DataSpec, SyncSchedule, slice_indices
+from paramserver.core.work.slices import DataSpec, SyncSchedule, slice_indices
 from paramserver.worker.context import Context
 from tests.cluster.harness import train
 from tests.cluster.programs import Program, adamw, dataset, network, sgd

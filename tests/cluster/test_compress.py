@@ -15,10 +15,10 @@ import torch
 from paramserver import errors
 from paramserver.compress.registry import push_compressor
 from paramserver.tensors.dtypes import buffer_of, torch_dtype
-from paramserver.transport.messages import chunk_ref
 from paramserver.v1 import shard_pb2
+from paramserver.wire.messages import chunk_ref
 from paramserver.worker.context import Context
-from paramserver.worker.hooks import PushBucket
+from paramserver.worker.gradients.hooks import PushBucket
 from tests.cluster.harness import Cluster, Outcome, inside, train, until, wait
 from tests.cluster.programs import Program, adamw, dataset, network, sgd
 from tests.cluster.raw import Raw, SyncName

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.counting import Counts, count
-from paramserver.core.tempo import Tempo
+from paramserver.core.work.tempo import Tempo
 
 
 @pytest.fixture(autouse=True)

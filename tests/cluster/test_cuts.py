@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from paramserver import errors
-from paramserver.core.names import AsyncName
+from paramserver.core.versions.names import AsyncName
 from paramserver.testing.faults import Fault, FaultPlan, Rule
 from paramserver.worker.client import RawClient
 from tests.cluster.harness import Cluster, until
@@ -23,8 +23,8 @@ SHAPE = 96  # float64: 12 chunks of 64 bytes, on all servers
 @pytest.fixture(autouse=True)
 def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cuts wait for less, and what is gathered is not waited for."""
-    monkeypatch.setattr("paramserver.coordinator.snapshots._PATIENCE_S", (0.05, 0.2))
-    monkeypatch.setattr("paramserver.local.collect._SETTLE_S", 0.2)
+    monkeypatch.setattr("paramserver.coordinator.leadership.snapshots._PATIENCE_S", (0.05, 0.2))
+    monkeypatch.setattr("paramserver.results.collect._SETTLE_S", 0.2)
 
 
 @contextmanager

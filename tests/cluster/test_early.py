@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from paramserver.server import drafting
+from paramserver.server.versions import drafting
 from paramserver.testing.faults import Fault, FaultPlan, Rule
-from paramserver.worker import early
 from paramserver.worker.context import Context
-from paramserver.worker.early import EarlyChunks, EarlyPushes
+from paramserver.worker.gradients import early
+from paramserver.worker.gradients.early import EarlyChunks, EarlyPushes
 from tests.cluster.harness import train, train_without
 from tests.cluster.programs import LedgerProgram, Program, adamw, dataset, network
 from tests.cluster.test_faults import Death

@@ -9,7 +9,7 @@ import pytest
 from paramserver import errors
 from paramserver.server.rpc.exchange import Exchanges
 from paramserver.v1 import shard_pb2
-from paramserver.worker import exchange
+from paramserver.worker.links import exchange
 from tests.cluster.harness import Cluster, Outcome, train
 from tests.cluster.programs import Program, dataset
 
@@ -46,7 +46,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 @pytest.mark.parametrize("servers", [1, 2])
 def test_a_step_is_one_call(servers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "MOST_S", 20.0)
-    monkeypatch.setattr("paramserver.core.tempo.Tempo.patience_s", lambda _: 20.0)
+    monkeypatch.setattr("paramserver.core.work.tempo.Tempo.patience_s", lambda _: 20.0)
     calls = counted(monkeypatch)
     outcome = on_one_host(servers)
     assert calls == {"exchange": SLICES * servers, "push": SLICES * servers}

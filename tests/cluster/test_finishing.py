@@ -12,8 +12,8 @@ import pytest
 from paramserver import errors
 from paramserver.checkpoint import catalog
 from paramserver.checkpoint.place import Place
-from paramserver.local import coordinating
-from paramserver.local import gather as gathering
+from paramserver.results import gather as gathering
+from paramserver.roles import coordinating
 from tests.cluster.harness import until, wait
 from tests.cluster.rollback import Rig, Strike, same, twin
 from tests.cluster.test_faults import SLICES, program

@@ -20,8 +20,8 @@ import torch
 from google.protobuf.message import Message
 
 from paramserver import errors
-from paramserver.core.names import AsyncName, SyncName
-from paramserver.local.alone import COORDINATOR
+from paramserver.alone.job import COORDINATOR
+from paramserver.core.versions.names import AsyncName, SyncName
 from paramserver.tensors.codec import encode_frame
 from paramserver.transport.base import METHODS, Channel, MethodKind
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2

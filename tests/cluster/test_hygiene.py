@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 import paramserver as ps
+from paramserver import logs
 from paramserver.coordinator.front import Front
 from paramserver.coordinator.job import JobOptions
-from paramserver.coordinator.journal import Journal
+from paramserver.coordinator.leadership.journal import Journal
 from paramserver.coordinator.service import CoordinatorService
-from paramserver.core.consistency import Consistency, Mode
-from paramserver.core.membership import Role
-from paramserver.local import logs
+from paramserver.core.job.membership import Role
+from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.membership.session import JoinOptions, Session
 from paramserver.store.memory import MemoryStore
 from paramserver.transport import grpc
-from paramserver.transport.session import JoinOptions, Session
 from paramserver.v1 import coordinator_pb2, types_pb2
 from tests.cluster.harness import until
 

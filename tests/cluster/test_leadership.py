@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from paramserver import errors
-from paramserver.local.adopt import adopted
+from paramserver.membership import session
+from paramserver.membership.settings import adopted
 from paramserver.server.service import ShardService
 from paramserver.store.base import Entry
-from paramserver.transport import session
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.worker.context import Context
 from tests.cluster.harness import CALL_S, Died, until, wait

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from paramserver.core.names import SyncName
-from paramserver.core.slices import slice_indices
-from paramserver.worker.loader import SliceLoader, describe_loader
+from paramserver.core.versions.names import SyncName
+from paramserver.core.work.slices import slice_indices
 from paramserver.worker.pace import Item
+from paramserver.worker.script.loader import SliceLoader, describe_loader
 
 SAMPLES, BATCH = 40, 4
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from paramserver import errors
-from paramserver.core.slices import DataSpec, slice_indices
+from paramserver.core.work.slices import DataSpec, slice_indices
 from paramserver.worker.context import Context
 from tests.cluster.harness import Cluster, Outcome, train
 from tests.cluster.programs import Program, dataset, network, sgd

@@ -16,7 +16,7 @@ import torch
 
 from paramserver import errors
 from paramserver.server import running
-from paramserver.server.shard import ShardTensors
+from paramserver.server.versions.shard import ShardTensors
 from paramserver.v1 import shard_pb2
 from tests.cluster.harness import Cluster, until
 from tests.cluster.raw import AsyncName, Raw, SyncName
@@ -128,7 +128,7 @@ def test_h01_workers_do_not_notice_more_than_a_delay(monkeypatch: pytest.MonkeyP
         for client in clients:
             client.init({"ledger": torch.zeros(CELLS)}, "sum")
         service = cluster.job.nodes[0].service
-        monkeypatch.setattr("paramserver.server.intake._AT_LEAST", 1)
+        monkeypatch.setattr("paramserver.server.versions.intake._AT_LEAST", 1)
         service.intake.budget_bytes = 1
         with slow_apply(monkeypatch, 0.02):
 

@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 import torch
 
-from paramserver import errors
+from paramserver import errors, logs
 from paramserver.coordinator.front import Front
 from paramserver.coordinator.job import JobOptions
-from paramserver.coordinator.journal import Journal
+from paramserver.coordinator.leadership.journal import Journal
 from paramserver.coordinator.service import CoordinatorService
-from paramserver.core.consistency import Consistency, Mode
-from paramserver.core.membership import Presence, Role
-from paramserver.core.shard import KEPT_VERSIONS
-from paramserver.local import logs
-from paramserver.server.version import Version
+from paramserver.core.job.membership import Presence, Role
+from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.core.versions.shard import KEPT_VERSIONS
+from paramserver.membership import session
+from paramserver.membership.session import JoinOptions, Session
+from paramserver.server.versions.version import Version
 from paramserver.store.memory import MemoryStore
-from paramserver.transport import grpc, session
+from paramserver.transport import grpc
 from paramserver.transport.limits import Limits
-from paramserver.transport.session import JoinOptions, Session
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from tests.cluster.harness import Cluster
 from tests.cluster.raw import AsyncName, Raw

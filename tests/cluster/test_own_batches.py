@@ -16,8 +16,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 from paramserver import errors
-from paramserver.core.names import SyncName
-from paramserver.core.slices import slice_seed
+from paramserver.core.versions.names import SyncName
+from paramserver.core.work.slices import slice_seed
 from paramserver.worker.context import Context
 from tests.cluster.harness import Cluster, Outcome, alone, inside, recorded, train, until, wait
 from tests.cluster.programs import dataset, network, sgd

@@ -15,8 +15,8 @@ from paramserver import errors
 from paramserver.checkpoint import catalog, owner
 from paramserver.checkpoint.owner import Wish
 from paramserver.checkpoint.place import Place
-from paramserver.local import claiming
-from paramserver.local.claiming import Claim
+from paramserver.resume import claiming
+from paramserver.resume.claiming import Claim
 from paramserver.worker.context import Context
 from tests.cluster.harness import until, wait
 from tests.cluster.programs import Program, cosine, dataset, sgd

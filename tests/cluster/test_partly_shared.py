@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from paramserver.server import drafting
-from paramserver.server.drafting import Draft, Drafting
-from paramserver.worker import early
+from paramserver.server.versions import drafting
+from paramserver.server.versions.drafting import Draft, Drafting
+from paramserver.worker.gradients import early
 from paramserver.worker.links import ShardLinks
 from tests.cluster.harness import Cluster, train
 from tests.cluster.programs import Program, adamw, dataset, network

@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from paramserver import errors
-from paramserver.cli.ledger import _lines
-from paramserver.transport import session
+from paramserver.cli.look.ledger import _lines
+from paramserver.membership import session
 from paramserver.v1 import coordinator_pb2
 from paramserver.worker.context import Context
 from tests.cluster.harness import CALL_S, JOB_S, Cluster, Died, Worker, until

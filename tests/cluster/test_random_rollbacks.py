@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paramserver.coordinator import service as coordinating
-from paramserver.coordinator import takeover as taking
+from paramserver.coordinator.leadership import takeover as taking
 from paramserver.worker.context import Context
 from tests.cluster.harness import Died
 from tests.cluster.programs import LedgerProgram

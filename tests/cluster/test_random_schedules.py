@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from paramserver.core.consistency import Bounded, History, Offer, PerContribution, Verdict
-from paramserver.core.events import (
+from paramserver.core.versions.consistency import Bounded, History, Offer, PerContribution, Verdict
+from paramserver.core.versions.events import (
     AnswerPush,
     Arrived,
     Effect,
@@ -16,9 +16,9 @@ from paramserver.core.events import (
     PullAsked,
     WentIdle,
 )
-from paramserver.core.leases import SliceLeases
-from paramserver.core.names import AsyncName, Name
-from paramserver.core.shard import ShardState
+from paramserver.core.versions.names import AsyncName, Name
+from paramserver.core.versions.shard import ShardState
+from paramserver.core.work.leases import SliceLeases
 from tests.cluster.imagined import Tally
 from tests.cluster.schedules import Schedule
 

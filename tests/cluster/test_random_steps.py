@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from paramserver.core.consistency import History
-from paramserver.core.reduction import Added, Node, Reducer
+from paramserver.core.versions.consistency import History
+from paramserver.core.versions.reduction import Added, Node, Reducer
 from tests.cluster.steps import Steps
 
 SCHEDULES, CASES = 8000, 4

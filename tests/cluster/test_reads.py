@@ -23,11 +23,11 @@ from paramserver import errors
 from paramserver.tensors.codec import split_frame
 from paramserver.testing.faults import Fault, FaultPlan, Rule
 from paramserver.transport.base import Channel
-from paramserver.worker import arriving
-from paramserver.worker.arriving import Arriving
 from paramserver.worker.context import Context
 from paramserver.worker.engine import Engine
-from paramserver.worker.reads import Reads
+from paramserver.worker.weights import arriving
+from paramserver.worker.weights.arriving import Arriving
+from paramserver.worker.weights.reads import Reads
 from tests.cluster.harness import Cluster, digest, train, train_without, until
 from tests.cluster.programs import CLASSES, FEATURES, LedgerProgram, Program, adamw, dataset, fill, network, plain
 from tests.cluster.taps import Commands, TappedChannel
@@ -323,7 +323,7 @@ class Withheld(TappedChannel):
 def test_the_first_layer_computes_while_the_second_waits_for_its_weights(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paramserver.server.version._FRAME_BYTES", 1)
+    monkeypatch.setattr("paramserver.server.versions.version._FRAME_BYTES", 1)
     told, order = threading.Event(), list[str]()
     engines: list[Engine] = []
 

@@ -16,7 +16,7 @@ from paramserver.checkpoint.manifest import Manifest
 from paramserver.checkpoint.place import Place
 from paramserver.config import load_settings
 from paramserver.coordinator import service as coordinating
-from paramserver.local import checkpointing
+from paramserver.resume import checkpointing
 from tests.cluster.harness import until, wait
 from tests.cluster.programs import LedgerProgram, Program, adamw, cosine, dataset, network, plain, sgd
 from tests.cluster.rollback import Rig, Stop, same, twin

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from paramserver import errors
+from paramserver.membership import session
 from paramserver.testing.faults import Fault, Rule
-from paramserver.transport import session
-from paramserver.transport.messages import PROTOCOL
 from paramserver.v1 import coordinator_pb2, types_pb2
+from paramserver.wire.messages import PROTOCOL
 from paramserver.worker.context import Context
 from tests.cluster.harness import Died, recorded, until, wait
 from tests.cluster.programs import LedgerProgram

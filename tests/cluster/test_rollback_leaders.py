@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paramserver.coordinator import service as coordinating
-from paramserver.coordinator import takeover as taking
+from paramserver.coordinator.leadership import takeover as taking
 from paramserver.worker.context import Context
 from tests.cluster.harness import until
 from tests.cluster.programs import LedgerProgram

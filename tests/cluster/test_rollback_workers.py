@@ -12,9 +12,9 @@ import pytest
 from torch.utils.data import DataLoader
 
 from paramserver import errors
+from paramserver.membership.session import JoinOptions
 from paramserver.testing.faults import FaultPlan
 from paramserver.transport.rotating import coordinator_channel
-from paramserver.transport.session import JoinOptions
 from paramserver.v1 import types_pb2
 from paramserver.worker.client import RawClient
 from paramserver.worker.context import Context

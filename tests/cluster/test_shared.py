@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from paramserver import errors
-from paramserver.transport.segments import Segment
+from paramserver.transport.shm.segments import Segment
 from paramserver.worker.context import Context
 from paramserver.worker.flat import FlatSpace
 from tests.cluster.harness import Cluster, Outcome, train, until
@@ -248,7 +248,7 @@ def test_a_server_elsewhere_is_reached_over_the_network(monkeypatch: pytest.Monk
 
     script = Program(DATA, 8, model=wide)
     wanted = train(script).digests
-    monkeypatch.setattr("paramserver.server.sharing.Visit", elsewhere)
+    monkeypatch.setattr("paramserver.server.versions.sharing.Visit", elsewhere)
     with Cluster(transport="auto") as cluster:
         assert cluster.train(script).digests == wanted
     with (

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from paramserver.core.names import SyncName
-from paramserver.core.slices import assign
+from paramserver.core.versions.names import SyncName
+from paramserver.core.work.slices import assign
 from paramserver.testing.faults import Fault, FaultPlan, Rule
 from paramserver.worker.context import Context
 from tests.cluster.harness import Applied, Cluster, Outcome, recorded, train, until, wait

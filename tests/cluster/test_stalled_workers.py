@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from paramserver.core.names import AsyncName
+from paramserver.core.versions.names import AsyncName
 from paramserver.worker.context import Context
 from paramserver.worker.engine import Engine
 from paramserver.worker.pace import Item, SyncPace

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from paramserver import errors
-from paramserver.cli import status as command
-from paramserver.cli.status import describe
-from paramserver.local.verdict import closing_lines
+from paramserver.cli.look import status as command
+from paramserver.cli.look.status import describe
+from paramserver.membership import session
+from paramserver.results.verdict import closing_lines
 from paramserver.testing.faults import Fault, FaultPlan, Rule
-from paramserver.transport import session
 from paramserver.v1 import coordinator_pb2
 from paramserver.worker.context import Context
 from tests.cluster.harness import CALL_S, Cluster, Died, Worker, until, wait

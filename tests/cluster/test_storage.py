@@ -13,7 +13,7 @@ import pytest
 from paramserver import errors
 from paramserver.checkpoint import catalog, probe
 from paramserver.checkpoint.place import Place
-from paramserver.coordinator import overdue
+from paramserver.coordinator.history import overdue
 from tests.cluster.harness import until, wait
 from tests.cluster.processes import running_process
 from tests.cluster.programs import Program, cosine, dataset, sgd

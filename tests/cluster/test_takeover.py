@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from paramserver import errors
-from paramserver.coordinator import takeover as taking
-from paramserver.coordinator.toggle import Toggle
-from paramserver.core.leases import SliceLeases
-from paramserver.core.names import AsyncName, SyncName
+from paramserver.coordinator.leadership import takeover as taking
+from paramserver.coordinator.work.toggle import Toggle
+from paramserver.core.versions.names import AsyncName, SyncName
+from paramserver.core.work.leases import SliceLeases
 from paramserver.testing.faults import Fault, FaultPlan, Rule
 from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.worker.context import Context

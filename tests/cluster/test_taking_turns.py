@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from paramserver.server import drafting
-from paramserver.worker import turns
-from paramserver.worker.turns import Turns
+from paramserver.server.versions import drafting
+from paramserver.worker.gradients import turns
+from paramserver.worker.gradients.turns import Turns
 from tests.cluster.harness import train
 from tests.cluster.programs import Program, adamw, dataset, network
 from tests.cluster.test_faults import BAD_STREAMS, SLICES, Death, calm, calm_over, program

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from paramserver import errors
-from paramserver.core.names import AsyncName, SyncName
-from paramserver.local.adopt import consistency_of
-from paramserver.local.alone import COORDINATOR, worker_options
+from paramserver.alone.job import COORDINATOR, worker_options
+from paramserver.core.versions.names import AsyncName, SyncName
+from paramserver.membership.session import JoinOptions
+from paramserver.membership.settings import consistency_of
 from paramserver.transport.base import Channel
-from paramserver.transport.session import JoinOptions
 from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.worker.context import Context
 from paramserver.worker.engine import Engine

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from typing import Any, Protocol
 
 from paramserver.transport import grpc as over_grpc
-from paramserver.transport import local
 from paramserver.transport.base import Caller, Channel
 from paramserver.transport.memory import MemoryNetwork
-from paramserver.transport.policy import ROLES
+from paramserver.transport.security.policy import ROLES
+from paramserver.transport.shm import channel as local
 from paramserver.v1 import coordinator_pb2, shard_pb2
 
 DEADLINE_S = 20.0

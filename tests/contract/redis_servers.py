@@ -23,8 +23,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from paramserver.local.children import dying_with_me
-from paramserver.local.valkey import find_program
+from paramserver.machine.valkey import find_program
+from paramserver.processes.children import dying_with_me
 from paramserver.store import Store, open_store
 
 START_S = 20.0

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from paramserver import errors
-from paramserver.transport import local
 from paramserver.transport.base import Caller
 from paramserver.transport.direct import DirectLine, ask_all
 from paramserver.transport.envelopes import pack, unpack
-from paramserver.transport.policy import COORDINATOR, WORKER
+from paramserver.transport.security.policy import COORDINATOR, WORKER
+from paramserver.transport.shm import channel as local
 from paramserver.v1 import shard_pb2
 from paramserver.v1.local_pb2 import Envelope
 from tests.contract.channels import DEADLINE_S, Parked, Stub

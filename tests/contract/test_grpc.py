@@ -18,7 +18,7 @@ import pytest
 from paramserver import errors
 from paramserver.transport.grpc import GrpcChannel, connect, serve
 from paramserver.transport.grpcio import grpc
-from paramserver.transport.security import Security
+from paramserver.transport.security.access import Security
 from paramserver.v1 import coordinator_pb2, shard_pb2
 from paramserver.worker.background import Background
 

@@ -16,7 +16,8 @@ from paramserver.testing.fired import FiredLog
 from paramserver.testing.plan import Plan, parse
 from paramserver.testing.processes import ProcessBook
 from paramserver.transport.base import Channel
-from paramserver.transport.security import Security
+from paramserver.transport.grpc import connector
+from paramserver.transport.security.access import Security
 from paramserver.v1 import coordinator_pb2, shard_pb2
 from tests.contract.channels import WIRES, GrpcWires, Stub, Wires, run
 
@@ -229,7 +230,7 @@ def test_an_armed_process_connects_through_its_plan(wires: type[Wires], tmp_path
     async def test(mine: Wires) -> None:
         server = await mine.serve(("Shard", Peer()))
         fired = FiredLog(tmp_path / "fired")
-        connect = Security.open().connector("server") if wires is GrpcWires else mine.connect
+        connect = connector(Security.open(), "server") if wires is GrpcWires else mine.connect
         failpoints.arm(arm(parse('[[fault]]\ncall = "Shard.Stats"\ndo = "drop"\ntimes = 0'), "worker-0", fired))
         try:
             through = connect(server.address)

@@ -15,14 +15,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from paramserver import errors
-from paramserver.local import certs
-from paramserver.transport import security as security_module
-from paramserver.transport import tls, tokens
+from paramserver.pki import certs
 from paramserver.transport.base import METHODS, Caller, MethodKind, caller
 from paramserver.transport.grpc import connect, serve
 from paramserver.transport.grpcio import grpc
-from paramserver.transport.policy import ADMIN_METHODS, ANYBODY, CALLERS, ROLES
-from paramserver.transport.security import DENIED, RefusalLog, Security
+from paramserver.transport.security import access as security_module
+from paramserver.transport.security import tls, tokens
+from paramserver.transport.security.access import DENIED, RefusalLog, Security
+from paramserver.transport.security.policy import ADMIN_METHODS, ANYBODY, CALLERS, ROLES
 from paramserver.v1 import coordinator_pb2, shard_pb2
 
 from .channels import DEADLINE_S, GrpcWires, MemoryWires, Stub, echo, run

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from paramserver.transport import segments
-from paramserver.transport.meeting import Meeting, Visit, sweep
-from paramserver.transport.segments import PAGE, Foreign, Segment
-from paramserver.worker.regions import Region
+from paramserver.transport.shm import segments
+from paramserver.transport.shm.meeting import Meeting, Visit, sweep
+from paramserver.transport.shm.segments import PAGE, Foreign, Segment
+from paramserver.worker.memory.regions import Region
 
 pytestmark = pytest.mark.skipif(not segments.available(), reason="Linux only")
 
@@ -132,7 +132,7 @@ def test_places_of_killed_processes_are_removed_and_nothing_else(folder: Path, m
     sweep(folder)
     assert len(list(folder.iterdir())) == 4
     later = max((folder / name).stat().st_ctime for name in names) + 61.0
-    monkeypatch.setattr("paramserver.transport.meeting.time.time", lambda: later)
+    monkeypatch.setattr("paramserver.transport.shm.meeting.time.time", lambda: later)
     sweep(folder)
     assert {entry.name for entry in folder.iterdir()} == {"paramserver-" + "c" * 32, "torch_x"}
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from paramserver.errors import StoreError, UserError
-from paramserver.local import valkey
-from paramserver.local.valkey import EmbeddedStore
+from paramserver.machine import valkey
+from paramserver.machine.valkey import EmbeddedStore
 from paramserver.store import Entry, Store, open_store
 
 DEADLINE_S = 20.0
@@ -173,7 +173,7 @@ def test_no_server_program_says_what_to_install(tmp_path: Path, monkeypatch: pyt
 def test_the_server_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
     program = (
         "import pathlib, sys\n"
-        "from paramserver.local.valkey import EmbeddedStore\n"
+        "from paramserver.machine.valkey import EmbeddedStore\n"
         "store = EmbeddedStore()\n"
         "store.start(pathlib.Path(sys.argv[1]))\n"
         "print(store.pid, flush=True)\n"

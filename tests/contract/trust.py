@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from paramserver.local import certs
+from paramserver.pki import certs
 from paramserver.transport.base import METHODS, Method
 from paramserver.transport.grpcio import grpc
-from paramserver.transport.security import Security
-from paramserver.transport.tls import Certificates, server_name
-from paramserver.transport.tokens import Tokens
+from paramserver.transport.security.access import Security
+from paramserver.transport.security.tls import Certificates, server_name
+from paramserver.transport.security.tokens import Tokens
 
 JOIN = "a-join-token-for-tests-0123456789"
 ADMIN_TOKEN = "an-admin-token-for-tests-012345678"

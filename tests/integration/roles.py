@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from paramserver.local.valkey import EmbeddedStore
+from paramserver.machine.valkey import EmbeddedStore
 from tests.integration.harness import SCRIPTS, Done, Place, Running, read_summary, until
 
 TRAIN = SCRIPTS / "train.py"

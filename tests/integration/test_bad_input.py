@@ -126,7 +126,7 @@ def test_output_that_cannot_be_written_is_told_before_training(place: Place) -> 
 def test_wrong_script(place: Place, kind: str, says: str) -> None:
     """What a worker's process makes of it; no cluster is started, since the mistake comes before it is needed."""
     script = str(SCRIPTS / "mistakes.py")
-    sentence = complaint(place.python("-m", "paramserver.local.roles", "worker", script, kind), 2)
+    sentence = complaint(place.python("-m", "paramserver.roles.child", "worker", script, kind), 2)
     assert sentence.startswith(says)
     assert f"({script}, line " in sentence
 

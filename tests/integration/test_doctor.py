@@ -17,18 +17,20 @@ from pathlib import Path
 import pytest
 
 from paramserver.config import Settings, load_settings
+from paramserver.doctor import look_at_coordinator, storage, with_running_job
+from paramserver.doctor.finding import Finding, Level
+from paramserver.doctor.software import check_import, try_imports
 from paramserver.errors import ConfigError, NotLeaderError, ParamServerError
-from paramserver.local import certs, hosts
-from paramserver.local.doctor import look_at_coordinator, storage, with_running_job
-from paramserver.local.doctor.finding import Finding, Level
-from paramserver.local.doctor.software import check_import, try_imports
-from paramserver.local.jobs import ENV_RUNTIME_DIR, Job, process_birth, publish_job
-from paramserver.local.security import load_security
+from paramserver.machine import hosts
+from paramserver.machine.jobs import ENV_RUNTIME_DIR, Job, process_birth, publish_job
+from paramserver.membership.session import versions
+from paramserver.pki import certs
+from paramserver.pki.security import load_security
 from paramserver.transport import grpc as grpc_transport
-from paramserver.transport.messages import PROTOCOL
-from paramserver.transport.security import OPEN, Security
-from paramserver.transport.session import versions
+from paramserver.transport.grpc import connector
+from paramserver.transport.security.access import OPEN, Security
 from paramserver.v1 import coordinator_pb2, shard_pb2
+from paramserver.wire.messages import PROTOCOL
 from tests.contract.redis_servers import RedisServer, programs, serving
 from tests.integration.harness import Place, place_fixture
 
@@ -59,7 +61,7 @@ class StubCoordinator:
             response.reached = True
         elif request.address:
             self.called_back.append(request.address)
-            channel = self.security.connector("server")("127.0.0.1:1" if self.blind else request.address)
+            channel = connector(self.security, "server")("127.0.0.1:1" if self.blind else request.address)
             try:
                 await channel.call("Shard.Stats", shard_pb2.StatsRequest(job="digits"), timeout=5.0)
                 response.reached = True
@@ -395,7 +397,7 @@ def test_exit_code_0_only_when_all_is_well(place: Place) -> None:
 def test_doctor_itself_loads_no_torch(place: Place) -> None:
     code = (
         "import sys\n"
-        "from paramserver.cli.doctor import doctor\n"
+        "from paramserver.cli.prepare.doctor import doctor\n"
         "doctor(json_=True)\n"
         "assert 'torch' not in sys.modules, 'torch'\n"
     )

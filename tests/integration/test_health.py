@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from paramserver.cli.health import health
+from paramserver.cli.look.health import health
 from paramserver.config import load_settings
 from paramserver.errors import FencedError, NotLeaderError, UnavailableError
-from paramserver.local import certs
-from paramserver.local.health import callable_address
-from paramserver.local.jobs import ENV_RUNTIME_DIR
-from paramserver.local.presence import STALE_S, Presence
-from paramserver.local.security import load_security
+from paramserver.machine.health import callable_address
+from paramserver.machine.jobs import ENV_RUNTIME_DIR
+from paramserver.machine.presence import STALE_S, Presence
+from paramserver.pki import certs
+from paramserver.pki.security import load_security
 from paramserver.transport import grpc as grpc_transport
-from paramserver.transport.security import OPEN, Security
+from paramserver.transport.security.access import OPEN, Security
 from paramserver.v1 import coordinator_pb2, shard_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,7 +32,7 @@ DEADLINE_S = 60.0
 # A server process: it answers Stats, beats, and says its pid and address.
 SERVER = """
 import asyncio
-from paramserver.local.presence import Presence
+from paramserver.machine.presence import Presence
 from paramserver.transport import grpc
 from paramserver.v1 import shard_pb2
 
@@ -307,7 +307,7 @@ def test_the_command_is_light() -> None:
     """Containers run it every few seconds."""
     code = (
         "import sys\n"
-        "from paramserver.cli.health import health\n"
+        "from paramserver.cli.look.health import health\n"
         "assert health(ready=True) == 0\n"
         "assert 'paramserver.transport.grpc' in sys.modules\n"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"

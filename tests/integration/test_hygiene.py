@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from paramserver.coordinator.journal import parse_record
-from paramserver.local.valkey import EmbeddedStore
+from paramserver.coordinator.leadership.journal import parse_record
+from paramserver.machine.valkey import EmbeddedStore
 from paramserver.v1 import types_pb2
 from tests.integration.harness import GONE_S, SCRIPTS, Place, Running, complaint, free_address, place_fixture, until
 

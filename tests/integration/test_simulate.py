@@ -13,12 +13,12 @@ import pytest
 
 from benchmarks import hosts
 from benchmarks.launch import flags
-from paramserver.core.consistency import Consistency, Mode
+from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.simulate.calibrate import calibrate
 from paramserver.simulate.cluster import simulate
 from paramserver.simulate.costs import Costs
+from paramserver.simulate.parts.stragglers import parse
 from paramserver.simulate.scenario import Scenario
-from paramserver.simulate.stragglers import parse
 from tests.integration.harness import SCRIPTS, Place, place_fixture
 
 FEATURES, CLASSES, SMALL = 64, 10, 256

@@ -12,10 +12,10 @@ import pytest
 
 from paramserver.cli.main import main
 from paramserver.errors import ConfigError
-from paramserver.local.jobs import ENV_RUNTIME_DIR, Job, process_birth, publish_job
+from paramserver.machine.jobs import ENV_RUNTIME_DIR, Job, process_birth, publish_job
 from paramserver.transport import grpc as grpc_transport
-from paramserver.transport.security import Security
-from paramserver.transport.tokens import Tokens
+from paramserver.transport.security.access import Security
+from paramserver.transport.security.tokens import Tokens
 from paramserver.v1 import coordinator_pb2, types_pb2
 
 TOKEN = "of-the-operators-of-this-job"

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from paramserver.cli.status import describe
-from paramserver.local.jobs import fetch_status
+from paramserver.cli.look.status import describe
+from paramserver.machine.jobs import fetch_status
 from tests.integration.harness import SCRIPTS, Place, place_fixture, read_summary, until
 
 TRAIN = SCRIPTS / "train.py"

@@ -77,7 +77,7 @@ def test_store_that_cannot_be_reached(place: Place) -> None:
 def test_store_of_ones_own(place: Place, kind: str) -> None:
     import redis
 
-    from paramserver.local.valkey import EmbeddedStore, find_program
+    from paramserver.machine.valkey import EmbeddedStore, find_program
 
     store = EmbeddedStore()
     running: Running | None = None

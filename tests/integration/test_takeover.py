@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from paramserver.coordinator.journal import parse_record
+from paramserver.coordinator.leadership.journal import parse_record
 from paramserver.store import open_store
 from paramserver.v1 import coordinator_pb2, types_pb2
 from tests.integration.harness import Place, complaint, read_summary, until

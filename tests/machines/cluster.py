@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from paramserver.local import certs
-from paramserver.local.valkey import find_program
+from paramserver.machine.valkey import find_program
+from paramserver.pki import certs
 from tests.contract.redis_servers import PASSWORD, USER, user_line
 from tests.integration.harness import DIGITS, Done, Place, Running, read_summary, until
 from tests.machines.network import NOBODY, Network

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paramserver.membership.session import versions
 from paramserver.transport.base import METHODS
-from paramserver.transport.messages import PROTOCOL
-from paramserver.transport.session import versions
 from paramserver.v1 import coordinator_pb2, types_pb2
+from paramserver.wire.messages import PROTOCOL
 from tests.contract.trust import bearer, stock
 from tests.integration.harness import ROOT
 from tests.machines.cluster import Cluster

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paramserver.local import certs
+from paramserver.pki import certs
 from tests.integration.harness import DIGITS, complaint
 from tests.machines.cluster import PATIENCE_S, SERVERS, TEST_S, WORKERS, Cluster, Site, trust
 from tests.machines.network import BLACK_HOLE, NOBODY

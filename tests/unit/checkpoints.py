@@ -15,8 +15,8 @@ from paramserver.checkpoint.catalog import write_manifest
 from paramserver.checkpoint.manifest import Manifest, checkpoint_name
 from paramserver.checkpoint.place import Place
 from paramserver.checkpoint.tensorfile import Entry, FileInfo, TensorFile, write_tensors
-from paramserver.transport.messages import layout_of
 from paramserver.v1 import types_pb2
+from paramserver.wire.messages import layout_of
 
 # The places at which a crash may strike while a step is saved, in this order.
 WRITING = (

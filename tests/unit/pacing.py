@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from paramserver.core.claims import Ask, Claims, Standing
-from paramserver.core.slices import assign
-from paramserver.core.tempo import Tempo
+from paramserver.core.work.claims import Ask, Claims, Standing
+from paramserver.core.work.slices import assign
+from paramserver.core.work.tempo import Tempo
 
 # How long a message takes, in seconds of the simulation.
 MESSAGE_S = 0.001

@@ -12,16 +12,16 @@ import pytest
 from paramserver import errors
 from paramserver.coordinator.admission import admit_server, check_join, check_versions
 from paramserver.coordinator.job import JobOptions
-from paramserver.coordinator.journal import Journal
+from paramserver.coordinator.leadership.journal import Journal
 from paramserver.coordinator.service import CoordinatorService
-from paramserver.core.consistency import Consistency, Mode
-from paramserver.core.membership import Joined, Member, Role
+from paramserver.core.job.membership import Joined, Member, Role
+from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.membership.session import versions
 from paramserver.store.memory import MemoryStore
 from paramserver.transport.base import Caller, set_caller
 from paramserver.transport.memory import MemoryNetwork
-from paramserver.transport.messages import PROTOCOL
-from paramserver.transport.session import versions
 from paramserver.v1 import coordinator_pb2, types_pb2
+from paramserver.wire.messages import PROTOCOL
 
 SYNC, ASYNC = Consistency(Mode.SYNC), Consistency(Mode.ASYNC, 3)
 

@@ -8,7 +8,7 @@ import pytest
 
 from paramserver import errors
 from paramserver.config import load_settings
-from paramserver.local.adopt import SHARED, adopted, shared
+from paramserver.membership.settings import SHARED, adopted, shared
 
 THEIRS = shared(
     load_settings(

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from paramserver.core.hypers import RULES, HyperValue, validate
-from paramserver.core.plan import Kind, Layout, TensorSpec, make_layout
-from paramserver.core.reduction import Node, cover, split
+from paramserver.core.layout.hypers import RULES, HyperValue, validate
+from paramserver.core.layout.plan import Kind, Layout, TensorSpec, make_layout
+from paramserver.core.versions.reduction import Node, cover, split
 from paramserver.errors import ModelError
-from paramserver.server import compiled
-from paramserver.server.apply import ChunkState, apply_buffers
-from paramserver.server.combine import TILE, Sum, combine
+from paramserver.server.arithmetic import compiled
+from paramserver.server.arithmetic.apply import ChunkState, apply_buffers
+from paramserver.server.arithmetic.combine import TILE, Sum, combine
 from paramserver.tensors.dtypes import tensor_from, torch_dtype
 from paramserver.tensors.finite import are_finite, is_finite
 from paramserver.tensors.optimizers import FUSED, describe

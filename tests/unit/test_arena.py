@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from paramserver.core.arena import Run, make_arena, pages
-from paramserver.core.plan import ITEMSIZE, Kind, TensorSpec, make_layout, make_plan
+from paramserver.core.layout.arena import Run, make_arena, pages
+from paramserver.core.layout.plan import ITEMSIZE, Kind, TensorSpec, make_layout, make_plan
 
 PAGE = 4096
 MIXED = (

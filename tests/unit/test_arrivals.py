@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from paramserver.server.arrivals import Arrivals
+from paramserver.server.versions.arrivals import Arrivals
 from paramserver.v1 import shard_pb2
 
 

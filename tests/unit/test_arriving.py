@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from paramserver import errors
-from paramserver.core.consistency import Consistency, Mode
-from paramserver.core.plan import TensorSpec, make_layout
+from paramserver.core.layout.plan import TensorSpec, make_layout
+from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.tensors.dtypes import buffer_of
-from paramserver.worker.arriving import Arriving, Rest
 from paramserver.worker.flat import FlatSpace
-from paramserver.worker.pulled import Pulled
+from paramserver.worker.weights.arriving import Arriving, Rest
+from paramserver.worker.weights.pulled import Pulled
 
 # Three tensors of 16 numbers, a chunk each; the fourth has two.
 LAYOUT = make_layout([TensorSpec(name, (16,), "float32") for name in "abc"] + [TensorSpec("d", (32,), "float32")], 64)

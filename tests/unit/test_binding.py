@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from paramserver.transport.messages import plan_of
-from paramserver.worker.binding import ModelBinding
+from paramserver.wire.messages import plan_of
 from paramserver.worker.flat import FlatSpace, Node
+from paramserver.worker.script.binding import ModelBinding
 
 
 @pytest.mark.parametrize("odd", [False, True], ids=["finite", "with infinities"])

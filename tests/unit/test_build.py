@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
-from paramserver.core.names import SyncName
-from paramserver.core.plan import Chunk, Kind, Layout, TensorSpec, make_layout, make_plan
+from paramserver.core.layout.plan import Chunk, Kind, Layout, TensorSpec, make_layout, make_plan
+from paramserver.core.versions.names import SyncName
 from paramserver.errors import NonFiniteError
-from paramserver.server.shard import Contribution, ShardTensors
 from paramserver.server.team import Team
-from paramserver.server.version import Version
+from paramserver.server.versions.shard import Contribution, ShardTensors
+from paramserver.server.versions.version import Version
 from paramserver.tensors.optimizers import describe
 
 SPECS = [

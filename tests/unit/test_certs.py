@@ -13,12 +13,12 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from paramserver import errors
-from paramserver.cli.certs import UNHEALTHY_EXIT_CODE, app
+from paramserver.cli.prepare.certs import UNHEALTHY_EXIT_CODE, app
 from paramserver.config import load_settings
-from paramserver.local import certs
-from paramserver.local.security import load_security
-from paramserver.transport import tls
-from paramserver.transport.policy import ROLES
+from paramserver.pki import certs
+from paramserver.pki.security import load_security
+from paramserver.transport.security import tls
+from paramserver.transport.security.policy import ROLES
 
 TOKEN = "a-token-for-tests-0123456789"
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paramserver.cli.main import main, split_script_arguments
-from paramserver.local import chaos
+from paramserver.testing import chaos
 from paramserver.testing.fired import Fired
 from paramserver.testing.places import PLACES
 from paramserver.testing.plan import parse

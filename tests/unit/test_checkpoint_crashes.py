@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from paramserver.checkpoint.catalog import newest, prune
-from paramserver.checkpoint.disk import DiskWriter
 from paramserver.checkpoint.place import Place
+from paramserver.checkpoint.storage.disk import DiskWriter
 from paramserver.errors import CheckpointError
 from paramserver.failpoints import arm
 from tests.unit.checkpoints import (

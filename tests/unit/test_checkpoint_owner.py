@@ -15,8 +15,8 @@ from paramserver.checkpoint.manifest import NewerFormatError
 from paramserver.checkpoint.owner import Holding, Owner, Verdict, Wish, judge
 from paramserver.checkpoint.place import Place
 from paramserver.errors import CheckpointError, ConfigError
-from paramserver.local import checkpointing, claiming
-from paramserver.local.claiming import Claim
+from paramserver.resume import checkpointing, claiming
+from paramserver.resume.claiming import Claim
 from tests.unit.checkpoints import manifest, save_files
 
 ENDED = Owner("digits", ("a", "b"), live=False, ended=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from paramserver.core.claims import Ask, Claims, Standing
+from paramserver.core.work.claims import Ask, Claims, Standing
 from tests.unit.pacing import Simulation
 
 # Slices of 16, dealt out to 4 workers.

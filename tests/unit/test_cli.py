@@ -10,12 +10,12 @@ from types import ModuleType
 
 import pytest
 
-import paramserver.local
+import paramserver.launch
 from paramserver.cli.common import guard, merge_overrides, parse_assignments
+from paramserver.cli.look.operate import wished_workers
+from paramserver.cli.look.set import make_request
+from paramserver.cli.look.status import describe, headline, render
 from paramserver.cli.main import main, split_script_arguments
-from paramserver.cli.operate import wished_workers
-from paramserver.cli.set import make_request
-from paramserver.cli.status import describe, headline, render
 from paramserver.config import Settings, load_settings
 from paramserver.errors import ConfigError, DeadlineError, UnavailableError, VersionMismatchError
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
@@ -40,10 +40,10 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
         calls.append((settings, script, script_args))
         return 7
 
-    module = ModuleType("paramserver.local.launcher")
+    module = ModuleType("paramserver.launch.launcher")
     module.launch = launch  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "paramserver.local.launcher", module)
-    monkeypatch.setattr(paramserver.local, "launcher", module, raising=False)
+    monkeypatch.setitem(sys.modules, "paramserver.launch.launcher", module)
+    monkeypatch.setattr(paramserver.launch, "launcher", module, raising=False)
     return calls
 
 

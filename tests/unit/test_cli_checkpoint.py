@@ -17,13 +17,13 @@ from paramserver.checkpoint.catalog import write_manifest
 from paramserver.checkpoint.manifest import Manifest
 from paramserver.checkpoint.place import Place
 from paramserver.checkpoint.tensorfile import Entry, write_tensors
-from paramserver.cli.checkpoint import epochs
+from paramserver.cli.look.checkpoint import epochs
 from paramserver.cli.main import main
 from paramserver.errors import CheckpointError
-from paramserver.server.restoring import Restored, restore
-from paramserver.server.shard import ShardTensors
-from paramserver.transport.messages import layout_of
+from paramserver.server.saving.restoring import Restored, restore
+from paramserver.server.versions.shard import ShardTensors
 from paramserver.v1 import types_pb2
+from paramserver.wire.messages import layout_of
 from tests.unit import trained
 from tests.unit.checkpoints import MODEL, facts, manifest, save, save_files
 

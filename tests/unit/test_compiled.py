@@ -8,17 +8,17 @@ import shutil
 import pytest
 import torch
 
-from paramserver.core.hypers import HyperValue
-from paramserver.core.plan import Kind as ChunkKind
-from paramserver.core.plan import TensorSpec, make_layout
+from paramserver.core.layout.hypers import HyperValue
+from paramserver.core.layout.plan import Kind as ChunkKind
+from paramserver.core.layout.plan import TensorSpec, make_layout
+from paramserver.doctor.finding import Level
+from paramserver.doctor.software import Imported, check_kernels
 from paramserver.kernels import library
 from paramserver.kernels.library import COPY, Formula, Kind, Library
-from paramserver.local.doctor.finding import Level
-from paramserver.local.doctor.software import Imported, check_kernels
-from paramserver.server import compiled
-from paramserver.server.apply import ChunkState
-from paramserver.server.combine import TILE, Sum
-from paramserver.server.compiled import Compiled, torch_only
+from paramserver.server.arithmetic import compiled
+from paramserver.server.arithmetic.apply import ChunkState
+from paramserver.server.arithmetic.combine import TILE, Sum
+from paramserver.server.arithmetic.compiled import Compiled, torch_only
 
 pytestmark = pytest.mark.skipif(
     shutil.which("cc") is None and not library.LIBRARY.exists(), reason="there is no C compiler here"

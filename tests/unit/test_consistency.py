@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paramserver.core.consistency import (
+from paramserver.core.versions.consistency import (
     Batch,
     Bounded,
     Consistency,
@@ -18,7 +18,7 @@ from paramserver.core.consistency import (
     Verdict,
     policies,
 )
-from paramserver.core.names import AsyncName, SyncName
+from paramserver.core.versions.names import AsyncName, SyncName
 
 ACCEPTED, DUPLICATE = Offer(Verdict.ACCEPTED), Offer(Verdict.DUPLICATE)
 

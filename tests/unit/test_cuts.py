@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from paramserver.core.consistency import Consistency, Mode
-from paramserver.core.cuts import MOST_MISSING, Marks, lacking, united
-from paramserver.core.events import (
+from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.core.versions.cuts import MOST_MISSING, Marks, lacking, united
+from paramserver.core.versions.events import (
     Activated,
     AnswerPull,
     Arrived,
@@ -26,9 +26,9 @@ from paramserver.core.events import (
     PullAsked,
     Refuse,
 )
-from paramserver.core.names import AsyncName, Name, SyncName
-from paramserver.core.ranges import RangeSet, minus
-from paramserver.core.shard import ShardState
+from paramserver.core.versions.names import AsyncName, Name, SyncName
+from paramserver.core.versions.ranges import RangeSet, minus
+from paramserver.core.versions.shard import ShardState
 
 ASYNC = Consistency(Mode.ASYNC, None)
 

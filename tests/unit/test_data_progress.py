@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from paramserver.core.consistency import Consistency, Mode
-from paramserver.core.data_progress import DataProgress, data_progress, schedule_position, updates_per_epoch
-from paramserver.core.ranges import RangeSet
-from paramserver.core.slices import SyncSchedule
+from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.core.versions.ranges import RangeSet
+from paramserver.core.work.data_progress import DataProgress, data_progress, schedule_position, updates_per_epoch
+from paramserver.core.work.slices import SyncSchedule
 
 
 @dataclass

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from paramserver.local.display import LiveDisplay, Rates
+from paramserver.launch.display import LiveDisplay, Rates
 from paramserver.v1 import coordinator_pb2
 
 
@@ -18,7 +18,7 @@ def test_a_rate_is_never_negative(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that is started again counts from nothing."""
     seconds = iter(range(100))
     clock = SimpleNamespace(monotonic=lambda: float(next(seconds)))
-    monkeypatch.setattr("paramserver.local.display.time", clock)
+    monkeypatch.setattr("paramserver.launch.display.time", clock)
     rates = Rates()
     found = [rates.of("worker-0", samples) for samples in (0, 10, 20, 5, 15)]
     assert found == [0.0, 10.0, 10.0, 0.0, 10.0]

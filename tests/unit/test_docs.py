@@ -12,7 +12,7 @@ import pytest
 from paramserver.cli.main import build_app, split_script_arguments
 from paramserver.config.settings import FIELDS, Settings
 from paramserver.testing.places import PLACES
-from paramserver.transport.policy import ADMIN, CALLERS, COORDINATOR, SERVER, WORKER
+from paramserver.transport.security.policy import ADMIN, CALLERS, COORDINATOR, SERVER, WORKER
 
 ROOT = Path(__file__).parents[2]
 # Not the notebooks, which describe the code of their day.
@@ -26,14 +26,14 @@ FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
 def files_named(text: str) -> Iterator[str]:
-    """``core/plan.py`` and the like, wherever it stands; without the function or the test that may follow."""
+    """``core/layout/plan.py`` and the like, wherever it stands; without the function or the test that may follow."""
     for found in re.finditer(r"(?<![\w/.:<\[-])(?!/)[\w./*-]*[\w*]\.(?:py|c|proto)(?![\w.])", text):
         if found.group() not in USERS:
             yield found.group()
 
 
 def exists(name: str) -> bool:
-    """From the root of the repository, or from the package, as ``core/plan.py`` is named for short."""
+    """From the root of the repository, or from the package, as ``core/layout/plan.py`` is named for short."""
     return any(any(base.glob(name)) for base in (ROOT, ROOT / "paramserver", ROOT / "protos/paramserver/v1"))
 
 
@@ -120,7 +120,7 @@ def test_the_layout_names_every_package() -> None:
     named = {
         name for cell in re.findall(r"^\| (`[^|]*) \|", text, re.MULTILINE) for name in re.findall(r"`(\w+)`", cell)
     }
-    assert named - {"errors", "failpoints"} == {
+    assert named - {"errors", "failpoints", "logs", "api"} == {
         path.parent.name for path in (ROOT / "paramserver").glob("*/__init__.py")
     }
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from paramserver.config import Settings, load_settings
-from paramserver.local import certs
-from paramserver.local.doctor.certificates import check_certificates, check_dates, check_tokens
-from paramserver.local.doctor.finding import Finding, Level
+from paramserver.doctor.certificates import check_certificates, check_dates, check_tokens
+from paramserver.doctor.finding import Finding, Level
+from paramserver.pki import certs
 
 NOW = datetime.now(UTC)
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from paramserver.cli import doctor as command
-from paramserver.cli.doctor import doctor, lines
-from paramserver.errors import ConfigError
-from paramserver.local.doctor.finding import (
+from paramserver.cli.prepare import doctor as command
+from paramserver.cli.prepare.doctor import doctor, lines
+from paramserver.doctor.finding import (
     Check,
     Finding,
     Level,
@@ -22,6 +21,7 @@ from paramserver.local.doctor.finding import (
     run_checks,
     sentence,
 )
+from paramserver.errors import ConfigError
 
 GOOD = Finding("good", Level.OK, "fine")
 NOTED = Finding("noted", Level.NOTE, "as it is")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from paramserver.config import load_settings
-from paramserver.local.doctor.finding import Level
-from paramserver.local.doctor.machine import (
+from paramserver.doctor.finding import Level
+from paramserver.doctor.machine import (
     Limits,
     check_cpus,
     check_limits,
@@ -19,7 +19,7 @@ from paramserver.local.doctor.machine import (
     check_shared_memory,
     read_limits,
 )
-from paramserver.local.jobs import ENV_RUNTIME_DIR
+from paramserver.machine.jobs import ENV_RUNTIME_DIR
 
 MIB, GIB = 1 << 20, 1 << 30
 

@@ -10,6 +10,16 @@ import pytest
 from google.protobuf.message import Message
 
 from paramserver.config import load_settings
+from paramserver.doctor import network, storage
+from paramserver.doctor.finding import Level
+from paramserver.doctor.network import (
+    Answer,
+    StubShard,
+    ask,
+    check_clock,
+    check_reachable,
+    check_versions,
+)
 from paramserver.errors import (
     ConfigError,
     DeadlineError,
@@ -18,16 +28,6 @@ from paramserver.errors import (
     ParamServerError,
     UnavailableError,
     VersionMismatchError,
-)
-from paramserver.local.doctor import network, storage
-from paramserver.local.doctor.finding import Level
-from paramserver.local.doctor.network import (
-    Answer,
-    StubShard,
-    ask,
-    check_clock,
-    check_reachable,
-    check_versions,
 )
 from paramserver.store.base import StoreFacts
 from paramserver.v1.coordinator_pb2 import ProbeResponse

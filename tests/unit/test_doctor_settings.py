@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from paramserver.config import load_settings
-from paramserver.local.doctor.configuration import (
+from paramserver.doctor.configuration import (
     Request,
     check_proxies,
     check_security,
     check_variables,
     read_settings,
 )
-from paramserver.local.doctor.finding import Level
+from paramserver.doctor.finding import Level
 
 
 @pytest.fixture(autouse=True)

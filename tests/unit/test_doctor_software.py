@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from paramserver.local.doctor import software
-from paramserver.local.doctor.finding import Level
-from paramserver.local.doctor.software import (
+from paramserver.doctor import software
+from paramserver.doctor.finding import Level
+from paramserver.doctor.software import (
     Imported,
     check_fork,
     check_gpu,

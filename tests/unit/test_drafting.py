@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from paramserver.core.names import SyncName
-from paramserver.core.plan import TensorSpec, make_layout
-from paramserver.server import drafting
-from paramserver.server.drafting import Draft, Drafting
-from paramserver.server.shard import Contribution, ShardTensors
-from paramserver.server.version import Version
+from paramserver.core.layout.plan import TensorSpec, make_layout
+from paramserver.core.versions.names import SyncName
+from paramserver.server.versions import drafting
+from paramserver.server.versions.drafting import Draft, Drafting
+from paramserver.server.versions.shard import Contribution, ShardTensors
+from paramserver.server.versions.version import Version
 from paramserver.tensors.optimizers import describe
 
 LAYOUT = make_layout([TensorSpec("w", (32,), "float32")], chunk_bytes=64)

@@ -111,7 +111,7 @@ def test_bytes_of_scalars_empty_tensors_and_parameters() -> None:
 def test_importing_tensors_does_not_import_torch() -> None:
     code = (
         "import sys, paramserver.tensors.codec, paramserver.tensors.dtypes, paramserver.tensors.hypers\n"
-        "import paramserver.core.hypers\n"
+        "import paramserver.core.layout.hypers\n"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

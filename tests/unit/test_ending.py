@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from paramserver.coordinator.ending import Ending, folded
 from paramserver.coordinator.job import Job
 from paramserver.coordinator.promises import Promises
-from paramserver.core.membership import Member, Role
-from paramserver.core.slices import DataSpec
+from paramserver.coordinator.watching.ending import Ending, folded
+from paramserver.core.job.membership import Member, Role
+from paramserver.core.work.slices import DataSpec
 from paramserver.v1 import coordinator_pb2
 
 

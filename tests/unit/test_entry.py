@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from paramserver import api as entry
 from paramserver import errors
-from paramserver.local import entry
 
 
 @pytest.mark.parametrize("closed", [False, True])

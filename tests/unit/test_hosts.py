@@ -6,8 +6,8 @@ import pytest
 
 from paramserver import errors
 from paramserver.config import Settings, load_settings
-from paramserver.local import hosts
-from paramserver.local.hosts import coordinator_place, server_place, split
+from paramserver.machine import hosts
+from paramserver.machine.hosts import coordinator_place, server_place, split
 
 # The addresses of this machine, as far as these tests are concerned.
 HERE = ("127.0.0.1", "localhost", "10.0.0.1", "::1", "0.0.0.0", "::")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from paramserver.core.hypers import RULES, HyperValue, validate, validate_change
+from paramserver.core.layout.hypers import RULES, HyperValue, validate, validate_change
 from paramserver.errors import ModelError, ProtocolError
 from paramserver.tensors.hypers import from_proto, groups_from_proto, groups_to_proto, to_proto
 from paramserver.tensors.optimizers import build, describe, torch_class

@@ -14,30 +14,51 @@ PACKAGE = ROOT / "paramserver"
 
 LOWER = {"core", "errors", "failpoints"}
 EDGES = {"tensors", "transport", "store"}
+WIRE = {"v1", "wire", "membership"}
 ROLES = {"coordinator", "server", "worker"}
+# What begins, ends and shows the processes of a job.
+AROUND = {"logs", "processes", "testing", "machine", "pki"}
 
-# Part of the package -> parts it may import, besides itself. Nothing imports cli.
+# Part of the package -> parts it may import, besides itself. A part stands above those in its row.
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "config": {"errors"},
     "core": {"errors"},  # the tree of errors is names only
     "failpoints": set(),
     "kernels": set(),  # compiled arithmetic
+    "logs": set(),
+    "processes": set(),
     "v1": set(),
-    "checkpoint": LOWER | {"tensors", "v1", "config"},
     "tensors": LOWER | {"v1"},
     "compress": LOWER | {"tensors", "v1"},
-    "transport": LOWER | {"tensors", "v1"},  # names of element types, limits of frames
+    "checkpoint": LOWER | {"tensors", "v1", "config"},
+    "transport": LOWER | {"v1"},
+    "wire": LOWER | {"tensors", "transport", "v1"},
+    "membership": LOWER | {"config", "transport", "v1", "wire"},
     "store": LOWER,
-    "coordinator": LOWER | EDGES | {"config", "v1", "checkpoint"},
-    "server": LOWER | EDGES | {"config", "v1", "checkpoint", "compress", "kernels"},
-    "worker": LOWER | EDGES | {"config", "v1", "checkpoint", "compress"},
-    "testing": LOWER | EDGES | ROLES | {"config", "v1", "checkpoint"},
-    "local": LOWER | EDGES | ROLES | {"config", "v1", "testing", "checkpoint"},
+    "coordinator": LOWER | EDGES | WIRE | {"config", "checkpoint"},
+    "server": LOWER | EDGES | WIRE | {"config", "checkpoint", "compress", "kernels"},
+    "worker": LOWER | EDGES | WIRE | {"config", "checkpoint", "compress"},
+    "testing": LOWER | EDGES | {"processes", "v1"},
+    "pki": LOWER | {"config", "transport"},
+    "machine": LOWER | {"config", "pki", "processes", "testing", "transport", "v1"},
+    "results": LOWER | EDGES | WIRE | {"config", "checkpoint", "worker"},
+    "resume": LOWER | EDGES | WIRE | {"config", "checkpoint", "coordinator", "machine", "server"},
+    "alone": LOWER | EDGES | WIRE | ROLES | {"config", "results"},
+    "api": LOWER | EDGES | WIRE | ROLES | AROUND | {"config", "alone", "results"},
+    "roles": LOWER | EDGES | WIRE | ROLES | AROUND | {"api", "config", "checkpoint", "results", "resume"},
+    "launch": LOWER | EDGES | WIRE | AROUND | {"config", "checkpoint", "results", "resume"},
+    "doctor": LOWER | EDGES | WIRE | AROUND | {"config"},
+    "render": {"config", "errors"},
     # Calibration alone needs more than the core: it measures transport and arithmetic, and a script of its own.
     "simulate": LOWER | {"__init__", "config", "tensors", "transport", "v1"},
-    "cli": LOWER | EDGES | ROLES | {"config", "v1", "testing", "local", "checkpoint", "simulate"},
-    "__init__": LOWER | EDGES | ROLES | {"config", "v1", "local"},
+    "__init__": {"api", "errors", "worker"},
+    "cli": LOWER
+    | EDGES
+    | WIRE
+    | ROLES
+    | AROUND
+    | {"config", "checkpoint", "doctor", "launch", "render", "results", "resume", "roles", "simulate"},
     "__main__": {"cli"},
 }
 # From the standard library, what the core must not touch: time, chance, surroundings, input and output.
@@ -55,7 +76,7 @@ def sources() -> list[Path]:
 
 
 def part_of(module: str) -> str:
-    """ "paramserver.core.plan" belongs to "core"; the package itself to "__init__"."""
+    """ "paramserver.core.layout.plan" belongs to "core"; the package itself to "__init__"."""
     return module.split(".")[1] if "." in module else "__init__"
 
 
@@ -105,3 +126,78 @@ def test_the_reader_of_imports_sees_all_forms(tmp_path: Path, monkeypatch: pytes
         "paramserver.server",
         "paramserver.worker.client",
     ]
+
+
+# ---- circles and rooms
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def runtime_imports() -> dict[str, set[str]]:
+    """Module -> modules of ours that it imports when it runs, wherever the import stands in the file."""
+    modules = {module_of(path): path for path in sources()}
+    found: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        tree = ast.parse(path.read_text(), str(path))
+        typing = {
+            id(inner)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+            for inner in ast.walk(node)
+        }
+        names = set()
+        for node in ast.walk(tree):
+            if id(node) in typing:
+                continue
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                full = {f"{node.module}.{alias.name}" for alias in node.names}
+                names |= {name if name in modules else node.module for name in full}
+        known = names & modules.keys()
+        # Python runs the packages around a module first; those around both are running already.
+        around = {package for name in known for package in packages_around(name)} - packages_around(module)
+        found[module] = (known | around & modules.keys()) - {module}
+    return found
+
+
+def packages_around(module: str) -> set[str]:
+    parts = module.split(".")
+    return {".".join(parts[:length]) for length in range(1, len(parts))}
+
+
+def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
+    """Groups whose members all reach each other, each sorted."""
+    reach = {node: set(after) for node, after in arrows.items()}
+    for middle in arrows:
+        for node in arrows:
+            if middle in reach[node]:
+                reach[node] |= reach[middle]
+    groups = {frozenset(other for other in reach[node] if node in reach[other]) for node in arrows}
+    return sorted(sorted(group) for group in groups if group)
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    found = runtime_imports()
+    assert "paramserver.errors" in found["paramserver.api"], "the reader sees nothing"
+    assert circles(found) == []
+
+
+def test_the_parts_stand_above_each_other() -> None:
+    assert circles(ALLOWED) == []
+
+
+def test_a_circle_is_seen() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+
+
+@pytest.mark.parametrize("package", sorted({path.parent for path in sources()}), ids=lambda path: path.name)
+def test_a_package_is_a_room_of_a_dozen_files_that_says_what_it_holds(package: Path) -> None:
+    files = [path.name for path in package.glob("*.py") if path.name != "__init__.py"]
+    most = 13 if package.name == "engine" else 12
+    assert len(files) <= most, f"{package.name} holds {len(files)} files: {sorted(files)}"
+    assert ast.get_docstring(ast.parse((package / "__init__.py").read_text())), (
+        f"{package.name} does not say what it is for"
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paramserver.errors import OverloadedError
-from paramserver.server.intake import Intake
+from paramserver.server.versions.intake import Intake
 
 
 def test_no_more_arrive_than_there_is_memory_for() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paramserver.errors import ConfigError, UnavailableError
-from paramserver.local.jobs import (
+from paramserver.machine.jobs import (
     ENV_RUNTIME_DIR,
     Job,
     find_job,

@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
-from paramserver.core.leases import SliceLeases
-from paramserver.core.names import AsyncName
+from paramserver.core.versions.names import AsyncName
+from paramserver.core.work.leases import SliceLeases
 
 
 def names(epoch: int, *indices: int) -> list[AsyncName]:

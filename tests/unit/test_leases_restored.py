@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from paramserver.core.leases import SliceLeases
-from paramserver.core.names import AsyncName
-from paramserver.core.ranges import RangeSet, common, complement
+from paramserver.core.versions.names import AsyncName
+from paramserver.core.versions.ranges import RangeSet, common, complement
+from paramserver.core.work.leases import SliceLeases
 
 
 def names(epoch: int, *indices: int) -> list[AsyncName]:

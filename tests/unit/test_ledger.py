@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from paramserver.core.ledger import Account, Ledger, Row, ShardLedger, accounts
-from paramserver.core.names import AsyncName, Name, SyncName
-from paramserver.core.slices import DataSpec, SyncSchedule
+from paramserver.core.versions.ledger import Account, Ledger, Row, ShardLedger, accounts
+from paramserver.core.versions.names import AsyncName, Name, SyncName
+from paramserver.core.work.slices import DataSpec, SyncSchedule
 
 DATA = DataSpec(samples=22, slice_size=4)  # six slices, the last of two samples
 STEPS = SyncSchedule(DATA.slices_per_epoch, 4)  # steps of four and two slices

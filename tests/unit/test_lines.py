@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from paramserver.local.lines import Lines
+from paramserver.processes.lines import Lines
 
 
 def cut(*pieces: bytes, longest: int = 1 << 20) -> list[tuple[bool, str]]:

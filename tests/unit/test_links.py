@@ -10,11 +10,11 @@ import pytest
 from google.protobuf.message import Message
 
 from paramserver import errors
-from paramserver.core.events import AtLeast
-from paramserver.core.names import SyncName
-from paramserver.core.plan import TensorSpec, make_layout, make_plan
+from paramserver.core.layout.plan import TensorSpec, make_layout, make_plan
+from paramserver.core.versions.events import AtLeast
+from paramserver.core.versions.names import SyncName
 from paramserver.transport.base import Channel
-from paramserver.worker.contribution import PushFacts
+from paramserver.worker.gradients.contribution import PushFacts
 from paramserver.worker.links import ShardLinks
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paramserver.core.loading import Agreement, Load, Place
+from paramserver.core.work.loading import Agreement, Load, Place
 
 ONE, TWO = Load(Place(0, 1), "a"), Load(Place(2, 1), "b")
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from paramserver.core.membership import (
+from paramserver.core.job.membership import (
     Admitted,
     Disconnected,
     Effect,

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from paramserver.core.naming import instead_of
-from paramserver.transport.messages import first_difference
+from paramserver.core.layout.naming import instead_of
 from paramserver.v1 import types_pb2
+from paramserver.wire.messages import first_difference
 
 
 def test_few_names_are_listed_and_of_many_the_nearest_is_named() -> None:

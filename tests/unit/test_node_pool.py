@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from paramserver.core.plan import TensorSpec, make_layout
+from paramserver.core.layout.plan import TensorSpec, make_layout
 from paramserver.worker.flat import NodePool
 
 LAYOUT = make_layout([TensorSpec("w", (4,), "float32"), TensorSpec("b", (2,), "float32")])

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from paramserver.compress.options import Wire
-from paramserver.core.plan import Kind, Layout, TensorSpec, make_layout
+from paramserver.core.layout.plan import Kind, Layout, TensorSpec, make_layout
 from paramserver.tensors.dtypes import buffer_of
 from paramserver.worker.flat import FlatSpace, Node
-from paramserver.worker.outgoing import Outgoing
+from paramserver.worker.gradients.outgoing import Outgoing
 
 CPU = torch.device("cpu")
 WEIGHT, BIAS, DOUBLE, MEAN = range(4)

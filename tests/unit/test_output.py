@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from paramserver.local.display import PlainDisplay
-from paramserver.local.lines import Lines
-from paramserver.local.process import Child
+from paramserver.launch.display import PlainDisplay
+from paramserver.processes.lines import Lines
+from paramserver.processes.process import Child
 
 
 class _Guard:
@@ -67,14 +67,14 @@ def test_what_a_process_says_before_it_is_killed() -> None:
 
 
 def test_a_line_over_the_limit_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paramserver.local.process.Lines", partial(Lines, 4))
+    monkeypatch.setattr("paramserver.processes.process.Lines", partial(Lines, 4))
     _, lines = output_of("print('abcdefgh')")
     assert lines == ["worker-0|abcd", "worker-0 (the same line goes on)|efgh"]
 
 
 def test_a_child_that_outlives_the_process_does_not_hold_up_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon that has left the group keeps the output open."""
-    monkeypatch.setattr("paramserver.local.process._QUIET_S", 0.3)
+    monkeypatch.setattr("paramserver.processes.process._QUIET_S", 0.3)
     begun = time.monotonic()
     code, lines = output_of(
         "import os, time\nprint('first', flush=True)\nready, tell = os.pipe()\n"

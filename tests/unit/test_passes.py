@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paramserver import errors
-from paramserver.core.passes import Passes
+from paramserver.core.work.passes import Passes
 
 
 def whole(passes: Passes, steps: bool = True) -> int:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paramserver.core.placement import Load, Seat, choose, load_of, split_shares
-from paramserver.core.plan import Kind, Layout, TensorSpec, make_layout, make_plan
+from paramserver.core.layout.placement import Load, Seat, choose, load_of, split_shares
+from paramserver.core.layout.plan import Kind, Layout, TensorSpec, make_layout, make_plan
 
 MIB = 2**20
 

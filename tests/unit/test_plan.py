@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paramserver.core.plan import (
+from paramserver.core.layout.plan import (
     ALIGNMENT,
     ITEMSIZE,
     Kind,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paramserver.core.poison import Place, Poison
+from paramserver.core.work.poison import Place, Poison
 
 S = Place(0, 3, 7)
 

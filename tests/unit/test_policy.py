@@ -12,14 +12,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from paramserver import config, errors
-from paramserver.transport import policy, tokens
 from paramserver.transport.addresses import host_of, loopback, resolves_to_loopback
 from paramserver.transport.base import METHODS, Caller
 from paramserver.transport.failures import connection_hint
-from paramserver.transport.policy import ADMIN_METHODS, ANYBODY, CALLERS, ROLES
-from paramserver.transport.security import Refusal, RefusalLog, Security
-from paramserver.transport.tls import role_of, role_uri
-from paramserver.transport.tokens import Tokens
+from paramserver.transport.security import policy, tokens
+from paramserver.transport.security.access import Refusal, RefusalLog, Security
+from paramserver.transport.security.policy import ADMIN_METHODS, ANYBODY, CALLERS, ROLES
+from paramserver.transport.security.tls import role_of, role_uri
+from paramserver.transport.security.tokens import Tokens
 
 JOIN = "a-join-token-for-tests-0123456789"
 

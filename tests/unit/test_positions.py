@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paramserver.core.positions import fixed_share, flushes
-from paramserver.core.slices import SyncSchedule
+from paramserver.core.work.positions import fixed_share, flushes
+from paramserver.core.work.slices import SyncSchedule
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from paramserver.errors import ConfigError
-from paramserver.local.jobs import ENV_RUNTIME_DIR, Job, list_jobs, process_birth, publish_job
-from paramserver.local.presence import Presence, list_signs
+from paramserver.machine.jobs import ENV_RUNTIME_DIR, Job, list_jobs, process_birth, publish_job
+from paramserver.machine.presence import Presence, list_signs
 
 # Beyond any pid_max.
 NO_PID = 2**30
@@ -108,7 +108,7 @@ def test_a_forked_child_does_not_speak_for_its_parent(directory: Path) -> None:
     text = own_file(directory, "worker").read_text()
     code = (
         "import os\n"
-        "from paramserver.local.presence import Presence\n"
+        "from paramserver.machine.presence import Presence\n"
         "presence = Presence.publish('worker', 'digits', '')\n"
         "child = os.fork()\n"
         "if child == 0:\n"
@@ -116,7 +116,7 @@ def test_a_forked_child_does_not_speak_for_its_parent(directory: Path) -> None:
         "    presence.close()\n"
         "    os._exit(0)\n"
         "assert os.waitpid(child, 0)[1] == 0\n"
-        "from paramserver.local.presence import list_signs\n"
+        "from paramserver.machine.presence import list_signs\n"
         "print([sign.name for sign in list_signs() if sign.pid == os.getpid()])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paramserver.core.progress import Progress
+from paramserver.core.job.progress import Progress
 
 
 def at_work(progress: Progress, now: float, slices: dict[int, int], slice_s: float = 0.1) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paramserver.core.ranges import RangeSet
+from paramserver.core.versions.ranges import RangeSet
 
 RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 8)).map(lambda r: (r[0], r[0] + r[1])), max_size=25)
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import BaseTorchFunctionMode, _get_current_function_mode_stack
 
-from paramserver.worker.reads import Reads
+from paramserver.worker.weights.reads import Reads
 
 
 class Flat(nn.Module):

@@ -9,7 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paramserver.core.reduction import Added, Merge, Node, Reducer, cover, fold_order, is_node, parent, sibling, split
+from paramserver.core.versions.reduction import (
+    Added,
+    Merge,
+    Node,
+    Reducer,
+    cover,
+    fold_order,
+    is_node,
+    parent,
+    sibling,
+    split,
+)
 
 NEW, DUPLICATE = Added(duplicate=False), Added(duplicate=True)
 # An expression: the index of a slice, or the sum of two expressions.

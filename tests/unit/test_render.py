@@ -11,13 +11,13 @@ import pytest
 import yaml
 
 from paramserver.cli.common import guard
-from paramserver.cli.render import render
+from paramserver.cli.prepare.render import render
 from paramserver.config import ENV_PREFIX, FIELDS, Settings, load_settings
 from paramserver.errors import ConfigError
-from paramserver.local.render.output import as_stream, write_directory
-from paramserver.local.render.request import Files, Request
-from paramserver.local.render.targets import TARGETS
-from paramserver.local.render.text import double_dollars, environment_file, toml_text, unit_words
+from paramserver.render.output import as_stream, write_directory
+from paramserver.render.request import Files, Request
+from paramserver.render.targets import TARGETS
+from paramserver.render.text import double_dollars, environment_file, toml_text, unit_words
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "configs" / "cluster.toml"

@@ -18,8 +18,8 @@ import yaml
 from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
 
 from paramserver.config import load_settings
-from paramserver.local.render.request import UID, Files, Request
-from paramserver.local.render.targets import TARGETS
+from paramserver.render.request import UID, Files, Request
+from paramserver.render.targets import TARGETS
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "configs" / "cluster.toml"

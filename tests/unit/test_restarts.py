@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paramserver.local.restarts import Restarts, cool_down_s
+from paramserver.processes.restarts import Restarts, cool_down_s
 
 
 def test_each_pause_is_longer_than_the_one_before() -> None:

@@ -14,19 +14,19 @@ import torch
 from paramserver.checkpoint.manifest import checkpoint_name
 from paramserver.checkpoint.place import Place
 from paramserver.checkpoint.tensorfile import FileInfo
-from paramserver.core.consistency import Consistency, Mode
-from paramserver.core.names import SyncName
-from paramserver.core.plan import Chunk, TensorSpec
-from paramserver.core.shard import ShardState
+from paramserver.core.layout.plan import Chunk, TensorSpec
+from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.core.versions.names import SyncName
+from paramserver.core.versions.shard import ShardState
 from paramserver.errors import CheckpointError, GoneError, UnavailableError
-from paramserver.server.restoring import restore
-from paramserver.server.saving import Saver
-from paramserver.server.shard import Contribution, ShardTensors
-from paramserver.server.version import Version
+from paramserver.server.saving.restoring import restore
+from paramserver.server.saving.saver import Saver
+from paramserver.server.versions.shard import Contribution, ShardTensors
+from paramserver.server.versions.version import Version
 from paramserver.tensors.hypers import groups_from_proto, groups_to_proto
 from paramserver.tensors.optimizers import describe
-from paramserver.transport.messages import plan_of, tensor_to_proto
 from paramserver.v1 import shard_pb2, types_pb2
+from paramserver.wire.messages import plan_of, tensor_to_proto
 from tests.unit.checkpoints import manifest
 from tests.unit.trained import OPTIMIZERS
 

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 from paramserver.coordinator.service import CoordinatorService
-from paramserver.core.membership import Disconnected, Presence, Renewed, Role
+from paramserver.core.job.membership import Disconnected, Presence, Renewed, Role
 from paramserver.v1 import coordinator_pb2, types_pb2
 from tests.unit.test_admission import request, with_job
 

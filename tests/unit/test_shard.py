@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from paramserver.core.consistency import Consistency, Missing, Mode
-from paramserver.core.events import (
+from paramserver.core.versions.consistency import Consistency, Missing, Mode
+from paramserver.core.versions.events import (
     Activated,
     AnswerPull,
     AnswerPush,
@@ -31,8 +31,8 @@ from paramserver.core.events import (
     Want,
     WentIdle,
 )
-from paramserver.core.names import AsyncName, SyncName
-from paramserver.core.shard import KEPT_VERSIONS, ShardState
+from paramserver.core.versions.names import AsyncName, SyncName
+from paramserver.core.versions.shard import KEPT_VERSIONS, ShardState
 
 ACCEPTED, DUPLICATE = Outcome.ACCEPTED, Outcome.DUPLICATE
 TIMELINE = 1

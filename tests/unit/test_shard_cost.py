@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from paramserver.core.consistency import Consistency, Mode
-from paramserver.core.events import Activated, AnswerPull, Arrived, AtClock, AtLeast, Built, Effect, Joining, PullAsked
-from paramserver.core.names import AsyncName, SyncName
-from paramserver.core.shard import ShardState
+from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.core.versions.events import (
+    Activated,
+    AnswerPull,
+    Arrived,
+    AtClock,
+    AtLeast,
+    Built,
+    Effect,
+    Joining,
+    PullAsked,
+)
+from paramserver.core.versions.names import AsyncName, SyncName
+from paramserver.core.versions.shard import ShardState
 
 WORKERS = 100
 

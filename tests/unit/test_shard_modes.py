@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from paramserver.core.consistency import Consistency, Mode
-from paramserver.core.events import (
+from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.core.versions.events import (
     Activated,
     AnswerPull,
     AnswerPush,
@@ -31,8 +31,8 @@ from paramserver.core.events import (
     Refuse,
     Want,
 )
-from paramserver.core.names import AsyncName, Name, SyncName
-from paramserver.core.shard import ShardState
+from paramserver.core.versions.names import AsyncName, Name, SyncName
+from paramserver.core.versions.shard import ShardState
 
 ACCEPTED, DUPLICATE = Outcome.ACCEPTED, Outcome.DUPLICATE
 TO_ASYNC = Consistency(Mode.ASYNC, 1, revision=1, from_version=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paramserver.local.silence import Silence
+from paramserver.processes.silence import Silence
 
 
 def test_silence_adds_up_until_something_is_heard() -> None:

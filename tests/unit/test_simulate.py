@@ -9,18 +9,19 @@ from typing import Any
 
 import pytest
 
-from paramserver.core.consistency import Consistency, Mode
-from paramserver.core.placement import Seat, load_of
+from paramserver.core.layout.placement import Seat, load_of
+from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.errors import ConfigError
-from paramserver.simulate import formulas, maxplus
-from paramserver.simulate.blame import NOTHING, Part, between
-from paramserver.simulate.clock import VirtualClock
+from paramserver.simulate import formulas
 from paramserver.simulate.cluster import simulate
 from paramserver.simulate.costs import FREE, Costs
-from paramserver.simulate.links import Block, ReceivingPort, SendingPort, Stream
+from paramserver.simulate.machinery import maxplus
+from paramserver.simulate.machinery.blame import NOTHING, Part, between
+from paramserver.simulate.machinery.clock import VirtualClock
+from paramserver.simulate.machinery.links import Block, ReceivingPort, SendingPort, Stream
+from paramserver.simulate.parts.seats import seating
+from paramserver.simulate.parts.stragglers import draws, parse
 from paramserver.simulate.scenario import Outcome, Record, Scenario
-from paramserver.simulate.seats import seating
-from paramserver.simulate.stragglers import draws, parse
 from paramserver.simulate.suggest import Servers, numbers, suggest
 
 SYNC = Consistency(Mode.SYNC)
@@ -164,7 +165,7 @@ def test_a_model_too_small_to_be_made_ahead_is_pushed_and_then_pulled(workers: i
 
 @pytest.mark.parametrize(("alone", "placement"), [(0, "balanced"), (2, "balanced"), (2, "split"), (4, "split")])
 def test_servers_beside_workers_take_no_less_than_the_formula_says(alone: int, placement: str) -> None:
-    """And no more than the mean of the two bounds that `core.placement` counts with, but for the ends."""
+    """And no more than the mean of the two bounds that `core.layout.placement` counts with, but for the ends."""
     workers = 8
     scenario = job(servers=alone + workers, params=SIZE // 4, with_server=True, placement=placement, **LINKS)
     took_s = step_s(simulate(scenario)[1])

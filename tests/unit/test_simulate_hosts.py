@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from paramserver.core.consistency import Consistency, Mode
-from paramserver.core.names import SyncName
-from paramserver.core.plan import link_chunk_bytes
+from paramserver.core.layout.plan import link_chunk_bytes
+from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.core.versions.names import SyncName
 from paramserver.errors import ConfigError
-from paramserver.simulate.blame import NOTHING, Chain, Part
-from paramserver.simulate.clock import VirtualClock
 from paramserver.simulate.cluster import simulate
-from paramserver.simulate.cores import Cores, Thread
 from paramserver.simulate.costs import FREE
-from paramserver.simulate.drafts import Coming, Draft, Drafts
+from paramserver.simulate.machinery.blame import NOTHING, Chain, Part
+from paramserver.simulate.machinery.clock import VirtualClock
+from paramserver.simulate.machinery.cores import Cores, Thread
+from paramserver.simulate.parts.drafts import Coming, Draft, Drafts
+from paramserver.simulate.parts.seats import seating
 from paramserver.simulate.scenario import Outcome, Scenario
-from paramserver.simulate.seats import seating
 
 # ---- processors
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from itertools import repeat
 
-from paramserver.core.consistency import Consistency, Mode
-from paramserver.core.events import AtLeast
-from paramserver.core.names import SyncName
-from paramserver.simulate.blame import NOTHING, Part
-from paramserver.simulate.clock import Process, VirtualClock, start
-from paramserver.simulate.cores import Cores
+from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.core.versions.events import AtLeast
+from paramserver.core.versions.names import SyncName
 from paramserver.simulate.costs import FREE
-from paramserver.simulate.hosts import Network, Program, host
-from paramserver.simulate.member import Member
-from paramserver.simulate.server import Server
+from paramserver.simulate.machinery.blame import NOTHING, Part
+from paramserver.simulate.machinery.clock import Process, VirtualClock, start
+from paramserver.simulate.machinery.cores import Cores
+from paramserver.simulate.parts.hosts import Network, Program, host
+from paramserver.simulate.parts.member import Member
+from paramserver.simulate.parts.server import Server
 
 
 class Pair:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paramserver.core.slices import (
+from paramserver.core.work.slices import (
     DataSpec,
     Step,
     SyncSchedule,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paramserver.core.slots import Slots
+from paramserver.core.layout.slots import Slots
 
 
 def test_a_slot_is_given_out_once_until_its_version_is_gone() -> None:

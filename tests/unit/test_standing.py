@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from paramserver.core.standing import (
+from paramserver.core.job.standing import (
     WELL,
     Departure,
     JobFacts,

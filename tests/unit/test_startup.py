@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from paramserver import errors
-from paramserver.transport.session import Session
+from paramserver.membership.session import Session
 from paramserver.v1 import types_pb2
 from paramserver.worker.links import ShardLinks
 from paramserver.worker.startup import _on_this_timeline

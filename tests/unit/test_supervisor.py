@@ -11,12 +11,12 @@ from typing import Any, cast
 import pytest
 
 from paramserver import errors
-from paramserver.local.poll import Poll
-from paramserver.local.process import Child
-from paramserver.local.restarts import Restarts
-from paramserver.local.spawn import ChildFailedError, Spawner
-from paramserver.local.supervisor import Supervisor
-from paramserver.local.valkey import EmbeddedStore
+from paramserver.launch.poll import Poll
+from paramserver.launch.spawn import ChildFailedError, Spawner
+from paramserver.launch.supervisor import Supervisor
+from paramserver.machine.valkey import EmbeddedStore
+from paramserver.processes.process import Child
+from paramserver.processes.restarts import Restarts
 from paramserver.v1 import coordinator_pb2, types_pb2
 
 RUNNING = types_pb2.JOB_STATE_RUNNING

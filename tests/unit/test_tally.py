@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paramserver.core.tally import Shard, Tally, imbalances, not_counted
+from paramserver.core.job.tally import Shard, Tally, imbalances, not_counted
 
 
 def test_everything_has_a_name() -> None:

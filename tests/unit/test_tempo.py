@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paramserver.core.tempo import Tempo
+from paramserver.core.work.tempo import Tempo
 
 
 def worked(*seconds: float) -> Tempo:

@@ -10,7 +10,7 @@ from contextlib import aclosing
 import pytest
 
 from paramserver.v1 import shard_pb2
-from paramserver.worker.turns import Traffic, Turns
+from paramserver.worker.gradients.turns import Traffic, Turns
 
 SIZE = 10
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paramserver.checkpoint.place import Place
-from paramserver.local.verdict import closing_lines, exit_code, look_at_checkpoint
+from paramserver.results.verdict import closing_lines, exit_code, look_at_checkpoint
 from paramserver.v1 import coordinator_pb2
 from tests.unit.checkpoints import save
 

@@ -71,7 +71,7 @@ def all_waits() -> dict[str, int]:
     found: dict[str, int] = {}
     for path in sorted(ROOT.rglob("*.py")):
         place = path.relative_to(ROOT)
-        if place.parts[0] in APART:
+        if place.parts[0] in APART and place.name != "chaos.py":
             continue
         for wait in waits_of(ast.parse(path.read_text()), str(place)):
             found[wait] = found.get(wait, 0) + 1

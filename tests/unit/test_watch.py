@@ -8,12 +8,12 @@ from typing import cast
 
 import pytest
 
-from paramserver.coordinator import watch as watching
 from paramserver.coordinator.job import JobOptions
 from paramserver.coordinator.service import CoordinatorService
-from paramserver.coordinator.watch import Watch
-from paramserver.core.consistency import Consistency, Mode
-from paramserver.core.membership import Joined, Left, Member, Membership, Role
+from paramserver.coordinator.watching import watch as watching
+from paramserver.coordinator.watching.watch import Watch
+from paramserver.core.job.membership import Joined, Left, Member, Membership, Role
+from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.v1 import types_pb2
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from paramserver.core.watchdog import Sight, Verdict, Watchdog
+from paramserver.core.job.watchdog import Sight, Verdict, Watchdog
 
 WAITING = Sight(0, 8.0, waits=["worker-0 waits for step 7: slice 2 (worker-1)", "worker-1 waits for server-0"])
 

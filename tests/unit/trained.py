@@ -14,9 +14,9 @@ from paramserver.checkpoint.catalog import write_manifest
 from paramserver.checkpoint.manifest import Manifest, checkpoint_name
 from paramserver.checkpoint.place import Place
 from paramserver.checkpoint.tensorfile import Entry, write_tensors
-from paramserver.core.hypers import RULES
+from paramserver.core.layout.hypers import RULES
 from paramserver.tensors.dtypes import buffer_of, dtype_name
-from paramserver.worker.binding import ModelBinding
+from paramserver.worker.script.binding import ModelBinding
 from tests.unit.checkpoints import digest, facts, manifest
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {

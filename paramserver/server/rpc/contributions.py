@@ -11,21 +11,21 @@ from contextlib import ExitStack
 from torch import Tensor
 
 from paramserver import errors
-from paramserver.core.events import Outcome, WentIdle
-from paramserver.core.names import SyncName
-from paramserver.core.plan import Chunk
-from paramserver.core.shard import ShardState
+from paramserver.core.layout.plan import Chunk
+from paramserver.core.versions.events import Outcome, WentIdle
+from paramserver.core.versions.names import SyncName
+from paramserver.core.versions.shard import ShardState
 from paramserver.failpoints import reach
-from paramserver.server.receive import first_non_finite, receive
 from paramserver.server.rpc.host import Host
 from paramserver.server.running import RunningShard
-from paramserver.server.shard import Contribution
-from paramserver.transport import local
+from paramserver.server.versions.receive import first_non_finite, receive
+from paramserver.server.versions.shard import Contribution
 from paramserver.transport.base import Caller, caller
-from paramserver.transport.bounds import MAX_SAMPLES, counting
-from paramserver.transport.messages import name_from_proto, unpack_mask
-from paramserver.transport.policy import WORKER
+from paramserver.transport.security.policy import WORKER
+from paramserver.transport.shm import channel as local
 from paramserver.v1 import shard_pb2
+from paramserver.wire.bounds import MAX_SAMPLES, counting
+from paramserver.wire.messages import name_from_proto, unpack_mask
 
 _OUTCOMES = {
     Outcome.ACCEPTED: shard_pb2.OUTCOME_ACCEPTED,

@@ -5,20 +5,20 @@ from __future__ import annotations
 import structlog
 
 from paramserver import errors
-from paramserver.core.consistency import Mode
-from paramserver.core.events import (
+from paramserver.core.versions.consistency import Mode
+from paramserver.core.versions.events import (
     ConsistencyAborted,
     ConsistencyCommitted,
     ConsistencyPrepared,
     CutEnded,
     MembersChanged,
 )
-from paramserver.server import cutting
 from paramserver.server.reporting import epoch_slices
 from paramserver.server.rpc.host import Host
-from paramserver.transport.bounds import seconds
-from paramserver.transport.messages import consistency_from_proto, slices_from_proto
+from paramserver.server.versions import cutting
 from paramserver.v1 import shard_pb2
+from paramserver.wire.bounds import seconds
+from paramserver.wire.messages import consistency_from_proto, slices_from_proto
 
 log = structlog.get_logger("paramserver.server")
 

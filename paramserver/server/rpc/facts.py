@@ -9,7 +9,7 @@ from functools import partial
 from paramserver import errors
 from paramserver.checkpoint import probe
 from paramserver.checkpoint.place import Place
-from paramserver.server.apply import StateEntry
+from paramserver.server.arithmetic.apply import StateEntry
 from paramserver.server.reporting import epoch_slices, ledger_response
 from paramserver.server.rpc.host import Host
 from paramserver.tensors.codec import encode_frame

@@ -11,13 +11,13 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError
 
 from paramserver import errors
-from paramserver.server.intake import Intake
 from paramserver.server.reporting import report
 from paramserver.server.running import RunningShard
 from paramserver.server.team import Team
+from paramserver.server.versions.intake import Intake
 from paramserver.transport.base import Channel
-from paramserver.transport.messages import record_age
 from paramserver.v1 import coordinator_pb2, shard_pb2
+from paramserver.wire.messages import record_age
 
 T = TypeVar("T")
 _Command = (

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 from paramserver.compress.base import Compressor
 from paramserver.compress.registry import FOR_PULL, reader
-from paramserver.core.events import AnswerPull, PullAsked
-from paramserver.server.ahead import Ahead
+from paramserver.core.versions.events import AnswerPull, PullAsked
 from paramserver.server.reporting import waiting_for
 from paramserver.server.rpc.host import Host
 from paramserver.server.running import RunningShard
-from paramserver.server.version import Version
+from paramserver.server.versions.ahead import Ahead
+from paramserver.server.versions.version import Version
 from paramserver.tensors.codec import encode_frame
-from paramserver.transport.bounds import seconds
-from paramserver.transport.messages import consistency_to_proto, want_from_proto
 from paramserver.v1 import shard_pb2
+from paramserver.wire.bounds import seconds
+from paramserver.wire.messages import consistency_to_proto, want_from_proto
 
 _MAX_WAIT_S = 3600.0
 

@@ -10,24 +10,24 @@ import torch
 from paramserver import errors
 from paramserver.checkpoint import manifest as manifests
 from paramserver.checkpoint.place import Place
-from paramserver.core.hypers import validate
-from paramserver.core.plan import Chunk, Kind, Plan
-from paramserver.core.shard import ShardState
+from paramserver.core.layout.hypers import validate
+from paramserver.core.layout.plan import Chunk, Kind, Plan
+from paramserver.core.versions.shard import ShardState
 from paramserver.failpoints import reach
-from paramserver.server.apply import ChunkState
-from paramserver.server.brought import BroughtState
-from paramserver.server.kept import Kept
-from paramserver.server.norms import NormExchange
-from paramserver.server.receive import first_non_finite, receive
-from paramserver.server.restoring import restore
+from paramserver.server.arithmetic.apply import ChunkState
+from paramserver.server.arithmetic.norms import NormExchange
 from paramserver.server.rpc.host import Host
 from paramserver.server.running import RunningShard, Staged
-from paramserver.server.saving import Saver, place_of
-from paramserver.server.shard import ShardTensors
-from paramserver.server.version import Version, room_for
+from paramserver.server.saving.brought import BroughtState
+from paramserver.server.saving.kept import Kept
+from paramserver.server.saving.restoring import restore
+from paramserver.server.saving.saver import Saver, place_of
+from paramserver.server.versions.receive import first_non_finite, receive
+from paramserver.server.versions.shard import ShardTensors
+from paramserver.server.versions.version import Version, room_for
 from paramserver.tensors.hypers import groups_from_proto
-from paramserver.transport.messages import consistency_from_proto, plan_of
 from paramserver.v1 import shard_pb2
+from paramserver.wire.messages import consistency_from_proto, plan_of
 
 log = structlog.get_logger("paramserver.server")
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from paramserver import errors
-from paramserver.core.consistency import Mode
+from paramserver.core.versions.consistency import Mode
 from paramserver.v1 import coordinator_pb2
 from paramserver.worker.engine.weights import Weights
 

@@ -10,27 +10,27 @@ from typing import Any, TypeVar, cast
 
 from paramserver import errors
 from paramserver.compress.casts import Cast
-from paramserver.core.consistency import Consistency, Mode
-from paramserver.core.plan import Plan
-from paramserver.core.slices import DataSpec
+from paramserver.core.layout.plan import Plan
+from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.core.work.slices import DataSpec
+from paramserver.membership.session import JoinOptions, Session
 from paramserver.transport.base import Channel
-from paramserver.transport.session import JoinOptions, Session
 from paramserver.v1 import shard_pb2, types_pb2
-from paramserver.worker import early
-from paramserver.worker.arriving import Arriving
 from paramserver.worker.background import Background
 from paramserver.worker.device import Mover, Ticket
 from paramserver.worker.flat import FlatSpace, NodePool
-from paramserver.worker.handed import HandedIn
-from paramserver.worker.inplace import InPlace
+from paramserver.worker.gradients import early
+from paramserver.worker.gradients.outgoing import Outgoing
+from paramserver.worker.gradients.staging import Staging
 from paramserver.worker.links import ShardLinks
-from paramserver.worker.outgoing import Outgoing
+from paramserver.worker.memory.inplace import InPlace
 from paramserver.worker.pace import AsyncPace, SyncPace
-from paramserver.worker.pulled import Pulled
-from paramserver.worker.reads import Reads
-from paramserver.worker.staging import Staging
+from paramserver.worker.script.handed import HandedIn
+from paramserver.worker.script.state import NOTHING
 from paramserver.worker.startup import Offer
-from paramserver.worker.state import NOTHING
+from paramserver.worker.weights.arriving import Arriving
+from paramserver.worker.weights.pulled import Pulled
+from paramserver.worker.weights.reads import Reads
 
 T = TypeVar("T")
 Connect = Callable[[str], Channel]

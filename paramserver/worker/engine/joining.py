@@ -10,20 +10,20 @@ from statistics import median
 import structlog
 
 from paramserver import errors
-from paramserver.core.plan import Plan
-from paramserver.core.slices import DataSpec
-from paramserver.transport.messages import data_to_proto, plan_of
-from paramserver.transport.session import Session
+from paramserver.core.layout.plan import Plan
+from paramserver.core.work.slices import DataSpec
+from paramserver.membership.session import Session
 from paramserver.v1 import coordinator_pb2, types_pb2
+from paramserver.wire.messages import data_to_proto, plan_of
 from paramserver.worker import startup
 from paramserver.worker.device import mover_for
 from paramserver.worker.engine.weights import Weights
 from paramserver.worker.flat import FlatSpace, NodePool, no_space
-from paramserver.worker.inplace import InPlace
+from paramserver.worker.gradients.staging import Staging
+from paramserver.worker.memory.inplace import InPlace
 from paramserver.worker.pace import AsyncPace
-from paramserver.worker.pulled import Pulled
-from paramserver.worker.staging import Staging
-from paramserver.worker.state import NOTHING, Brought
+from paramserver.worker.script.state import NOTHING, Brought
+from paramserver.worker.weights.pulled import Pulled
 
 log = structlog.get_logger("paramserver.worker")
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from paramserver import errors
-from paramserver.core.names import AsyncName
+from paramserver.core.versions.names import AsyncName
 from paramserver.v1 import coordinator_pb2, shard_pb2
 from paramserver.worker.engine.host import Host
 from paramserver.worker.pace import AsyncPace

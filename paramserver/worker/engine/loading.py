@@ -11,8 +11,8 @@ from paramserver.v1 import coordinator_pb2
 from paramserver.worker.engine.rollback import GoingBack
 from paramserver.worker.flat import FlatSpace
 from paramserver.worker.pace import AsyncPace
+from paramserver.worker.script.state import Brought
 from paramserver.worker.startup import Offer
-from paramserver.worker.state import Brought
 
 # How long the coordinator may park a call.
 _CALL_S = 30.0

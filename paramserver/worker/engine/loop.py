@@ -9,11 +9,11 @@ from typing import cast
 import structlog
 
 from paramserver import errors
-from paramserver.core.consistency import Mode
-from paramserver.core.names import SyncName
+from paramserver.core.versions.consistency import Mode
+from paramserver.core.versions.names import SyncName
 from paramserver.failpoints import reach
-from paramserver.transport.messages import schedule_from_proto
 from paramserver.v1 import coordinator_pb2, types_pb2
+from paramserver.wire.messages import schedule_from_proto
 from paramserver.worker.engine.leaving import Leaving
 from paramserver.worker.engine.loading import Loading
 from paramserver.worker.engine.states import States

@@ -8,7 +8,7 @@ import torch
 
 from paramserver import errors
 from paramserver.worker.engine.weights import Weights
-from paramserver.worker.pulled import merge
+from paramserver.worker.weights.pulled import merge
 
 
 class Originals(Weights):

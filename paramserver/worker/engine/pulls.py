@@ -7,12 +7,12 @@ from collections.abc import Coroutine
 from typing import Any
 
 from paramserver import errors
-from paramserver.core.events import Want
+from paramserver.core.versions.events import Want
 from paramserver.v1 import shard_pb2
 from paramserver.worker.engine.leases import Leases
 from paramserver.worker.engine.weights import Weights
-from paramserver.worker.pulled import Pulled
-from paramserver.worker.spare import Spare
+from paramserver.worker.weights.pulled import Pulled
+from paramserver.worker.weights.spare import Spare
 
 
 class Pulls(Weights, Leases):

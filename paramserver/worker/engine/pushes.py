@@ -11,16 +11,16 @@ from typing import Any, TypeVar
 import structlog
 
 from paramserver import errors
-from paramserver.core.names import Name, SyncName
-from paramserver.core.plan import moving_bytes
+from paramserver.core.layout.plan import moving_bytes
+from paramserver.core.versions.names import Name, SyncName
 from paramserver.v1 import shard_pb2, types_pb2
-from paramserver.worker import early
-from paramserver.worker import exchange as exchanges
-from paramserver.worker.contribution import PushFacts
 from paramserver.worker.device import Ticket
 from paramserver.worker.engine.weights import Weights
 from paramserver.worker.flat import Node
-from paramserver.worker.outgoing import ANY, Encoded
+from paramserver.worker.gradients import early
+from paramserver.worker.gradients.contribution import PushFacts
+from paramserver.worker.gradients.outgoing import ANY, Encoded
+from paramserver.worker.links import exchange as exchanges
 from paramserver.worker.pace import AsyncPace, Item
 
 log = structlog.get_logger("paramserver.worker")

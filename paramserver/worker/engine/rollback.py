@@ -8,9 +8,9 @@ from typing import cast
 import structlog
 
 from paramserver import errors
-from paramserver.core.consistency import Mode
-from paramserver.transport.messages import schedule_from_proto
+from paramserver.core.versions.consistency import Mode
 from paramserver.v1 import coordinator_pb2, types_pb2
+from paramserver.wire.messages import schedule_from_proto
 from paramserver.worker.engine.cuts import Cuts
 from paramserver.worker.engine.joining import Joining
 from paramserver.worker.engine.pulls import Pulls

@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 
 from paramserver import errors
-from paramserver.core.consistency import Mode
+from paramserver.core.versions.consistency import Mode
 from paramserver.worker.engine.originals import Originals
 from paramserver.worker.engine.rollback import GoingBack
 from paramserver.worker.links.states import Parts

@@ -6,14 +6,14 @@ import structlog
 import torch
 
 from paramserver import errors
-from paramserver.core.consistency import Mode
-from paramserver.core.events import Latest
-from paramserver.core.plan import Kind
+from paramserver.core.layout.plan import Kind
+from paramserver.core.versions.consistency import Mode
+from paramserver.core.versions.events import Latest
 from paramserver.failpoints import reach
-from paramserver.worker.arriving import Arriving
 from paramserver.worker.engine.host import Host
 from paramserver.worker.flat import FlatSpace
-from paramserver.worker.pulled import Pulled, merge
+from paramserver.worker.weights.arriving import Arriving
+from paramserver.worker.weights.pulled import Pulled, merge
 
 log = structlog.get_logger("paramserver.worker")
 

@@ -12,12 +12,12 @@ import structlog
 
 from paramserver import errors
 from paramserver.compress.casts import Cast
-from paramserver.core.plan import Plan
+from paramserver.core.layout.plan import Plan
 from paramserver.transport.base import Channel
 from paramserver.v1 import shard_pb2
-from paramserver.worker.pulled import Pulled
-from paramserver.worker.shared import Attached, SharedMemory
-from paramserver.worker.turns import Traffic
+from paramserver.worker.gradients.turns import Traffic
+from paramserver.worker.memory.shared import Attached, SharedMemory
+from paramserver.worker.weights.pulled import Pulled
 
 log = structlog.get_logger("paramserver.worker")
 

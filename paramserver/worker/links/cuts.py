@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from paramserver import errors
-from paramserver.core.events import Exactly, Latest
+from paramserver.core.versions.events import Exactly, Latest
 from paramserver.worker.links.pulls import Pulling
-from paramserver.worker.pulled import Pulled
+from paramserver.worker.weights.pulled import Pulled
 
 # Of the servers by index, versions that hold the same contributions.
 Snapshot = Callable[[], Awaitable[Sequence[int]]]

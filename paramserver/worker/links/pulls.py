@@ -12,13 +12,13 @@ from typing import cast
 import structlog
 
 from paramserver import errors
-from paramserver.core.events import AtLeast, Exactly, Want
+from paramserver.core.versions.events import AtLeast, Exactly, Want
 from paramserver.tensors.codec import split_frame
 from paramserver.transport.base import Channel
-from paramserver.transport.messages import put_want
 from paramserver.v1 import shard_pb2
+from paramserver.wire.messages import put_want
 from paramserver.worker.links.base import Base
-from paramserver.worker.pulled import Answer, Pulled, pulled_of
+from paramserver.worker.weights.pulled import Answer, Pulled, pulled_of
 
 log = structlog.get_logger("paramserver.worker")
 

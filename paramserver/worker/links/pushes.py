@@ -8,16 +8,16 @@ from contextlib import aclosing
 from typing import cast
 
 from paramserver import errors
-from paramserver.core.plan import Chunk
+from paramserver.core.layout.plan import Chunk
 from paramserver.failpoints import planned, reach
 from paramserver.tensors.codec import chunk_frames
 from paramserver.transport.base import Frames, each
-from paramserver.transport.messages import chunk_ref, pack_mask, put_name
 from paramserver.v1 import shard_pb2
-from paramserver.worker.contribution import PushFacts, frames_as_ready, frames_of, put_place
-from paramserver.worker.early import EarlyChunks
+from paramserver.wire.messages import chunk_ref, pack_mask, put_name
+from paramserver.worker.gradients.contribution import PushFacts, frames_as_ready, frames_of, put_place
+from paramserver.worker.gradients.early import EarlyChunks
+from paramserver.worker.gradients.turns import Turns
 from paramserver.worker.links.base import Base
-from paramserver.worker.turns import Turns
 
 # A piece of optimizer state, and its bytes.
 Part = tuple[shard_pb2.StateRef, memoryview]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paramserver.core.consistency import Consistency, Mode
-from paramserver.core.slices import SyncSchedule
+from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.core.work.slices import SyncSchedule
 from paramserver.worker.pace.asynchronous import AsyncPace
 from paramserver.worker.pace.base import Item, Pace
 from paramserver.worker.pace.sync import SyncPace

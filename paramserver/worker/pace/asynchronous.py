@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from paramserver.core.events import AtClock, Joining, Want
-from paramserver.core.names import AsyncName
+from paramserver.core.versions.events import AtClock, Joining, Want
+from paramserver.core.versions.names import AsyncName
 from paramserver.v1 import types_pb2
 from paramserver.worker.flat import Node
 from paramserver.worker.pace.base import Item

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from paramserver.core.names import Name
+from paramserver.core.versions.names import Name
 from paramserver.v1 import types_pb2
 from paramserver.worker.flat import Node
 

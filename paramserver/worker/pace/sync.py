@@ -8,13 +8,13 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from paramserver.core.names import SyncName
-from paramserver.core.positions import fixed_share, flushes
-from paramserver.core.ranges import RangeSet
-from paramserver.core.reduction import Node as TreeNode
-from paramserver.core.reduction import Reducer, cover
-from paramserver.core.slices import SyncSchedule, assign
-from paramserver.core.tempo import Tempo
+from paramserver.core.versions.names import SyncName
+from paramserver.core.versions.ranges import RangeSet
+from paramserver.core.versions.reduction import Node as TreeNode
+from paramserver.core.versions.reduction import Reducer, cover
+from paramserver.core.work.positions import fixed_share, flushes
+from paramserver.core.work.slices import SyncSchedule, assign
+from paramserver.core.work.tempo import Tempo
 from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.worker.flat import Node
 from paramserver.worker.pace.base import Item

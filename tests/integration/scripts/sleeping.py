@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import paramserver as ps
-from paramserver.simulate.stragglers import draws, parse
+from paramserver.simulate.parts.stragglers import draws, parse
 
 BATCH, FEATURES = 8, 64
 

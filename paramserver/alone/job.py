@@ -1,0 +1,109 @@
+"""A whole job in one process: what a script gets when no cluster is configured, and what tests of many nodes use.
+
+The same coordinator, shards and workers as on a cluster, joined by the memory transport in one event loop.
+"""
+
+from __future__ import annotations
+
+import os
+
+from paramserver.coordinator.job import JobOptions
+from paramserver.coordinator.leadership.journal import Journal
+from paramserver.coordinator.service import CoordinatorService
+from paramserver.core.versions.consistency import Consistency
+from paramserver.membership.session import JoinOptions
+from paramserver.server.node import ServerNode
+from paramserver.server.service import ShardService
+from paramserver.store.memory import MemoryStore
+from paramserver.transport.memory import MemoryNetwork
+from paramserver.v1 import types_pb2
+from paramserver.worker.background import Background
+from paramserver.worker.engine import Connect, Engine
+
+COORDINATOR = "coordinator"
+_SETTLE_S = 30.0
+
+
+class InProcessJob:
+    """Coordinator and servers in the event loop of ``background``; workers are made by :meth:`worker`.
+
+    ``beside_workers``: how many of the servers, the last ones, say that they are beside workers.
+    """
+
+    def __init__(self, options: JobOptions, background: Background | None = None, beside_workers: int = 0) -> None:
+        self.options = options
+        self._beside_workers = beside_workers
+        self.network = MemoryNetwork()
+        self.background = background or Background()
+        self.coordinator: CoordinatorService
+        self.nodes: list[ServerNode] = []
+
+    def start(self) -> None:
+        """Start coordinator and servers."""
+        self.background.run(self._start())
+
+    async def _start(self) -> None:
+        journal = await Journal.open(MemoryStore(), "memory")
+        self.coordinator = CoordinatorService(self.options, self.network.connect, journal)
+        self.coordinator.address = COORDINATOR
+        self.network.serve(COORDINATOR, [("Coordinator", self.coordinator)])
+        await self.coordinator.start()
+        for index in range(self.options.servers):
+            address = f"server-{index}"
+            service = ShardService(self.options.job, self.network.connect)
+            self.network.serve(address, [("Shard", service)])
+            beside = index >= self.options.servers - self._beside_workers
+            node = ServerNode.create(service, self.network.connect(COORDINATOR), address, index, beside_worker=beside)
+            await node.join()
+            self.nodes.append(node)
+
+    def worker(
+        self,
+        index: int | None = None,
+        connect: Connect | None = None,
+        wait_timeout_s: float = 600.0,
+        transport: str = "grpc",
+    ) -> Engine:
+        """A worker that has joined. ``connect`` replaces the way it reaches others (to inject faults)."""
+        connect = connect or self.network.connect
+        engine = Engine(
+            self.background,
+            connect,
+            connect(COORDINATOR),
+            worker_options(self.options.consistency, self.options, index),
+            wait_timeout_s,
+            transport,
+        )
+        engine.join()
+        return engine
+
+    def settle(self) -> None:
+        """Wait until all that the workers have handed in is accounted for, now that they have left."""
+        coordinator = self.coordinator
+        self.background.run(coordinator.wait_until(lambda: not coordinator.ending.closing, _SETTLE_S))
+
+    def close(self) -> None:
+        """Stop servers and coordinator, then the loop."""
+        self.background.run(self._close(), 30.0)
+        self.background.close()
+
+    async def _close(self) -> None:
+        for node in self.nodes:
+            await node.close()
+        await self.coordinator.close()
+        for index in range(len(self.nodes)):
+            self.network.kill(f"server-{index}")
+        self.network.kill(COORDINATOR)
+
+
+def worker_options(consistency: Consistency, options: JobOptions, index: int | None) -> JoinOptions:
+    """What a worker of this job says when it joins."""
+    return JoinOptions(
+        role=types_pb2.ROLE_WORKER,
+        job=options.job,
+        consistency=consistency,
+        slices_per_step=options.slices_per_step,
+        seed=options.seed,
+        index=index,
+        pid=os.getpid(),
+    )

@@ -1,0 +1,301 @@
+"""``ps.init`` and ``ps.Client``: join the configured cluster, or run alone."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures.thread  # noqa: F401  (first, so that what it does at the end comes after what we do)
+import os
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import structlog
+
+from paramserver import errors, logs
+from paramserver.alone.job import InProcessJob
+from paramserver.config import Settings, load_settings, split_addresses
+from paramserver.coordinator.job import JobOptions
+from paramserver.failpoints import known_as
+from paramserver.machine.hosts import route_to
+from paramserver.membership.session import JoinOptions
+from paramserver.membership.settings import adopted, consistency_of, fetch
+from paramserver.processes.environment import ENV_INDEX, ENV_REPLACES
+from paramserver.results.verdict import broken_sentences
+from paramserver.tensors.uncompiled import postpone_compiler
+from paramserver.transport.allocation import keep_memory
+from paramserver.transport.base import Channel
+from paramserver.transport.grpc import connector
+from paramserver.transport.limits import LANES
+from paramserver.transport.security.access import Security
+from paramserver.v1 import types_pb2
+from paramserver.worker.background import Background
+from paramserver.worker.client import RawClient
+from paramserver.worker.context import Context, seed_and_threads
+from paramserver.worker.engine import Engine
+
+log = structlog.get_logger("paramserver")
+
+
+def init(config: str | os.PathLike[str] | None = None, **overrides: object) -> Context:
+    """Join the job that is configured, or train alone in this process if none is.
+
+    ``config``: a TOML file (else ``PARAMSERVER_CONFIG``, ``paramserver.toml``). ``overrides``: settings by dotted name
+    with the dot written as two underscores, as in ``init(training__seed=1)``. Seeds torch, NumPy and Python with
+    ``training.seed``, so that models built afterwards are equal everywhere.
+
+    Raises ConfigError for settings that are wrong or differ from the job's, UnavailableError if nobody answers.
+    """
+    settings = _settings(config, overrides)
+    logs.configure(settings.log.level)
+    postpone_compiler()
+    if settings.cluster.coordinator and any(not context.closed for context in _contexts):
+        raise errors.UserError(
+            "ps.init() was called before in this process, which would be two workers whose steps wait for each other: "
+            "use the context that it returned, or close that first"
+        )
+    if settings.cluster.coordinator:
+        with _background() as background:
+            security = _security(settings)
+            coordinator = to_coordinator(settings.cluster.coordinator, security)
+            if ENV_INDEX not in os.environ:  # the launcher has given its workers everything
+                theirs = background.run(fetch(coordinator, settings))
+                settings = _settings(config, {**overrides, **adopted(settings, theirs)})
+            seed_and_threads(settings)
+            context = Context(settings, _connected(settings, background, coordinator, security), _leave)
+    else:
+        seed_and_threads(settings)
+        job = _alone(settings)
+        context = Context(settings, job.worker(0), lambda ctx: _leave_alone(ctx, job))
+        log.info(
+            "no cluster is configured: training alone in this process",
+            mode=str(job.options.consistency),
+            slices_per_step=job.coordinator.slices_per_step,
+        )
+    _contexts.append(context)
+    return context
+
+
+def close_all() -> int:
+    """What a script has left open when it ends is closed; returns the exit code, 0 if all went well."""
+    code = 0
+    left: list[Context | RawClient] = [*_contexts, *_clients]
+    for one in left:
+        try:
+            one.close()
+        except errors.EndedError as error:
+            print(f"paramserver: {error}", file=sys.stderr, flush=True)
+        except errors.ParamServerError as error:
+            print(f"paramserver: error: {error}", file=sys.stderr, flush=True)
+            code = code or error.exit_code
+        except Exception:
+            traceback.print_exc()
+            code = code or 1
+    return code
+
+
+def _close_at_exit() -> None:
+    """An error that leaves such a function is printed, and the exit code is 0 all the same."""
+    if code := close_all():
+        sys.stdout.flush()
+        os._exit(code)
+
+
+# What the script may have left open. A client that it has forgotten closes itself.
+_contexts: list[Context] = []
+_clients: weakref.WeakSet[RawClient] = weakref.WeakSet()
+# A process that the script forks, such as one that loads data, has none of them to close.
+os.register_at_fork(after_in_child=_contexts.clear)
+os.register_at_fork(after_in_child=_clients.clear)
+# Not `atexit`: before that Python ends the thread pools with which servers in this process would give the last weights.
+threading._register_atexit(_close_at_exit)  # type: ignore[attr-defined]
+
+
+class Client(RawClient):
+    """Push and pull of named arrays, for those without a torch module (see `RawClient`).
+
+    ``coordinator``: host:port of the job; left out, the configured job, or one of its own in this process.
+    Raises UnavailableError if nobody answers there.
+    """
+
+    def __init__(self, coordinator: str | None = None, *, config: str | os.PathLike[str] | None = None) -> None:
+        settings = _settings(config, {})
+        logs.configure(settings.log.level)
+        address = coordinator or settings.cluster.coordinator
+        if address:
+            # Who was started as a worker of this job is expected as one; somebody from outside only looks at first,
+            # and takes the job's settings as they are.
+            own = address == settings.cluster.coordinator
+            with _background() as background:
+                security = _security(settings)
+                coordinator_channel = to_coordinator(address, security)
+                role = types_pb2.ROLE_WORKER if own else types_pb2.ROLE_OBSERVER
+                engine = _connected(settings, background, coordinator_channel, security, own, role)
+
+            def close() -> None:
+                engine.close()
+                engine.background.close()
+        else:
+            job = _alone(settings)
+            engine = job.worker(0)
+
+            def close() -> None:
+                engine.close()
+                job.settle()
+                broken = broken_sentences(job.coordinator.promises.broken)
+                job.close()
+                if broken:
+                    raise errors.JobFailedError(" ".join(broken))
+
+        # Who forgets the client does not want its threads either. They are ended by another one than the collector's.
+        forgotten = weakref.finalize(self, lambda: threading.Thread(target=close, daemon=True).start())
+        forgotten.atexit = False
+
+        def close_once() -> None:
+            if forgotten.detach() is not None:
+                close()
+
+        super().__init__(engine, close_once, settings.training.chunk_bytes)
+        _clients.add(self)
+
+
+@contextmanager
+def _background() -> Iterator[Background]:
+    """A loop that ends if what is done with it fails."""
+    from paramserver.transport import fork
+
+    fork.guard()
+    background = Background()
+    try:
+        yield background
+    except BaseException:
+        background.close()
+        raise
+
+
+def _security(settings: Settings) -> Security:
+    from paramserver.pki.security import load_security
+
+    return load_security(settings, "worker")
+
+
+def _settings(config: str | os.PathLike[str] | None, overrides: Mapping[str, object]) -> Settings:
+    dotted = {name.replace("__", "."): value for name, value in overrides.items()}
+    return load_settings(Path(config) if config is not None else None, dotted)
+
+
+def _connected(
+    settings: Settings,
+    background: Background,
+    coordinator: Channel,
+    security: Security,
+    own: bool = True,
+    role: types_pb2.Role = types_pb2.ROLE_WORKER,
+) -> Engine:
+    keep_memory()
+    index = os.environ.get(ENV_INDEX)
+    options = JoinOptions(
+        role=role,
+        job=settings.cluster.job if own else "",
+        consistency=consistency_of(settings.consistency.mode, settings.consistency.staleness) if own else None,
+        slices_per_step=settings.training.slices_per_step if own else 0,
+        seed=settings.training.seed if own else None,
+        index=int(index) if index else None,
+        pid=os.getpid(),
+        address=_own_host(coordinator.address),
+        join_timeout_s=settings.cluster.join_timeout_s,
+        log_interval_s=settings.log.interval_s,
+        replaces=int(os.environ.get(ENV_REPLACES, "0")),
+    )
+    engine = Engine(
+        background,
+        connector(security, "server", settings.cluster.channels_per_server or LANES),
+        coordinator,
+        options,
+        settings.cluster.wait_timeout_s,
+        settings.cluster.transport,
+    )
+    engine.join()
+    known_as(engine.session.name)
+    _engines.add(engine)
+    if _beats:
+        background.submit(_beat(engine))
+    return engine
+
+
+def to_coordinator(addresses: str, security: Security) -> Channel:
+    """A channel to whichever coordinator leads."""
+    from paramserver.transport.rotating import coordinator_channel
+
+    return coordinator_channel(split_addresses(addresses), connector(security, "coordinator"))
+
+
+# Engines of this process, and what else wants to know about them.
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_beats: list[Callable[[Engine], None]] = []
+_BEAT_S = 1.0
+
+
+def on_beat(tell: Callable[[Engine], None]) -> None:
+    """Call ``tell`` once a second from the loop in which an engine's network runs."""
+    _beats.append(tell)
+
+
+async def _beat(engine: Engine) -> None:
+    while True:
+        for tell in _beats:
+            tell(engine)
+        await asyncio.sleep(_BEAT_S)
+
+
+def abandon_all(failure: str) -> None:
+    """Leave all jobs at once; what is not handed in goes to others. ``failure``: of a script that failed."""
+    for engine in list(_engines):
+        engine.abandon(failure)
+
+
+def _own_host(coordinator: str) -> str:
+    """This machine's address on the route to the coordinator. Empty if there is no route."""
+    try:
+        return route_to(coordinator)
+    except errors.ParamServerError:
+        return ""
+
+
+def _alone(settings: Settings) -> InProcessJob:
+    options = JobOptions(
+        job=settings.cluster.job or "alone",
+        servers=1,
+        workers=1,
+        consistency=consistency_of(settings.consistency.mode, settings.consistency.staleness),
+        slices_per_step=settings.training.slices_per_step,
+        seed=settings.training.seed,
+        max_model_bytes=settings.cluster.max_model_bytes,
+        # Nobody can die alone; a debugger's pause is no reason to give a worker up.
+        lease_s=1e9,
+        grace_s=1e9,
+        stall_s=0.0,
+    )
+    job = InProcessJob(options)
+    job.start()
+    return job
+
+
+def _leave(context: Context) -> None:
+    # After an error that nobody has caught, the script has not come to its end.
+    context.engine.close(ended=not (sys.exc_info()[0] or getattr(sys, "last_value", None)))
+    context.engine.background.close()
+
+
+def _leave_alone(context: Context, job: InProcessJob) -> None:
+    from paramserver.alone.finish import finish_alone
+
+    context.engine.close()
+    job.settle()
+    try:
+        finish_alone(context, job)
+    finally:
+        job.close()

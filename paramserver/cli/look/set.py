@@ -1,0 +1,93 @@
+"""``paramserver set``: change the consistency of a running job, at a version boundary."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from paramserver.cli.common import merge_overrides, parse_assignments
+from paramserver.cli.look.status import describe, describe_consistency
+from paramserver.cli.target import find_target
+from paramserver.config import ENV_CONFIG, FIELDS, load_settings
+from paramserver.errors import ConfigError
+
+if TYPE_CHECKING:
+    from paramserver.v1.coordinator_pb2 import ChangeConsistencyRequest
+
+WAIT_S = 60.0
+CHANGEABLE = ("consistency.mode", "consistency.staleness")
+
+
+def set_(
+    *assignments: str,
+    staleness: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    job: str | None = None,
+    coordinator: str | None = None,
+    certs: str | None = None,
+    insecure: bool | None = None,
+) -> int:
+    """Change the consistency of a running job, as in: paramserver set consistency.mode=async --staleness 4
+
+    Parameters
+    ----------
+    assignments
+        consistency.mode=sync, consistency.mode=async, or consistency.staleness=N
+    staleness
+        Short for consistency.staleness=N.
+    job
+        Name of the job, where several run on this machine.
+    coordinator
+        Address of the coordinator, host:port, where the job runs elsewhere.
+    certs
+        Directory with certificates (see "paramserver certs init").
+    insecure
+        Talk to another machine without TLS.
+    """
+    changes = merge_overrides({"consistency.staleness": staleness}, parse_assignments(assignments))
+    check_changes(changes)
+    target = find_target(job, coordinator, certs, insecure)
+    current = describe(target.status())
+    from paramserver.v1.coordinator_pb2 import ChangeConsistencyResponse
+
+    request = make_request(changes, current["mode"], current["staleness"])
+    response = target.call("Coordinator.SetConsistency", request, WAIT_S + 10.0)
+    assert isinstance(response, ChangeConsistencyResponse)
+    facts = describe_consistency(response.consistency)
+    bound = "" if facts["staleness"] is None else f", staleness {facts['staleness']}"
+    boundary = response.consistency.from_version
+    since = f", from version {boundary} on" if boundary else ", at once"
+    print(f"{current['job']}: mode {facts['mode']}{bound}{since}")
+    return 0
+
+
+def check_changes(changes: dict[str, object]) -> None:
+    """Raises ConfigError if `changes` is empty, or names or holds what cannot be set while a job runs."""
+    if not changes:
+        raise ConfigError("nothing to set; write, for example: paramserver set consistency.mode=async --staleness 4")
+    for key in changes:
+        if key in FIELDS and key not in CHANGEABLE:
+            raise ConfigError(f"{key} cannot change while a job runs; {' and '.join(CHANGEABLE)} can")
+    load_settings(overrides=changes, environ={ENV_CONFIG: ""})
+
+
+def make_request(
+    changes: dict[str, object], current_mode: str | None, current_staleness: int | str | None
+) -> ChangeConsistencyRequest:
+    """The wish in full: what `changes` does not name stays as it is. Raises ConfigError for a contradiction.
+
+    A job that becomes asynchronous without a word on staleness gets the default.
+    """
+    from paramserver.v1.coordinator_pb2 import ChangeConsistencyRequest
+    from paramserver.v1.types_pb2 import MODE_ASYNC, MODE_SYNC
+
+    kept = {"consistency.mode": current_mode, "consistency.staleness": current_staleness}
+    wish = load_settings(overrides={**kept, **changes}, environ={ENV_CONFIG: ""}).consistency
+    if wish.mode == "sync":
+        if "consistency.staleness" in changes:
+            raise ConfigError("consistency.staleness has no meaning with consistency.mode=sync; set one or the other")
+        return ChangeConsistencyRequest(mode=MODE_SYNC, wait_s=WAIT_S)
+    request = ChangeConsistencyRequest(mode=MODE_ASYNC, wait_s=WAIT_S)
+    if wish.staleness != "unbounded":
+        request.staleness = wish.staleness
+    return request

@@ -1,0 +1,214 @@
+"""``paramserver status``: what a running job is doing, as a table or as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from paramserver.cli.target import Target, find_target
+from paramserver.core.job.standing import WELL
+from paramserver.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from paramserver.v1.coordinator_pb2 import ProcessStatus, StatusResponse
+
+WATCH_INTERVAL_S = 1.0
+UNHEALTHY_EXIT_CODE = 5
+
+
+def status(
+    *,
+    json_: Annotated[bool, Parameter(name="--json")] = False,
+    watch: bool = False,
+    check: bool = False,
+    job: str | None = None,
+    coordinator: str | None = None,
+    certs: str | None = None,
+    insecure: bool | None = None,
+) -> int:
+    """Show a running job: its mode, and who is at which version or clock.
+
+    Parameters
+    ----------
+    json_
+        Print JSON; with --watch one line per second.
+    watch
+        Show it again every second until the job ends.
+    job
+        Name of the job, where several run on this machine.
+    check
+        Exit with code 5 unless the job is training or done: not while it waits, is idle, degraded or stuck, nor if it
+        has failed or was stopped.
+    coordinator
+        Address of the coordinator, host:port, where the job runs elsewhere.
+    certs
+        Directory with certificates (see "paramserver certs init").
+    insecure
+        Talk to another machine without TLS.
+    """
+    target = find_target(job, coordinator, certs, insecure)
+    if watch:
+        return _watch(target, as_json=json_)
+    facts = describe(target.status())
+    if json_:
+        print(json.dumps(facts, indent=2))
+    else:
+        from rich.console import Console
+
+        # Off a terminal nothing is cut: whoever reads the file has room.
+        console = Console() if sys.stdout.isatty() else Console(width=160)
+        console.print(render(facts))
+    return UNHEALTHY_EXIT_CODE if check and facts["state"] not in WELL else 0
+
+
+def describe(response: StatusResponse) -> dict[str, Any]:
+    """The answer of the coordinator as plain values, in the words of the documents."""
+    view = response.view
+    return {
+        "job": response.job,
+        "state": response.state,
+        "reason": response.reason,
+        **describe_consistency(view.consistency),
+        "generation": view.generation,
+        "term": response.term,
+        "security": response.security,
+        "timeline": view.timeline,
+        "slices_per_step": view.slices_per_step,
+        "steps_per_epoch": response.steps_per_epoch,
+        "expected_servers": response.expected_servers,
+        "expected_workers": response.expected_workers,
+        "troubles": dict(sorted(response.troubles.items())),
+        "broken_promises": dict(sorted(response.broken_promises.items())),
+        "poisoned_slices": list(response.poisoned),
+        "lost": list(response.lost),
+        "losses": response.losses,
+        "checkpoint": response.checkpoint,
+        "rollbacks": response.rollbacks,
+        "steps_redone": response.steps_redone,
+        "store": response.store,
+        "store_operations": response.store_operations,
+        "uptime_s": response.uptime_s,
+        "processes": [_describe_process(process) for process in response.processes],
+    }
+
+
+def describe_consistency(consistency: Any) -> dict[str, str | int | None]:
+    """`mode`, and `staleness`: a number or "unbounded" in asynchronous mode, None in synchronous mode."""
+    mode = _mode(consistency.mode)
+    staleness: str | int | None = None
+    if mode == "async":
+        staleness = int(consistency.staleness) if consistency.HasField("staleness") else "unbounded"
+    return {"mode": mode, "staleness": staleness}
+
+
+def _describe_process(process: ProcessStatus) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "role": process.role,
+        "name": process.name,
+        "pid": process.pid,
+        "address": process.address,
+        "state": process.state,
+        "reason": process.reason,
+        "gone": process.gone,
+        "version": process.version,
+        "clock": process.clock,
+        "epoch": process.epoch,
+        "samples": process.samples,
+        "slices": process.slices,
+        "waiting_for": process.waiting_for,
+        "transport": process.transport,
+        "metrics": dict(sorted(process.metrics.items())),
+    }
+    if process.HasField("server"):
+        stats = process.server
+        facts["server"] = {
+            "applied": stats.applied,
+            "duplicate": stats.duplicate,
+            "skipped": stats.skipped,
+            "refused": stats.refused,
+            "bytes_pushed": stats.bytes_pushed,
+            "bytes_pulled": stats.bytes_pulled,
+            "max_clock_spread": stats.max_clock_spread,
+            "shard_bytes": stats.shard_bytes,
+        }
+    return facts
+
+
+def _mode(value: int) -> str | None:
+    """MODE_SYNC is "sync"; None if unspecified or unknown to this version."""
+    from paramserver.v1 import types_pb2
+
+    known = types_pb2.Mode.DESCRIPTOR.values_by_number.get(value)
+    return str(known.name).removeprefix("MODE_").lower() if known is not None and value else None
+
+
+def headline(facts: dict[str, Any]) -> str:
+    """Job, state and mode in one line, and why the job is in that state."""
+    mode = facts["mode"] or "mode not known yet"
+    if facts["staleness"] is not None:
+        mode = f"{mode}, staleness {facts['staleness']}"
+    line = f"{facts['job']}: {facts['state']} · {mode} · generation {facts['generation']}"
+    return f"{line} · {facts['reason']}" if facts["reason"] else line
+
+
+def render(facts: dict[str, Any]) -> RenderableType:
+    """The status as a table."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("role", "name", "pid", "address", "state"):
+        table.add_column(title, no_wrap=True)
+    for title in ("epoch", "version", "clock", "samples"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("why")
+    for process in facts["processes"]:
+        cells = [process[key] for key in ("role", "name", "pid", "address", "state", "epoch", "version", "clock")]
+        cells += [process["samples"], process["reason"]]
+        table.add_row(*(Text(str(cell)) for cell in cells))
+    lines: list[RenderableType] = [Text(headline(facts)), table]
+    lines += [Text(f"wrong now: {sentence}") for sentence in facts["troubles"].values()]
+    lines += [Text(f"broken promise: {sentence}") for sentence in facts["broken_promises"].values()]
+    lines += [Text(f"skipped, since it kills whoever computes it: {name}") for name in facts["poisoned_slices"]]
+    if facts["lost"]:
+        lines.append(Text(f"lost: {', '.join(facts['lost'])}"))
+    if facts["losses"] > len(facts["lost"]):
+        lines.append(Text(f"lost and replaced so far: {facts['losses'] - len(facts['lost'])}"))
+    if facts["checkpoint"]:
+        lines.append(Text(f"last checkpoint: {facts['checkpoint']}"))
+    if facts["rollbacks"]:
+        lines.append(Text(f"went back {facts['rollbacks']} times; {facts['steps_redone']} steps were done again"))
+    return Group(*lines)
+
+
+def _watch(target: Target, as_json: bool) -> int:
+    """Show the status every second. The end of the job is the normal end; not to reach it at all is an error."""
+    facts = describe(target.status())
+    if as_json:
+        while True:
+            print(json.dumps(facts), flush=True)
+            time.sleep(WATCH_INTERVAL_S)
+            try:
+                facts = describe(target.status())
+            except UnavailableError:
+                return 0
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(render(facts), console=Console(), auto_refresh=False) as live:
+        while True:
+            time.sleep(WATCH_INTERVAL_S)
+            try:
+                facts = describe(target.status())
+            except UnavailableError:
+                break
+            live.update(render(facts), refresh=True)
+    print("The job has ended.", file=sys.stderr)
+    return 0

@@ -1,0 +1,1 @@
+"""Commands before a run: settings, certificates, deployment files, the doctor, the simulator."""

@@ -1,0 +1,90 @@
+"""``paramserver render``: files that start a job on other machines."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from paramserver.cli.common import parse_assignments
+from paramserver.config import load_settings
+from paramserver.errors import ConfigError
+
+# Option to the targets that it means something to; the others refuse it.
+_ONLY = {
+    "--image": ("compose", "k8s", "jobset"),
+    "--prefix": ("systemd",),
+    "--standby": ("k8s",),
+}
+
+
+def render(
+    target: str,
+    /,
+    *,
+    config: Path | None = None,
+    set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
+    output: Path | None = None,
+    force: bool = False,
+    image: str | None = None,
+    prefix: str | None = None,
+    gpu: bool = False,
+    standby: bool = False,
+) -> int:
+    """Write files that start the job elsewhere: systemd units, a compose file, or Kubernetes manifests.
+
+    They are made of the settings that also run the job, and hold no secret.
+
+    Parameters
+    ----------
+    target
+        "systemd", "compose", "k8s" or "jobset".
+    config
+        TOML file with settings; PARAMSERVER_* variables override it.
+    set_
+        A setting as section.key=value; may be repeated.
+    output
+        Directory for the files, which has to be empty. Without it they are printed.
+    force
+        Replace files of the same names in the directory.
+    image
+        compose, k8s, jobset: the image of all roles; "paramserver:latest" if not given.
+    prefix
+        systemd: the virtual environment with paramserver; "/opt/paramserver" if not given.
+    gpu
+        One GPU for each worker.
+    standby
+        k8s: a second coordinator, which takes over when the first is lost.
+    """
+    from paramserver.render.output import as_stream, write_directory
+    from paramserver.render.request import DEFAULT_IMAGE, DEFAULT_PREFIX, Request
+    from paramserver.render.targets import TARGETS
+
+    if target not in TARGETS:
+        near = difflib.get_close_matches(target, TARGETS, n=1)
+        hint = f'did you mean "{near[0]}"?' if near else "there are " + ", ".join(TARGETS)
+        raise ConfigError(f'"{target}" is nothing to render; {hint}')
+    given = {"--image": image is not None, "--prefix": prefix is not None, "--standby": standby}
+    for option, targets in _ONLY.items():
+        if given[option] and target not in targets:
+            raise ConfigError(f"{option} means nothing to {target}, only to {', '.join(targets)}; leave it out")
+    if force and output is None:
+        raise ConfigError("--force is about files in a directory; name it with --output")
+    settings = load_settings(config, parse_assignments(set_ or []))
+    request = Request(
+        settings,
+        image=DEFAULT_IMAGE if image is None else image,
+        prefix=DEFAULT_PREFIX if prefix is None else prefix.rstrip("/"),
+        gpu=gpu,
+        standby=standby,
+    )
+    files = TARGETS[target](request)
+    if output is None:
+        sys.stdout.write(as_stream(files))
+    else:
+        for path in write_directory(files, output, force):
+            print(path)
+    return 0

@@ -1,0 +1,1 @@
+"""Commands that run processes of a job."""

@@ -1,0 +1,122 @@
+"""``paramserver run``: train a script on servers and workers on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from paramserver.cli.common import load_job, merge_overrides, parse_assignments
+from paramserver.config import Settings
+from paramserver.errors import ConfigError
+
+# Values are checked by paramserver.config alone, whether they come from a flag, the environment or a file; so the
+# flags are taken as text here, and "-1" is a value rather than a flag.
+_Text = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
+
+
+def run(
+    script: str | None = None,
+    /,
+    *,
+    servers: _Text = None,
+    workers: _Text = None,
+    mode: _Text = None,
+    staleness: _Text = None,
+    slices_per_step: _Text = None,
+    seed: _Text = None,
+    threads_per_worker: _Text = None,
+    nonfinite: _Text = None,
+    store: _Text = None,
+    job: _Text = None,
+    summary: _Text = None,
+    save: _Text = None,
+    checkpoint_dir: _Text = None,
+    checkpoint_every: _Text = None,
+    resume: _Text = None,
+    fresh: bool = False,
+    config: Path | None = None,
+    set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
+    script_args: Annotated[list[str] | None, Parameter(parse=False)] = None,
+) -> int:
+    """Train a script on a cluster on this machine.
+
+    Starts a coordinator, servers and workers as processes of their own, shows how they get on, and stops them all at
+    the end. Arguments of the script go after "--".
+
+    Parameters
+    ----------
+    script
+        The training script; each worker runs it.
+    servers
+        Servers that share the model.
+    workers
+        Workers that share the data.
+    mode
+        "sync" or "async".
+    staleness
+        async: how many slices the fastest worker may be ahead of the slowest, or "unbounded".
+    slices_per_step
+        sync: slices in a step; as many as workers if 0.
+    seed
+        Seed of the data order, dropout and augmentation.
+    threads_per_worker
+        Threads each worker computes with.
+    nonfinite
+        On a NaN or infinite gradient: "skip" the step, "reject" the contribution, or "fail" the run.
+    store
+        "auto" (a private server), "memory", or the address of a Redis or Valkey server.
+    job
+        Name of the job.
+    summary
+        Write a summary of the run to this JSON file.
+    save
+        Write the final weights to this safetensors file.
+    checkpoint_dir
+        Keep checkpoints in this directory, or at this URL.
+    checkpoint_every
+        Steps (async: slices) from one checkpoint to the next; only the first and the last version if 0.
+    resume
+        Go on from this checkpoint, or from the newest in this directory, with the same script and settings.
+    fresh
+        Begin anew: forget a job of this name in the store, and set aside the checkpoints in --checkpoint-dir.
+    config
+        TOML file with settings; flags and PARAMSERVER_* variables override it.
+    set_
+        Any other setting, as section.key=value; may be repeated.
+    """
+    flags = {
+        "run.script": script,
+        "run.args": script_args,
+        "run.summary": summary,
+        "run.save": save,
+        "checkpoint.dir": checkpoint_dir,
+        "checkpoint.every": checkpoint_every,
+        "checkpoint.resume": resume,
+        "cluster.servers": servers,
+        "cluster.workers": workers,
+        "cluster.store": store,
+        "cluster.job": job,
+        "consistency.mode": mode,
+        "consistency.staleness": staleness,
+        "training.slices_per_step": slices_per_step,
+        "training.seed": seed,
+        "training.threads_per_worker": threads_per_worker,
+        "training.nonfinite": nonfinite,
+    }
+    settings = load_job(config, merge_overrides(flags, parse_assignments(set_ or [])))
+    path = script_path(settings)
+    from paramserver.launch.launcher import launch
+
+    return launch(settings, path, list(settings.run.args), fresh)
+
+
+def script_path(settings: Settings) -> Path:
+    """The script to train. Raises ConfigError if none is given or it is not a file."""
+    if not settings.run.script:
+        raise ConfigError("no script is given; name one, as in: paramserver run train.py")
+    path = Path(settings.run.script)
+    if not path.is_file():
+        raise ConfigError(f'script "{path}" does not exist; give the path of a Python file')
+    return path

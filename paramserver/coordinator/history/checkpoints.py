@@ -1,0 +1,429 @@
+"""Which checkpoints there are: copies that all shards have written become one by its manifest, written last."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import structlog
+
+from paramserver import errors
+from paramserver.checkpoint import catalog
+from paramserver.checkpoint.manifest import COPIES_KEPT, checkpoint_name
+from paramserver.checkpoint.owner import Holding
+from paramserver.checkpoint.place import Place
+from paramserver.coordinator.history.manifests import manifest_of
+from paramserver.coordinator.history.overdue import Overdue
+from paramserver.coordinator.work.counted import counted
+from paramserver.core.versions.consistency import Mode
+from paramserver.failpoints import reach
+from paramserver.v1 import shard_pb2, types_pb2
+
+if TYPE_CHECKING:
+    from paramserver.coordinator.job import Job
+
+log = structlog.get_logger("paramserver.coordinator")
+
+_LOOK_S = 0.02
+_CUT_S = 120.0
+_LOST_S = 1.0
+# While workers are held back; what they have begun takes one slice.
+_HELD_S = 20.0
+# How long servers are waited for that still write what nobody needs.
+_SWEEP_S = 10.0
+_SWEEP_LOOK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointOptions:
+    """``place``: a directory or URL; empty: no checkpoints. ``every``: steps (asynchronous: slices); 0: only the first
+    and the last version. ``keep``: how many are kept. ``run``: how the job was started, for who goes on with it.
+    ``holding``: by what right the place is the job's; None: nobody else comes there.
+    """
+
+    place: str = ""
+    every: int = 0
+    keep: int = 3
+    run: dict[str, Any] | None = None
+    holding: Holding | None = None
+
+    @property
+    def private(self) -> bool:
+        """Whether the place goes when the job ends: nobody was promised that checkpoints stay."""
+        return self.holding is not None and self.holding.private
+
+    def ours(self, history: str) -> bool:
+        """Whether checkpoints of this history are the job's."""
+        return self.holding is None or self.holding.ours(history)
+
+
+class Checkpoints:
+    """The checkpoints of one job, on its present timeline."""
+
+    def __init__(self, job: Job, options: CheckpointOptions) -> None:
+        self.options = options
+        self.place = Place(options.place) if options.place else None
+        # The newest complete one.
+        self.last = ""
+        self._job = job
+        self.overdue = Overdue(job, str(self.place), options.private)
+        # By version, what each server (by index) says of its copy.
+        self._heard: dict[int, dict[int, shard_pb2.CopyStatus]] = {}
+        # Versions of this timeline that are complete (True) or never will be (False).
+        self._settled: dict[int, bool] = {}
+        self._settling: set[int] = set()
+        self._sweeping: set[int] = set()
+        # Of those that are not complete: what may be tried again, and for how many seconds. Some server had no room for
+        # another copy, or the mode changed meanwhile.
+        self._again: dict[int, float] = {}
+        self._changed = asyncio.Condition()
+        self._cutting = asyncio.Lock()
+        self._next = options.every
+
+    def new_timeline(self, version: int) -> None:
+        """The job goes on from ``version``, on another timeline."""
+        self._heard.clear()
+        self._settled.clear()
+        self._settling.clear()
+        self._again.clear()
+        self.overdue.forget()
+        self._next = (version // self.options.every + 1) * self.options.every if self.options.every else 0
+
+    # ---- what servers say
+
+    def hear(self, index: int, stats: shard_pb2.StatsResponse) -> None:
+        """Server ``index`` reports."""
+        if self.place is None:
+            return
+        again: list[int] = []
+        for status in stats.copies:
+            if status.timeline != self._job.timeline:
+                continue
+            if status.version in self._settled:
+                # One that is still being written is told too: it may wait for a part that nobody has any more.
+                again.append(status.version)
+                continue
+            self._heard.setdefault(status.version, {})[index] = status
+            self.overdue.begun(status.version)
+            self._judge(status.version)
+        if again:
+            self._job.loosely(self._release(again))
+        for version in again:  # a server came to it after it was given up
+            if not self._settled[version]:
+                self._job.loosely(self.sweep(version))
+        self.look()
+
+    def _judge(self, version: int) -> None:
+        if version in self._settled or version in self._settling:
+            return
+        told = self._heard[version]
+        broken = [
+            (index, status)
+            for index, status in sorted(told.items())
+            if status.state in (shard_pb2.COPY_STATE_FAILED, shard_pb2.COPY_STATE_SKIPPED)
+        ]
+        if broken:
+            index, status = broken[0]
+            self._settling.add(version)
+            if all(status.state == shard_pb2.COPY_STATE_SKIPPED for _, status in broken):
+                self._again[version] = math.inf
+            self._job.loosely(self._give_up(version, f"server-{index}: {status.reason or 'not written'}"))
+        elif len(told) == self._job.options.servers and all(
+            status.state == shard_pb2.COPY_STATE_SAVED for status in told.values()
+        ):
+            self._settling.add(version)
+            self._job.loosely(self._complete(version, [told[index] for index in sorted(told)]))
+
+    async def _complete(self, version: int, parts: Sequence[shard_pb2.CopyStatus]) -> None:
+        """All shards have written theirs: the manifest makes it a checkpoint."""
+        job, timeline, place = self._job, self._job.timeline, self.place
+        assert place is not None
+        if any(part.revision != job.consistency.revision for part in parts):
+            self._again[version] = _CUT_S
+            await self._settle(version, False)
+            log.warning(f"no checkpoint of version {version}: the mode or the staleness changed meanwhile")
+            return
+        try:
+            manifest = manifest_of(job, version, parts, self.options.run)
+            await job.confirm()
+            if self.options.holding is not None:
+                await asyncio.to_thread(self.options.holding.check)
+            await asyncio.to_thread(catalog.write_manifest, place, manifest)
+        except (errors.ParamServerError, OSError) as error:
+            await self._give_up(version, str(error))
+            return
+        if timeline != job.timeline:
+            return
+        reach("ckpt.pointer", version)
+        self.last = max(filter(None, (self.last, manifest.name)), key=catalog.order)
+        self.overdue.saved(version)
+        job.journal.record(job)
+        log.info("checkpoint", version=version, name=manifest.name, MB=round(manifest.nbytes / 1e6, 1))
+        # Earlier ones may still be on their way.
+        kept = {checkpoint_name(other, timeline) for other in (version, *self._heard, *self._settling)}
+        await self._settle(version, True)
+        try:
+            await asyncio.to_thread(catalog.prune, place, self.options.keep, kept, self.options.ours)
+        except (errors.ParamServerError, OSError) as error:
+            log.warning("old checkpoints could not be removed", error=str(error))
+
+    async def _give_up(self, version: int, reason: str) -> None:
+        self.overdue.failed(version, reason)
+        await self._look_at_last()
+        log.error(
+            f"no checkpoint of version {version}: {reason}",
+            name=checkpoint_name(version, self._job.timeline),
+            newest=self.last or "none",
+        )
+        await self._settle(version, False)
+        self._job.loosely(self.sweep(version))
+
+    async def _look_at_last(self) -> None:
+        """The newest checkpoint may be gone, together with the place of all."""
+        place = self.place
+        try:
+            if place is not None and self.last and not await asyncio.to_thread(catalog.exists, place, self.last):
+                left = await asyncio.to_thread(catalog.complete, place, self.options.ours)
+                self.last = left[0].name if left else ""
+        except errors.CheckpointError as error:
+            log.debug("the newest checkpoint cannot be looked at", error=str(error))
+
+    async def sweep(self, version: int) -> None:
+        """Remove what was written of a version that was given up, once nobody writes it any more."""
+        if version not in self._sweeping:
+            self._sweeping.add(version)
+            try:
+                await self._sweep(version)
+            finally:
+                self._sweeping.discard(version)
+
+    async def _sweep(self, version: int) -> None:
+        job, timeline, place, holding = self._job, self._job.timeline, self.place, self.options.holding
+        assert place is not None
+        deadline = time.monotonic() + _SWEEP_S
+        while time.monotonic() < deadline:
+            try:
+                async with self._cutting:  # nobody begins it again meanwhile
+                    if self._settled.get(version) is not False or timeline != job.timeline:
+                        return
+                    if not any(copy.version == version for reply in await job.server_stats() for copy in reply.copies):
+                        if holding is not None:
+                            await asyncio.to_thread(holding.check)
+                        await asyncio.to_thread(catalog.discard, place, checkpoint_name(version, timeline))
+                        return
+            except errors.CheckpointError as error:
+                log.debug("what was written of a checkpoint could not be removed", error=str(error))
+                return
+            except errors.ParamServerError as error:
+                log.debug("sweep", error=str(error))
+            await asyncio.sleep(_SWEEP_LOOK_S)
+
+    async def _settle(self, version: int, good: bool) -> None:
+        self._settled[version] = good
+        self._settling.discard(version)
+        stale = [other for other in self._heard if other <= version]
+        for other in stale:
+            del self._heard[other]
+        async with self._changed:
+            self._changed.notify_all()
+        await self._release([version])
+
+    async def _release(self, copies: Sequence[int]) -> None:
+        job = self._job
+        request = shard_pb2.ReleaseRequest(
+            job=job.options.job, timeline=job.timeline, term=job.term, versions=list(copies)
+        )
+        try:
+            await job.ask_servers("Shard.Release", request)
+        except errors.ParamServerError as error:  # who has not heard says so in its next report
+            log.debug("release", error=str(error))
+
+    # ---- asking for one
+
+    def look(self) -> None:
+        """Asynchronous mode: begin a checkpoint when it is due. Either mode: is one overdue?"""
+        job = self._job
+        self.overdue.look()
+        due = self.place is not None and self.options.every and job.consistency.mode is Mode.ASYNC
+        if not due or job.state != types_pb2.JOB_STATE_RUNNING or self._cutting.locked():
+            return
+        reached = job.board.newest_version()
+        if reached >= self._next:
+            self._next = (reached // self.options.every + 1) * self.options.every
+            job.loosely(self._cut_quietly())
+
+    async def _cut_quietly(self) -> None:
+        try:
+            version = await self.cut()
+            self._next = max(self._next, (version // self.options.every + 1) * self.options.every)
+        except errors.ParamServerError as error:
+            log.warning("no checkpoint could be made now; training goes on", error=str(error))
+
+    async def cut(self) -> int:
+        """Have all shards copy one version, the same of each; returns it. Asynchronous: workers wait meanwhile.
+
+        Raises DeadlineError if the shards do not come to stand at the same version, RolledBackError if a shard is lost.
+        """
+        job, timeline = self._job, self._job.timeline
+        async with self._cutting:
+            hold = job.consistency.mode is Mode.ASYNC
+            try:
+                if hold:
+                    await self._tell(timeline, shard_pb2.CutRequest.STEP_HOLD)
+                return await self._copy_all(timeline)
+            finally:
+                if hold and timeline == job.timeline:
+                    await asyncio.shield(job.loosely(self._let_go(timeline)))
+
+    async def _copy_all(self, timeline: int) -> int:
+        job, last = self._job, -1
+        limit_s = _HELD_S if job.consistency.mode is Mode.ASYNC else _CUT_S
+        deadline = time.monotonic() + limit_s
+        while True:
+            self._check(timeline)
+            stats = await job.server_stats()
+            found = {reply.version for reply in stats}
+            version = found.pop() if len(found) == 1 else -1
+            quiet, last = version == last, version
+            if version >= 0 and (quiet or job.consistency.mode is Mode.SYNC):
+                if self._settled.get(version):
+                    return version
+                if await self._same_slices():
+                    replies = await self._tell(timeline, shard_pb2.CutRequest.STEP_COPY, version)
+                    if all(reply.taken for reply in replies):
+                        return version
+                    if any(reply.taken for reply in replies):
+                        await self._release([version])
+            if time.monotonic() > deadline:
+                raise errors.DeadlineError(f"the shards did not come to stand at one version within {limit_s:g} s")
+            await asyncio.sleep(_LOOK_S)
+
+    async def _same_slices(self) -> bool:
+        job = self._job
+        if job.consistency.mode is Mode.SYNC:
+            return True
+        replies = await counted(job)
+        return all(reply == replies[0] for reply in replies)
+
+    async def _let_go(self, timeline: int) -> None:
+        while timeline == self._job.timeline and self._job.state == types_pb2.JOB_STATE_RUNNING:
+            try:
+                await self._tell(timeline, shard_pb2.CutRequest.STEP_LET_GO)
+                return
+            except errors.FencedError:
+                return
+            except errors.ParamServerError:
+                await asyncio.sleep(0.2)
+
+    async def _tell(
+        self, timeline: int, step: shard_pb2.CutRequest.Step, version: int = 0
+    ) -> list[shard_pb2.CutResponse]:
+        job = self._job
+        request = shard_pb2.CutRequest(
+            job=job.options.job, timeline=timeline, term=job.term, step=step, version=version
+        )
+        return [cast(shard_pb2.CutResponse, reply) for reply in await job.ask_servers("Shard.Cut", request)]
+
+    async def wait_settled(self, version: int) -> bool:
+        """Wait until the checkpoint of ``version`` is complete (True) or given up.
+
+        Raises RolledBackError, and UnavailableError if a server has let go of its copy meanwhile.
+        """
+        timeline = self._job.timeline
+        while True:
+            try:
+                async with asyncio.timeout(_LOST_S), self._changed:
+                    await self._changed.wait_for(lambda: version in self._settled or self._gone(timeline))
+                break
+            except TimeoutError:
+                if not await self._kept(version) and version not in self._settled:
+                    raise errors.UnavailableError(f"a copy of version {version} was let go") from None
+        self._check(timeline)
+        return self._settled[version]
+
+    async def _kept(self, version: int) -> bool:
+        """Whether every server has a copy of ``version``, as one that is not settled must."""
+        if version in self._settling:
+            return True
+        try:
+            replies = await self._job.server_stats()
+        except errors.ParamServerError:  # if it is dead, the job goes back
+            return True
+        return all(any(copy.version == version for copy in reply.copies) for reply in replies)
+
+    async def save_first(self, version: int) -> None:
+        """Save the version with which the job goes on, before anybody computes: there is none of its own yet.
+
+        Raises JobFailedError if that cannot be done, and what :meth:`wait_settled` raises.
+        """
+        await self._tell(self._job.timeline, shard_pb2.CutRequest.STEP_COPY, version)
+        if not await self.wait_settled(version) and not self.options.private:
+            await self.sweep(version)
+            raise errors.JobFailedError(self.first_missing())
+
+    def first_missing(self) -> str:
+        """What is said of a job that cannot begin since its first checkpoint is not there."""
+        return (
+            f"the first checkpoint could not be written to {self.place} ({self.overdue.reason or 'not written'}), and "
+            "nothing has been trained: make room there, or mend it, or choose another directory with --checkpoint-dir"
+        )
+
+    def safe(self, version: int) -> bool:
+        """Whether a checkpoint of ``version`` or a later one is complete."""
+        return any(good and done >= version for done, good in self._settled.items())
+
+    async def make_safe(self, version: int) -> None:
+        """Return when a checkpoint of ``version`` or a later one is complete, or cannot be had.
+
+        Raises RolledBackError if the job goes back to an earlier one meanwhile.
+        """
+        timeline, begun = self._job.timeline, time.monotonic()
+        while self.place is not None:
+            self._check(timeline)
+            if self.safe(version):
+                return
+            try:
+                if not await self._room():
+                    await asyncio.sleep(_LOOK_S)
+                    continue
+                reached = await self.cut()
+                if await self.wait_settled(reached):
+                    return
+            except errors.RolledBackError:
+                raise
+            except errors.RetryableError as error:
+                log.info(f"the last checkpoint waits: {error}")
+                await asyncio.sleep(0.2)
+                continue
+            if time.monotonic() - begun < self._again.pop(reached, 0.0):
+                self._settled.pop(reached, None)
+                await asyncio.sleep(_LOOK_S)
+            elif reached >= version:
+                for missing in [other for other, good in self._settled.items() if not good]:
+                    await self._sweep(missing)
+                self.overdue.last_missing(reached, self.last)
+                return
+
+    async def _room(self) -> bool:
+        """Whether no server would skip a copy now. A copy that one of them has already is waited for."""
+        writing = [
+            sum(copy.state != shard_pb2.COPY_STATE_SKIPPED for copy in reply.copies)
+            for reply in await self._job.server_stats()
+        ]
+        return max(writing, default=COPIES_KEPT) < COPIES_KEPT  # no answer at all: not now
+
+    async def rolled_back(self) -> None:
+        """Nobody gets a checkpoint of the old timeline any more."""
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _gone(self, timeline: int) -> bool:
+        return timeline != self._job.timeline or self._job.state == types_pb2.JOB_STATE_RECOVERING
+
+    def _check(self, timeline: int) -> None:
+        if self._gone(timeline):
+            raise errors.RolledBackError("the job goes back to a checkpoint")

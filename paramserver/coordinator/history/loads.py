@@ -1,0 +1,304 @@
+"""``ctx.load``: all workers agree on it, then all shards begin another timeline with what one of them uploads.
+
+Version, counts and position stay as they are. Where the job keeps checkpoints, there is one of the version before the
+load begins, and one of what was loaded before anybody goes on. So a job that goes back meanwhile has all of it or
+nothing, and in the second case the workers, which still wait, begin the load once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+
+from paramserver import errors
+from paramserver.coordinator.work.counted import counted, lease_table
+from paramserver.core.job.membership import Member, Role
+from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.core.work.loading import Agreement, Load, Place
+from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+from paramserver.wire.bounds import counting, text
+
+if TYPE_CHECKING:
+    from paramserver.coordinator.job import Job
+
+log = structlog.get_logger("paramserver.coordinator")
+
+# How long a call is parked; then the worker asks again.
+_PARK_S = 2.0
+_LOOK_S = 0.05
+# How long shards may need until they stand at one version.
+_EVEN_S = 10.0
+# How often it is looked whether somebody has gone on.
+_GONE_ON_S = 0.2
+_RETRY_S = 0.2
+
+
+class _CannotError(Exception):
+    """Why a load cannot be done, in a sentence."""
+
+
+class Loads:
+    """The loads of one job, one at a time."""
+
+    def __init__(self, job: Job) -> None:
+        self.agreement = Agreement()
+        # The one that is under way: shards begin the timeline of it, or have begun.
+        self.under_way: Load | None = None
+        # The version at which it happens.
+        self.version = 0
+        self._job = job
+        self._task: asyncio.Task[None] | None = None
+        self._looked = 0.0
+        # The newest version when somebody was first seen to wait.
+        self._from: int | None = None
+
+    # ---- what is written down
+
+    def restore(self, loaded: coordinator_pb2.LoadPlace) -> None:
+        """Go on from what an earlier coordinator, or a checkpoint, says."""
+        self.agreement.done = from_proto(loaded)
+
+    @property
+    def saved(self) -> Load:
+        """What a checkpoint of the present weights has to say."""
+        return self.under_way or self.agreement.done
+
+    def lost(self, saved: Load) -> bool:
+        """Whether going back to a checkpoint with this load would lose one that workers have seen done."""
+        return saved.place < self.agreement.done.place
+
+    # ---- calls
+
+    async def call(self, request: coordinator_pb2.LoadRequest) -> coordinator_pb2.LoadResponse:
+        """Park a worker for a while, until the load is done. Raises ModelError if it cannot be done."""
+        job, load = self._job, from_proto(request.place)
+        counting("the epoch of a load", load.place.epoch)
+        if not counting("the number of a load", load.place.count):
+            raise errors.ProtocolError("a load is counted from 1")
+        text("the digest of what is loaded", load.digest)
+        deadline = time.monotonic() + _PARK_S
+        while True:
+            if request.timeline != job.timeline or job.recovery.under_way:
+                return coordinator_pb2.LoadResponse(waiting_for="the job, which is on another timeline now")
+            if self.under_way is None:
+                try:
+                    if self.agreement.call(request.member, load, self._taking_part()):
+                        await job.settled()
+                        return coordinator_pb2.LoadResponse(done=True)
+                except ValueError as error:
+                    await job.notify()
+                    raise errors.ModelError(str(error)) from error
+                self.look()
+            if not await job.wait_changed(deadline):
+                return coordinator_pb2.LoadResponse(waiting_for=self._waiting_for())
+
+    def _taking_part(self) -> list[int]:
+        """Who will come to the same place; a worker that has not begun yet is let in when the load is done."""
+        job = self._job
+        alive = job.members.of(Role.WORKER)
+        beginning = job.board.newest_version() == 0
+        return [one.ident for one in alive if beginning or one.ident in job.registry.registered]
+
+    def _alive(self) -> list[int]:
+        draining = self._job.draining
+        return [one.ident for one in self._job.members.of(Role.WORKER) if one.ident not in draining]
+
+    def _waiting_for(self) -> str:
+        names = {one.ident: one.name for one in self._job.members.of(Role.WORKER)}
+        missing = [names[ident] for ident in self.agreement.missing(self._alive()) if ident in names]
+        return f"{', '.join(missing)} to call ctx.load" if missing else "the servers, which take in what is loaded"
+
+    def may_begin(self, worker: int) -> bool:
+        """Whether a worker may take the model: not in the middle of a load in which it has no part."""
+        return self.under_way is None and (not self.agreement.pending or worker in self.agreement.awaited)
+
+    def callers(self) -> frozenset[int]:
+        """The workers that have what is loaded."""
+        return frozenset(self.agreement.called)
+
+    # ---- what happens meanwhile
+
+    def look(self) -> None:
+        """Begin once all have called it. Called several times a second."""
+        job = self._job
+        if not self.agreement.pending:
+            self._from = None
+        if not self.agreement.pending or (self._task is not None and not self._task.done()):
+            return
+        if job.state != types_pb2.JOB_STATE_RUNNING or job.recovery.under_way or job.watch.absent:
+            return
+        load = self.agreement.agreed(self._alive())
+        if load is not None:
+            self._task = job.loosely(self._run(load))
+        elif job.consistency.mode is Mode.SYNC and time.monotonic() - self._looked > _GONE_ON_S:
+            self._looked = time.monotonic()
+            self._task = job.loosely(self._gone_on())
+
+    def ended(self, member: Member, ended: bool) -> None:
+        """A worker leaves. ``ended``: its script has come to its end."""
+        missing = self.agreement.missing(self._alive())
+        if ended and self.under_way is None and member.ident in missing:
+            self.agreement.refuse(
+                f"the script of {member.name} has ended, while other workers wait in ctx.load: call it in every worker"
+            )
+
+    def worker_gone(self, ident: int) -> None:
+        """It is no member any more."""
+        self.agreement.gone(ident)
+        if self.under_way is not None and not self.agreement.called:
+            self._job.loosely(self._nobody())
+
+    async def _nobody(self) -> None:
+        job = self._job
+        why = "all workers that had called ctx.load are gone"
+        if not job.recovery.possible:
+            await job.fail(f"{why}, and there is no checkpoint to go back to: set checkpoint.dir")
+        elif not job.recovery.under_way:
+            job.recovery.begin(why)
+
+    def abandon(self) -> None:
+        """The job goes back: those who wait begin the load once more."""
+        self.under_way = None
+        self.agreement.forget()
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+
+    async def _gone_on(self) -> None:
+        """Who contributes to the step before which others wait has missed the place where they are."""
+        try:
+            stats = await self._job.server_stats()
+        except errors.ParamServerError:
+            return
+        newest = max((one.version for one in stats), default=0)
+        self._from = newest if self._from is None else self._from
+        if (newest > self._from or any(one.missing_of for one in stats)) and self.agreement.pending:
+            names = self._waiting_for().removesuffix(" to call ctx.load")
+            self.agreement.refuse(
+                f"{names} has gone on to the next step, while other workers wait in ctx.load: call it in every worker "
+                "at the same place, best between two epochs"
+            )
+            await self._job.notify()
+
+    # ---- doing it
+
+    async def _run(self, load: Load) -> None:
+        job = self._job
+        try:
+            version = await self._rest()
+            if job.checkpoints.place is not None:
+                await job.checkpoints.make_safe(version)
+                if not job.checkpoints.safe(version):
+                    raise _CannotError("no checkpoint of the version before it can be written")
+            if await self._rest() != version or self.agreement.agreed(self._alive()) != load:
+                return  # somebody came or went; the next look begins again
+            self.version, self.under_way = version, load
+            await self._begin()
+        except _CannotError as error:
+            self.agreement.refuse(f"ctx.load cannot be done: {error}")
+            await job.notify()
+        except errors.RolledBackError:
+            return
+        except errors.FencedError as error:
+            await job.replaced(str(error))
+        except errors.ParamServerError as error:
+            if self.under_way is not None:
+                await job.fail(f"ctx.load could not be done: {error}")
+            else:  # the next look tries again
+                log.info(f"ctx.load waits: {error}")
+        except Exception as error:  # the top of a task: workers that wait for it must not wait for ever
+            log.exception("ctx.load failed")
+            await job.fail(f"ctx.load could not be done: {error}")
+
+    async def _rest(self) -> int:
+        """The version at which all shards stand, with nothing open."""
+        job = self._job
+        deadline = time.monotonic() + _EVEN_S
+        while True:
+            stats = await job.server_stats()
+            even = len(stats) == job.options.servers and len({(one.timeline, one.version) for one in stats}) == 1
+            if even and job.consistency.mode is Mode.ASYNC:
+                replies = await counted(job)
+                even = all(reply == replies[0] for reply in replies)
+            if even and not any(one.missing_of for one in stats):
+                return stats[0].version
+            if even:
+                raise _CannotError(
+                    f"step {stats[0].version} has begun, since workers have handed in slices of it: call it between "
+                    "two steps, best between two epochs"
+                )
+            if time.monotonic() > deadline:
+                raise _CannotError("the servers do not come to stand at one version, since a worker was lost")
+            await asyncio.sleep(_LOOK_S)
+
+    async def _begin(self) -> None:
+        """All shards begin another timeline, for which one of the workers uploads what was loaded."""
+        job = self._job
+        await job.toggle.close()
+        table = None
+        if job.consistency.mode is Mode.ASYNC and job.leasing.data is not None:
+            table = await lease_table(job)
+        await job.leasing.begin(None)
+        stats = await job.server_stats()
+        job.timeline = 1 + max(job.timeline, *(reply.timeline for reply in stats))
+        job.registry.begin_load()
+        job.state, job.reason = types_pb2.JOB_STATE_RECOVERING, "the scripts load weights"
+        job.checkpoints.new_timeline(self.version)
+        # Under a number that no worker has heard of.
+        now = job.consistency
+        revision = job.toggle.next_revision()
+        job.consistency = Consistency(now.mode, now.staleness, revision, now.from_version)
+        await job.refresh()
+        await job.settled()
+        await self._configure()
+        job.toggle = job.toggle.successor()
+        await job.leasing.begin(table)
+        job.registry.upload_again()
+        job.state, job.reason = types_pb2.JOB_STATE_INITIALISING, ""
+        await job.tell_members()
+        await job.refresh()
+
+    async def _configure(self) -> None:
+        job = self._job
+
+        def request(member: Member) -> shard_pb2.ConfigureRequest:
+            configure = job.registry.configuration(member)
+            configure.keep, configure.version = True, self.version
+            return configure
+
+        deadline = time.monotonic() + job.options.call_timeout_s
+        while True:
+            servers = job.members.of(Role.SERVER)
+            try:
+                if len(servers) < job.options.servers:
+                    raise errors.UnavailableError(job.missing())
+                await job.servers.call_all(servers, "Shard.Configure", request, job.options.call_timeout_s)
+                return
+            except errors.RetryableError as error:
+                if time.monotonic() > deadline:
+                    raise
+                log.info(f"ctx.load waits: {error}")
+                await asyncio.sleep(_RETRY_S)
+
+    def complete(self) -> None:
+        """What was uploaded is published, and a checkpoint where the job has any."""
+        load, self.under_way = self.under_way, None
+        if load is not None:
+            self.agreement.complete(load)
+            self._job.state = types_pb2.JOB_STATE_RUNNING
+            self._job.toggle.bring_back()
+            log.info("the scripts have loaded weights or optimizer state", version=self.version, place=str(load.place))
+
+
+def to_proto(load: Load | None) -> coordinator_pb2.LoadPlace | None:
+    """As a message; None for none."""
+    if load is None or not load.place.count:
+        return None
+    return coordinator_pb2.LoadPlace(epoch=load.place.epoch, count=load.place.count, digest=load.digest)
+
+
+def from_proto(message: coordinator_pb2.LoadPlace) -> Load:
+    """From a message."""
+    return Load(Place(message.epoch, message.count), message.digest)

@@ -1,0 +1,333 @@
+"""Going back to a checkpoint: when a server has begun anew, all shards do, on a new timeline.
+
+The number of the timeline is written down before it is used, so that none is used twice. Whatever fails on the way,
+the next attempt is another timeline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+import structlog
+
+from paramserver import errors
+from paramserver.checkpoint import catalog, manifest, owner
+from paramserver.checkpoint.manifest import Manifest
+from paramserver.checkpoint.place import Place
+from paramserver.coordinator.history.loads import from_proto
+from paramserver.coordinator.history.manifests import model_of, position_of
+from paramserver.coordinator.work.counted import lease_table
+from paramserver.core.job.membership import Member, Role
+from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.core.work.leases import SliceLeases
+from paramserver.core.work.slices import SyncSchedule
+from paramserver.failpoints import reach
+from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+from paramserver.wire.messages import (
+    consistency_from_proto,
+    consistency_to_proto,
+    data_from_proto,
+    mode_from_proto,
+    schedule_from_proto,
+)
+
+if TYPE_CHECKING:
+    from paramserver.coordinator.job import Job
+
+log = structlog.get_logger("paramserver.coordinator")
+
+_RETRY_S = 0.3
+_SAY_S = 5.0
+_RESTORE_S = 600.0
+
+
+class Recovery:
+    """Rolls the job back. One roll-back at a time; what happens meanwhile leads to another attempt."""
+
+    def __init__(self, job: Job) -> None:
+        self.count = 0
+        self.steps_redone = 0
+        self._job = job
+        self._bad: set[str] = set()
+        # The servers that the present attempt reckons with; and whether another one has begun anew since.
+        self._included: set[int] = set()
+        self._anew = False
+        self._resuming = False
+        # What the job was told to go on from, and where it lies, until there is a checkpoint of its own.
+        self._source: tuple[str, Manifest] | None = None
+        self._started = 0.0
+        # The newest version that anybody had told of before.
+        self._reached = 0
+        # What is left to hand out, asynchronous mode, once all servers have their shard.
+        self._table: SliceLeases | None = None
+        self._done = True
+
+    @property
+    def possible(self) -> bool:
+        """Whether there is anything to go back to, should a shard be lost."""
+        return self._job.checkpoints.place is not None and self._job.registry.model is not None
+
+    @property
+    def resuming(self) -> bool:
+        """Whether a new job is about to go on from a checkpoint."""
+        return self._resuming
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the job is going back just now."""
+        return not self._done
+
+    def begin(self, reason: str, newcomer: int = 0) -> None:
+        """A shard is gone, and another server (member number ``newcomer``) has come in its place."""
+        job = self._job
+        if self.under_way:
+            self._anew = self._anew or newcomer not in self._included
+            return
+        log.warning("the job goes back to a checkpoint", reason=reason)
+        self._reached = job.board.newest_version()
+        if job.loads.under_way is not None:  # what was to be replaced is published, in checkpoints
+            job.registry.ready = True
+        job.loads.abandon()
+        if job.registry.ready or job.state == types_pb2.JOB_STATE_RUNNING:
+            job.state = types_pb2.JOB_STATE_RECOVERING
+        job.reason = f"{reason}: going back to a checkpoint"
+        self._done = False
+        job.loosely(self._run())
+
+    def resume(self, saved: Manifest, place: str = "") -> None:
+        """A new job that goes on from a checkpoint: take over the model now, the rest when all servers are there.
+
+        ``place``: where that lies, if not where the job keeps its own.
+        """
+        job = self._job
+        self._source = (place, saved) if place else None
+        if not place:
+            job.checkpoints.last = saved.name
+        where = position_of(saved)
+        job.registry.adopt(model_of(saved), saved.layout_digest)
+        if where.HasField("data"):
+            job.leasing.data = data_from_proto(where.data)
+        job.timeline = max(job.timeline, saved.timeline)
+        self._resuming = True
+        self._done = False
+        job.loosely(self._run())
+
+    async def _run(self) -> None:
+        job = self._job
+        try:
+            while not job.given_up:
+                await self._begin()
+                version = await self._insist()
+                if version is None:
+                    return
+                self._tell(version)
+                await self._go_on(version)
+                if not self._anew:
+                    break
+                job.state = types_pb2.JOB_STATE_RECOVERING  # yet another server has begun anew
+        except Exception as error:  # the top of a task: a job that waits for it must not wait for ever
+            log.exception("going back failed")
+            await job.fail(f"the job cannot go back to a checkpoint: {error}")
+            return
+        self._done = True
+        if not await job.tell_members():  # of those who came or went meanwhile
+            job.tell_members_later()
+        if job.state == types_pb2.JOB_STATE_RUNNING:
+            job.toggle.bring_back()
+
+    async def _begin(self) -> None:
+        """Nothing of the old timeline goes on."""
+        job = self._job
+        self._started = time.monotonic()
+        await job.refresh()
+        await job.checkpoints.rolled_back()
+        await job.toggle.close()
+        await job.leasing.begin(None)
+
+    async def _insist(self) -> int | None:
+        """Attempt after attempt, until one works; None if the job is over."""
+        job, since = self._job, time.monotonic()
+        while not job.given_up:
+            await self._servers_there()
+            self._anew = False
+            self._included = {member.ident for member in job.members.of(Role.SERVER)}
+            try:
+                version = await self._attempt()
+            except errors.RolledBackError as error:
+                log.info(f"a server is on another timeline; trying again: {error}")
+                await asyncio.sleep(_RETRY_S)
+            except errors.FencedError as error:
+                await job.replaced(str(error))
+                return None
+            except errors.CheckpointError as error:
+                log.warning("that checkpoint cannot be used; trying the one before", reason=str(error))
+            except errors.RetryableError as error:
+                log.info(f"going back did not work at once; trying again: {error}")
+                limit_s = job.options.max_idle_s
+                if time.monotonic() - since > limit_s:
+                    await job.fail(
+                        f"the job cannot go back to a checkpoint: it was tried for {limit_s:g} s (cluster.max_idle_s), "
+                        f"the last time with: {error}"
+                    )
+                    return None
+                await asyncio.sleep(_RETRY_S)
+            except errors.ParamServerError as error:
+                await job.fail(f"the job cannot go back to a checkpoint: {error}")
+                return None
+            else:
+                if not self._anew:
+                    return version
+        return None
+
+    def _tell(self, version: int) -> None:
+        job, resuming = self._job, self._resuming
+        self._resuming = False
+        if resuming:
+            log.info(f"the job goes on from version {version}, on timeline {job.timeline}")
+            return
+        self.count += 1
+        again = max(0, self._reached - version) if version >= 0 else 0
+        self.steps_redone += again
+        job.ending.undone(max(version, 0), self._reached)
+        redo = f"{again} steps are done again" if version >= 0 else "it begins from the start"
+        log.warning(
+            f"the job went back to version {max(version, 0)} on timeline {job.timeline}; {redo}",
+            after_s=round(time.monotonic() - self._started, 2),
+        )
+
+    async def _servers_there(self) -> None:
+        """Wait until every index has a server; the watch gives the job up if that takes too long."""
+        job, said = self._job, time.monotonic()
+        while len(job.members.of(Role.SERVER)) < job.options.servers or job.watch.absent:
+            await job.wait_changed(time.monotonic() + _RETRY_S)
+            if time.monotonic() - said > _SAY_S:
+                said = time.monotonic()
+                log.info(f"going back to a checkpoint; waiting for {job.missing() or 'servers'}")
+
+    async def _attempt(self) -> int:
+        """One timeline. Returns the version that is published on it, -1 if version 0 has to be uploaded again."""
+        job = self._job
+        place = job.checkpoints.place
+        assert place is not None
+        found: Manifest | None = None
+        elsewhere = False
+        if job.registry.ready or self._resuming:
+            found = self._fitting(await asyncio.to_thread(catalog.complete, place, job.options.checkpoints.ours))
+            elsewhere = found is None and self._source is not None
+            if elsewhere:
+                found = self._fitting(await asyncio.to_thread(self._told))
+            if found is None:
+                raise errors.JobFailedError(f"there is no complete checkpoint of this job in {place}")
+        await job.registry.place()
+        stats = await job.server_stats()
+        self._reached = max([self._reached, *(reply.version for reply in stats if reply.timeline == job.timeline)])
+        reach("coord.before_timeline")
+        job.timeline = 1 + max(job.timeline, *(reply.timeline for reply in stats), found.timeline if found else 0)
+        job.registry.grant += 1
+        job.checkpoints.new_timeline(found.version if found else 0)
+        await job.checkpoints.rolled_back()
+        job.journal.record(job)
+        await job.journal.settled()
+        reach("coord.after_timeline")
+        if found is None:
+            await self._configure_anew()
+            self._table = None
+            return -1
+        try:
+            await self._restore(found, self._source[0] if elsewhere and self._source else "")
+        except errors.CheckpointError:
+            self._bad.add(found.name)
+            raise
+        await job.registry.publish()
+        if elsewhere:
+            await job.checkpoints.save_first(found.version)
+        asynchronous = job.consistency.mode is Mode.ASYNC and job.leasing.data is not None
+        self._table = await lease_table(job) if asynchronous else None
+        return found.version
+
+    def _fitting(self, found: Sequence[Manifest]) -> Manifest | None:
+        """The newest good one of these that has not turned out to be damaged."""
+        digest = self._job.registry.digest
+        for saved in found:
+            if not saved.finite or saved.name in self._bad or saved.layout_digest != digest:
+                continue
+            try:
+                loaded = from_proto(position_of(saved).loaded)
+            except errors.CheckpointError as error:
+                log.warning("that checkpoint cannot be used; trying the one before", reason=str(error))
+                self._bad.add(saved.name)
+                continue
+            # Workers have gone on from what they loaded, and do not load it again.
+            if self._resuming or not self._job.loads.lost(loaded):
+                return saved
+        return None
+
+    def _told(self) -> list[Manifest]:
+        """What lies where the job was told to go on from: the checkpoint that was meant, and older ones."""
+        assert self._source is not None
+        place, meant = Place(self._source[0]), self._source[1]
+        found = catalog.complete(place, owner.histories_in(place))
+        return [saved for saved in found if catalog.order(saved.name) <= catalog.order(meant.name)]
+
+    async def _restore(self, saved: Manifest, place: str) -> None:
+        job = self._job
+        where = position_of(saved)
+        consistency = self._consistency(where)
+        text = manifest.encode(saved).decode()
+
+        def request(member: Member) -> shard_pb2.RestoreRequest:
+            configure = job.registry.configuration(member)
+            configure.consistency.CopyFrom(consistency_to_proto(consistency))
+            return shard_pb2.RestoreRequest(configure=configure, manifest=text, grant=job.registry.grant, place=place)
+
+        replies = await job.servers.call_all(job.members.of(Role.SERVER), "Shard.Restore", request, _RESTORE_S)
+        restored = [cast(shard_pb2.RestoreResponse, reply) for reply in replies]
+        if any(reply.version != saved.version for reply in restored):
+            raise errors.CheckpointError(f"the servers did not all restore version {saved.version}")
+        job.consistency = consistency
+        job.async_from = where.async_from
+        job.loads.restore(where.loaded)
+        job.poison.slices |= {(ref.epoch, ref.index) for ref in where.poisoned}
+        job.schedule_mode = mode_from_proto(where.view.schedule_mode, job.schedule_mode)
+        if where.HasField("data"):
+            job.leasing.data = data_from_proto(where.data)
+        data = job.leasing.data
+        if where.HasField("data") or not data:
+            job.origin = schedule_from_proto(where.view, data.slices_per_epoch if data else 0)
+        else:  # saved before the data was known
+            job.origin = SyncSchedule(data.slices_per_epoch, job.slices_per_step)
+
+    def _consistency(self, where: coordinator_pb2.JobRecord) -> Consistency:
+        """As it was, under a number that no worker has heard of."""
+        was = consistency_from_proto(where.view.consistency)
+        return Consistency(was.mode, was.staleness, self._job.toggle.next_revision(), was.from_version)
+
+    async def _configure_anew(self) -> None:
+        """Version 0 had not been published: some worker uploads it again."""
+        job = self._job
+
+        def request(member: Member) -> shard_pb2.ConfigureRequest:
+            configure = job.registry.configuration(member)
+            configure.anew = True
+            return configure
+
+        await job.servers.call_all(job.members.of(Role.SERVER), "Shard.Configure", request, job.options.call_timeout_s)
+
+    async def _go_on(self, version: int) -> None:
+        """All servers have ``version``: let the workers follow."""
+        job = self._job
+        running = job.state == types_pb2.JOB_STATE_RECOVERING
+        job.toggle = job.toggle.successor()
+        if version < 0:
+            job.registry.upload_again()
+        else:
+            job.registry.ready = True
+        job.registry.configured = True
+        await job.leasing.begin(self._table)
+        if running:
+            job.state, job.reason = types_pb2.JOB_STATE_RUNNING, ""
+        await job.tell_members()
+        await job.refresh()

@@ -1,0 +1,1 @@
+"""Who leads: the election, the written record, and how a new leader takes a job over."""

@@ -1,0 +1,86 @@
+"""What servers know of a job whose coordinator has lost its store, or finds there an older state than theirs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import cast
+
+from google.protobuf.message import DecodeError
+
+from paramserver import errors
+from paramserver.coordinator.leadership.cluster import Connect
+from paramserver.coordinator.leadership.takeover import begun
+from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+from paramserver.wire.messages import record_age
+
+_CALL_S = 2.0
+
+
+class Found:
+    """The newest of what servers have told. ``term``: the highest that any of them has heard of."""
+
+    def __init__(self) -> None:
+        self.record = coordinator_pb2.JobRecord()
+        self.model = types_pb2.ModelSpec()
+        self.term = 0
+        # Who has answered, and who of them is of this job.
+        self.answered: set[str] = set()
+        self.ours: set[str] = set()
+
+    def hear(self, reply: shard_pb2.StatsResponse) -> None:
+        """One server has answered."""
+        self.term = max(self.term, reply.term)
+        try:
+            record = coordinator_pb2.JobRecord.FromString(reply.record)
+        except DecodeError:  # of another version
+            return
+        if reply.HasField("model") and record.layout == reply.holds and record_age(record) > record_age(self.record):
+            self.record, self.model = record, reply.model
+
+    def newer_than(self, known: coordinator_pb2.JobRecord | None) -> bool:
+        """Whether the job is to go on from this, not from ``known``, which the store has."""
+        if not begun(self.record):
+            return False
+        if known is None or not begun(known):
+            return True
+        return known.view.beginning == self.record.view.beginning and record_age(self.record) > record_age(known)
+
+
+async def find(
+    connect: Connect, job: str, addresses: Collection[str], known: coordinator_pb2.JobRecord | None
+) -> Found:
+    """Ask the servers at ``addresses``, those of ``known``, and those that they name. Who is silent is left out."""
+    found, asked = Found(), set[str]()
+    todo = {*addresses, *_servers_of(known)}
+    while todo:
+        asked |= todo
+        now = sorted(todo)
+        replies = await asyncio.gather(*(_ask(connect, job, address) for address in now))
+        for address, reply in zip(now, replies, strict=True):
+            if reply is None:
+                continue
+            found.answered.add(address)
+            if reply.incarnation:
+                found.ours.add(address)
+                found.hear(reply)
+        todo = set(_servers_of(found.record)) - asked
+    return found
+
+
+def _servers_of(record: coordinator_pb2.JobRecord | None) -> list[str]:
+    members = record.members if record is not None else ()
+    return [member.address for member in members if member.role == types_pb2.ROLE_SERVER]
+
+
+async def _ask(connect: Connect, job: str, address: str) -> shard_pb2.StatsResponse | None:
+    channel = connect(address)
+    try:
+        request = shard_pb2.StatsRequest(job=job, record=True)
+        return cast(shard_pb2.StatsResponse, await channel.call("Shard.Stats", request, timeout=_CALL_S))
+    except errors.FencedError:  # of another job
+        return shard_pb2.StatsResponse()
+    except errors.ParamServerError:
+        return None
+    finally:
+        await channel.close()

@@ -1,0 +1,260 @@
+"""Taking over a job from a coordinator that is gone: from its record, and from what the servers say.
+
+The servers are right where the two differ. Their shards hold the weights and know what has been counted; the record
+only says who they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+import structlog
+
+from paramserver import errors
+from paramserver.coordinator.work.counted import lease_table
+from paramserver.core.job.membership import Member, Presence, Role
+from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+from paramserver.wire.messages import (
+    consistency_from_proto,
+    data_from_proto,
+    mode_from_proto,
+    schedule_from_proto,
+)
+
+if TYPE_CHECKING:
+    from paramserver.coordinator.job import Job
+
+log = structlog.get_logger("paramserver.coordinator")
+
+_ENDED = (
+    types_pb2.JOB_STATE_UNSPECIFIED,
+    types_pb2.JOB_STATE_FAILED,
+    types_pb2.JOB_STATE_DONE,
+    types_pb2.JOB_STATE_STOPPED,
+)
+_CALL_S = 5.0
+_RETRY_S = 0.5
+# Members look for another coordinator about once a second, but notice a silent connection only this late.
+_FIND_S = 20.0
+_SAY_S = 5.0
+# In place of a name: some server is on another timeline than the record.
+_STRAYED = "a server that is on another timeline"
+
+
+def unfinished(record: coordinator_pb2.JobRecord | None) -> bool:
+    """Whether the record is of a job that has not ended."""
+    return record is not None and (record.view.state not in _ENDED or _stopping(record))
+
+
+def begun(record: coordinator_pb2.JobRecord | None) -> bool:
+    """Whether the record is of a job that has a model and has not ended."""
+    return record is not None and bool(record.layout) and unfinished(record)
+
+
+def _stopping(record: coordinator_pb2.JobRecord) -> bool:
+    """It was told to stop, but the result has not been gathered."""
+    return record.view.state == types_pb2.JOB_STATE_STOPPED and not record.view.released
+
+
+async def take_over(
+    job: Job,
+    record: coordinator_pb2.JobRecord,
+    patience_s: float,
+    newcomers: Callable[[], int] = lambda: 0,
+) -> None:
+    """Make ``job``, new and without members, go on where ``record`` and the servers stand.
+
+    Waits up to ``patience_s`` for all servers; ``newcomers`` tells how many servers without a shard want to join.
+    Raises JobFailedError if a shard is gone, DeadlineError naming the servers that did not answer; other errors that
+    are retryable: call it again.
+    """
+    job.options = replace(job.options, servers=record.expected_servers, workers=record.expected_workers)
+    job.timeline = record.view.timeline
+    job.schedule_mode = mode_from_proto(record.view.schedule_mode, job.schedule_mode)
+    job.beginning = record.view.beginning or job.beginning
+    job.finished = record.finished
+    job.ending.restore(record)
+    job.checkpoints.last = record.checkpoint
+    job.recovery.count, job.recovery.steps_redone = record.rollbacks, record.steps_redone
+    job.scaling.wanted = record.wanted_workers
+    job.lost[:] = record.lost
+    job.losses = record.losses
+    job.promises.restore(record.broken_promises)
+    job.board.restore(record)
+    job.poison.restore(record)
+    job.loads.restore(record.loaded)
+    members = [_member(entry) for entry in record.members]
+    job.members.restore(members, math.inf)
+    if record.HasField("data"):
+        job.leasing.data = data_from_proto(record.data)
+    model = await job.journal.model() if record.layout else None
+    if record.layout and model is None:
+        raise errors.JobFailedError("the store has lost the description of the model: the job cannot be taken over")
+    if model is not None:
+        stats, lost = await _ask_servers(job, record, patience_s, newcomers)
+        if not job.known_term and stats:
+            job.known_term = max(reply.term for reply in stats.values())
+            if job.known_term >= job.term:
+                raise errors.FencedError(f"the store has forgotten term {job.known_term}, which a server has heard of")
+        job.members.generation = max([job.members.generation, *(reply.generation for reply in stats.values())]) + 1
+        if record.HasField("loading"):
+            if job.checkpoints.place is None:
+                raise errors.JobFailedError(
+                    "the coordinator was lost in the middle of ctx.load, and there is no checkpoint: set checkpoint.dir"
+                )
+            record.ready, lost = True, lost or [_STRAYED]  # what was published before is in a checkpoint
+        if lost:
+            await _take_over_without(job, record, model, members, lost)
+            return
+        # The coordinator may have been lost while it published version 0, or before it wrote that down.
+        published = record.ready or any(reply.active for reply in stats.values())
+        job.registry.restore(model, record, [m.ident for m in members if m.role is Role.WORKER], published)
+        # From here on the servers obey no coordinator of before; what they say now will stand.
+        if not await job.tell_members():
+            raise errors.UnavailableError("a server did not hear of the new coordinator")
+        if published:
+            await job.registry.publish()
+        stats, lost = await _ask_servers(job, record, patience_s, newcomers)
+        if lost:
+            raise errors.UnavailableError(f"{', '.join(lost)} was lost just now")
+    else:
+        job.members.generation += 1
+        published = False
+    if published:
+        if record.ready or any(reply.version for reply in stats.values()):
+            job.state = types_pb2.JOB_STATE_RUNNING
+            job.board.started(record.training_s)
+        await _restore_consistency(job, record, stats)
+    elif job.leasing.data is not None:
+        await job.leasing.register(job.leasing.data)
+    # From now on their silence counts.
+    job.members.restore(members, time.monotonic() + job.options.lease_s + _FIND_S)
+    if _stopping(record):
+        job.state, job.reason = record.view.state, record.view.reason
+        job.end("stopped")
+    if job.options.residuals and published and record.view.state == types_pb2.JOB_STATE_RECOVERING:
+        job.recovery.begin("the coordinator was lost while the job went back")  # workers may have changed
+    await job.refresh()
+    job.ending.look()
+    log.info("took over", term=job.term, generation=job.members.generation, members=len(members))
+
+
+async def _take_over_without(
+    job: Job,
+    record: coordinator_pb2.JobRecord,
+    model: types_pb2.ModelSpec,
+    members: list[Member],
+    lost: Sequence[str],
+) -> None:
+    """Some shards are gone, or are on another timeline: when all servers are there, the job goes back."""
+    job.registry.restore(model, record, [m.ident for m in members if m.role is Role.WORKER], record.ready)
+    job.consistency = consistency_from_proto(record.view.consistency)
+    job.state = types_pb2.JOB_STATE_RUNNING if record.ready else types_pb2.JOB_STATE_INITIALISING
+    job.board.started(record.training_s)
+    job.members.restore([m for m in members if m.name not in lost], time.monotonic() + job.options.lease_s + _FIND_S)
+    for member in members:
+        if member.name in lost:
+            job.members.forget(member.ident)
+            job.watch.server_lost(member, "it did not answer the new coordinator as the one that it was")
+    job.recovery.begin(f"{', '.join(lost)} lost together with the coordinator")
+    await job.refresh()
+    log.info("took over", term=job.term, generation=job.members.generation, lost=list(lost))
+
+
+def _member(entry: coordinator_pb2.MemberRecord) -> Member:
+    role = Role.SERVER if entry.role == types_pb2.ROLE_SERVER else Role.WORKER
+    return Member(
+        ident=entry.member,
+        role=role,
+        index=entry.index,
+        name=f"{role.value}-{entry.index}",
+        expires_at=0.0,
+        presence=Presence.SILENT,
+        address=entry.address,
+        pid=entry.pid,
+        incarnation=entry.incarnation,
+        beside_worker=entry.beside_worker,
+    )
+
+
+async def _ask_servers(
+    job: Job, record: coordinator_pb2.JobRecord, patience_s: float, newcomers: Callable[[], int]
+) -> tuple[Mapping[int, shard_pb2.StatsResponse], list[str]]:
+    """What every server says, by its index, and the names of those whose shard is gone, where that can be mended."""
+    request = shard_pb2.StatsRequest(job=job.options.job)
+    found: dict[int, shard_pb2.StatsResponse] = {}
+    deadline = said = time.monotonic()
+    deadline += patience_s
+    strayed = False
+    while True:
+        silent = [server for server in job.members.of(Role.SERVER) if server.index not in found]
+        replies = await asyncio.gather(
+            *(job.servers.call(server, "Shard.Stats", request, _CALL_S) for server in silent), return_exceptions=True
+        )
+        for server, reply in zip(silent, replies, strict=True):
+            if isinstance(reply, shard_pb2.StatsResponse):
+                if job.checkpoints.place is not None and reply.incarnation != server.incarnation:
+                    continue  # another process at its address; it knocks
+                if not _as_recorded(server, reply, record):
+                    if job.checkpoints.place is None:
+                        raise errors.JobFailedError(
+                            f"{server.name} at {server.address} has begun anew: its shard of the model is gone, and "
+                            "the job cannot be taken over"
+                        )
+                    strayed = True
+                found[server.index] = reply
+            elif not isinstance(reply, errors.RetryableError):
+                raise cast(BaseException, reply)
+        silent = [server for server in silent if server.index not in found]
+        if not silent and len(found) == record.expected_servers:
+            # One that is on another timeline is no member lost: it goes back with the others.
+            return found, [_STRAYED] if strayed else []
+        if silent and job.checkpoints.place is not None and newcomers() >= len(silent):
+            return found, [server.name for server in silent]
+        names = ", ".join(f"{server.name} at {server.address}" for server in silent) or "servers that never joined"
+        if job.checkpoints.place is None and newcomers() >= record.expected_servers:
+            raise errors.JobFailedError("all servers have begun anew: the model is gone")
+        if time.monotonic() >= deadline:
+            raise errors.DeadlineError(
+                f"the job cannot be taken over: no answer within {patience_s:.0f} s from {names}"
+            )
+        if time.monotonic() - said >= _SAY_S:
+            said = time.monotonic()
+            log.info(f"taking over; waiting for {names}")
+        await asyncio.sleep(_RETRY_S)
+
+
+def _as_recorded(server: Member, reply: shard_pb2.StatsResponse, record: coordinator_pb2.JobRecord) -> bool:
+    """Whether a server still has the shard that the record speaks of."""
+    same = reply.incarnation == server.incarnation and reply.holds == record.layout
+    return same and (not record.ready or (reply.active and reply.timeline == record.view.timeline))
+
+
+async def _restore_consistency(
+    job: Job, record: coordinator_pb2.JobRecord, stats: Mapping[int, shard_pb2.StatsResponse]
+) -> None:
+    """Mode and staleness as the shards have them; a change that was under way is completed, or taken back."""
+    job.consistency = consistency_from_proto(record.view.consistency)
+    job.async_from = record.async_from
+    data = job.leasing.data
+    job.origin = schedule_from_proto(record.view, data.slices_per_epoch if data else 0)
+    agreed = {c.revision: c for c in (_agreed(reply) for reply in stats.values())}
+    newest = agreed[max(agreed)]
+    await job.toggle.settle(newest, [r.scheduled.revision for r in stats.values() if r.HasField("scheduled")])
+    # Before the data is known nothing has been handed out.
+    was_async = job.consistency.mode is Mode.ASYNC and data is not None
+    table = await lease_table(job) if was_async else None
+    if newest.revision > job.consistency.revision:
+        await job.toggle.complete(newest, table)
+    elif was_async:
+        await job.leasing.begin(table)
+
+
+def _agreed(reply: shard_pb2.StatsResponse) -> Consistency:
+    return consistency_from_proto(reply.scheduled if reply.committed else reply.consistency)

@@ -1,0 +1,265 @@
+"""Before a job ends: its last step is complete, its last version is saved, and its accounts are looked at.
+
+All that is done whenever no worker is there, whatever the scripts did or forgot to do: the job may then end at any
+moment, by itself, by an operator or with the launcher, and nothing that was handed in is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+
+from paramserver import errors
+from paramserver.coordinator.work.accounts import account
+from paramserver.core.job.membership import Member, Role
+from paramserver.core.job.tally import Shard, Tally, imbalances, not_counted
+from paramserver.core.versions.consistency import Mode
+from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+
+if TYPE_CHECKING:
+    from paramserver.coordinator.job import Job
+
+log = structlog.get_logger("paramserver.coordinator")
+
+_LOOK_S = 0.02
+# How long servers that have heard of all contributions may need until they stand at the same version.
+_EVEN_S = 10.0
+# Of so many workers that are gone the numbers are kept apart.
+_KEPT = 256
+
+
+class Ending:
+    """Looks after a job without workers; :meth:`look` is called several times a second, and when one leaves."""
+
+    def __init__(self, job: Job) -> None:
+        # Some worker's script has come to its end.
+        self.script_ended = False
+        # The last worker that left was not lost: what it had handed in has arrived everywhere.
+        self.orderly = False
+        self._job = job
+        # The timeline and the membership for which all is done.
+        self._settled: tuple[int, int] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._said = ""
+        # For how many epochs the scripts are, as far as they have said so.
+        self.epochs_planned = 0
+        # By member number what it has said last; and by process what is known of the workers that are gone.
+        self._reports: dict[int, coordinator_pb2.WorkerReport] = {}
+        self._gone: dict[int, coordinator_pb2.Tally] = {}
+
+    def restore(self, record: coordinator_pb2.JobRecord) -> None:
+        """Go on from what an earlier coordinator has written down."""
+        self.script_ended, self.orderly = record.script_ended, record.orderly
+        self.epochs_planned = record.epochs_planned
+        self._gone = {tally.incarnation: tally for tally in record.tallies}
+
+    def tallies(self) -> list[coordinator_pb2.Tally]:
+        """What the workers that are gone had handed in."""
+        return [tally for _, tally in sorted(self._gone.items())]
+
+    @property
+    def closing(self) -> bool:
+        """Whether no worker is there, and something has still to be done before the job may end."""
+        job = self._job
+        if job.members.of(Role.WORKER) or not job.registry.ready:
+            return False
+        if job.state == types_pb2.JOB_STATE_RECOVERING:
+            return True
+        stopping = job.state == types_pb2.JOB_STATE_STOPPED and not job.released
+        return (job.state == types_pb2.JOB_STATE_RUNNING or stopping) and self._settled != self._now
+
+    @property
+    def _now(self) -> tuple[int, int]:
+        return self._job.timeline, self._job.members.generation
+
+    def hear(self, member: Member, report: coordinator_pb2.WorkerReport) -> None:
+        """A worker reports, or somebody who may become one."""
+        if member.role is not Role.WORKER:
+            return
+        self._reports[member.ident] = report
+        self.epochs_planned = max(self.epochs_planned, report.epochs_planned)
+
+    def worker_gone(self, member: Member, lost: bool) -> None:
+        """A worker is a member no more."""
+        report = self._reports.pop(member.ident, coordinator_pb2.WorkerReport())
+        tally = report.tally
+        tally.name, tally.incarnation, tally.lost = member.name, member.incarnation or member.ident, lost
+        tally.version = report.version
+        self._gone[tally.incarnation] = tally
+        if len(self._gone) > _KEPT:
+            self._gone = {one.incarnation: one for one in folded(list(self._gone.values()), _KEPT // 2)}
+        self.orderly = not lost
+        self.look()
+
+    def undone(self, version: int, reached: int) -> None:
+        """The job has gone back to ``version`` from ``reached``."""
+        job = self._job
+        if reached <= version:
+            return
+        if not job.members.of(Role.WORKER):  # others have to do it again, or nobody can
+            job.finished = self.script_ended = False
+        data = job.leasing.data
+        gone = sorted({one.name for one in self._gone.values() if one.handed_in and one.version > version})
+        if gone and not (data is not None and data.slice_size):
+            job.promises.broke(
+                "undone",
+                f"a server was lost, and the job went back from version {reached} to {version} after "
+                f"{', '.join(gone)} had left: what was handed in meanwhile is lost, and nobody can hand it in again. "
+                "Run it again, with a smaller checkpoint.every if servers die often.",
+            )
+
+    def look(self) -> None:
+        """Begin, if there is something to do and nobody does it yet."""
+        job = self._job
+        busy = self._task is not None and not self._task.done()
+        if busy or job.state == types_pb2.JOB_STATE_RECOVERING or job.watch.absent:
+            return
+        if self.closing:
+            self._task = job.loosely(self._run())
+
+    async def _run(self) -> None:
+        now = self._now
+        try:
+            await self._settle()
+        except errors.RolledBackError:
+            return
+        except errors.FencedError as error:
+            await self._job.replaced(str(error))
+            return
+        except errors.ParamServerError as error:  # the next look tries again
+            if str(error) != self._said:
+                self._said = str(error)
+                log.info(f"the end of the job waits: {error}")
+            return
+        if now == self._now:
+            self._settled = now
+            await self._job.notify()
+            if self._job.finished or (self.script_ended and self.orderly):
+                self._job.end("done")
+
+    async def _settle(self) -> None:
+        job = self._job
+        stats = await self._even()
+        if stats is not None and await self._complete_step(stats):
+            stats = await self._even()
+        if stats is None:
+            job.promises.broke(
+                "versions",
+                "the servers stand at different versions: a worker was lost while it handed something in, and nobody "
+                "has come in its place. The last version cannot be saved; go on from the last checkpoint.",
+            )
+            return
+        job.promises.kept("versions")
+        version = stats[0].version
+        if job.checkpoints.place is not None:
+            await job.checkpoints.make_safe(version)
+        await self._balance(stats)
+
+    async def _even(self) -> list[shard_pb2.StatsResponse] | None:
+        """What the servers say once all stand at the same version; None if they do not come to."""
+        deadline = time.monotonic() + _EVEN_S
+        while True:
+            if self._job.state == types_pb2.JOB_STATE_RECOVERING:
+                raise errors.RolledBackError("the job goes back to a checkpoint")
+            stats = await self._job.server_stats()
+            if len({(one.timeline, one.version) for one in stats}) == 1:
+                return stats
+            if time.monotonic() > deadline:
+                return None
+            await asyncio.sleep(_LOOK_S)
+
+    async def _complete_step(self, stats: list[shard_pb2.StatsResponse]) -> bool:
+        """Of slices without a data set, what has come of the open step is a step: nobody brings the rest."""
+        job = self._job
+        named_by_data = job.leasing.data is not None and job.leasing.data.slice_size > 0
+        may = self.orderly or job.state == types_pb2.JOB_STATE_STOPPED
+        if named_by_data or job.consistency.mode is not Mode.SYNC or not may:
+            return False
+        first = stats[0]
+        if not first.missing_of or not first.missing:
+            return False
+        if any(list(one.missing) != list(first.missing) for one in stats):
+            return False  # a part of a contribution has got lost with its worker
+        request = shard_pb2.CutRequest(
+            job=job.options.job,
+            timeline=job.timeline,
+            term=job.term,
+            step=shard_pb2.CutRequest.STEP_FILL,
+            version=first.version,
+            missing=first.missing,
+            of=first.missing_of,
+        )
+        await job.ask_servers("Shard.Cut", request)
+        log.info(
+            "the last step is made of the contributions that came",
+            step=first.version,
+            slices=f"{first.missing_of - sum(gap.stop - gap.start for gap in first.missing)} of {first.missing_of}",
+        )
+        deadline = time.monotonic() + _EVEN_S
+        while min(one.version for one in await job.server_stats()) <= first.version:
+            if time.monotonic() > deadline:
+                raise errors.UnavailableError(f"step {first.version} is not complete yet")
+            await asyncio.sleep(_LOOK_S)
+        return True
+
+    # ---- the accounts
+
+    async def _balance(self, stats: list[shard_pb2.StatsResponse]) -> None:
+        """Everything handed in has counted, or there is a name for why not."""
+        job = self._job
+        data = job.leasing.data
+        found = await self._twice() if data is not None and data.slice_size else self._imbalances(stats)
+        if found:
+            job.promises.broke("accounts", " ".join(found))
+        else:
+            job.promises.kept("accounts")
+
+    async def _twice(self) -> list[str]:
+        """Of slices of a data set each counts once; of a job that is through, every one."""
+        job = self._job
+        found = []
+        for epoch in (await account(job, slices=False)).epochs:
+            if epoch.twice:
+                found.append(f"{epoch.twice} samples of epoch {epoch.epoch} have counted more than once.")
+            if epoch.never and job.finished and epoch.epoch < self.epochs_planned:
+                found.append(f"{epoch.never} samples of epoch {epoch.epoch} have not counted.")
+        return found
+
+    def _tallies(self) -> list[Tally]:
+        return [
+            Tally(one.name, one.handed_in, one.counted, one.late, one.duplicate, one.lost, one.unsent)
+            for one in self._gone.values()
+            if one.timeline == self._job.timeline
+        ]
+
+    def not_counted(self) -> dict[str, int]:
+        """By reason, how many contributions of workers that are gone did not count."""
+        return not_counted(self._tallies())
+
+    def _imbalances(self, stats: list[shard_pb2.StatsResponse]) -> list[str]:
+        """Of slices that are only numbered: what workers handed in is what servers have counted."""
+        shards = [
+            Shard(
+                f"server-{index}",
+                one.applied - one.applied_before,
+                one.missing_of - sum(gap.stop - gap.start for gap in one.missing) if one.missing_of else 0,
+            )
+            for index, one in enumerate(stats)
+        ]
+        return imbalances(self._tallies(), shards)
+
+
+def folded(tallies: list[coordinator_pb2.Tally], kept: int) -> list[coordinator_pb2.Tally]:
+    """The last ``kept`` of them, and one sum of those before, of the newest timeline only: earlier ones are undone."""
+    first, rest = tallies[:-kept], tallies[-kept:]
+    total = coordinator_pb2.Tally(name="earlier workers", timeline=max(one.timeline for one in first))
+    for one in first:
+        total.version = max(total.version, one.version)
+        if one.timeline == total.timeline:
+            total.lost = total.lost or one.lost
+            for field in ("handed_in", "counted", "late", "duplicate", "unsent"):
+                setattr(total, field, getattr(total, field) + getattr(one, field))
+    return [total, *rest]

@@ -1,0 +1,64 @@
+"""Workers that have nothing to compute, since a synchronous step has fewer slices than there are workers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from paramserver.core.job.membership import Member, Role
+from paramserver.core.versions.consistency import Mode
+from paramserver.core.work.slices import without_slices
+from paramserver.v1 import types_pb2
+
+if TYPE_CHECKING:
+    from paramserver.coordinator.job import Job
+
+log = structlog.get_logger("paramserver.coordinator")
+
+_SHOWN = 4
+
+
+class Idle:
+    """Who has no slices in any step; said when that changes."""
+
+    def __init__(self, job: Job) -> None:
+        # Workers that were idle at some time of this job, by name.
+        self.ever: set[str] = set()
+        self._job = job
+        self._said = ""
+
+    def members(self) -> list[Member]:
+        """The workers without slices, by rank; nobody in asynchronous mode, where slices go to whoever asks."""
+        job = self._job
+        if job.state != types_pb2.JOB_STATE_RUNNING or job.consistency.mode is not Mode.SYNC:
+            return []
+        at_work = [one for one in job.members.of(Role.WORKER) if one.ident not in job.stalls.members]
+        return [at_work[place] for place in without_slices(self._slices(), len(at_work))]
+
+    def sentence(self) -> str:
+        """Who is idle, why, and what to do about it; empty if nobody is."""
+        idle = self.members()
+        if not idle:
+            return ""
+        slices, workers = self._slices(), len(self._job.members.of(Role.WORKER))
+        names = ", ".join(one.name for one in idle[:_SHOWN]) + (", ..." if len(idle) > _SHOWN else "")
+        return (
+            f"a step has {slices} slices and there are {workers} workers, so {names} "
+            f"{'has' if len(idle) == 1 else 'have'} none to compute: scale to workers={slices}, or begin the next job "
+            f"with training.slices_per_step = {workers}"
+        )
+
+    def look(self) -> None:
+        """Say it, if it is another than before."""
+        sentence = self.sentence()
+        if sentence and sentence != self._said:
+            log.warning(sentence)
+        self._said = sentence
+        self.ever.update(one.name for one in self.members())
+
+    def _slices(self) -> int:
+        """How many slices a full step has."""
+        data = self._job.leasing.data
+        per_step = self._job.slices_per_step
+        return min(per_step, data.slices_per_epoch) if data is not None and data.slice_size else per_step

@@ -1,0 +1,132 @@
+"""Slices that kill whoever computes them: named, and the end of the job, or skipped (`training.poison`)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+
+from paramserver.core.job.membership import Member, Role
+from paramserver.core.versions.names import AsyncName
+from paramserver.core.work.poison import Place, Poison
+from paramserver.core.work.slices import slice_indices
+from paramserver.v1 import coordinator_pb2, types_pb2
+
+if TYPE_CHECKING:
+    from paramserver.coordinator.job import Job
+
+log = structlog.get_logger("paramserver.coordinator")
+
+_SAMPLES = 5
+# How long a worker waits for the fate of another one that computes a slice at which others have died.
+_UNDECIDED_S, _LOOK_S = 3.0, 0.05
+_TRAINING = (types_pb2.JOB_STATE_RUNNING, types_pb2.JOB_STATE_RECOVERING)
+
+
+class PoisonWatch:
+    """Follows which slices the workers of one job compute, and at which they die."""
+
+    def __init__(self, job: Job) -> None:
+        # (epoch, index) of slices that count without samples: nobody is to compute them.
+        self.slices: set[tuple[int, int]] = set()
+        self._job = job
+        self._poison = Poison()
+
+    @property
+    def careful(self) -> bool:
+        """Whether workers are to tell which slice they begin."""
+        return self._poison.careful
+
+    def hear(self, member: Member, report: coordinator_pb2.WorkerReport) -> None:
+        """A worker reports."""
+        if member.role is Role.WORKER:
+            self._poison.tells(member.ident, place_of(report.computing) if report.HasField("computing") else None)
+
+    async def begin(self, member: int, slice_: types_pb2.SliceRef) -> bool:
+        """A worker is about to compute this slice; False if nobody is to."""
+        place = place_of(slice_)
+        deadline = time.monotonic() + _UNDECIDED_S
+        while self._poison.undecided(place) and time.monotonic() < deadline:
+            await asyncio.sleep(_LOOK_S)
+        if place.slice in self.slices:
+            return False
+        self._poison.begins(member, place)
+        return True
+
+    async def gone(self, member: Member, died: bool) -> None:
+        """A worker is a member no more."""
+        job, data = self._job, self._job.leasing.data
+        if not died or data is None or not data.slice_size or job.state not in _TRAINING:
+            self._poison.left(member.ident)
+            return
+        place = self._poison.died(member.ident, self._done, time.monotonic())
+        if place is None:
+            return
+        name = self.describe(place)
+        if job.options.poison == "fail":
+            await job.fail(
+                f"whoever computes {name} dies, {member.name} the last: look at these samples, or set training.poison "
+                "= skip, which counts such a slice without its samples"
+            )
+            return
+        self.slices.add(place.slice)
+        self._poison.skipped(place)
+        log.warning(f"whoever computes {name} dies: it counts without its samples (training.poison = skip)")
+
+    def look(self) -> None:
+        """Let workers be careless again once the job gets on."""
+        if not self._poison.careful:
+            return
+        job = self._job
+        counted = min((report.applied for report in job.board.server_reports().values()), default=0)
+        enough = 2 * (job.slices_per_step + len(job.members.of(Role.WORKER)))
+        self._poison.look(counted, enough, self._done, time.monotonic())
+
+    def refs(self) -> list[types_pb2.SliceRef]:
+        """The slices that are skipped, for messages."""
+        return [types_pb2.SliceRef(epoch=epoch, index=index) for epoch, index in sorted(self.slices)]
+
+    def deaths(self) -> list[types_pb2.SliceRef]:
+        """The slices at which workers have died, once per death, for the record."""
+        return [
+            types_pb2.SliceRef(epoch=place.epoch, index=place.index, step=place.step) for place in self._poison.deaths
+        ]
+
+    @property
+    def in_a_row(self) -> int:
+        """How many workers have died since the job last got on."""
+        return self._poison.in_a_row
+
+    def restore(self, record: coordinator_pb2.JobRecord) -> None:
+        """Go on from what was written down."""
+        self.slices = {(ref.epoch, ref.index) for ref in record.poisoned}
+        self._poison.restore(map(place_of, record.deaths), record.deaths_in_a_row, time.monotonic())
+
+    def described(self) -> list[str]:
+        """The slices that are skipped, for people."""
+        return [self.describe(Place(epoch, index)) for epoch, index in sorted(self.slices)]
+
+    def describe(self, place: Place) -> str:
+        """As in "slice 3 of epoch 1 (step 7; samples 12, 55, 81, ...)"; epochs from 1, as the ledger has them."""
+        data = self._job.leasing.data
+        assert data is not None
+        samples = list(slice_indices(data, self._job.options.seed, place.epoch, place.index))
+        shown = ", ".join(map(str, samples[:_SAMPLES])) + (", ..." if len(samples) > _SAMPLES else "")
+        step = f"step {place.step}; " if place.step is not None else ""
+        return f"slice {place.index} of epoch {place.epoch + 1} ({step}samples {shown})"
+
+    def _done(self, place: Place) -> bool:
+        """Whether the slice has counted on all servers."""
+        job = self._job
+        if place.step is not None:
+            reports = job.board.server_reports().values()
+            return bool(reports) and min(report.version for report in reports) > place.step
+        table = job.leasing.table
+        return table is None or table.is_done(AsyncName(place.epoch, place.index))
+
+
+def place_of(ref: types_pb2.SliceRef) -> Place:
+    """From a message."""
+    return Place(ref.epoch, ref.index, ref.step if ref.HasField("step") else None)

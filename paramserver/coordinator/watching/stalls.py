@@ -1,0 +1,79 @@
+"""Workers that live but get nowhere: their slices go to others until they get on again. They stay members."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+
+from paramserver import errors
+from paramserver.core.job.membership import Member, Role
+from paramserver.core.job.progress import Progress
+from paramserver.core.versions.consistency import Mode
+from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+
+if TYPE_CHECKING:
+    from paramserver.coordinator.job import Job
+
+log = structlog.get_logger("paramserver.coordinator")
+
+
+class Stalls:
+    """Watches the reports of the workers of one job that computes slices of a data set."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._progress = Progress(job.options.stall_s)
+        self._told: frozenset[int] = frozenset()
+
+    @property
+    def members(self) -> frozenset[int]:
+        """The workers that are stalled, by member number."""
+        return self._progress.stalled
+
+    @property
+    def limit_s(self) -> float:
+        """How long a worker may get nowhere at present; 0: for ever."""
+        return self._progress.limit_s if self._job.options.stall_s else 0.0
+
+    def hear(self, member: Member, report: coordinator_pb2.WorkerReport) -> None:
+        """A worker reports."""
+        if member.role is Role.WORKER:
+            self._progress.hear(member.ident, report.slices, report.at_work, report.slice_s, time.monotonic())
+
+    def gone(self, ident: int) -> None:
+        """A worker is no member any more."""
+        self._progress.gone(ident)
+
+    async def look(self) -> None:
+        """Take the slices of those who have become stalled away, and give those who get on again their share."""
+        data = self._job.leasing.data
+        if self._job.state == types_pb2.JOB_STATE_RUNNING and data is not None and data.slice_size:
+            for ident in self._progress.look(time.monotonic()):
+                await self._stalled(ident)
+        if self._progress.stalled == self._told:
+            return
+        for ident in self._told - self._progress.stalled:
+            if (member := self._job.members.get(ident)) is not None:
+                log.info("a worker gets on again", worker=member.name)
+        self._told = self._progress.stalled
+        await self._job.refresh()
+
+    async def _stalled(self, ident: int) -> None:
+        member = self._job.members.get(ident)
+        if member is None:
+            return
+        limit_s = round(self._progress.limit_s, 1)
+        log.warning("a worker lives but gets nowhere; its slices go to others", worker=member.name, for_s=limit_s)
+        self._job.leasing.give_back(ident)
+        if self._job.consistency.mode is not Mode.ASYNC:
+            return
+        # Its clock is to hold nobody back; with its next pull it is among the others again.
+        request = shard_pb2.IdleRequest(job=self._job.options.job, timeline=self._job.timeline, worker=ident)
+        try:
+            await self._job.servers.call_all(
+                self._job.members.of(Role.SERVER), "Shard.Idle", lambda _: request, self._job.options.call_timeout_s
+            )
+        except errors.ParamServerError as error:
+            log.warning("a server did not hear of a stalled worker", worker=member.name, error=str(error))

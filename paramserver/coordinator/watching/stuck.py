@@ -1,0 +1,98 @@
+"""The watchdog of a job: calls it stuck when nobody can make progress, and ends it when that lasts."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+
+from paramserver.core.job.membership import Role
+from paramserver.core.job.watchdog import Sight, Watchdog
+from paramserver.v1 import shard_pb2, types_pb2
+
+if TYPE_CHECKING:
+    from paramserver.coordinator.job import Job
+
+log = structlog.get_logger("paramserver.coordinator")
+
+# Where `cluster.stall_s` is 0, which is about scripts that take long, this is how long nobody may be at work.
+_NOBODY_S = 8.0
+
+
+class Stuck:
+    """Looks several times a second. ``reason``: why the job is stuck, empty while it gets on."""
+
+    def __init__(self, job: Job) -> None:
+        self.reason = ""
+        self._job = job
+        self._watchdog = Watchdog()
+
+    async def look(self) -> None:
+        """Take note; end the job if it has been stuck without hope for longer than `cluster.max_idle_s`."""
+        verdict = self._watchdog.look(self._sight(), time.monotonic())
+        if verdict.stuck and not self.reason:
+            log.warning("the job is stuck", reason=verdict.stuck)
+        elif self.reason and not verdict.stuck:
+            log.info("the job gets on again")
+        self.reason = verdict.stuck
+        limit_s = self._job.options.max_idle_s
+        if verdict.hopeless and verdict.for_s > limit_s:
+            await self._job.fail(f"the job has been stuck for {limit_s:g} s (cluster.max_idle_s): {verdict.stuck}")
+
+    def _sight(self) -> Sight | None:
+        job = self._job
+        if job.state != types_pb2.JOB_STATE_RUNNING or job.over.done() or job.ending.closing:
+            return None
+        missed = self._missed()
+        workers = job.members.of(Role.WORKER)
+        if not workers and not missed:
+            return None
+        reports = job.board.worker_reports()
+        servers = job.board.server_reports()
+        if any(copy.state == shard_pb2.COPY_STATE_WRITING for report in servers.values() for copy in report.copies):
+            return None  # which may hold the next version up, and is looked at elsewhere
+        names = {one.ident: one.name for one in (*workers, *job.members.of(Role.SERVER))}
+        data = job.leasing.data
+        return Sight(
+            progress=(
+                job.timeline,
+                job.consistency.revision,
+                bool(workers),
+                sum(report.slices for report in reports.values()),
+                tuple(sorted((index, r.version, r.applied, r.bytes_pushed) for index, r in servers.items())),
+            ),
+            limit_s=max(job.stalls.limit_s or _NOBODY_S, self._moving_s(len(workers))),
+            at_work=[names[ident] for ident, report in sorted(reports.items()) if report.at_work and ident in names],
+            watched=bool(job.options.stall_s and data is not None and data.slice_size),
+            waits=[
+                f"{names[ident]} waits for {waiting}"
+                for ident, waiting in sorted(job.board.waits().items())
+                if waiting and ident in names
+            ],
+            missed=missed,
+        )
+
+    def _missed(self) -> list[str]:
+        """Whom nobody here starts again; a launcher does, and says when it gives up."""
+        job = self._job
+        if job.options.launched:
+            return []
+        end = f"the job ends {job.options.max_idle_s:g} s after it was lost (cluster.max_idle_s)"
+        found = [
+            f"{server.name} at {server.address} is lost: bring it back"
+            + (f", or run: paramserver start server --join {job.address}" if job.recovery.possible else "")
+            + f"; {end}"
+            for _, server in sorted(job.watch.absent.items())
+        ]
+        if job.board.missed and not job.members.of(Role.WORKER):
+            found.append(
+                f"{', '.join(job.board.missed)} is lost, and no worker is left: run: "
+                f"paramserver start worker --join {job.address} -- SCRIPT"
+            )
+        return found
+
+    def _moving_s(self, workers: int) -> float:
+        """How long the weights take to all workers and the gradients back, all over one link."""
+        nbytes = sum(report.shard_bytes for report in self._job.board.server_reports().values())
+        return 2 * max(workers, 1) * nbytes * 8 / (self._job.options.link_mbps * 1e6)

@@ -1,0 +1,96 @@
+"""For whom the job waits, how long it may, and what is said meanwhile."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+
+from paramserver.core.job.membership import Member, Role
+from paramserver.errors import DeadlineError
+from paramserver.v1 import types_pb2
+
+if TYPE_CHECKING:
+    from paramserver.coordinator.job import Job
+
+log = structlog.get_logger("paramserver.coordinator")
+
+_SAY_S = 5.0
+_GOING_ON = (types_pb2.JOB_STATE_INITIALISING, types_pb2.JOB_STATE_RUNNING)
+_TIMED_OUT = DeadlineError.exit_code
+
+
+class Watch:
+    """Looks at the job several times a second (:meth:`look`), says every 5 s whom it waits for, gives up in time."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        # Servers that were given up for lost but may come back with their shard, by index.
+        self.absent: dict[int, Member] = {}
+        self._lost_at: dict[int, float] = {}
+        self._started = time.monotonic()
+        self._idle_since: float | None = None
+        self._said_at = time.monotonic()
+        self._said = ""
+
+    def server_lost(self, member: Member, reason: str) -> None:
+        """A server is silent. It may only be cut off, and then it still has its shard."""
+        self.absent[member.index] = member
+        self._lost_at[member.index] = time.monotonic()
+        log.warning("a server is gone; the job waits for it", server=member.name, at=member.address, reason=reason)
+
+    def replaced(self, index: int) -> None:
+        """Another server has come in the place of one that is gone, without its shard."""
+        if index in self.absent:
+            after_s = round(self._away_s(index), 1)
+            log.warning("a server has begun anew, without its shard", server=f"server-{index}", after_s=after_s)
+            del self.absent[index], self._lost_at[index]
+
+    def server_back(self, index: int) -> None:
+        """It has joined again, with its shard."""
+        if index in self.absent:
+            log.info("a server is back", server=f"server-{index}", after_s=round(self._away_s(index), 1))
+            del self.absent[index], self._lost_at[index]
+
+    def _away_s(self, index: int) -> float:
+        return time.monotonic() - self._lost_at[index]
+
+    async def look(self) -> None:
+        """Give up what took too long; say what is waited for."""
+        now, options = time.monotonic(), self._job.options
+        waiting = ""
+        for index, member in sorted(self.absent.items()):
+            if self._away_s(index) > options.max_idle_s:
+                await self._job.fail(
+                    f"{member.name} at {member.address} has been gone for {options.max_idle_s:g} s "
+                    "(cluster.max_idle_s); its shard of the model is gone"
+                )
+                return
+            waiting = f"{member.name} at {member.address} to come back"
+            if self._job.recovery.possible:
+                waiting += ", or to be started again"
+        state = self._job.state
+        if state == types_pb2.JOB_STATE_WAITING:
+            waiting = self._job.missing()
+            if options.join_timeout_s and now - self._started > options.join_timeout_s and waiting:
+                reason = f"waited {options.join_timeout_s:g} s (cluster.join_timeout_s): {waiting}"
+                await self._job.fail(reason, _TIMED_OUT)
+                return
+        elif state in _GOING_ON and not self._job.members.of(Role.WORKER) and not self._job.finished:
+            self._idle_since = self._idle_since or now
+            waiting = waiting or "workers: all are gone; the servers keep the model"
+            if now - self._idle_since > options.max_idle_s:
+                await self._job.fail(f"no worker has come for {options.max_idle_s:g} s (cluster.max_idle_s)")
+                return
+        else:
+            self._idle_since = None
+        self._say(waiting, now)
+
+    def _say(self, waiting: str, now: float) -> None:
+        if not waiting:
+            self._said = ""
+            self._said_at = now
+        elif now - self._said_at >= _SAY_S:
+            self._said_at, self._said = now, waiting
+            log.info(f"waiting for {waiting}")

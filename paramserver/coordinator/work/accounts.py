@@ -1,0 +1,75 @@
+"""Per epoch, which samples have counted how often, and who computed what: from what all shards say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, cast
+
+from paramserver import errors
+from paramserver.core.versions.ledger import Account, ShardLedger, accounts
+from paramserver.core.work.slices import DataSpec, Step, SyncSchedule, slice_samples
+from paramserver.v1 import coordinator_pb2, shard_pb2
+
+if TYPE_CHECKING:
+    from paramserver.coordinator.job import Job
+
+UNKNOWN = "no longer known"
+
+
+async def account(job: Job, slices: bool) -> coordinator_pb2.AccountsResponse:
+    """Ask all shards now. Raises UnavailableError while the job has no model or data set."""
+    data = job.leasing.data
+    if data is None or not data.slice_size or not job.registry.ready:
+        raise errors.UnavailableError("nothing has been counted yet: the job has no data set or is not running")
+    request = shard_pb2.LedgerRequest(job=job.options.job)
+    replies = [cast(shard_pb2.LedgerResponse, reply) for reply in await job.ask_servers("Shard.Ledger", request)]
+    names = {ident: name for reply in replies for ident, name in reply.names.items()}
+    step_of = steps(job.origin, data, job.slices_per_step)
+    made = accounts([_ledger(reply) for reply in replies], data, step_of)
+    response = coordinator_pb2.AccountsResponse(
+        version=min((reply.version for reply in replies), default=0), timeline=job.timeline
+    )
+    response.epochs.extend(to_proto(one, names, slices) for one in made)
+    without_samples(response, job.poison.slices, data)
+    return response
+
+
+def without_samples(
+    found: coordinator_pb2.AccountsResponse, poisoned: Iterable[tuple[int, int]], data: DataSpec
+) -> None:
+    """Of the slices that counted without their samples, say that."""
+    epochs = {epoch.epoch: epoch for epoch in found.epochs}
+    for number, index in poisoned:
+        epoch, samples = epochs.get(number), slice_samples(data, index)
+        if epoch is not None and epoch.once >= samples:
+            epoch.once -= samples
+            epoch.skipped += samples
+
+
+def steps(origin: SyncSchedule, data: DataSpec, slices_per_step: int) -> Callable[[int], Step | None]:
+    """Which slices a synchronous step had. Before the present schedule began there was the first one."""
+    first = SyncSchedule(data.slices_per_epoch, slices_per_step)
+    return lambda number: origin.step(number) if number >= origin.base_version else first.step(number)
+
+
+def _ledger(reply: shard_pb2.LedgerResponse) -> ShardLedger:
+    rows = list(zip(reply.first, reply.lo, reply.hi, reply.of, reply.worker, strict=True))
+    counted = {e.epoch: [(part.start, part.stop) for part in e.slices] for e in reply.counted}
+    return ShardLedger(rows, reply.folded_steps, counted)
+
+
+def to_proto(one: Account, names: Mapping[int, str], slices: bool) -> coordinator_pb2.EpochAccount:
+    """As a message; ``names``: of the workers, by member number."""
+
+    def name(ident: int) -> str:
+        return names.get(ident, f"worker {ident}") if ident else UNKNOWN
+
+    message = coordinator_pb2.EpochAccount(
+        epoch=one.epoch, samples=one.samples, once=one.once, twice=one.twice, never=one.never
+    )
+    for ident, count in one.workers.items():
+        message.workers[name(ident)] += count
+    if slices:
+        for index, who in sorted(one.slices.items()):
+            message.slices.append(coordinator_pb2.SliceAccount(index=index, workers=[name(ident) for ident in who]))
+    return message

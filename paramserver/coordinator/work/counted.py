@@ -1,0 +1,31 @@
+"""Asynchronous mode: what has been done, as the shards know it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from paramserver.core.versions.ranges import RangeSet, common
+from paramserver.core.work.leases import SliceLeases
+from paramserver.v1 import shard_pb2
+
+if TYPE_CHECKING:
+    from paramserver.coordinator.job import Job
+
+
+async def counted(job: Job) -> list[shard_pb2.CountedResponse]:
+    """The slices that each shard has counted."""
+    request = shard_pb2.CountedRequest(job=job.options.job, timeline=job.timeline)
+    return [cast(shard_pb2.CountedResponse, reply) for reply in await job.ask_servers("Shard.Counted", request)]
+
+
+async def lease_table(job: Job) -> SliceLeases:
+    """The lease table as the shards know it: a slice is done when every shard has counted it."""
+    shards = [
+        {e.epoch: RangeSet.from_ranges((part.start, part.stop) for part in e.slices) for e in reply.epochs}
+        for reply in await counted(job)
+    ]
+    done = {e: common([shard.get(e, RangeSet()) for shard in shards]).ranges() for shard in shards for e in shard}
+    epoch, before = job.done_synchronously()
+    done[epoch] = (*done.get(epoch, ()), *before)
+    per_epoch = job.leasing.data.slices_per_epoch if job.leasing.data else 0
+    return SliceLeases.restored(per_epoch, epoch, done)

@@ -1,0 +1,141 @@
+"""Asynchronous mode: hands slices to workers, and waits with those for whom there is none just now."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from paramserver import errors
+from paramserver.core.job.membership import Role
+from paramserver.core.versions.consistency import Mode
+from paramserver.core.versions.names import AsyncName
+from paramserver.core.work.leases import SliceLeases
+from paramserver.core.work.slices import DataSpec
+from paramserver.failpoints import reach
+from paramserver.v1 import coordinator_pb2, shard_pb2
+from paramserver.wire.bounds import patience
+
+if TYPE_CHECKING:
+    from paramserver.coordinator.job import Job
+
+_MAX_WAIT_S = 60.0
+_MAX_WANT = 1024
+
+
+class Leasing:
+    """The slice leases of the job; ``table`` is None while the job is synchronous or has no data yet."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.data: DataSpec | None = None
+        self.table: SliceLeases | None = None
+        self._changed = asyncio.Condition()
+        # The revision of the setting under which each worker last asked for slices.
+        self._revisions: dict[int, int] = {}
+
+    async def register(self, data: DataSpec) -> None:
+        """Learn how the data is cut."""
+        self.data = data
+        # A table made before the data was known has handed nothing out.
+        fits = self.table is not None and self.table.slices_per_epoch == data.slices_per_epoch
+        if self._job.consistency.mode is Mode.ASYNC and not fits:
+            await self.begin(SliceLeases(data.slices_per_epoch))
+
+    async def begin(self, table: SliceLeases | None) -> None:
+        """Hand out slices from this table from now on (None: hand out nothing, the job is synchronous)."""
+        self.table = table
+        await self.notify()
+
+    async def notify(self) -> None:
+        """Let parked requests look again."""
+        async with self._changed:
+            self._changed.notify_all()
+
+    def give_back(self, worker: int) -> None:
+        """A worker is gone, or has begun anew: its slices go to others."""
+        self._revisions.pop(worker, None)
+        if self.table is not None and self.table.give_back(worker):
+            asyncio.get_running_loop().create_task(self.notify())
+
+    async def lease(self, request: coordinator_pb2.LeaseRequest) -> coordinator_pb2.LeaseResponse:
+        """Note what is done, then hand out up to ``want`` slices, waiting up to ``wait_s`` for the first."""
+        self._check(request)
+        wait_s = patience("wait_s", request.wait_s, _MAX_WAIT_S)
+        if self.table is not None and request.done:
+            reach("slice.before_done")
+            self.table.complete(AsyncName(name.epoch, name.index) for name in request.done)
+            await self.notify()
+        if request.revision > self._revisions.get(request.member, request.revision) + 1:
+            # It cannot tell whether the job was synchronous meanwhile, so it has dropped what it had leased.
+            self.give_back(request.member)
+        self._revisions[request.member] = request.revision
+        if self.table is not None and request.revision == self._job.consistency.revision:
+            holding = (AsyncName(name.epoch, name.index) for name in request.holding)
+            if self.table.reconcile(request.member, holding):
+                await self.notify()
+        response = coordinator_pb2.LeaseResponse()
+        try:
+            async with asyncio.timeout(wait_s), self._changed:
+                await self._changed.wait_for(lambda: self._fill(request, response))
+        except TimeoutError:
+            response.waiting_for = self._waiting_for(request.max_epoch)
+        if response.slices:
+            reach("slice.claimed")
+        return response
+
+    def _check(self, request: coordinator_pb2.LeaseRequest) -> None:
+        if request.timeline != self._job.timeline:
+            raise errors.RolledBackError(f"the job is on timeline {self._job.timeline} now")
+
+    def _fill(self, request: coordinator_pb2.LeaseRequest, response: coordinator_pb2.LeaseResponse) -> bool:
+        self._check(request)
+        present = self._job.consistency.revision
+        if self.table is not None:
+            response.open_epoch, _ = self.table.position()
+        if request.revision < present:
+            response.paused = True
+            return True
+        if request.want == 0:
+            return True
+        # A worker can learn of asynchronous mode from the shards before the table is made.
+        table = self.table if request.revision == present else None
+        if table is None:
+            return False
+        workers = len(self._job.members.of(Role.WORKER))
+        names = table.lease(request.member, request.max_epoch, min(request.want, _MAX_WANT), workers)
+        response.slices.extend(_to_proto(name) for name in names)
+        if names:
+            return True
+        if table.paused:
+            response.paused = True
+            return True
+        response.finished = (
+            table.finished(request.max_epoch) if request.last_epoch else table.nothing_left(request.max_epoch)
+        )
+        return response.finished
+
+    def _waiting_for(self, max_epoch: int) -> str:
+        if self.table is None:
+            return "the change to asynchronous mode"
+        names = {m.ident: m.name for m in self._job.members.of(Role.WORKER)}
+        held = self.table.holders(max_epoch)
+        return ", ".join(f"{names.get(ident, f'worker {ident}')} ({n} slices)" for ident, n in sorted(held.items()))
+
+    async def drain(self) -> None:
+        """Stop handing out new slices and wait until all that are out are done. Cancel to give up."""
+        assert self.table is not None
+        self.table.paused = True
+        await self.notify()
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.table is None or self.table.drained())
+
+    async def resume(self) -> None:
+        """Take a drain back."""
+        if self.table is not None:
+            self.table.paused = False
+        await self.notify()
+
+
+def _to_proto(name: AsyncName) -> shard_pb2.AsyncName:
+    """As a message."""
+    return shard_pb2.AsyncName(epoch=name.epoch, index=name.index)

@@ -1,0 +1,319 @@
+"""Changing mode or staleness of a running job, at a version boundary that is the same on every shard.
+
+The change is prepared on all shards, then committed on all. Between the two no shard publishes the boundary, so none
+can be past it when another one hears of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import structlog
+
+from paramserver import errors
+from paramserver.core.job.membership import Member, Role
+from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.core.work.leases import SliceLeases
+from paramserver.core.work.slices import SyncSchedule
+from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+from paramserver.wire.bounds import patience
+from paramserver.wire.messages import consistency_to_proto
+
+if TYPE_CHECKING:
+    from paramserver.coordinator.job import Job
+
+log = structlog.get_logger("paramserver.coordinator")
+
+T = TypeVar("T")
+
+# Versions between the newest one seen and the boundary; doubled when some shard was past it.
+_MARGIN = 2
+_ATTEMPTS = 12
+_POLL_S = 0.02
+_RETRY_S = 0.5
+_MAX_WAIT_S = 600.0
+
+
+class Toggle:
+    """One change at a time."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._lock = asyncio.Lock()
+        self._revision = job.consistency.revision
+        # From the first COMMIT on a change can no longer be taken back.
+        self._committed = False
+        # The last revision that was taken back.
+        self._aborted = 0
+        # What is agreed on, or was in force before the job went back, and is not in force yet.
+        self._wanted: Consistency | None = None
+        self._closed = False
+        self._background: set[asyncio.Task[Any]] = set()
+
+    async def change(self, request: coordinator_pb2.ChangeConsistencyRequest) -> Consistency:
+        """Bring the wanted setting into force; returns it with the version from which it counts.
+
+        Raises ConfigError for an unknown mode, DeadlineError if the boundary is not reached in time, UnavailableError
+        if the job does not run, or goes back to a checkpoint meanwhile.
+        """
+        mode = {types_pb2.MODE_SYNC: Mode.SYNC, types_pb2.MODE_ASYNC: Mode.ASYNC}.get(request.mode)
+        if mode is None:
+            raise errors.ConfigError("consistency.mode must be sync or async")
+        staleness = request.staleness if request.HasField("staleness") and mode is Mode.ASYNC else None
+        wait_s = patience("wait_s", request.wait_s, _MAX_WAIT_S) or 60.0
+        if self._job.state != types_pb2.JOB_STATE_RUNNING:
+            raise errors.UnavailableError("the job is not running yet: try again when all members are there")
+        wanted = Consistency(mode, staleness)
+        change = self._start(self._change(wanted))
+        try:
+            return await asyncio.wait_for(asyncio.shield(change), wait_s)
+        except asyncio.CancelledError:
+            if not self._closed:
+                raise
+            raise errors.UnavailableError(
+                f"the change to {wanted} was interrupted, since all servers begin anew: look at `paramserver status`, "
+                "and ask again if it is not in force when the job runs"
+            ) from None
+        except TimeoutError as error:
+            if self._committed:
+                raise errors.DeadlineError(
+                    f"the change to {wanted} is agreed, but its version was not reached within {wait_s:g} s: it comes "
+                    "into force then; see `paramserver status` for whom the job waits"
+                ) from error
+            change.cancel()
+            await asyncio.gather(change, return_exceptions=True)
+            raise errors.DeadlineError(
+                f"the change to {wanted} was given up after {wait_s:g} s: "
+                "see `paramserver status` for whom the job waits"
+            ) from error
+
+    async def _change(self, wanted: Consistency) -> Consistency:
+        async with self._lock:
+            before = self._job.consistency
+            if _same(before, wanted):
+                return before
+            self._committed = False
+            try:
+                if before.mode is wanted.mode:
+                    changed = await self._agree(wanted, boundary=0)
+                elif wanted.mode is Mode.ASYNC:
+                    changed = await self._to_async(wanted)
+                else:
+                    changed = await self._to_sync(wanted)
+            except BaseException:
+                if not self._committed:
+                    await self._job.leasing.resume()
+                raise
+            finally:
+                self._committed = False
+            self._wanted = None
+        log.info("consistency", now=str(changed), from_version=changed.from_version)
+        return changed
+
+    async def _to_async(self, wanted: Consistency) -> Consistency:
+        changed = await self._agree(wanted, boundary=None)
+        await self._now_async(changed)
+        return changed
+
+    async def _now_async(self, changed: Consistency) -> None:
+        """Once every shard has reached the boundary, lease what is left of the epoch."""
+        while any(stats.version < changed.from_version for stats in await self._insist(self._all_stats)):
+            await asyncio.sleep(_POLL_S)
+        self._job.async_from = changed.from_version
+        epoch, done = self._job.done_synchronously()
+        per_epoch = self._job.leasing.data.slices_per_epoch if self._job.leasing.data else 0
+        await self._install(changed)
+        await self._job.leasing.begin(SliceLeases(per_epoch, epoch, done))
+
+    async def _to_sync(self, wanted: Consistency) -> Consistency:
+        leasing = self._job.leasing
+        if leasing.table is not None:
+            await leasing.drain()
+        versions = {stats.version for stats in await self._job.server_stats()}
+        if len(versions) != 1:
+            raise errors.UnavailableError(f"the shards stand at different versions {sorted(versions)}: try again")
+        changed = await self._agree(wanted, boundary=versions.pop())
+        await self._now_sync(changed, leasing.table)
+        return changed
+
+    async def _now_sync(self, changed: Consistency, table: SliceLeases | None) -> None:
+        """Steps go on with what is left of the epoch."""
+        leasing, version = self._job.leasing, changed.from_version
+        if table is not None and leasing.data is not None and leasing.data.slice_size:
+            epoch, remaining = table.position()
+            per_epoch = leasing.data.slices_per_epoch
+            self._job.origin = SyncSchedule(per_epoch, self._job.slices_per_step, version, epoch, remaining)
+        else:
+            self._job.origin = SyncSchedule(0, self._job.slices_per_step, version)
+        await self._install(changed)
+        await leasing.begin(None)
+
+    async def settle(self, newest: Consistency, scheduled: Sequence[int]) -> None:
+        """After another coordinator: what all shards had prepared and one has committed, all commit; else none.
+
+        ``scheduled``: the revisions of settings that some shard has scheduled.
+        """
+        self._revision = max([newest.revision, *scheduled])
+        for revision in sorted({*scheduled} - {newest.revision}):
+            await self._tell(replace(newest, revision=revision), shard_pb2.PHASE_ABORT)
+        if newest.revision in scheduled:
+            await self._tell(newest, shard_pb2.PHASE_COMMIT)
+
+    async def complete(self, changed: Consistency, table: SliceLeases | None) -> None:
+        """After another coordinator: do what is left once all have committed. ``table``: of asynchronous mode."""
+        before = self._job.consistency
+        if before.mode is changed.mode:
+            await self._install(changed)
+            await self._job.leasing.begin(table)
+        elif changed.mode is Mode.ASYNC:
+            # The boundary may be ahead, and to reach it the workers need a coordinator.
+            await self._lock.acquire()
+            self._wanted = changed
+            self._start(self._finish(changed))
+        else:
+            await self._now_sync(changed, table)
+
+    async def _finish(self, changed: Consistency) -> None:
+        try:
+            await self._now_async(changed)
+            self._wanted = None
+        finally:
+            self._lock.release()
+
+    def next_revision(self) -> int:
+        """A number that no setting has had."""
+        self._revision += 1
+        return self._revision
+
+    def successor(self) -> Toggle:
+        """For the next timeline, after :meth:`close`: settings so far are of the past."""
+        after = Toggle(self._job)
+        after._revision = max(self._revision, self._job.consistency.revision)
+        after._wanted = self._wanted
+        return after
+
+    def bring_back(self) -> None:
+        """The job went back to when another setting was in force: change to the one of before again."""
+        wanted = self._wanted
+        if wanted is None or _same(wanted, self._job.consistency):
+            self._wanted = None
+            return
+        log.info("the setting in force before is brought back", consistency=str(wanted))
+        self._start(self._bring_back(wanted))
+
+    async def _bring_back(self, wanted: Consistency) -> None:
+        try:
+            await self._insist(partial(self._change, wanted))
+        except errors.ParamServerError as error:
+            self._wanted = None
+            log.warning("the setting could not be brought back", wanted=str(wanted), reason=str(error))
+
+    def server_back(self, server: Member) -> None:
+        """It may not have heard that a change was taken back, and would wait for it for ever."""
+        if self._aborted:
+            aborted = replace(self._job.consistency, revision=self._aborted)
+            request = self._request(aborted, shard_pb2.PHASE_ABORT)
+
+            async def tell() -> None:
+                await self._job.servers.call(server, "Shard.SetConsistency", request, self._job.options.call_timeout_s)
+
+            self._start(self._insist(tell))
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+    async def close(self) -> None:
+        """Stop what is under way: the job ends, or all servers begin another timeline."""
+        self._wanted, self._closed = self._wanted or self._job.consistency, True
+        for task in list(self._background):
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+
+    async def _insist(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """What was agreed on must be done, if a server is away: when it is back."""
+        while True:
+            try:
+                return await work()
+            except errors.RetryableError as error:
+                log.info(f"the change of mode waits: {error}")
+                await asyncio.sleep(_RETRY_S)
+
+    async def _install(self, changed: Consistency) -> None:
+        self._job.consistency = changed
+        await self._job.refresh()
+
+    async def _agree(self, wanted: Consistency, boundary: int | None) -> Consistency:
+        """Prepare and commit on all shards. ``boundary`` None: a little ahead of the newest version."""
+        margin = _MARGIN
+        for _ in range(_ATTEMPTS):
+            version = boundary
+            if version is None:
+                version = max(stats.version for stats in await self._job.server_stats()) + margin
+            self._revision += 1
+            proposal = replace(wanted, revision=self._revision, from_version=version)
+            try:
+                replies = await self._tell(proposal, shard_pb2.PHASE_PREPARE)
+            except BaseException:
+                # Those that have prepared would hold the boundary for ever, unless they begin anew.
+                if not self._closed:
+                    with contextlib.suppress(errors.ParamServerError):
+                        await self._take_back(proposal)
+                raise
+            if all(reply.scheduled for reply in replies):
+                self._committed, self._wanted = True, proposal
+                await self._insist(partial(self._tell, proposal, shard_pb2.PHASE_COMMIT))
+                if boundary == 0:
+                    await self._install(proposal)
+                return proposal
+            await self._take_back(proposal)
+            margin *= 2
+        raise errors.UnavailableError("the shards did not agree on a version boundary: try again")
+
+    async def _take_back(self, proposal: Consistency) -> None:
+        """Those that are there hear of it now, the others when they are back."""
+        self._aborted = max(self._aborted, proposal.revision)
+        await self._call(self._job.members.of(Role.SERVER), proposal, shard_pb2.PHASE_ABORT)
+
+    def _all_servers(self) -> list[Member]:
+        if away := self._job.watch.absent:
+            names = ", ".join(member.name for _, member in sorted(away.items()))
+            raise errors.UnavailableError(f"{names} cannot be reached now: try again later")
+        return self._job.members.of(Role.SERVER)
+
+    async def _all_stats(self) -> list[shard_pb2.StatsResponse]:
+        self._all_servers()
+        return await self._job.server_stats()
+
+    async def _tell(self, proposal: Consistency, phase: shard_pb2.Phase) -> list[shard_pb2.SetConsistencyResponse]:
+        return await self._call(self._all_servers(), proposal, phase)
+
+    def _request(self, proposal: Consistency, phase: shard_pb2.Phase) -> shard_pb2.SetConsistencyRequest:
+        return shard_pb2.SetConsistencyRequest(
+            job=self._job.options.job,
+            generation=self._job.members.generation,
+            timeline=self._job.timeline,
+            consistency=consistency_to_proto(proposal),
+            phase=phase,
+            term=self._job.term,
+        )
+
+    async def _call(
+        self, servers: Sequence[Member], proposal: Consistency, phase: shard_pb2.Phase
+    ) -> list[shard_pb2.SetConsistencyResponse]:
+        request = self._request(proposal, phase)
+        replies = await self._job.servers.call_all(
+            servers, "Shard.SetConsistency", lambda _: request, self._job.options.call_timeout_s
+        )
+        return [cast(shard_pb2.SetConsistencyResponse, reply) for reply in replies]
+
+
+def _same(one: Consistency, other: Consistency) -> bool:
+    return (one.mode, one.staleness) == (other.mode, other.staleness)

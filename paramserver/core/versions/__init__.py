@@ -1,0 +1,1 @@
+"""How contributions become versions: names, the reduction tree, the two modes, the state machine of a shard."""

@@ -1,0 +1,104 @@
+"""One state of all shards for readers of an asynchronous job: how shards that apply in different orders come to agree.
+
+A *cut* is a set of contributions, and of each shard the version that holds them and no others. Shards apply in the
+order of arrival, so versions of the same number need not be a cut. To make one, all shards stop applying and say what
+they have applied; then each applies what another one has and it has not, keeps that version for readers, and goes on.
+Workers compute meanwhile; what waits are contributions that arrive in this moment, for two messages there and back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from paramserver.core.versions.names import AsyncName, Name
+from paramserver.core.versions.ranges import RangeSet, minus
+
+# By epoch, the slices that are counted.
+Counted = Mapping[int, RangeSet]
+# More than this can hardly be under way; a shard that lacks so many has to catch up first.
+MOST_MISSING = 10_000
+_MARK_BYTES = 16
+
+
+@dataclass(slots=True)
+class Cut:
+    """The newest cut of one shard: begun (``only`` is empty), aimed at, then kept as version ``kept`` or given up.
+
+    ``only``: what may be applied; None: everything.
+    """
+
+    number: int = 0
+    only: set[Name] | None = None
+    kept: int | None = None
+
+    def begin(self, number: int) -> None:
+        """Nothing is applied any more."""
+        self.number, self.only, self.kept = number, set(), None
+
+    def aim(self, number: int, missing: Iterable[Name], version: int) -> None:
+        """These are applied, and no others. ``version``: the newest one, with nothing in the making."""
+        if self.number == number and self.only is not None:
+            self.only = set(missing)
+            self._reached(version)
+
+    def built(self, names: Iterable[Name], version: int) -> None:
+        """A version was made of these."""
+        if self.only:
+            self.only.difference_update(names)
+            self._reached(version)
+
+    def _reached(self, version: int) -> None:
+        if not self.only:
+            self.only, self.kept = None, version
+
+    def end(self, number: int) -> None:
+        """Everything is applied again, and no version is kept."""
+        if self.number == number:
+            self.number, self.only, self.kept = 0, None, None
+
+
+class Marks:
+    """A digest of the contributions that a version holds, whatever their order: equal ones hold the same."""
+
+    def __init__(self) -> None:
+        self._newest = 0
+        self._by_version: dict[int, int] = {}
+
+    def built(self, names: Iterable[Name], version: int) -> None:
+        """A version was made of these."""
+        for name in names:
+            if isinstance(name, AsyncName):  # of a synchronous step all versions hold the same
+                digest = hashlib.blake2b(f"{name.epoch}/{name.index}".encode(), digest_size=_MARK_BYTES).digest()
+                self._newest = (self._newest + int.from_bytes(digest)) % (1 << 8 * _MARK_BYTES)
+        self._by_version[version] = self._newest
+
+    def of(self, version: int) -> bytes:
+        """The digest of a version that is kept; of the first of a timeline it is zero."""
+        return self._by_version.get(version, 0).to_bytes(_MARK_BYTES)
+
+    def drop(self, version: int) -> None:
+        """The version is no longer kept."""
+        self._by_version.pop(version, None)
+
+
+def united(shards: Sequence[Counted]) -> dict[int, RangeSet]:
+    """What any of the shards has counted."""
+    epochs = sorted({epoch for shard in shards for epoch in shard})
+    return {
+        epoch: RangeSet.from_ranges(part for shard in shards if epoch in shard for part in shard[epoch].ranges())
+        for epoch in epochs
+    }
+
+
+def lacking(target: Counted, counted: Counted) -> frozenset[AsyncName] | None:
+    """What a shard that has counted ``counted`` lacks of ``target``; None if it has more, or lacks too much."""
+    if any(minus(done, target.get(epoch, RangeSet())) for epoch, done in counted.items()):
+        return None
+    gaps = {epoch: minus(wanted, counted.get(epoch, RangeSet())) for epoch, wanted in target.items()}
+    if sum(len(gap) for gap in gaps.values()) > MOST_MISSING:
+        return None
+    return frozenset(
+        AsyncName(epoch, index) for epoch, gap in gaps.items() for lo, hi in gap.ranges() for index in range(lo, hi)
+    )

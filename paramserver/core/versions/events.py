@@ -1,0 +1,250 @@
+"""What happens to a shard, what it may be asked for, and what is to be done about it: plain frozen values."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from paramserver.core.versions.consistency import Consistency
+from paramserver.core.versions.names import Name
+
+
+class Outcome(enum.Enum):
+    """The answer to a push that is not refused."""
+
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"
+
+
+class Refusal(enum.Enum):
+    """Why a message changes nothing; the shell makes an error of it."""
+
+    FENCED = "fenced"
+    ROLLED_BACK = "rolled back"
+    OUT_OF_ORDER = "out of order"
+    STALE = "stale"
+    MALFORMED = "malformed"
+    GONE = "gone"
+
+
+# ---- what a pull may ask for
+
+
+@dataclass(frozen=True, slots=True)
+class AtLeast:
+    """This version or a later one."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exactly:
+    """This version and no other."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class AtClock:
+    """What a worker that has finished ``clock`` slices may see."""
+
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """A worker that starts, or had nothing to do: it begins at the slowest clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """Whatever is published."""
+
+
+Want = AtLeast | Exactly | AtClock | Joining | Latest
+
+# ---- events
+
+
+@dataclass(frozen=True, slots=True)
+class Activated:
+    """Version 0 (or a restored one) of a timeline is complete and may be published."""
+
+    timeline: int
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A contribution has arrived whole and passed all checks of its bytes."""
+
+    call: int
+    name: Name
+    buffer: int
+    worker: int
+    timeline: int
+    clock: int = 0
+    # It stands for slices that will never come, and counts as none.
+    filler: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PullAsked:
+    """A worker (or observer: worker 0) asks for weights."""
+
+    call: int
+    worker: int
+    want: Want
+    timeline: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallGone:
+    """The caller of a parked pull went away or its wait is over."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """The version that :class:`Build` asked for stands."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class WentIdle:
+    """A worker has nothing to do: it holds nobody back until it pulls again."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class MembersChanged:
+    """The workers that are members in this generation."""
+
+    generation: int
+    workers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Asynchronous mode: let no worker begin another slice (or let them again)."""
+
+    held: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CutBegun:
+    """Asynchronous mode: readers want a cut. Until it is made or given up, nothing more is applied."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class CutAimed:
+    """The cut consists of what is applied, and of these contributions: apply them and no others."""
+
+    number: int
+    missing: frozenset[Name]
+
+
+@dataclass(frozen=True, slots=True)
+class CutEnded:
+    """The cut is given up, or nobody reads its version any more."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsistencyPrepared:
+    """Do not publish ``from_version`` of this setting until it is committed or aborted."""
+
+    consistency: Consistency
+
+
+@dataclass(frozen=True, slots=True)
+class ConsistencyCommitted:
+    """All shards have prepared the setting of this revision: take it into force at its ``from_version``."""
+
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsistencyAborted:
+    """Some shard was past the boundary: forget the setting of this revision, and older ones."""
+
+    revision: int
+
+
+Event = (
+    Activated
+    | Arrived
+    | PullAsked
+    | CallGone
+    | Built
+    | WentIdle
+    | MembersChanged
+    | Held
+    | CutBegun
+    | CutAimed
+    | CutEnded
+    | ConsistencyPrepared
+    | ConsistencyCommitted
+    | ConsistencyAborted
+)
+
+# ---- effects
+
+
+@dataclass(frozen=True, slots=True)
+class DropBuffer:
+    """Nobody needs these bytes any more."""
+
+    buffer: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPush:
+    """Answer a push; ``version`` is the newest published one."""
+
+    call: int
+    outcome: Outcome
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPull:
+    """Answer a pull with this published version."""
+
+    call: int
+    version: int
+    min_clock: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Answer a push or a pull with an error."""
+
+    call: int
+    refusal: Refusal
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """Combine these buffers in this order and make ``version`` of them beside the present one."""
+
+    version: int
+    names: tuple[Name, ...]
+    buffers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropVersion:
+    """Nobody may ask for this version any more."""
+
+    version: int
+
+
+Effect = DropBuffer | AnswerPush | AnswerPull | Refuse | Build | DropVersion

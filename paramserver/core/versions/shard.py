@@ -1,0 +1,473 @@
+"""The state machine of one shard: what counts, what waits, and when a version is made.
+
+It sees names, versions and buffer numbers, never tensors. The shell keeps the bytes of each contribution under a buffer
+number, performs the effects, and reports with :class:`Built` when a version stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from paramserver.core.versions.consistency import Batch, Consistency, History, Missing, Mode, Offer, Verdict, policies
+from paramserver.core.versions.cuts import Cut, Marks
+from paramserver.core.versions.events import (
+    Activated,
+    AnswerPull,
+    AnswerPush,
+    Arrived,
+    AtClock,
+    AtLeast,
+    Build,
+    Built,
+    CallGone,
+    ConsistencyAborted,
+    ConsistencyCommitted,
+    ConsistencyPrepared,
+    CutAimed,
+    CutBegun,
+    CutEnded,
+    DropBuffer,
+    DropVersion,
+    Effect,
+    Event,
+    Exactly,
+    Held,
+    Joining,
+    Latest,
+    MembersChanged,
+    Outcome,
+    PullAsked,
+    Refusal,
+    Refuse,
+    WentIdle,
+)
+from paramserver.core.versions.ledger import Ledger, Row
+from paramserver.core.versions.ranges import RangeSet
+
+# A worker that was handed version t may still need it until all shards have published t + 1.
+KEPT_VERSIONS = 2
+
+_NO_MEMBER = "this worker is no longer a member: register again"
+
+_REFUSALS = {
+    Verdict.OUT_OF_ORDER: Refusal.OUT_OF_ORDER,
+    Verdict.STALE: Refusal.STALE,
+    Verdict.MALFORMED: Refusal.MALFORMED,
+}
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the shard started, in slices."""
+
+    applied: int = 0
+    # Of them, what had been counted before this shard began with a checkpoint.
+    applied_before: int = 0
+    duplicate: int = 0
+    refused: int = 0
+    max_clock_spread: int = 0
+
+
+class ShardState:
+    """One shard. All changes go through :meth:`handle`."""
+
+    def __init__(self, consistency: Consistency, workers: Iterable[int] = (), generation: int = 0) -> None:
+        self.consistency = consistency
+        self.generation = generation
+        self.timeline = 0
+        self.active = False
+        self.counters = Counters()
+        # Clocks of the workers that are at work; a member that has not started, or is idle, is not among them.
+        self.clocks: dict[int, int] = {}
+        self.floor = self._slowest = 0
+        self._members = frozenset(workers)
+        # The highest number of a worker so far. Numbers rise, so who has a lower one and is no member was one once.
+        self._newest = max(self._members, default=0)
+        self._history = History()
+        self._gate, self._combine = policies(consistency, self._history)
+        self._scheduled: Consistency | None = None
+        self._committed = False
+        self._aborted_revision = 0
+        self._parked: dict[int, PullAsked] = {}
+        # Of them, those that wait for a version whatever the clocks are, and those never looked at; some may be gone.
+        self._for_version: list[int] = []
+        self._fresh: list[int] = []
+        # When parked pulls were looked at last: the version, and all on which an answer at a clock depends.
+        self._seen: tuple[int, tuple[object, ...]] | None = None
+        self._building: Batch | None = None
+        # Pushes to be answered once their contribution is in a version: by its buffer, who brought it first.
+        self._waiting: dict[int, list[Arrived]] = {}
+        self._versions: list[int] = []
+        self._held_back = False
+        # What readers may be given besides.
+        self.cut, self.marks = Cut(), Marks()
+        self.ledger = Ledger()
+        # Who has brought what is in no version yet, by buffer.
+        self._brought_by: dict[int, int] = {}
+        # Of them, those that stand for slices that will never come.
+        self._fillers: set[int] = set()
+
+    def restore(
+        self,
+        counted: Mapping[int, Iterable[tuple[int, int]]],
+        applied: int,
+        rows: Iterable[Row] = (),
+        folded_steps: int = 0,
+    ) -> None:
+        """Begin with what had been counted up to the version that is activated next."""
+        self.ledger.restore(rows, folded_steps)
+        assert not self.active, "a shard is restored before it is active"
+        self._history.slices_done.update({e: RangeSet.from_ranges(ranges) for e, ranges in counted.items()})
+        self.counters.applied = self.counters.applied_before = applied
+
+    # ---- facts
+
+    @property
+    def version(self) -> int:
+        """The newest published version."""
+        return self._history.version
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The versions that may be asked for, oldest first."""
+        return tuple(self._versions)
+
+    @property
+    def parked(self) -> int:
+        """How many pulls wait."""
+        return len(self._parked)
+
+    @property
+    def scheduled(self) -> Consistency | None:
+        """A setting that is not in force yet."""
+        return self._scheduled
+
+    @property
+    def committed(self) -> bool:
+        """Whether the scheduled setting is agreed on."""
+        return self._scheduled is not None and self._committed
+
+    def counted(self) -> dict[int, tuple[tuple[int, int], ...]]:
+        """Asynchronous slices in published versions: by epoch, half-open ranges."""
+        return {epoch: done.ranges() for epoch, done in self._history.slices_done.items()}
+
+    @property
+    def min_clock(self) -> int:
+        """The slowest clock of the workers at work; it never moves back."""
+        return self.floor
+
+    def missing(self) -> Missing | None:
+        """What the next version waits for."""
+        return self._combine.missing()
+
+    def holding_back(self) -> tuple[int, ...]:
+        """The workers at the slowest clock."""
+        return tuple(sorted(worker for worker, clock in self.clocks.items() if clock == self.floor))
+
+    # ---- the one door
+
+    def handle(self, event: Event, now: float = 0.0) -> list[Effect]:
+        """Take in what happened; return what is to be done. ``now`` is unused: a shard has no clock of its own."""
+        match event:
+            case Arrived():
+                return self._arrived(event)
+            case PullAsked():
+                return self._pull_asked(event)
+            case CallGone(call):
+                self._parked.pop(call, None)
+                return []
+            case Built(version):
+                return self._built(version)
+            case WentIdle(worker):
+                self.clocks.pop(worker, None)
+                return self._advance()
+            case Held(held):
+                self._held_back = held
+                return [] if held else self._advance()
+            case MembersChanged(generation, workers):
+                return self._members_changed(generation, workers)
+            case CutBegun() | CutAimed() | CutEnded():
+                return self._cut(event)
+            case ConsistencyPrepared(consistency):
+                if self.can_schedule(consistency):
+                    self._scheduled, self._committed = consistency, False
+                return self._build()
+            case ConsistencyCommitted(revision):
+                return self._committed_revision(revision)
+            case ConsistencyAborted(revision):
+                self._aborted_revision = max(self._aborted_revision, revision)
+                if self._scheduled is not None and self._scheduled.revision <= revision and not self._committed:
+                    self._scheduled = None
+                return self._build()
+            case Activated(timeline, version):
+                return self._activated(timeline, version)
+
+    # ---- contributions
+
+    def _arrived(self, event: Arrived) -> list[Effect]:
+        if stale := self._fence(event.timeline):
+            return [DropBuffer(event.buffer), Refuse(event.call, Refusal.ROLLED_BACK, stale)]
+        offer = self._combine.offer(event.name, event.buffer)
+        if offer.verdict is Verdict.ACCEPTED:
+            return self._accepted(event, offer)
+        if offer.verdict is Verdict.QUEUED:
+            self.counters.duplicate += event.name.slices
+            self._waiting[offer.first].append(event)
+            return [DropBuffer(event.buffer)]
+        if offer.verdict is Verdict.DUPLICATE:
+            self.counters.duplicate += event.name.slices
+            self._tick(event.worker, event.clock)
+            return [
+                DropBuffer(event.buffer),
+                AnswerPush(event.call, Outcome.DUPLICATE, self.version),
+                *self._advance(),
+            ]
+        self.counters.refused += 1
+        return [DropBuffer(event.buffer), Refuse(event.call, _REFUSALS[offer.verdict], offer.reason)]
+
+    def _accepted(self, event: Arrived, offer: Offer) -> list[Effect]:
+        effects: list[Effect] = [DropBuffer(buffer) for buffer in offer.dropped]
+        for buffer in offer.dropped:
+            self._brought_by.pop(buffer, None)
+        self._brought_by[event.buffer] = event.worker
+        if event.filler:
+            self._fillers.add(event.buffer)
+        if self.consistency.mode is Mode.SYNC:
+            effects.append(AnswerPush(event.call, Outcome.ACCEPTED, self.version))
+        else:  # answered once it is in a version, so that the worker's next pull contains it
+            self._waiting[event.buffer] = [event]
+        return effects + self._build()
+
+    def _build(self) -> list[Effect]:
+        if self._held():
+            return []
+        batch = self._combine.take(self.cut.only)
+        if batch is None:
+            return []
+        self._building = batch
+        return [Build(self.version + 1, batch.names, batch.buffers)]
+
+    def _built(self, version: int) -> list[Effect]:
+        batch, self._building = self._building, None
+        assert batch is not None, f"nobody asked for version {version}"
+        assert version == self.version + 1, f"built {version} on top of {self.version}"
+        self._history.version = version
+        self._combine.built()
+        self._versions.append(version)
+        for name, buffer in zip(batch.names, batch.buffers, strict=True):
+            self.counters.applied += 0 if buffer in self._fillers else name.slices
+        self._fillers.clear()
+        self.cut.built(batch.names, version)
+        self.marks.built(batch.names, version)
+        self.ledger.note(batch.names, [self._brought_by.pop(buffer, 0) for buffer in batch.buffers])
+        effects: list[Effect] = []
+        for buffer in batch.buffers:
+            for push in self._waiting.pop(buffer, []):
+                self._tick(push.worker, push.clock)
+                outcome = Outcome.ACCEPTED if push.buffer == buffer else Outcome.DUPLICATE
+                effects.append(AnswerPush(push.call, outcome, version))
+        effects += self._take_into_force()
+        effects += self._advance()
+        return effects + self._drop_old() + self._build()
+
+    def _drop_old(self) -> list[Effect]:
+        old = [version for version in self._versions[:-KEPT_VERSIONS] if version != self.cut.kept]
+        for version in old:
+            self._versions.remove(version)
+            self.marks.drop(version)
+        return [DropVersion(version) for version in old]
+
+    def _cut(self, event: CutBegun | CutAimed | CutEnded) -> list[Effect]:
+        match event:
+            case CutBegun(number):
+                if self.consistency.mode is Mode.ASYNC:
+                    self.cut.begin(number)
+            case CutAimed(number, missing):
+                assert self._building is None, "a cut is aimed at when nothing is in the making"
+                self.cut.aim(number, missing, self.version)
+            case CutEnded(number):
+                self.cut.end(number)
+        return self._drop_old() + self._build()
+
+    def _tick(self, worker: int, clock: int) -> None:
+        if worker in self.clocks:
+            self.clocks[worker] = max(self.clocks[worker], clock + 1)
+
+    # ---- pulls
+
+    def _pull_asked(self, event: PullAsked) -> list[Effect]:
+        if stale := self._fence(event.timeline):
+            return [Refuse(event.call, Refusal.ROLLED_BACK, stale)]
+        if self._given_up(event):
+            return [Refuse(event.call, Refusal.FENCED, _NO_MEMBER)]
+        self._parked[event.call] = event
+        self._fresh.append(event.call)
+        if not isinstance(event.want, AtClock | Joining):
+            self._for_version.append(event.call)
+        self._enter(event)
+        return self._advance()
+
+    def _given_up(self, pull: PullAsked) -> bool:
+        """Its worker was a member once. Asking for a version is free to all, asking at a clock is not."""
+        at_a_clock = isinstance(pull.want, AtClock | Joining)
+        return at_a_clock and pull.worker not in self._members and pull.worker < self._newest
+
+    def _enter(self, pull: PullAsked) -> None:
+        """Who pulls at a clock is at work from now on, if it is a member and the mode has clocks."""
+        if self.consistency.mode is not Mode.ASYNC or pull.worker not in self._members:
+            return
+        match pull.want:
+            case AtClock(clock):
+                self.clocks[pull.worker] = max(self.clocks.get(pull.worker, self.floor), clock)
+            case Joining():
+                self.clocks.setdefault(pull.worker, self.floor)
+
+    def _advance(self) -> list[Effect]:
+        """Move the slowest clock and answer every pull that may be answered now."""
+        slowest = min(self.clocks.values()) if self.clocks else None
+        if slowest is not None:
+            self._slowest, self.floor = slowest, max(self.floor, slowest)
+        if not self.active:
+            self._fresh.clear()
+            return []
+        effects: list[Effect] = []
+        for call in self._worth_a_look(slowest):
+            pull = self._parked.get(call)
+            answer = self._answer(pull) if pull is not None else None
+            if answer is not None:
+                del self._parked[call]
+                effects.append(answer)
+        return effects
+
+    def _worth_a_look(self, slowest: int | None) -> list[int]:
+        """Pulls that may be answered now and could not be before: with a thousand workers most of them wait for others.
+
+        May name some that are not parked any more, or a pull twice.
+        """
+        fresh, self._fresh = self._fresh, []
+        facts = slowest, self._held_back, self.consistency, self._members
+        seen, self._seen = self._seen, (self.version, facts)
+        if seen is None or seen[1] != facts:
+            return list(self._parked)
+        if seen[0] != self.version:
+            self._for_version = [call for call in self._for_version if call in self._parked]
+            return [*self._for_version, *fresh]
+        return fresh
+
+    def _answer(self, pull: PullAsked) -> Effect | None:
+        match pull.want:
+            case AtLeast(version):
+                return AnswerPull(pull.call, self.version, self.floor) if self.version >= version else None
+            case Exactly(version):
+                if version in self._versions:
+                    return AnswerPull(pull.call, version, self.floor)
+                if version > self.version:
+                    return None
+                return Refuse(pull.call, Refusal.GONE, f"version {version} is dropped, the newest is {self.version}")
+            case Latest():
+                return AnswerPull(pull.call, self.version, self.floor)
+            case AtClock() | Joining():
+                return self._answer_clock(pull)
+
+    def _answer_clock(self, pull: PullAsked) -> Effect | None:
+        if pull.worker not in self._members:
+            return None
+        if self.consistency.mode is Mode.SYNC:
+            return Refuse(pull.call, Refusal.STALE, "the job is synchronous now: ask for a version, not for a clock")
+        clock = self.clocks.get(pull.worker)  # None: idle by now, and the caller gone
+        if clock is None or self._held_back or not self._gate.admits(clock, self.clocks):
+            return None
+        self.counters.max_clock_spread = max(self.counters.max_clock_spread, clock - self._slowest)
+        return AnswerPull(pull.call, self.version, self.floor)
+
+    # ---- membership, mode, timeline
+
+    def _members_changed(self, generation: int, workers: frozenset[int]) -> list[Effect]:
+        if generation < self.generation:
+            return []
+        self.generation = generation
+        gone, new = self._members - workers, workers - self._members
+        self._members = workers
+        self._newest = max(self._newest, *workers, 0)
+        effects: list[Effect] = []
+        for worker in gone:
+            self.clocks.pop(worker, None)
+        for call, pull in list(self._parked.items()):
+            if pull.worker in gone or self._given_up(pull):
+                del self._parked[call]
+                effects.append(Refuse(call, Refusal.FENCED, _NO_MEMBER))
+            elif pull.worker in new:  # all of them enter before the first is let through
+                self._enter(pull)
+        return effects + self._advance()
+
+    def _committed_revision(self, revision: int) -> list[Effect]:
+        if self._scheduled is None or self._scheduled.revision != revision:
+            return []
+        self._committed = True
+        effects = self._take_into_force()
+        return effects + self._advance() + self._build()
+
+    def _held(self) -> bool:
+        """The next version would cross a boundary that is not committed yet."""
+        return self._scheduled is not None and not self._committed and self.version + 1 >= self._scheduled.from_version
+
+    def can_schedule(self, consistency: Consistency) -> bool:
+        """False if this shard is past the boundary, counting a version in the making.
+
+        Out of synchronous mode the boundary lies ahead; into it, it is the present version with nothing queued.
+        """
+        settled = max(self.consistency.revision, self._aborted_revision)
+        if consistency.revision <= settled or (self._scheduled is not None and self._committed):
+            return False
+        if self.consistency.mode is Mode.SYNC:
+            return consistency.from_version > self.version + (self._building is not None)
+        return consistency.mode is Mode.ASYNC or (consistency.from_version == self.version and not self._waiting)
+
+    def _take_into_force(self) -> list[Effect]:
+        scheduled = self._scheduled
+        if scheduled is None or not self._committed or scheduled.from_version > self.version:
+            return []
+        self._scheduled = None
+        before, self.consistency = self.consistency, scheduled
+        if before.mode is scheduled.mode:  # another bound: what is queued stays queued
+            self._gate, _ = policies(scheduled, History())
+            return []
+        self.clocks.clear()
+        self.cut.end(self.cut.number)
+        self._gate, self._combine = policies(scheduled, self._history)
+        effects = self._drop_old()
+        for buffer, pushes in self._waiting.items():  # what came while the boundary was held is in no version
+            effects.append(DropBuffer(buffer))
+            self._brought_by.pop(buffer, None)
+            reason = f"the job changed to {scheduled} before {pushes[0].name} was applied"
+            effects += [Refuse(push.call, Refusal.STALE, reason) for push in pushes]
+        self._waiting.clear()
+        return effects
+
+    def _activated(self, timeline: int, version: int) -> list[Effect]:
+        assert timeline > self.timeline or not self.active, "a timeline is activated once"
+        self.timeline, self.active, self._seen = timeline, True, None
+        self._history.version = version
+        self._history.steps_done = version
+        self._versions = [version]
+        return self._advance()
+
+    def _fence(self, timeline: int) -> str:
+        if timeline == self.timeline:
+            return ""
+        return (
+            f"the message is of timeline {timeline}, this shard is on timeline {self.timeline}: refresh and try again"
+        )
+
+    # ---- for tests
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the state contradicts itself."""
+        assert not self.active or self._versions[-1] == self.version
+        assert len(self._versions) <= KEPT_VERSIONS + (self.cut.kept is not None)
+        assert set(self.clocks) <= self._members, "a clock of somebody who is no member"
+        assert not self.clocks or min(self.clocks.values()) >= self.floor, "the slowest clock moved back"
+        assert self._history.steps_done <= self.version
+        assert self._building is None or self.active, "a version is made before there is one"
+        assert self.consistency.mode is Mode.ASYNC or not self._waiting, "synchronous pushes are answered at once"

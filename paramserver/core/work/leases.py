@@ -1,0 +1,236 @@
+"""Asynchronous mode: which worker holds which slice, and which slices are done.
+
+A slice is leased to one worker at a time. It is done when every shard has it; the slices of a worker that dies go back
+to the queue. Where a slice is computed twice all the same, the shards count it once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from paramserver.core.versions.names import AsyncName
+from paramserver.core.versions.ranges import RangeSet
+
+# A request takes at most this share of what is left of the epoch, so that the slowest worker is not left with a heap.
+_SHARE = 2
+
+
+class SliceLeases:
+    """The slices of all epochs of one job.
+
+    ``slices_per_epoch`` 0: no data set; slices are only names, without end, in epoch 0.
+    """
+
+    def __init__(self, slices_per_epoch: int, epoch: int = 0, done: Iterable[tuple[int, int]] = ()) -> None:
+        if slices_per_epoch < 0:
+            raise ValueError(f"slices_per_epoch must be 0 or more, not {slices_per_epoch}")
+        self.slices_per_epoch = slices_per_epoch
+        self.paused = False
+        self._first_epoch = epoch
+        self._done: dict[int, RangeSet] = {epoch: RangeSet.from_ranges(done)}
+        self._fresh: dict[int, int] = {}
+        self._returned: dict[int, RangeSet] = {}
+        # Who computes what; and the same counted, since a thousand workers hold many slices.
+        self._holder: dict[AsyncName, int] = {}
+        self._held_by: dict[int, set[AsyncName]] = defaultdict(set)
+        self._held_of: dict[int, int] = defaultdict(int)
+
+    @classmethod
+    def restored(cls, slices_per_epoch: int, epoch: int, done: Mapping[int, Iterable[tuple[int, int]]]) -> SliceLeases:
+        """The table of a coordinator that takes over: what is done from ``epoch`` on, by epoch; nobody holds anything.
+
+        Whoever holds slices says so with its next request (see :meth:`reconcile`).
+        """
+        table = cls(slices_per_epoch, epoch)
+        for number, ranges in done.items():
+            if number >= epoch:
+                table._done[number] = RangeSet.from_ranges(ranges)
+        last = max(table._done)
+        if not slices_per_epoch:
+            # Without a data set nobody else can do what was handed out: only new names are.
+            table._fresh[epoch] = max((hi for _, hi in table._done[epoch].ranges()), default=0)
+            return table
+        for number in range(epoch, last + 1):
+            table._fresh[number] = slices_per_epoch
+            table._returned[number] = RangeSet.from_ranges(table._done_of(number).missing(slices_per_epoch))
+        return table
+
+    # ---- handing out
+
+    def lease(self, worker: int, max_epoch: int, want: int, workers: int) -> list[AsyncName]:
+        """Up to ``want`` slices of epochs up to ``max_epoch``, the oldest first; fewer towards the end of an epoch.
+
+        While paused, only slices of epochs before the newest one are given out, so that in the end a single epoch is
+        begun but not finished; and those that came back from a worker that died, since shards may have counted them.
+        """
+        if want < 1:
+            return []
+        if self.slices_per_epoch == 0:
+            max_epoch = self._first_epoch
+        newest = self._newest()
+        granted: list[AsyncName] = []
+        # An epoch that nobody has begun has slices, so there is no need to look further.
+        for epoch in range(self._oldest_open(), min(max_epoch, newest + 1) + 1):
+            held_back = self.paused and epoch >= newest
+            left = len(self._returned.get(epoch, ())) if held_back else self._left(epoch)
+            if left == 0:
+                continue
+            take = want if left < 0 else max(1, min(want, left // (_SHARE * max(1, workers))))
+            for index in self._take(epoch, take, not held_back):
+                name = AsyncName(epoch, index)
+                self._hold(name, worker)
+                granted.append(name)
+            break
+        return granted
+
+    def _take(self, epoch: int, count: int, fresh_too: bool) -> list[int]:
+        taken: list[int] = []
+        returned = self._returned.get(epoch)
+        while returned is not None and len(returned) and len(taken) < count:
+            lo, hi = returned.ranges()[0]
+            some = range(lo, min(hi, lo + count - len(taken)))
+            taken.extend(some)
+            self._returned[epoch] = returned = RangeSet.from_ranges(
+                [(max(a, some.stop), b) for a, b in returned.ranges() if b > some.stop]
+            )
+        done = self._done_of(epoch)
+        fresh = self._fresh.get(epoch, 0)
+        while fresh_too and len(taken) < count and (not self.slices_per_epoch or fresh < self.slices_per_epoch):
+            if fresh not in done:
+                taken.append(fresh)
+            fresh += 1
+        self._fresh[epoch] = fresh
+        return taken
+
+    # ---- coming back
+
+    def complete(self, names: Iterable[AsyncName]) -> None:
+        """Every shard has these slices. Names that were never handed out, or are done already, change nothing."""
+        for name in names:
+            self._let_go(name)
+            if name.epoch < self._first_epoch or name.index >= self._fresh.get(name.epoch, 0):
+                continue
+            self._done_of(name.epoch).add(name.index)
+            returned = self._returned.get(name.epoch)
+            if returned is not None and name.index in returned:
+                self._returned[name.epoch] = _without(returned, name.index)
+
+    def reconcile(self, worker: int, holding: Iterable[AsyncName]) -> bool:
+        """Take the worker at its word: it holds these and no others. True if slices came back to the queue.
+
+        What was leased to it besides has got lost on the way; what another coordinator leased to it, it keeps.
+        """
+        said = set(holding)
+        lost = [name for name in self._held_by[worker] if name not in said]
+        for name in lost:
+            self._let_go(name)
+            self._returned.setdefault(name.epoch, RangeSet()).add(name.index)
+        for name in said:
+            if name.index in self._returned.get(name.epoch, ()):
+                self._hold(name, worker)
+                self._returned[name.epoch] = _without(self._returned[name.epoch], name.index)
+        return bool(lost)
+
+    def give_back(self, worker: int) -> list[AsyncName]:
+        """The worker is gone: its unfinished slices return to the queue."""
+        names = sorted(self._held_by[worker])
+        for name in names:
+            self._let_go(name)
+            self._returned.setdefault(name.epoch, RangeSet()).add(name.index)
+        del self._held_by[worker]
+        return names
+
+    def _hold(self, name: AsyncName, worker: int) -> None:
+        self._let_go(name)
+        self._holder[name] = worker
+        self._held_by[worker].add(name)
+        self._held_of[name.epoch] += 1
+
+    def _let_go(self, name: AsyncName) -> None:
+        """Whoever holds it, if anybody does."""
+        worker = self._holder.pop(name, None)
+        if worker is None:
+            return
+        self._held_by[worker].discard(name)
+        self._held_of[name.epoch] -= 1
+        if not self._held_of[name.epoch]:
+            del self._held_of[name.epoch]
+
+    # ---- facts
+
+    def holders(self, max_epoch: int) -> dict[int, int]:
+        """How many unfinished slices of epochs up to ``max_epoch`` each worker holds."""
+        held: dict[int, int] = defaultdict(int)
+        for name, worker in self._holder.items():
+            if name.epoch <= max_epoch:
+                held[worker] += 1
+        return dict(held)
+
+    def is_done(self, name: AsyncName) -> bool:
+        """Whether every shard has the slice."""
+        return name.epoch < self._oldest_open() or name.index in self._done_of(name.epoch)
+
+    def nothing_left(self, max_epoch: int) -> bool:
+        """No slice of epochs up to ``max_epoch`` waits for a worker (some may still be in work)."""
+        if self.slices_per_epoch == 0:
+            return False
+        return all(self._left(epoch) == 0 for epoch in range(self._oldest_open(), max_epoch + 1))
+
+    def finished(self, max_epoch: int) -> bool:
+        """Every slice of epochs up to ``max_epoch`` is done."""
+        return self.slices_per_epoch > 0 and self._oldest_open() > max_epoch
+
+    def drained(self) -> bool:
+        """Paused, all that was handed out is done, and at most one epoch is begun but not finished."""
+        newest = self._newest()
+        if not self.paused or self._holder:
+            return False
+        if self.slices_per_epoch == 0:  # nobody else can do what a client has not pushed
+            return True
+        came_back = any(map(len, self._returned.values()))
+        return not came_back and all(self._left(epoch) == 0 for epoch in range(self._oldest_open(), newest))
+
+    def position(self) -> tuple[int, tuple[tuple[int, int], ...]]:
+        """(epoch, its ranges of slices that are not done) of the oldest epoch that is not finished."""
+        epoch = self._oldest_open()
+        return epoch, self._done_of(epoch).missing(self.slices_per_epoch)
+
+    def done_in(self, epoch: int) -> int:
+        """How many slices of the epoch are done."""
+        if epoch < self._oldest_open() and self.slices_per_epoch:
+            return self.slices_per_epoch
+        return len(self._done_of(epoch))
+
+    def _done_of(self, epoch: int) -> RangeSet:
+        return self._done.setdefault(epoch, RangeSet())
+
+    def _oldest_open(self) -> int:
+        epoch = self._first_epoch
+        while self.slices_per_epoch and len(self._done_of(epoch)) >= self.slices_per_epoch:
+            epoch += 1
+        for finished in range(self._first_epoch, epoch):
+            self._done.pop(finished, None)
+            self._fresh.pop(finished, None)
+            self._returned.pop(finished, None)
+        self._first_epoch = epoch
+        return epoch
+
+    def _newest(self) -> int:
+        begun = [e for e, done in self._done.items() if len(done)]
+        return max([*self._held_of, *begun, *self._fresh, self._first_epoch])
+
+    def _left(self, epoch: int) -> int:
+        """Slices of the epoch that wait for a worker; -1: without end."""
+        if self.slices_per_epoch == 0:
+            return -1
+        return self.slices_per_epoch - len(self._done_of(epoch)) - self._held_of.get(epoch, 0)
+
+
+def _without(ranges: RangeSet, index: int) -> RangeSet:
+    return RangeSet.from_ranges(
+        part
+        for lo, hi in ranges.ranges()
+        for part in ((lo, min(hi, index)), (max(lo, index + 1), hi))
+        if part[0] < part[1]
+    )

@@ -1,0 +1,26 @@
+"""Slice positions that belong to one worker, because it keeps something of what it contributes for the next step.
+
+Then a worker has the same positions in every step, and nothing is left for a step that does not have the position.
+"""
+
+from __future__ import annotations
+
+from paramserver.core.work.slices import Range, SyncSchedule, assign
+
+
+def fixed_share(of: int, slices_per_step: int, rank: int, workers: int) -> Range:
+    """The positions of a step of ``of`` slices (at most ``slices_per_step``) that belong to a worker, in every step."""
+    lo, hi = assign(slices_per_step, workers)[rank]
+    return min(lo, of), min(hi, of)
+
+
+def flushes(schedule: SyncSchedule, version: int, position: int, every: int) -> bool:
+    """Whether a contribution to the step that follows ``version`` must leave nothing for later.
+
+    So it is where the step makes a version that is a multiple of ``every`` (checkpoints are taken there), at the end of
+    an epoch, and where the next step is too short to have the position.
+    """
+    if (version + 1) % every == 0:
+        return True
+    step, following = schedule.step(version), schedule.step(version + 1)
+    return following.epoch != step.epoch or position >= len(following.slices)

@@ -1,0 +1,137 @@
+"""``paramserver doctor``: what may be wrong on this machine, and what to do about it. One file per group of checks."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paramserver.config import Settings, split_addresses
+from paramserver.doctor import certificates, configuration, machine, network, software, storage
+from paramserver.doctor.configuration import Request
+from paramserver.doctor.finding import Check, Finding, Level, clean, run_checks
+from paramserver.errors import ParamServerError
+from paramserver.machine.jobs import list_jobs
+
+if TYPE_CHECKING:
+    from paramserver.transport.security.access import Security
+
+__all__ = ["Finding", "Level", "Request", "diagnose"]
+
+# Whose certificate to show: a server's is also what the way back needs.
+_OWN_ROLES = ("server", "worker", "admin", "coordinator")
+
+
+def diagnose(request: Request) -> list[Finding]:
+    """All findings, in the order of the groups. Blocking, for a few seconds; nothing raises."""
+    settings, about_settings = configuration.read_settings(request)
+    settings = with_running_job(settings)
+    environ = request.environ
+
+    def look_at_imports() -> Sequence[Finding]:
+        found = software.try_imports()
+        torch = found["torch"]
+        return [
+            software.check_import("paramserver", found["paramserver"]),
+            software.check_import("torch", torch),
+            software.check_kernels(found["kernels"]),
+            software.check_gpu(settings.training.device, torch, software.count_gpus()),
+        ]
+
+    running = (sys.version_info.major, sys.version_info.minor, sys.version_info.micro)
+    certs = Path(settings.security.certs) if settings.security.certs else None
+    installed, needs = software.installed_version, software.requirements_of
+    return run_checks(
+        [
+            Check("python", lambda: software.check_python(running, platform.python_implementation())),
+            Check("packages", lambda: software.check_packages(needs("paramserver"), installed)),
+            Check("protobuf", lambda: software.check_protobuf(installed, needs)),
+            Check("imports", look_at_imports, software.IMPORT_TIMEOUT_S + software.NVIDIA_SMI_TIMEOUT_S + 5.0),
+            Check("fork support", lambda: software.check_fork(environ)),
+            Check("configuration", lambda: about_settings),
+            Check("proxies", lambda: configuration.check_proxies(environ)),
+            Check("security", lambda: configuration.check_security(settings)),
+            Check("cpu", lambda: machine.check_cpus(machine.usable_cpus(), machine.read_limits(), settings)),
+            Check("limits", lambda: machine.check_limits(machine.read_limits())),
+            Check("open files", lambda: machine.check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])),
+            Check("/dev/shm", machine.check_shared_memory),
+            Check("runtime directory", machine.check_runtime_directory),
+            Check("certificates", lambda: certificates.check_certificates(certs, certificates.utc_now())),
+            Check("tokens", lambda: certificates.check_tokens(settings)),
+            Check("coordinator", partial(look_at_coordinator, settings), 3 * network.DIAL_BACK_S),
+            Check("store", partial(storage.look_at_store, settings)),
+        ]
+    )
+
+
+def with_running_job(settings: Settings) -> Settings:
+    """The settings, with the coordinator of the only job that runs on this machine if none is configured."""
+    try:
+        jobs = list_jobs()
+    except ParamServerError:
+        return settings  # the check of that directory says more
+    if settings.cluster.coordinator or len(jobs) != 1:
+        return settings
+    job, security = jobs[0], settings.security
+    cluster = settings.cluster.model_copy(update={"coordinator": job.coordinator})
+    own = security.model_copy(update={"certs": security.certs or job.certs})
+    return settings.model_copy(update={"cluster": cluster, "security": own})
+
+
+async def look_at_coordinator(settings: Settings) -> list[Finding]:
+    """The way there, what is there, and the way back."""
+    from paramserver.membership.session import versions
+    from paramserver.pki.security import load_security
+    from paramserver.wire.messages import PROTOCOL
+
+    addresses = split_addresses(settings.cluster.coordinator)
+    if not addresses:
+        listen = await network.check_listen(settings, [])
+        return [
+            listen,
+            Finding(
+                "coordinator",
+                Level.NOTE,
+                "none configured, and no job runs here; name one with --coordinator HOST:PORT",
+            ),
+        ]
+    role = own_role(settings)
+    try:
+        security = load_security(settings, role)
+    except ParamServerError as error:
+        listen = await network.check_listen(settings, [])
+        value = f"not asked, since certificate or token cannot be used: {error}"
+        return [listen, Finding("coordinator", Level.FAIL, clean(value), "mend that first")]
+    from paramserver.transport.grpc import connector
+
+    connect = connector(security, "coordinator")
+    answers = [await network.ask(address, connect) for address in addresses]
+    findings = [await network.check_listen(settings, answers), network.check_reachable(answers)]
+    leader = next((answer for answer in answers if answer.usable), None)
+    if leader is None:
+        return findings
+    findings += [network.check_versions(leader, PROTOCOL, versions()), network.check_clock(leader)]
+    if role != "server":
+        value = f"not tried with a {role}'s certificate: only servers are called"
+        return [*findings, Finding("way back", Level.NOTE, value)]
+    open_door = partial(_serve, security)
+    return [*findings, await network.check_way_back(leader.address, connect, open_door, settings)]
+
+
+def own_role(settings: Settings) -> str:
+    """As whom this machine can show itself: one whose key is here; without certificates as a server."""
+    directory = settings.security.certs
+    if not directory:
+        return "server"
+    return next((role for role in _OWN_ROLES if os.path.exists(f"{directory}/{role}.key")), "server")
+
+
+async def _serve(security: Security, services: Sequence[tuple[str, object]], host: str, port: int) -> network.Listening:
+    from paramserver.transport.grpc import serve
+
+    return await serve(services, host, port, security)

@@ -1,0 +1,258 @@
+"""``paramserver run``: a whole cluster as child processes of this one, started, watched, summarised, stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+from paramserver import errors
+from paramserver.checkpoint.owner import Holding
+from paramserver.config import Settings, hide_password
+from paramserver.launch.display import Display, make_display
+from paramserver.launch.poll import Poll
+from paramserver.launch.spawn import Spawner
+from paramserver.launch.supervisor import Supervisor
+from paramserver.machine.jobs import Job, process_birth, publish_job, withdraw_job
+from paramserver.machine.valkey import EmbeddedStore
+from paramserver.processes.process import Guard, stop_all
+from paramserver.processes.restarts import Restarts
+from paramserver.results.gather import gather
+from paramserver.results.summary import check_writable
+from paramserver.results.verdict import closing_lines, exit_code
+from paramserver.resume.claiming import keep_up, leave
+from paramserver.resume.holding import hold_for_run
+from paramserver.transport import grpc
+from paramserver.v1 import coordinator_pb2
+
+# Together below the 5 s after which nothing may be left of an interrupted run.
+_WORKER_PATIENCE_S = 1.5
+_REST_PATIENCE_S = 1.5
+# Nobody waits for a run that has ended by itself: coordinator and servers may tidy up on a busy machine, too.
+_TIDY_S = 10.0
+# A coordinator that does not answer for so many leases is taken for hung.
+_HANG_LEASES = 2.0
+_MODEL_S = 30.0
+
+
+def launch(settings: Settings, script: Path, script_args: list[str], fresh: bool = False) -> int:
+    """Run the script on a cluster on this machine; returns the exit code of the command.
+
+    ``fresh``: begin anew, whatever the store and the directory of the checkpoints hold; checkpoints are set aside.
+
+    0 when all workers have ended well and every promise is kept, 1 if one is broken, the code of the first worker that
+    failed, 130 or 143 after a signal.
+    Raises ParamServerError if the cluster cannot be started or breaks.
+    """
+    for setting, path in (("run.summary", settings.run.summary), ("run.save", settings.run.save)):
+        if path:
+            check_writable(setting, Path(path))
+    return asyncio.run(Launcher(settings, script, script_args, fresh).run())
+
+
+class Launcher:
+    """One run. Owns the job's directory, its store, and all its processes."""
+
+    def __init__(self, settings: Settings, script: Path, script_args: list[str], fresh: bool = False) -> None:
+        host = settings.cluster.coordinator.rpartition(":")[0].strip("[]")
+        if host and not is_loopback(host):
+            raise errors.ConfigError(
+                f"cluster.coordinator is {settings.cluster.coordinator}, but paramserver run serves this machine only: "
+                "use a port of 127.0.0.1, or leave it empty"
+            )
+        job = settings.cluster.job or f"{_job_stem(script)}-{secrets.token_hex(3)}"
+        self._settings = settings.model_copy(update={"cluster": settings.cluster.model_copy(update={"job": job})})
+        self._script, self._script_args = script, script_args
+        self._job = job
+        self._fresh = fresh
+        self._keeping: asyncio.Task[None] | None = None
+        self._holding: Holding | None = None
+        self._display: Display = make_display(settings.log.interval_s)
+        self._directory = Path()
+        # Where the user wants checkpoints; empty: nowhere.
+        self._wanted_checkpoints = ""
+        self._store = EmbeddedStore()
+        self._guard: Guard | None = None
+        self._spawner: Spawner | None = None
+        self._supervisor: Supervisor | None = None
+        self._poll: Poll | None = None
+        self._published: Job | None = None
+        self._address = ""
+        self._signal: asyncio.Future[int] | None = None
+        self._stopping = False
+
+    async def run(self) -> int:
+        """Start everything, wait for the workers, tidy up whatever happens."""
+        loop = asyncio.get_running_loop()
+        self._signal = loop.create_future()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._on_signal, number)
+        self._directory = Path(tempfile.mkdtemp(prefix="paramserver-"))
+        self._keep_checkpoints()
+        self._guard = Guard()
+        self._guard.tell("directory", self._directory)
+        try:
+            started = asyncio.create_task(self._train())
+            await asyncio.wait({started, self._signal}, return_when=asyncio.FIRST_COMPLETED)
+            if not started.done():
+                started.cancel()
+                await asyncio.gather(started, return_exceptions=True)
+                self._display.line("", "stopping")
+                return 128 + self._signal.result()
+            return started.result()
+        finally:
+            await self._stop()
+
+    def _on_signal(self, number: int) -> None:
+        assert self._signal is not None
+        if not self._signal.done():
+            self._signal.set_result(number)
+
+    async def _train(self) -> int:
+        supervisor = await self._start()
+        poll = self._poll = Poll(grpc.connect(self._address), self._heard)
+        poll.start()
+        while True:
+            code = await supervisor.watch(poll)
+            if code != 0:
+                return code
+            try:
+                return await self._finish(supervisor)
+            except errors.RetryableError:
+                if supervisor.all_servers_run():
+                    raise
+                # A server has died since the workers ended: it is started again, and so are they, if need be.
+
+    def _heard(self, status: coordinator_pb2.StatusResponse) -> None:
+        assert self._supervisor is not None
+        self._supervisor.hear(status)
+        self._display.update(status)
+
+    def _keep_checkpoints(self) -> None:
+        """Without a place of its own the job can still go back to a checkpoint as long as it runs."""
+        wanted = self._settings.checkpoint
+        place = wanted.dir or str(self._directory / "checkpoints")
+        if "://" not in place:
+            place = str(Path(place).absolute())
+        self._wanted_checkpoints = place if wanted.dir else ""
+        self._settings = self._settings.model_copy(update={"checkpoint": wanted.model_copy(update={"dir": place})})
+
+    # ---- starting
+
+    async def _start(self) -> Supervisor:
+        settings = self._settings
+        store, name = settings.cluster.store, hide_password(settings.cluster.store)
+        durable = store != "memory"
+        assert self._guard is not None
+        holding = self._holding = await hold_for_run(settings, self._fresh, not self._wanted_checkpoints)
+        self._keeping = asyncio.create_task(keep_up(holding))
+        if store == "auto":
+            store = self._store.start(self._directory / "store")
+            if self._store.socket_directory is not None:
+                self._guard.tell("directory", self._store.socket_directory)
+            name = "embedded"
+        token = secrets.token_urlsafe(32)
+        spawner = self._spawner = Spawner(
+            settings,
+            self._script,
+            self._script_args,
+            self._guard,
+            self._on_line,
+            (store, name),
+            token,
+            holding,
+            self._fresh,
+        )
+        supervisor = self._supervisor = Supervisor(
+            spawner,
+            self._store,
+            Restarts(settings.cluster.max_restarts),
+            lambda line: self._display.line("", line),
+            _HANG_LEASES * settings.cluster.lease_s,
+            durable,
+        )
+        await supervisor.start_coordinator()
+        self._address = spawner.address
+        holding.lead_at(self._address)
+        self._published = Job(self._job, self._address, os.getpid(), time.time(), process_birth(os.getpid()), token)
+        publish_job(self._published)
+        for index in range(settings.cluster.servers):
+            await supervisor.start_server(index)
+        for index in range(settings.cluster.workers):
+            await supervisor.start_worker(index)
+        self._display.line(
+            "",
+            f"job {self._job}: {settings.cluster.servers} servers, {settings.cluster.workers} workers, "
+            f"coordinator at {self._address}, store {name}",
+        )
+        return supervisor
+
+    def _on_line(self, name: str, text: str) -> None:
+        # While everything is stopped, servers and coordinator miss each other, which is nobody's concern.
+        if not self._stopping or name.startswith("worker"):
+            self._display.line(name, text)
+
+    # ---- finishing
+
+    async def _finish(self, supervisor: Supervisor) -> int:
+        """Gather the result from the servers, print it, write what was asked for; the exit code of the run."""
+        channel = grpc.connect(self._address)
+        try:
+            request = coordinator_pb2.StatusRequest(model=True)
+            status = await channel.call("Coordinator.Status", request, timeout=_MODEL_S)
+            assert isinstance(status, coordinator_pb2.StatusResponse)
+            self._display.update(status)
+            if not status.HasField("model"):
+                self._display.line("", "the script ended without training: it never called ctx.prepare or Client.init")
+                return 0
+            run, total = self._settings.run, supervisor.restarts.total
+            summary = await gather(status, grpc.connect, run, total, self._wanted_checkpoints)
+        finally:
+            await channel.close()
+        self._display.close()
+        for line in closing_lines(status, summary):
+            self._display.line("", line)
+        return exit_code(summary)
+
+    # ---- stopping
+
+    async def _stop(self) -> None:
+        self._display.close()
+        self._stopping = True
+        if self._poll is not None:
+            await self._poll.close()
+        if self._spawner is not None:
+            await stop_all(self._spawner.children("worker"), _WORKER_PATIENCE_S)
+            interrupted = self._signal is not None and self._signal.done()
+            rest = self._spawner.children("coordinator", "server")
+            await stop_all(rest, _REST_PATIENCE_S if interrupted else _TIDY_S)
+        self._store.stop()
+        if self._keeping is not None and self._holding is not None:
+            self._keeping.cancel()
+            await leave(self._holding, True)
+        if self._published is not None:
+            withdraw_job(self._published)
+        shutil.rmtree(self._directory, ignore_errors=True)
+        if self._guard is not None:
+            self._guard.close()
+
+
+def is_loopback(host: str) -> bool:
+    """True if only processes of this machine can reach the host."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _job_stem(script: Path) -> str:
+    stem = "".join(c if c.isalnum() and c.isascii() else "-" for c in script.stem).strip("-")
+    return stem[:40] or "job"

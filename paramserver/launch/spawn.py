@@ -1,0 +1,154 @@
+"""How the launcher starts its processes: command line, environment, and the first address of the coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from paramserver import errors
+from paramserver.checkpoint.owner import Holding
+from paramserver.config import ENV_PREFIX, Settings, env_name
+from paramserver.processes.environment import (
+    ENV_FORMER,
+    ENV_FRESH,
+    ENV_HISTORIES,
+    ENV_INDEX,
+    ENV_LEADER,
+    ENV_PRIVATE,
+    ENV_READY_FD,
+    ENV_REPLACES,
+    ENV_STORE,
+    ENV_STORE_NAME,
+)
+from paramserver.processes.process import Child, Guard
+
+START_TIMEOUT_S = 60.0
+_ROLES = (sys.executable, "-m", "paramserver.roles.child")
+
+
+class ChildFailedError(errors.ParamServerError):
+    """A part of the cluster ended; the command ends with its exit code."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.exit_code = code if code > 0 else 1
+        # As the system says it: below 0, the process was ended by a signal.
+        self.code = code
+
+
+class Spawner:
+    """Starts the processes of one run. ``on_line(name, text)`` gets their output.
+
+    ``store``: URL and shown name of the store. ``holding``: of the place of the checkpoints. ``fresh``: nothing that
+    is known of a job of this name counts. ``address`` is the coordinator's once it has been started; it stays the
+    same when that is started again.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        script: Path,
+        script_args: list[str],
+        guard: Guard,
+        on_line: Callable[[str, str], None],
+        store: tuple[str, str],
+        admin_token: str,
+        holding: Holding,
+        fresh: bool = False,
+    ) -> None:
+        self.address = ""
+        self._children: list[Child] = []
+        self._settings = settings
+        self._script, self._script_args = script, script_args
+        self._guard = guard
+        self._on_line = on_line
+        self._secrets = {
+            ENV_STORE: store[0],
+            ENV_STORE_NAME: store[1],
+            env_name("security.admin_token"): admin_token,
+            ENV_HISTORIES: json.dumps(holding.histories),
+            ENV_PRIVATE: "1" if holding.private else "",
+            ENV_FRESH: "1" if fresh else "",
+        }
+        # By which the store knows the coordinator that leads.
+        self._leader = ""
+
+    def children(self, *roles: str) -> list[Child]:
+        """The processes in these roles that have been started, those aside that ended long ago."""
+        return [child for child in self._children if child.name.partition("-")[0] in roles]
+
+    async def coordinator(self) -> Child:
+        """The first coordinator; returns when it listens, at :attr:`address`. Raises what keeps it from starting.
+
+        May be called again after one that has been killed before it listened.
+        """
+        reading, writing = os.pipe()
+        former = {ENV_FORMER: self._leader} if self._leader else {}
+        try:
+            child = await self._coordinator({ENV_READY_FD: str(writing), **former}, (writing,))
+        finally:
+            os.close(writing)
+        try:
+            line = await asyncio.wait_for(asyncio.to_thread(_read_line, reading), START_TIMEOUT_S)
+        except TimeoutError as error:
+            raise errors.DeadlineError(f"the coordinator did not start within {START_TIMEOUT_S:g} s") from error
+        if not line:
+            assert child.exited is not None
+            raise ChildFailedError("the coordinator could not start; it says why above", await child.exited)
+        self.address = line
+        cluster = self._settings.cluster.model_copy(update={"coordinator": line})
+        self._settings = self._settings.model_copy(update={"cluster": cluster})
+        return child
+
+    async def coordinator_again(self) -> Child:
+        """A coordinator in place of one that has ended: it takes the job over, at the same address."""
+        return await self._coordinator({ENV_FORMER: self._leader})
+
+    async def _coordinator(self, own: Mapping[str, str], pass_fds: tuple[int, ...] = ()) -> Child:
+        self._leader = secrets.token_hex(8)
+        environment = {**self._secrets, **own, ENV_LEADER: self._leader}
+        return await self._start("coordinator", ["coordinator"], environment, pass_fds)
+
+    async def server(self, index: int, replaces: int = 0) -> Child:
+        """The server of this index. ``replaces``: pid of the one before it, which has ended; 0: there was none."""
+        # Its threads work on a chunk each.
+        return await self._member("server", index, ["server"], 1, replaces)
+
+    async def worker(self, index: int, replaces: int = 0) -> Child:
+        """A worker that wishes for this rank."""
+        argv = ["worker", str(self._script), *self._script_args]
+        return await self._member("worker", index, argv, self._settings.training.threads_per_worker, replaces)
+
+    async def _member(self, role: str, index: int, argv: list[str], threads: int, replaces: int) -> Child:
+        own = {ENV_INDEX: str(index), "OMP_NUM_THREADS": str(threads)}
+        if replaces:
+            own[ENV_REPLACES] = str(replaces)
+        return await self._start(f"{role}-{index}", argv, own)
+
+    async def _start(self, name: str, argv: list[str], own: Mapping[str, str], pass_fds: tuple[int, ...] = ()) -> Child:
+        child = Child(name, self._guard, self._on_line)
+        self._children = [*(c for c in self._children if c.running), child]
+        await child.start([*_ROLES, *argv], {**self._environment(), **own}, pass_fds)
+        return child
+
+    def _environment(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+        internal = {n: v for n, v in os.environ.items() if n.startswith(f"{ENV_PREFIX}INTERNAL_")}
+        # An empty PARAMSERVER_CONFIG: the variables say everything, no file is read again.
+        return {
+            **kept,
+            **internal,
+            **self._settings.as_environment(),
+            f"{ENV_PREFIX}CONFIG": "",
+            "PYTHONUNBUFFERED": "1",
+        }
+
+
+def _read_line(fd: int) -> str:
+    with open(fd) as pipe:
+        return pipe.readline().strip()

@@ -1,0 +1,373 @@
+"""Keeps the processes of a run alive: starts again what has died, and says when the run is over.
+
+A place in the run (*seat*) outlives the processes that take it. Whatever dies is started again, after a pause that
+grows with every failure in a row, until the job has failed too often without getting any further.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from paramserver import errors
+from paramserver.launch.poll import POLL_S, Poll
+from paramserver.launch.spawn import START_TIMEOUT_S, ChildFailedError, Spawner
+from paramserver.machine.valkey import EmbeddedStore
+from paramserver.processes.process import Child
+from paramserver.processes.restarts import Restarts
+from paramserver.processes.silence import Silence
+from paramserver.v1 import coordinator_pb2, types_pb2
+
+# A worker's exit code after SIGTERM.
+_TERMINATED = 143
+# The same again would give the same: configuration, versions.
+_HOPELESS = (errors.UserError.exit_code, errors.VersionMismatchError.exit_code)
+_ENDED = (types_pb2.JOB_STATE_DONE, types_pb2.JOB_STATE_STOPPED)
+_STORE = "store"
+_COORDINATOR = "coordinator"
+
+
+@dataclass(slots=True)
+class Seat:
+    """A place in the run. ``again(pid)`` starts the next process in place of the one with this pid."""
+
+    name: str
+    child: Child
+    again: Callable[[int], Awaitable[Child]]
+    started_at: float
+    # When the next process is to be started (monotonic seconds).
+    due: float | None = None
+    # With which code the last process ended that nobody replaces.
+    code: int | None = None
+    # It was asked to leave.
+    leaving: bool = False
+
+    @property
+    def exit_code(self) -> int | None:
+        """How the present process has ended; None while it runs."""
+        exited = self.child.exited
+        return exited.result() if exited is not None and exited.done() else None
+
+
+class Supervisor:
+    """The processes of one run, from the first to the last. ``say`` prints a line for people.
+
+    ``hang_s``: a coordinator that has not answered for so long is killed and started again; a server if it has been no
+    member for half as long. ``durable``: the store outlives the coordinator: there is something to go on from.
+    """
+
+    def __init__(
+        self,
+        spawner: Spawner,
+        store: EmbeddedStore,
+        restarts: Restarts,
+        say: Callable[[str], None],
+        hang_s: float,
+        durable: bool,
+    ) -> None:
+        self.restarts = restarts
+        self.coordinator: Seat | None = None
+        self.servers: list[Seat] = []
+        self.workers: list[Seat] = []
+        self._spawner = spawner
+        self._store = store
+        self._say = say
+        self._hang_s = hang_s
+        self._durable = durable
+        self._poll: Poll | None = None
+        # The newest state that the coordinator has told.
+        self._status = coordinator_pb2.StatusResponse()
+        # Some worker had been through all epochs, which a job that goes back takes back.
+        self._was_finished = False
+        # The newest timeline while there were workers.
+        self._worked_on = 0
+        # How many workers there shall be.
+        self._wanted = 0
+        # Since when the coordinator has not answered, and servers are no members.
+        self._unheard, self._absent = Silence(), Silence()
+        self._answered_at = 0.0
+        self._coordinated = 0
+
+    # ---- starting
+
+    async def start_coordinator(self) -> None:
+        """The first one; one that is killed before it listens is started again like later ones."""
+        self.restarts.started(_COORDINATOR)
+        while True:
+            try:
+                child = await self._spawner.coordinator()
+                break
+            except ChildFailedError as error:
+                if error.code >= 0 or not self.restarts.most or not self._durable:
+                    raise
+                pause_s = self._count(_COORDINATOR, error.code, error.code)
+                self._say(f"coordinator ended unexpectedly ({_how(error.code)}) and is started again")
+                await asyncio.sleep(pause_s)
+        self.coordinator = self._seat(child, lambda _: self._spawner.coordinator_again())
+
+    async def start_server(self, index: int) -> None:
+        """The first one in this place."""
+        child = await self._spawner.server(index)
+        self.servers.append(self._seat(child, lambda pid: self._spawner.server(index, pid)))
+
+    async def start_worker(self, index: int) -> None:
+        """The first one in this place."""
+        child = await self._spawner.worker(index)
+        self.workers.append(self._seat(child, lambda pid: self._spawner.worker(index, pid)))
+
+    def _seat(self, child: Child, again: Callable[[int], Awaitable[Child]]) -> Seat:
+        self.restarts.started(child.name)
+        return Seat(child.name, child, again, time.monotonic())
+
+    @property
+    def _rest(self) -> list[Seat]:
+        return [*([self.coordinator] if self.coordinator else []), *self.servers]
+
+    # ---- watching
+
+    def hear(self, status: coordinator_pb2.StatusResponse) -> None:
+        """The coordinator's newest answer."""
+        self._status = status
+        self.restarts.reached(max((p.version for p in status.processes if p.role == "server"), default=0))
+        self._was_finished = self._was_finished or status.finished
+        if any(seat.child.running for seat in self.workers):
+            self._worked_on = status.view.timeline
+
+    async def watch(self, poll: Poll) -> int:
+        """Until all workers have ended and no more are needed; returns the exit code of the run.
+
+        Raises JobFailedError if the coordinator says so, ChildFailedError if something died too often.
+        """
+        self._poll = poll
+        self.restarts.started(_STORE)
+        self._wanted = self._wanted or len(self.workers)
+        while True:
+            self._look_at_store()
+            for seat in (*self._rest, *self.workers):
+                if seat.exit_code is not None and seat.due is None and seat.code is None:
+                    code = await self._ended(seat)
+                    if code is not None:
+                        return code
+            self._check_failed(self._status)
+            self._check_hung(poll)
+            await self._scale()
+            await self._start_due()
+            if all(seat.code is not None for seat in self.workers):
+                code = await self._over()
+                if code is not None:
+                    return code
+            await self._pause()
+
+    async def _pause(self) -> None:
+        seats = (*self._rest, *self.workers)
+        wait_s = min([POLL_S, *(seat.due - time.monotonic() for seat in seats if seat.due is not None)])
+        exits = [s.child.exited for s in seats if s.child.exited is not None and not s.child.exited.done()]
+        if exits:
+            await asyncio.wait(exits, timeout=max(wait_s, 0.0), return_when=asyncio.FIRST_COMPLETED)
+        else:
+            await asyncio.sleep(max(wait_s, 0.0))
+
+    def all_servers_run(self) -> bool:
+        """False if one has ended, whether or not that has been dealt with."""
+        return all(seat.child.running for seat in self.servers)
+
+    # ---- what has ended
+
+    async def _ended(self, seat: Seat) -> int | None:
+        """Deal with the end of a process; the exit code of the run if that is the end of it, too."""
+        code = seat.exit_code
+        assert code is not None
+        assert self._poll is not None
+        worker = seat in self.workers
+        if worker and code == 0:
+            seat.code = code
+            return None
+        if seat is not self.coordinator:
+            status = await self._poll.ask()
+            if status is not None:
+                self._check_failed(status)
+        if not worker:
+            self._again(seat, code)
+            return None
+        if code in (_TERMINATED, -signal.SIGTERM) or (seat.leaving and code < 0):
+            seat.code = _TERMINATED
+            self._say(f"{seat.name} was told to leave; its slices go to the others")
+            return None
+        if code > 0:
+            self._say(f"{seat.name} failed with exit code {code}; the run ends")
+            return code
+        self._say(f"{seat.name} was killed by signal {-code}; its slices go to the others")
+        if not self.restarts.most or self._nothing_left():
+            seat.code = code
+        else:
+            self._again(seat, code)
+        return None
+
+    def _nothing_left(self) -> bool:
+        return self._status.finished or self._status.view.state in _ENDED
+
+    def _again(self, seat: Seat, code: int) -> None:
+        """Start it again soon. Raises ChildFailedError if that makes no sense."""
+        fatal = code
+        if code < 0 and seat in self.workers:
+            fatal = 128 - code
+        if seat is self.coordinator and not self._durable:
+            raise ChildFailedError(
+                f"{seat.name} ended unexpectedly ({_how(code)}), and cluster.store = memory with it; the run cannot "
+                "go on",
+                code,
+            )
+        if code in _HOPELESS and seat is not self.coordinator:
+            raise ChildFailedError(f"{seat.name} ended with exit code {code}; it says why above", code)
+        if not self.restarts.most:
+            raise ChildFailedError(f"{seat.name} ended unexpectedly ({_how(code)}); the run cannot go on", code)
+        pause_s = self._count(seat.name, code, fatal)
+        if seat not in self.workers:
+            self._say(f"{seat.name} ended unexpectedly ({_how(code)})")
+        seat.due = time.monotonic() + pause_s
+        after = f" in {pause_s:g} s" if pause_s else ""
+        self._say(f"{seat.name} is started again{after} ({self._how_often(seat.name)})")
+
+    def _count(self, name: str, code: int, fatal: int) -> float:
+        pause_s = self.restarts.failed(name)
+        if pause_s is None:
+            raise ChildFailedError(
+                f"{name} has ended {self.restarts.failures(name)} times in a row, the last time with {_how(code)}, "
+                f"and the job got no further in between; cluster.max_restarts is {self.restarts.most}",
+                fatal,
+            )
+        return pause_s
+
+    def _how_often(self, name: str) -> str:
+        return f"{self.restarts.failures(name)} of at most {self.restarts.most} times in a row"
+
+    async def _start_due(self) -> None:
+        for seat in (*self._rest, *self.workers):
+            if seat.due is not None and seat.due <= time.monotonic():
+                seat.child = await seat.again(seat.child.pid)
+                seat.due, seat.started_at = None, time.monotonic()
+                self.restarts.started(seat.name)
+
+    # ---- as many workers as wished for
+
+    async def _scale(self) -> None:
+        """Start more workers, of the lowest ranks that are free, or ask those of the highest ranks to leave."""
+        wanted = self._status.wanted_workers or self._wanted
+        if wanted == self._wanted or self._nothing_left():
+            return
+        self._wanted = wanted
+        staying = [seat for seat in self.workers if seat.code is None and not seat.leaving]
+        self._say(f"{wanted} workers are wished for, {len(staying)} are there")
+        for seat in staying[wanted:]:
+            seat.leaving = True
+            if seat.due is None:
+                seat.child.terminate()
+            else:
+                seat.due, seat.code = None, _TERMINATED
+        for _ in range(wanted - len(staying)):
+            await self._one_more()
+
+    async def _one_more(self) -> None:
+        for seat in self.workers:
+            if seat.code is not None:
+                seat.due, seat.code, seat.leaving = time.monotonic(), None, False
+                return
+        await self.start_worker(len(self.workers))
+
+    def _look_at_store(self) -> None:
+        code = self._store.exit_code
+        if code is None:
+            return
+        if not self.restarts.most:
+            raise ChildFailedError(f"the embedded store ended unexpectedly ({_how(code)}); the run cannot go on", code)
+        # The coordinator gets on without it for a while: no pause, and no harm in starting it in the loop.
+        self._count(_STORE, code, code)
+        self._store.revive()
+        self.restarts.started(_STORE)
+        self._say(f"the embedded store ended unexpectedly ({_how(code)}) and was started again")
+
+    def _check_failed(self, status: coordinator_pb2.StatusResponse) -> None:
+        if status.view.state == types_pb2.JOB_STATE_FAILED:
+            raise errors.JobFailedError(f"the job has failed: {status.view.reason}")
+
+    def _check_hung(self, poll: Poll) -> None:
+        """Kill who runs but does nothing; its end is dealt with like any other."""
+        now, seat = time.monotonic(), self.coordinator
+        if seat is not None and seat.child.running:
+            answered = poll.answered_at > self._answered_at
+            self._answered_at = max(self._answered_at, poll.answered_at)
+            # From its start on, it is expected to answer.
+            fresh = seat.child.pid != self._coordinated
+            self._coordinated = seat.child.pid
+            self._unheard.look(now, *(([seat.child.pid], []) if answered or fresh else ([], [seat.child.pid])))
+            heard = self._answered_at >= seat.started_at
+            silent_s = self._unheard.of(seat.child.pid)
+            if silent_s > (self._hang_s if heard else max(self._hang_s, START_TIMEOUT_S)):
+                self._say(f"{seat.name} has not answered for {silent_s:.0f} s; it is killed")
+                self._unheard.forget(seat.child.pid)
+                seat.child.kill()
+            if answered:
+                self._check_servers(now)
+
+    def _check_servers(self, now: float) -> None:
+        """One that was given up for lost would come back with its shard, but not if it hangs."""
+        members = _servers(self._status)
+        running = [seat for seat in self.servers if seat.child.running]
+        self._absent.look(now, members, [seat.child.pid for seat in running if seat.child.pid not in members])
+        for seat in running:
+            if self._absent.of(seat.child.pid) > self._hang_s / 2:
+                self._say(f"{seat.name} runs, but the coordinator has given it up for lost; it is killed")
+                self._absent.forget(seat.child.pid)
+                seat.child.kill()
+
+    # ---- the end
+
+    async def _over(self) -> int | None:
+        """All workers have ended: the exit code of the run, None if it is not over."""
+        codes = [seat.code for seat in self.workers if seat.code is not None]
+        if 0 not in codes:
+            return _TERMINATED if _TERMINATED in codes else 128 - min(codes)
+        assert self._poll is not None
+        status = await self._poll.ask()
+        if status is None:
+            return None
+        self._check_failed(status)
+        if status.closing and status.view.state != types_pb2.JOB_STATE_RECOVERING:
+            return None  # the last version is being made safe
+        ours = {seat.child.pid for seat in self.workers}
+        if any(one.pid in ours for one in _members(status)):
+            return None  # its end is noticed in a moment
+        if status.view.state == types_pb2.JOB_STATE_WAITING or status.view.state in _ENDED:
+            return 0
+        there = _servers(status)
+        if not all(seat.child.running and seat.child.pid in there for seat in self.servers):
+            return None
+        going_back = status.view.state == types_pb2.JOB_STATE_RECOVERING
+        went_back = going_back or self._was_finished or status.view.timeline > self._worked_on
+        if status.finished or not went_back or "undone" in status.broken_promises:
+            return 0
+        self._say("the job has gone back after the workers had ended; they are started again")
+        for seat in self.workers:
+            if seat.code == 0 and not seat.leaving:
+                self._count(seat.name, 0, 1)
+                seat.due, seat.code = time.monotonic(), None
+        self._was_finished = False
+        return None
+
+
+def _members(status: coordinator_pb2.StatusResponse) -> list[coordinator_pb2.ProcessStatus]:
+    """The workers that are members now; those that are gone are told of, too."""
+    members = {worker.member for worker in status.view.workers}
+    return [one for one in status.processes if one.role == "worker" and one.member in members]
+
+
+def _servers(status: coordinator_pb2.StatusResponse) -> set[int]:
+    """The servers that are members, by pid."""
+    return {process.pid for process in status.processes if process.role == "server" and not process.gone}
+
+
+def _how(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"

@@ -1,1 +1,0 @@
-"""Everything that runs on one machine: the launcher of `paramserver run`, and the processes that it starts."""

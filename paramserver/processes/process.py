@@ -1,0 +1,161 @@
+"""Child processes of the launcher: each in a process group of its own, its output read line by line."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from paramserver.processes.lines import Lines
+
+_READ_BYTES = 64 << 10
+# What a process has left in its pipes is read to the end, as long as something comes within so many seconds.
+_QUIET_S = 2.0
+
+
+class Guard:
+    """The small process that ends all groups if the launcher is killed (see guard.py)."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py"))],
+            stdin=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def tell(self, word: str, what: object = "") -> None:
+        """Send one line."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError, ValueError):
+            self._process.stdin.write(f"{word} {what}\n" if what != "" else f"{word}\n")
+            self._process.stdin.flush()
+
+    def close(self) -> None:
+        """There is nothing left to end."""
+        self.tell("done")
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait(5.0)
+
+
+class Child:
+    """One process. ``on_line(name, text)`` gets its output."""
+
+    def __init__(self, name: str, guard: Guard, on_line: Callable[[str, str], None]) -> None:
+        self.name = name
+        self._guard = guard
+        self._on_line = on_line
+        self._process: asyncio.subprocess.Process | None = None
+        self._pumps: list[asyncio.Task[None]] = []
+        # How often something has come out of it.
+        self._heard = 0
+        self.exited: asyncio.Task[int] | None = None
+
+    async def start(self, argv: Sequence[str], environment: Mapping[str, str], pass_fds: Sequence[int] = ()) -> None:
+        """Start it. Must be called in the launcher's main thread, with which the child dies."""
+        outputs = [os.pipe() for _ in range(2)]
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *argv,
+                env=dict(environment),
+                stdin=asyncio.subprocess.DEVNULL,
+                # Of pipes that asyncio makes it waits for the end, too, before it says that the process has ended.
+                stdout=outputs[0][1],
+                stderr=outputs[1][1],
+                start_new_session=True,
+                pass_fds=pass_fds,
+            )
+        except BaseException:
+            for ours, _ in outputs:
+                os.close(ours)
+            raise
+        finally:
+            for _, its in outputs:
+                os.close(its)
+        self._guard.tell("group", self._process.pid)
+        self._pumps = [asyncio.create_task(self._pump(ours)) for ours, _ in outputs]
+        self.exited = asyncio.create_task(self._wait())
+
+    async def _pump(self, pipe: int) -> None:
+        lines, stream = Lines(), asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(pipe, "rb", 0)
+        )
+        try:
+            while data := await stream.read(_READ_BYTES):
+                self._heard += 1
+                self._pass_on(lines.feed(data))
+        finally:
+            self._pass_on(lines.end())
+            transport.close()
+
+    def _pass_on(self, lines: Iterable[tuple[bool, str]]) -> None:
+        for goes_on, text in lines:
+            self._on_line(f"{self.name} (the same line goes on)" if goes_on else self.name, text)
+
+    async def _wait(self) -> int:
+        assert self._process is not None
+        code = await self._process.wait()
+        # What it started itself (data loaders) must not outlive it, nor hold its output open.
+        self._signal_group(signal.SIGKILL)
+        self._guard.tell("forget", self._process.pid)
+        await self._drain()
+        return code
+
+    async def _drain(self) -> None:
+        """Read what is left. A process that has left the group may hold the output open: it is not waited for."""
+        heard = -1
+        waiting = set(self._pumps)
+        while waiting and heard != self._heard:
+            heard = self._heard
+            _, waiting = await asyncio.wait(waiting, timeout=_QUIET_S)
+        for pump in waiting:
+            pump.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    @property
+    def pid(self) -> int:
+        """Its process number, 0 before it starts."""
+        return self._process.pid if self._process else 0
+
+    @property
+    def running(self) -> bool:
+        """True between start and exit."""
+        return self._process is not None and self._process.returncode is None
+
+    def terminate(self) -> None:
+        """Ask the process to end. What it has started itself, such as data loaders, ends with it, not before it."""
+        if self.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the whole group."""
+        if self.running:
+            self._signal_group(signal.SIGKILL)
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+
+async def stop_all(children: Sequence[Child], patience_s: float) -> None:
+    """Ask all to end, kill those that have not after ``patience_s``."""
+    for child in children:
+        child.terminate()
+    waiting = [child.exited for child in children if child.exited is not None and not child.exited.done()]
+    if waiting:
+        await asyncio.wait(waiting, timeout=patience_s)
+    for child in children:
+        child.kill()
+    waiting = [task for task in waiting if not task.done()]
+    if waiting:
+        await asyncio.wait(waiting, timeout=5.0)

@@ -1,0 +1,159 @@
+"""docker-compose, for one machine: the shape of the docker-compose.yml of the project, with the job's own settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paramserver.render.request import (
+    COMPOSE_CERTS,
+    COMPOSE_STORE,
+    COMPOSE_STORE_PASSWORD,
+    RESULTS,
+    STORE_IMAGE,
+    STORE_PORT,
+    STORE_SECRET,
+    UID,
+    Containers,
+    Files,
+    Request,
+    Values,
+)
+from paramserver.render.text import double_dollars, environment, yaml_text
+
+_Service = dict[str, Any]
+
+_STORE_KEYS = "redis"
+_GRACE = "30s"
+# What a process may use.
+_NODE: Mapping[str, Any] = {
+    "init": True,
+    "user": f"{UID}:{UID}",
+    "read_only": True,
+    "tmpfs": ["/tmp:mode=1777"],
+    "cap_drop": ["ALL"],
+    "security_opt": ["no-new-privileges:true"],
+    "pids_limit": 1024,
+    "ulimits": {"nofile": 16384},
+    "stop_grace_period": _GRACE,
+    "logging": {"driver": "json-file", "options": {"max-size": "10m", "max-file": "3"}},
+}
+
+
+def render(request: Request) -> Files:
+    """One file. Raises ConfigError if the settings are none for containers."""
+    containers = Containers(
+        request,
+        coordinator="coordinator",
+        store=COMPOSE_STORE,
+        when_done="stay",
+        certs=COMPOSE_CERTS,
+        store_password=COMPOSE_STORE_PASSWORD,
+    )
+    own_store = containers.own_store
+    services: dict[str, _Service] = {}
+    if own_store or not request.insecure:
+        services["certs"] = _certs(containers)
+    if own_store:
+        services["redis"] = _redis()
+    services["coordinator"] = _coordinator(containers)
+    services["server"] = _member(containers, "server", ["start", "server"], request.settings.cluster.servers)
+    services["worker"] = _member(containers, "worker", request.worker_words, request.settings.cluster.workers)
+    volumes = sorted({mount.partition(":")[0] for one in services.values() for mount in one.get("volumes", ())})
+    document = {
+        "services": double_dollars(services),
+        "volumes": {name: {} for name in volumes},
+        "networks": {"cluster": {}, **({"store": {"internal": True}} if own_store else {})},
+    }
+    password = request.settings.cluster.store_password_file
+    head = (
+        "A cluster on one machine, for Compose 1.29 and 2.\n"
+        "  docker-compose up\n"
+        "  docker-compose up --scale worker=8                        also while it trains\n"
+        "  docker-compose exec coordinator paramserver status"
+    )
+    if containers.password_file and not own_store:
+        document["secrets"] = {"password": {"file": double_dollars(password)}}
+        head += f"\nThe file with the store's password has to be one that user {UID} can read."
+    return {"docker-compose.yml": yaml_text(head, [document])}
+
+
+def _coordinator(containers: Containers) -> _Service:
+    service = _node(containers, "coordinator", ["start", "coordinator", "--continue"], containers.coordinator_values())
+    service["volumes"].append(f"data:{RESULTS}")
+    service["working_dir"] = RESULTS
+    if containers.own_store:
+        service["networks"].append("store")
+        service["depends_on"]["redis"] = {"condition": "service_healthy"}
+        if containers.request.insecure:
+            service["volumes"].append(f"coordinator-keys:{COMPOSE_CERTS}:ro")
+            service["depends_on"]["certs"] = {"condition": "service_completed_successfully"}
+    elif containers.password_file:
+        service["secrets"] = [{"source": "password", "target": STORE_SECRET}]
+    return service
+
+
+def _member(containers: Containers, role: str, words: list[str], count: int) -> _Service:
+    service = _node(containers, role, words, containers.member_values())
+    service["shm_size"] = "1g"
+    service["deploy"] = {"replicas": count}
+    if role == "worker":
+        # One that has done its work stays away.
+        service["restart"] = "on-failure"
+        if containers.request.gpu:
+            device = {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+            service["deploy"]["resources"] = {"reservations": {"devices": [device]}}
+    return service
+
+
+def _node(containers: Containers, role: str, words: list[str], values: Values) -> _Service:
+    service: _Service = {
+        "image": containers.request.image,
+        **_NODE,
+        "command": words,
+        "environment": environment(values),
+        "volumes": [],
+        "networks": ["cluster"],
+        "depends_on": {},
+        "restart": "unless-stopped",
+    }
+    if not containers.request.insecure:
+        service["volumes"].append(f"{role}-keys:{COMPOSE_CERTS}:ro")
+        service["depends_on"]["certs"] = {"condition": "service_completed_successfully"}
+    return service
+
+
+def _certs(containers: Containers) -> _Service:
+    """Makes certificates, tokens and the store's password when they are not there yet, and ends."""
+    roles = ("ca", "coordinator-keys", "server-keys", "worker-keys", _STORE_KEYS)
+    return {
+        "image": containers.request.image,
+        **_NODE,
+        "entrypoint": ["python", "/app/keys.py"],
+        "network_mode": "none",
+        "healthcheck": {"disable": True},
+        "volumes": [f"{name}:/keys/{name.removesuffix('-keys')}" for name in roles],
+        "restart": "no",
+    }
+
+
+def _redis() -> _Service:
+    return {
+        "image": STORE_IMAGE,
+        **{key: value for key, value in _NODE.items() if key not in ("tmpfs", "ulimits")},
+        "command": [
+            *("valkey-server", "--dir", "/state", "--aclfile", "/state/users.acl", "--port", str(STORE_PORT)),
+            *("--appendonly", "yes", "--maxmemory-policy", "noeviction"),
+        ],
+        "volumes": [f"{_STORE_KEYS}:/state"],
+        "networks": ["store"],
+        "depends_on": {"certs": {"condition": "service_completed_successfully"}},
+        "healthcheck": {
+            # Whoever has no password is told so: it answers.
+            "test": ["CMD-SHELL", "valkey-cli ping | grep -Eq 'PONG|NOAUTH'"],
+            "interval": "2s",
+            "timeout": "5s",
+            "retries": 30,
+        },
+        "restart": "unless-stopped",
+    }

@@ -1,0 +1,73 @@
+"""Kubernetes JobSet (jobset.x-k8s.io/v1alpha2): all roles as one object that comes to an end."""
+
+from __future__ import annotations
+
+from paramserver.render import pods
+from paramserver.render.request import Containers, Files, Request
+from paramserver.render.text import yaml_text
+
+# How often the coordinator or a server is started again.
+_RETRIES = 6
+
+
+def render(request: Request) -> Files:
+    """Manifests by file name, for ``kubectl apply -f DIRECTORY``."""
+    name = pods.object_name(request)
+    # A JobSet names its pods NAME-ROLE-JOB-POD, in a headless service of its own name.
+    containers = Containers(request, f"{name}-coordinator-0-0.{name}", pods.store_url(name), when_done="exit")
+    files = {
+        "config.yaml": yaml_text(
+            "The coordinator's configuration. Servers and workers get from the coordinator what they need to know.\n\n"
+            + pods.secrets_text(name, containers),
+            [pods.config_map(name, containers), *pods.results_claim(name, containers)],
+        ),
+        "jobset.yaml": yaml_text(
+            "The job, as one object for clusters with JobSet. It succeeds when the workers have done their work and\n"
+            "the coordinator has written down what came of it; the servers end by themselves.\n"
+            "No role depends on another (dependsOn): processes wait for each other in any order, and pods that are\n"
+            "created together can be scheduled together.",
+            [_jobset(name, containers)],
+        ),
+    }
+    if containers.own_store:
+        files["store.yaml"] = yaml_text(
+            "The store of the coordinator: a Valkey server. Only the coordinator talks to it.",
+            pods.store_objects(name),
+        )
+    return files
+
+
+def _jobset(name: str, containers: Containers) -> pods.Object:
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": name, "labels": pods.labels(name, "job")},
+        "spec": {
+            # Also of pods that are not ready yet: the others look for the coordinator from the beginning.
+            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+            "successPolicy": {"operator": "All", "targetReplicatedJobs": ["coordinator", "worker"]},
+            "failurePolicy": {"maxRestarts": 0},
+            "replicatedJobs": [
+                _role("coordinator", _job(1, pods.coordinator_pod(name, containers, "OnFailure"))),
+                _role(
+                    "server",
+                    _job(containers.request.settings.cluster.servers, pods.server_pod(name, containers, "OnFailure")),
+                ),
+                _role("worker", pods.worker_job(name, containers)),
+            ],
+        },
+    }
+
+
+def _role(role: str, job: pods.Object) -> pods.Object:
+    return {"name": role, "replicas": 1, "template": {"spec": job}}
+
+
+def _job(count: int, template: pods.Object) -> pods.Object:
+    return {
+        "completionMode": "Indexed",
+        "completions": count,
+        "parallelism": count,
+        "backoffLimit": _RETRIES,
+        "template": template,
+    }

@@ -1,0 +1,349 @@
+"""What Kubernetes pods of all kinds have in common, and the objects that Jobs and JobSets share."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paramserver.config import ENV_CONFIG
+from paramserver.errors import ConfigError
+from paramserver.render.request import (
+    CERTS,
+    ETC,
+    HEALTH,
+    HOPELESS,
+    RESULTS,
+    STOP_S,
+    STORE_IMAGE,
+    STORE_PORT,
+    STORE_SECRET,
+    UID,
+    Containers,
+    Request,
+    Values,
+)
+from paramserver.render.text import Octal, double_dollars, environment, toml_text
+
+Object = dict[str, Any]
+
+# So that names made of it, and of a number, stay within what DNS allows.
+MAX_NAME_CHARS = 40
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_CONFIG = f"{ETC}/config"
+# What a small model needs.
+_MEMORY = {"coordinator": "1Gi", "server": "2Gi", "worker": "2Gi"}
+_RETRIES = 3
+
+# The password goes in by a pipe: arguments and environment are in sight of others.
+_STORE_SCRIPT = f"""\
+exec valkey-server - --dir /data --appendonly yes --maxmemory-policy noeviction <<CONFIGURATION
+requirepass "$(cat {STORE_SECRET})"
+CONFIGURATION
+"""
+
+
+def object_name(request: Request) -> str:
+    """The first part of the names of all objects. Raises ConfigError if it cannot be one."""
+    name = request.job
+    if not _NAME.fullmatch(name) or len(name) > MAX_NAME_CHARS:
+        raise ConfigError(
+            f'cluster.job is "{name}", which Kubernetes does not take for a name; choose one of up to '
+            f"{MAX_NAME_CHARS} lower-case letters, digits and hyphens that begins with a letter"
+        )
+    return name
+
+
+def secret_name(name: str, role: str) -> str:
+    """The Secret with what only this role may know."""
+    return f"{name}-{role}-keys"
+
+
+def store_url(name: str) -> str:
+    """Of the store that is started along with the job."""
+    return f"redis://{name}-store:{STORE_PORT}/0"
+
+
+def secrets_text(name: str, containers: Containers) -> str:
+    """How to make the Secrets that the objects refer to, in words and commands."""
+    commands = []
+    if not containers.request.insecure:
+        commands.append("paramserver certs init ./certs")
+        commands += [
+            _secret_command(secret_name(name, role), f"certs/{{{','.join(secret_files(role))}}}")
+            for role in ("coordinator", "server", "worker")
+        ]
+    if containers.password_file:
+        source = "openssl rand -hex 24 | " if containers.own_store else ""
+        where = "/dev/stdin" if containers.own_store else "FILE"
+        commands.append(source + _secret_command(f"{name}-store", f"password={where}"))
+    if not commands:
+        return ""
+    return "The Secrets, which are made once and never written here (with bash):\n\n" + "\n".join(
+        f"  {one}" for one in commands
+    )
+
+
+def secret_files(role: str) -> list[str]:
+    """What a role needs of the directory that `paramserver certs init` makes."""
+    files = ["ca.crt", f"{role}.crt", f"{role}.key", "join.token"]
+    # Commands are given in the coordinator's container.
+    return [*files, "admin.crt", "admin.key", "admin.token"] if role == "coordinator" else files
+
+
+def _secret_command(name: str, files: str) -> str:
+    return f"kubectl create secret generic {name} --from-file={files}"
+
+
+def metadata(name: str, role: str, suffix: str = "") -> Object:
+    """Name and labels of an object."""
+    return {"name": f"{name}-{suffix or role}", "labels": labels(name, role)}
+
+
+def labels(name: str, role: str) -> dict[str, str]:
+    """By which objects find their pods."""
+    return {
+        "app.kubernetes.io/name": "paramserver",
+        "app.kubernetes.io/instance": name,
+        "app.kubernetes.io/component": role,
+    }
+
+
+def config_map(name: str, containers: Containers) -> Object:
+    """The coordinator's configuration file."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(name, "coordinator", "config"),
+        "data": {"cluster.toml": toml_text("", containers.coordinator_values())},
+    }
+
+
+def coordinator_pod(name: str, containers: Containers, restart: str) -> Object:
+    """The template of the coordinator's pod."""
+    request = containers.request
+    container = _container(request, "coordinator", ["start", "coordinator", "--continue"], {})
+    # Also for commands that are given in the container.
+    container["env"] = [{"name": ENV_CONFIG, "value": f"{_CONFIG}/cluster.toml"}]
+    container["workingDir"] = RESULTS
+    container["ports"] = [{"name": "grpc", "containerPort": request.port, "protocol": "TCP"}]
+    container["volumeMounts"] += [
+        {"name": "config", "mountPath": _CONFIG, "readOnly": True},
+        {"name": "results", "mountPath": RESULTS},
+    ]
+    volumes: list[Object] = [
+        {"name": "config", "configMap": {"name": f"{name}-config"}},
+        {"name": "results", **_results_volume(name, containers)},
+    ]
+    if containers.password_file:
+        container["volumeMounts"].append(_store_mount())
+        volumes.append(_store_volume(name))
+    template = _template(request, name, "coordinator", container, volumes, restart)
+    # A change of the configuration changes the pod, and so reaches it.
+    digest = hashlib.sha256(config_map(name, containers)["data"]["cluster.toml"].encode()).hexdigest()
+    template["metadata"]["annotations"] = {"paramserver/config": digest[:16]}
+    return template
+
+
+def server_pod(name: str, containers: Containers, restart: str) -> Object:
+    """The template of a server's pod."""
+    container = _container(containers.request, "server", ["start", "server"], containers.member_values())
+    return _template(containers.request, name, "server", container, [], restart)
+
+
+def worker_pod(name: str, containers: Containers) -> Object:
+    """The template of a worker's pod."""
+    request = containers.request
+    container = _container(request, "worker", request.worker_words, containers.member_values())
+    del container["readinessProbe"]  # nobody calls a worker
+    if request.gpu:
+        container["resources"]["limits"] = {"nvidia.com/gpu": 1}
+    return _template(request, name, "worker", container, [], "Never")
+
+
+def worker_job(name: str, containers: Containers) -> Object:
+    """The specification of the workers' Job."""
+    workers = containers.request.settings.cluster.workers
+    return {
+        "completionMode": "Indexed",
+        "completions": workers,
+        "parallelism": workers,
+        "backoffLimitPerIndex": _RETRIES,
+        "podFailurePolicy": {
+            "rules": [
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                {
+                    "action": "FailJob",
+                    "onExitCodes": {"containerName": "worker", "operator": "In", "values": list(HOPELESS)},
+                },
+            ]
+        },
+        "template": worker_pod(name, containers),
+    }
+
+
+def store_objects(name: str) -> list[Object]:
+    """A Valkey server that keeps what it is told, and where it is found."""
+    role = "store"
+    container: Object = {
+        "name": role,
+        "image": STORE_IMAGE,
+        "command": ["sh", "-c", double_dollars(_STORE_SCRIPT)],
+        "ports": [{"name": "valkey", "containerPort": STORE_PORT, "protocol": "TCP"}],
+        "readinessProbe": {"tcpSocket": {"port": "valkey"}, "periodSeconds": 5},
+        "livenessProbe": {"tcpSocket": {"port": "valkey"}, "periodSeconds": 20},
+        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
+        "securityContext": _container_security(),
+        "volumeMounts": [
+            {"name": "data", "mountPath": "/data"},
+            {"name": "tmp", "mountPath": "/tmp"},
+            _store_mount(),
+        ],
+    }
+    volumes = [{"name": "tmp", "emptyDir": {}}, _store_volume(name)]
+    return [
+        _service(name, role, STORE_PORT, "valkey"),
+        {
+            "apiVersion": "apps/v1",
+            "kind": "StatefulSet",
+            "metadata": metadata(name, role),
+            "spec": {
+                "serviceName": f"{name}-{role}",
+                "replicas": 1,
+                "selector": {"matchLabels": labels(name, role)},
+                "template": {
+                    "metadata": {"labels": labels(name, role)},
+                    "spec": _pod(container, volumes, "Always"),
+                },
+                "volumeClaimTemplates": [
+                    {
+                        "metadata": {"name": "data"},
+                        "spec": {
+                            "accessModes": ["ReadWriteOnce"],
+                            "resources": {"requests": {"storage": "1Gi"}},
+                        },
+                    }
+                ],
+            },
+        },
+    ]
+
+
+def results_claim(name: str, containers: Containers) -> list[Object]:
+    """Where the coordinator's files stay, if it writes any."""
+    if not containers.results:
+        return []
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": metadata(name, "coordinator", "results"),
+            "spec": {
+                "accessModes": ["ReadWriteMany" if containers.request.standby else "ReadWriteOnce"],
+                "resources": {"requests": {"storage": "10Gi"}},
+            },
+        }
+    ]
+
+
+def _results_volume(name: str, containers: Containers) -> Object:
+    return {"persistentVolumeClaim": {"claimName": f"{name}-results"}} if containers.results else {"emptyDir": {}}
+
+
+def coordinator_service(name: str, request: Request) -> Object:
+    """Where the coordinator that leads is found."""
+    return _service(name, "coordinator", request.port, "grpc")
+
+
+def _service(name: str, role: str, port: int, port_name: str) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(name, role),
+        "spec": {"selector": labels(name, role), "ports": [{"name": port_name, "port": port, "targetPort": port_name}]},
+    }
+
+
+def _container(request: Request, role: str, words: Sequence[str], values: Values) -> Object:
+    mounts: list[Object] = [{"name": "tmp", "mountPath": "/tmp"}]
+    if role != "coordinator":
+        mounts.append({"name": "shm", "mountPath": "/dev/shm"})
+    if not request.insecure:
+        mounts.append({"name": "keys", "mountPath": CERTS, "readOnly": True})
+    training = request.settings.training
+    threads = {"server": max(1, training.threads_per_server), "worker": training.threads_per_worker}.get(role, "250m")
+    container: Object = {
+        "name": role,
+        "image": request.image,
+        "args": double_dollars(list(words)),
+        "env": [{"name": key, "value": double_dollars(value)} for key, value in environment(values).items()],
+        # No native gRPC probe: it cannot show a certificate.
+        # A server shows itself when it has found the coordinator.
+        "startupProbe": _probe([*HEALTH], 5, math.ceil(request.settings.cluster.join_timeout_s / 5) + 12),
+        "livenessProbe": _probe([*HEALTH], 20, 3),
+        "readinessProbe": _probe([*HEALTH, "--ready"], 10, 2),
+        "resources": {"requests": {"cpu": threads, "memory": _MEMORY[role]}},
+        "securityContext": _container_security(),
+        "volumeMounts": mounts,
+    }
+    return container
+
+
+def _probe(command: Sequence[str], period_s: int, failures: int) -> Object:
+    return {
+        "exec": {"command": list(command)},
+        "periodSeconds": period_s,
+        "timeoutSeconds": 10,
+        "failureThreshold": failures,
+    }
+
+
+def _template(
+    request: Request, name: str, role: str, container: Object, volumes: Sequence[Object], restart: str
+) -> Object:
+    own: list[Object] = [{"name": "tmp", "emptyDir": {}}]
+    if role != "coordinator":
+        own.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}})
+    if not request.insecure:
+        own.append({"name": "keys", "secret": {"secretName": secret_name(name, role), "defaultMode": Octal(0o440)}})
+    return {
+        "metadata": {"labels": labels(name, role)},
+        "spec": _pod(container, [*own, *volumes], restart),
+    }
+
+
+def _pod(container: Mapping[str, Any], volumes: Sequence[Object], restart: str) -> Object:
+    return {
+        "restartPolicy": restart,
+        "terminationGracePeriodSeconds": STOP_S,
+        "automountServiceAccountToken": False,
+        # Else Kubernetes sets variables such as PARAMSERVER_STORE_PORT, which are refused as unknown settings.
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": UID,
+            "runAsGroup": UID,
+            "fsGroup": UID,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [dict(container)],
+        "volumes": list(volumes),
+    }
+
+
+def _container_security() -> Object:
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def _store_mount() -> Object:
+    return {"name": "store", "mountPath": STORE_SECRET.rpartition("/")[0], "readOnly": True}
+
+
+def _store_volume(name: str) -> Object:
+    return {"name": "store", "secret": {"secretName": f"{name}-store", "defaultMode": Octal(0o440)}}

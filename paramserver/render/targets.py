@@ -1,0 +1,15 @@
+"""What can be rendered: a function from `Request` to files for each target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from paramserver.render import compose, jobset, k8s, systemd
+from paramserver.render.request import Files, Request
+
+TARGETS: Mapping[str, Callable[[Request], Files]] = {
+    "systemd": systemd.render,
+    "compose": compose.render,
+    "k8s": k8s.render,
+    "jobset": jobset.render,
+}

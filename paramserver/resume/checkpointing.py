@@ -1,0 +1,190 @@
+"""Checkpoints as settings have them: where they go, and what a job that goes on from one takes over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paramserver import errors
+from paramserver.checkpoint import catalog, owner
+from paramserver.checkpoint.contents import Contents
+from paramserver.checkpoint.manifest import Manifest, parse_name
+from paramserver.checkpoint.owner import Holding, Wish
+from paramserver.checkpoint.place import Place
+from paramserver.config import Settings
+from paramserver.coordinator.history.checkpoints import CheckpointOptions
+from paramserver.coordinator.history.manifests import model_of, position_of
+from paramserver.core.versions.consistency import Mode
+from paramserver.v1 import coordinator_pb2
+from paramserver.wire.messages import (
+    consistency_from_proto,
+    data_from_proto,
+    layout_of,
+    schedule_from_proto,
+)
+
+# What a job that goes on takes over from the checkpoint, unless somebody says otherwise.
+_OPTIONAL = (
+    "run.script",
+    "run.args",
+    "cluster.servers",
+    "cluster.workers",
+    "checkpoint.every",
+    "checkpoint.keep",
+    "training.pull_precision",
+    "training.push_compression",
+    "training.topk_ratio",
+    "training.residual_flush_every",
+)
+
+
+def checkpoint_options(settings: Settings, holding: Holding | None = None) -> CheckpointOptions:
+    """What the coordinator is told about checkpoints. ``holding``: of the place where they go."""
+    wanted = settings.checkpoint
+    values = settings.values()
+    run = {key: list(values[key]) if isinstance(values[key], tuple) else values[key] for key in _OPTIONAL}
+    return CheckpointOptions(wanted.dir, wanted.every, wanted.keep, run, holding)
+
+
+def place_of(settings: Settings, fresh: bool) -> Place | None:
+    """Where checkpoints go, ready to be written to; None: nowhere. Raises ConfigError if there can be none.
+
+    ``fresh``: the job is to begin anew there.
+    """
+    wanted = settings.checkpoint
+    if not wanted.dir:
+        return None
+    place = Place(wanted.dir)
+    if fresh and goes_on_there(settings):
+        raise errors.ConfigError(
+            f"--fresh sets aside what is in {place}, from where this job is to go on: leave --fresh out, or choose "
+            "another directory for the new checkpoints"
+        )
+    place.prepare()
+    return place
+
+
+def goes_on_there(settings: Settings) -> bool:
+    """Whether the job goes on from a checkpoint that lies where its own will go."""
+    wanted = settings.checkpoint
+    return bool(wanted.resume and wanted.dir) and Place(split(wanted.resume)[0]).same(Place(wanted.dir))
+
+
+def begins(settings: Settings, fresh: bool, again: bool = False) -> Wish:
+    """How a job that is not taken over comes to its place. ``again``: it may be a restart of the job of this name."""
+    if goes_on_there(settings):
+        return Wish.RESUME
+    return Wish.FRESH if fresh else Wish.AGAIN if again else Wish.BEGIN
+
+
+def choices(command: str, place: Place) -> str:
+    """What a user may do whose job may not have the place. ``command``: "run", or "start coordinator"."""
+    resume = "--resume" if command == "run" else "--from-checkpoint"
+    return (
+        f"go on from them with {resume} {place}, begin anew with --fresh, which keeps them in another directory, or "
+        "choose another directory with --checkpoint-dir"
+    )
+
+
+def split(where: str) -> tuple[str, str]:
+    """(directory of checkpoints, name of one in it or empty) of what a user gives."""
+    parent, _, name = where.rstrip("/").rpartition("/")
+    return (parent or ".", name) if parse_name(name) is not None else (where, "")
+
+
+def find_checkpoint(where: str) -> Manifest:
+    """The checkpoint at ``where``, or the newest good one in it. Raises ConfigError if there is none."""
+    directory, name = split(where)
+    place = Place(directory)
+    try:
+        if name:
+            return catalog.load_manifest(place, name)
+        found = catalog.newest(place, verify=False, ours=owner.histories_in(place))
+    except (errors.CheckpointError, OSError) as error:
+        raise errors.ConfigError(f"there is nothing to go on from in {where}: {error}") from error
+    if found is None:
+        raise errors.ConfigError(f"there is no complete checkpoint in {where}: see `paramserver checkpoint list`")
+    return found
+
+
+def verify(place: Place, manifest: Manifest) -> None:
+    """Read all of a checkpoint, and see whether a job could go on from it. Raises CheckpointError that says why not."""
+    position_of(manifest)
+    model = model_of(manifest)
+    try:
+        layout = layout_of(model)
+    except (errors.ModelError, errors.ProtocolError) as error:
+        raise errors.CheckpointError(f"the manifest of {manifest.name} describes no model: {error}") from error
+    with Contents(place, manifest) as contents:
+        contents.check(layout, model.optimizer)
+
+
+def ledger_of(where: str, slices: bool) -> coordinator_pb2.AccountsResponse:
+    """What the ledger in a checkpoint says. Raises ConfigError, CheckpointError."""
+    from paramserver.coordinator.work.accounts import steps, to_proto, without_samples
+    from paramserver.core.versions.ledger import ShardLedger, accounts
+
+    saved = find_checkpoint(where)
+    position = position_of(saved)
+    response = coordinator_pb2.AccountsResponse(version=saved.version, timeline=saved.timeline)
+    if not position.HasField("data"):
+        return response
+    data = data_from_proto(position.data)
+    with Contents(Place(split(where)[0]), saved) as contents:
+        facts = contents.facts()
+    origin = schedule_from_proto(position.view, data.slices_per_epoch)
+    ledger = ShardLedger(facts.rows, facts.folded_steps, facts.counted)
+    made = accounts([ledger], data, steps(origin, data, position.view.slices_per_step))
+    response.epochs.extend(to_proto(one, facts.names, slices) for one in made)
+    without_samples(response, [(ref.epoch, ref.index) for ref in position.poisoned], data)
+    return response
+
+
+def _check_newest(where: str, saved: Manifest) -> None:
+    """Raises ConfigError if ``where`` names one of several checkpoints, and not the newest: jobs go on from that."""
+    directory, name = split(where)
+    place = Place(directory)
+    newest = catalog.newest(place, verify=False, ours=owner.histories_in(place)) if name else None
+    if newest is not None and (newest.version, newest.timeline) > (saved.version, saved.timeline):
+        raise errors.ConfigError(
+            f"{directory} has a newer checkpoint than {saved.name}, which is {newest.name}: "
+            "to go on from the older one, copy it to a directory of its own and resume from there"
+        )
+
+
+def resumed(settings: Settings) -> Mapping[str, Any]:
+    """What has to be set beside ``settings`` to go on from its ``checkpoint.resume``.
+
+    Raises ConfigError where something was asked for that this checkpoint does not allow.
+    """
+    saved = find_checkpoint(settings.checkpoint.resume)
+    _check_newest(settings.checkpoint.resume, saved)
+    where = position_of(saved)
+    consistency = consistency_from_proto(where.view.consistency)
+    must: dict[str, Any] = {
+        "consistency.mode": consistency.mode.value,
+        "training.slices_per_step": where.view.slices_per_step,
+        **{
+            key: where.settings[key]
+            for key in ("training.seed", "training.chunk_bytes", "training.threads_per_worker")
+            if key in where.settings
+        },
+    }
+    if consistency.mode is Mode.ASYNC:
+        must["consistency.staleness"] = "unbounded" if consistency.staleness is None else consistency.staleness
+    values, origins = settings.values(), settings.origins()
+    for key, value in must.items():
+        if origins[key] != "default" and str(values[key]) != str(value):
+            hint = "resume, then use `paramserver set`" if key.startswith("consistency") else "leave it out"
+            raise errors.ConfigError(
+                f"{key} is {values[key]} here ({origins[key]}), but {saved.name} was made with {value}: {hint}"
+            )
+    taken = {key: saved.run[key] for key in _OPTIONAL if key in saved.run and origins[key] == "default"}
+    if origins["checkpoint.dir"] == "default":
+        taken["checkpoint.dir"] = _absolute(split(settings.checkpoint.resume)[0])
+    return {**must, **taken, "checkpoint.resume": _absolute(settings.checkpoint.resume)}
+
+
+def _absolute(where: str) -> str:
+    return where if "://" in where else str(Path(where).absolute())

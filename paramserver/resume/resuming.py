@@ -1,0 +1,126 @@
+"""Is there a job to go on with? The store may know it, and so may the servers, if the store has lost it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import structlog
+
+from paramserver import errors
+from paramserver.config import Settings
+from paramserver.coordinator.front import Front, Knock
+from paramserver.coordinator.leadership.cluster import Connect
+from paramserver.coordinator.leadership.finding import find
+from paramserver.coordinator.leadership.journal import Journal, recorded
+from paramserver.coordinator.leadership.takeover import begun, unfinished
+from paramserver.coordinator.service import CoordinatorService
+from paramserver.store.base import Store, TransientStoreError
+from paramserver.v1 import coordinator_pb2
+
+log = structlog.get_logger("paramserver.coordinator")
+
+_SAY_S = 5.0
+_LOOK_S = 0.2
+_RETRY_S = 0.5
+_ATTEMPTS = 5
+
+
+class Resuming:
+    """What one coordinator process finds of an earlier one's job. ``where`` names its store."""
+
+    def __init__(self, front: Front, settings: Settings, connect: Connect, where: str) -> None:
+        # The highest term that anybody has heard of; the store may have forgotten it.
+        self.floor = 0
+        # Servers hold shards of a job that cannot be gone on with, since it had not begun.
+        self.forgets = False
+        # Servers whose shards are none of this job, by address.
+        self._others: set[str] = set()
+        self._front, self._connect, self._where = front, connect, where
+        self._job, self._patience_s = front.job, settings.cluster.join_timeout_s
+        self._find_s = 2 * settings.cluster.lease_s
+        self._has_checkpoints = bool(settings.checkpoint.dir)
+
+    async def wait(self, store: Store) -> None:
+        """Return when there is a job to go on with. Raises ConfigError if it has ended, or nobody knows of one."""
+        started = said = time.monotonic()
+        while True:
+            try:
+                record, leader = await recorded(store), await store.leader()
+            except TransientStoreError:
+                return  # whoever wants to lead waits for the store
+            if leader is not None or unfinished(record) or self._holders():
+                return
+            if record is not None:
+                raise errors.ConfigError(
+                    f"there is nothing to resume: job {self._job!r} has ended ({record.view.reason}); leave --resume "
+                    "out to begin another one"
+                )
+            now = time.monotonic()
+            if now - started >= self._patience_s:
+                checkpoint = "go on from its newest checkpoint with --continue, or " if self._has_checkpoints else ""
+                raise errors.ConfigError(
+                    f"there is nothing to resume: the store ({self._where}) knows no job {self._job!r}, and no server "
+                    f"that holds a part of it has come within {self._patience_s:g} s (cluster.join_timeout_s); "
+                    f"{checkpoint}leave --resume out to begin the job"
+                )
+            if now - said >= _SAY_S:
+                said = now
+                log.info(f"the store knows no job {self._job!r}; waiting for servers that hold a part of it")
+            self._front.standing = f"waits for servers that hold a part of job {self._job!r}, to go on with it"
+            await asyncio.sleep(_LOOK_S)
+
+    async def newest(self, journal: Journal) -> coordinator_pb2.JobRecord | None:
+        """The record to go on from: of the store, or of the servers if they know a newer one.
+
+        Raises UnavailableError if servers hold shards of the job, but do not answer.
+        """
+        for attempt in range(_ATTEMPTS):
+            holders = self._holders()
+            found = await find(self._connect, self._job, [knock.address for knock in holders], journal.found)
+            self.floor = max([self.floor, found.term, *(knock.term for knock in holders)])
+            if found.newer_than(journal.found):
+                log.warning(
+                    "the store has lost the job, or an older state of it; it goes on from what the servers know",
+                    timeline=found.record.view.timeline,
+                    generation=found.record.view.generation,
+                )
+                journal.adopt(found.record, found.model)
+                return journal.found
+            silent = [knock.address for knock in holders if knock.address not in found.answered]
+            if not silent or begun(journal.found):
+                break
+            if attempt == _ATTEMPTS - 1:
+                raise errors.UnavailableError(
+                    f"{', '.join(silent)} hold shards of job {self._job!r}, but cannot be reached from here: check the "
+                    "network, then start this coordinator again"
+                )
+            await asyncio.sleep(_RETRY_S)
+        self._others |= {knock.address for knock in holders} - found.ours
+        self.forgets = any(knock.address in found.ours for knock in holders) and not begun(journal.found)
+        return journal.found
+
+    async def anybody(self) -> bool:
+        """Whether servers that hold shards of the job come before they would have found this coordinator."""
+        deadline = time.monotonic() + self._find_s
+        while not self._holders() and time.monotonic() < deadline:
+            await asyncio.sleep(_LOOK_S)
+        return bool(self._holders())
+
+    async def watch(self, service: CoordinatorService) -> None:
+        """As long as a new job has not begun: end this leadership when a server comes that holds a shard of another."""
+        while service.registry.model is None and not (service.forgets or service.over.done()):
+            if self._holders():
+                service.end("found")
+            await asyncio.sleep(_LOOK_S)
+
+    def _holders(self) -> list[Knock]:
+        return [knock for knock in self._front.holders() if knock.address not in self._others]
+
+    def refuse(self) -> errors.ConfigError:
+        """What a coordinator says that was told neither to go on with the job nor to forget it."""
+        where = ", ".join(sorted(knock.address for knock in self._holders())) or "some servers"
+        return errors.ConfigError(
+            f"job {self._job!r} has not ended: {where} hold shards of it, but the store ({self._where}) knows nothing "
+            "of it; go on with it with --resume, forget it with --fresh, or choose another name with --job"
+        )

@@ -1,0 +1,218 @@
+"""What the launcher's children run: ``python -m paramserver.roles.child coordinator | server | worker SCRIPT ...``.
+
+Their settings come in the environment, put there by the launcher.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import runpy
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from paramserver import errors
+from paramserver.config import Settings, load_settings
+from paramserver.logs import configure
+from paramserver.processes.children import die_with_parent
+from paramserver.processes.environment import (
+    ENV_FORMER,
+    ENV_FRESH,
+    ENV_HISTORIES,
+    ENV_INDEX,
+    ENV_LEADER,
+    ENV_PRIVATE,
+    ENV_READY_FD,
+    ENV_REPLACES,
+    ENV_STORE,
+    ENV_STORE_NAME,
+)
+from paramserver.testing.arming import arm_if_told
+
+TERMINATED = 143
+# Not a real exit code: there is nothing left to do.
+_ENDED = -1
+
+
+def main() -> None:
+    """Run the role that the first argument names."""
+    die_with_parent()
+    role, *rest = sys.argv[1:]
+    settings = load_settings()
+    configure(settings.log.level)
+    arm_if_told(role if role == "coordinator" else f"{role}-{os.environ.get(ENV_INDEX, '0')}")
+    if role == "worker":
+        run_worker(rest)
+        return
+    try:
+        sys.exit(asyncio.run(run_coordinator(settings) if role == "coordinator" else run_server(settings)))
+    except errors.ParamServerError as error:
+        print(f"paramserver: error: {error}", file=sys.stderr, flush=True)
+        sys.exit(error.exit_code)
+
+
+def _stopped() -> asyncio.Event:
+    """An event that SIGTERM or SIGINT sets."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+async def run_coordinator(settings: Settings) -> int:
+    """Lead the launcher's job until told to stop; says its address on the descriptor of ENV_READY_FD.
+
+    In place of a coordinator that has ended (ENV_FORMER) it takes that one's lease, and goes on from its record.
+    """
+    from paramserver.pki.security import load_security
+    from paramserver.resume.options import Options
+    from paramserver.roles.coordinating import Coordinating
+    from paramserver.store import open_store
+    from paramserver.transport import grpc
+
+    job = settings.cluster.job
+    url = os.environ.pop(ENV_STORE)
+    security = load_security(settings, "coordinator")
+    former = os.environ.get(ENV_FORMER, "")
+    options = Options(
+        resume=bool(former),
+        standby=bool(former),
+        gather=False,
+        token=os.environ.get(ENV_LEADER, ""),
+        former=former,
+        fresh=bool(os.environ.get(ENV_FRESH)) and not former,
+        histories=tuple(json.loads(os.environ[ENV_HISTORIES])),
+        private=bool(os.environ.get(ENV_PRIVATE)),
+    )
+    coordinating = Coordinating(
+        settings, options, lambda: open_store(url, f"paramserver:{job}"), os.environ.get(ENV_STORE_NAME, ""), security
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, coordinating.on_signal, number)
+    host, _, port = (settings.cluster.coordinator or "127.0.0.1:0").rpartition(":")
+    server = await grpc.serve([("Coordinator", coordinating.front)], host.strip("[]"), int(port), security)
+    coordinating.address = server.address
+    try:
+        code = await coordinating.run(lambda: _say_ready(server.address))
+    finally:
+        await server.stop(0.2)
+    return 0 if code > 128 else code
+
+
+async def run_server(settings: Settings) -> int:
+    """Hold a shard until told to stop, or until the shard fails (exit code 1)."""
+    from paramserver.pki.security import load_security
+    from paramserver.roles.serving import Serving
+    from paramserver.transport.grpc import connector
+
+    stop = _stopped()
+    security = load_security(settings, "server")
+    coordinator = connector(security, "coordinator")(settings.cluster.coordinator)
+    index, replaces = int(os.environ.get(ENV_INDEX, "0")), int(os.environ.get(ENV_REPLACES, "0"))
+    serving = Serving(settings, security, coordinator, index, replaces)
+    await serving.run("127.0.0.1", 0, "127.0.0.1", stop)
+    return 0
+
+
+def _say_ready(address: str) -> None:
+    if fd := os.environ.get(ENV_READY_FD):
+        with open(int(fd), "w") as pipe:
+            pipe.write(address + "\n")
+
+
+def run_worker(argv: list[str], at_end: Callable[[int], None] = lambda code: None) -> None:
+    """Run a training script as ``python SCRIPT ARG ...`` would, with errors told as its user expects them.
+
+    On SIGTERM the worker gives back what it has not handed in, and leaves (exit code 143). ``at_end`` is called with
+    the exit code before this process ends with another one than 0.
+    """
+    script, *rest = argv
+    sys.argv = [script, *rest]
+    sys.path[0] = str(Path(script).resolve().parent)
+    code, failure = 0, ""
+    signal.signal(signal.SIGTERM, _leave_on_signal)
+    sys.unraisablehook = _leave_after_all
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as leave:
+        code = _exit_code(leave)
+        failure = f"exit code {code}" if code not in (0, TERMINATED) else ""
+    except errors.EndedError as error:
+        print(f"paramserver: {error}", file=sys.stderr, flush=True)
+        code = _ENDED
+    except errors.ParamServerError as error:
+        print(f"paramserver: error: {error}{_where(error.__traceback__, script)}", file=sys.stderr, flush=True)
+        code, failure = error.exit_code, str(error)
+    except KeyboardInterrupt:
+        code = 130
+    except BaseException as error:  # the top of the process: shown in full, from the script on
+        traceback.print_exception(type(error), error, _from_script(error.__traceback__, script))
+        code, failure = 1, f"{type(error).__name__}: {error}"
+    # The script is through; what is left takes a moment, and must not be interrupted in the middle of an import.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.unraisablehook = sys.__unraisablehook__
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
+    if code:
+        # Nothing more is handed in: what is left goes to the other workers.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _abandon(failure)
+        at_end(0 if code == _ENDED else code)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0 if code == _ENDED else code)
+
+
+def _leave_on_signal(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def _leave_after_all(unraisable: sys.UnraisableHookArgs) -> None:
+    """The signal came in a place that Python lets nothing out of, such as a finaliser: leave a moment later."""
+    if not isinstance(unraisable.exc_value, SystemExit):
+        sys.__unraisablehook__(unraisable)
+        return
+    signal.signal(signal.SIGALRM, lambda number, frame: _leave_on_signal(signal.SIGTERM, frame))
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+
+
+def _abandon(failure: str) -> None:
+    """Leave the job at once, if the script has joined it."""
+    if "paramserver.api" in sys.modules:
+        from paramserver import api as entry
+
+        with contextlib.suppress(Exception):  # nobody may be there to hear it
+            entry.abandon_all(failure)
+
+
+def _exit_code(leave: SystemExit) -> int:
+    if leave.code is None:
+        return 0
+    if isinstance(leave.code, int):
+        return leave.code & 0xFF
+    print(leave.code, file=sys.stderr)
+    return 1
+
+
+def _from_script(trace: TracebackType | None, script: str) -> TracebackType | None:
+    """The traceback without the frames that led to the script; None if the script did not even begin."""
+    while trace is not None and trace.tb_frame.f_code.co_filename != script:
+        trace = trace.tb_next
+    return trace
+
+
+def _where(trace: TracebackType | None, script: str) -> str:
+    """The last line of the script that was at work, in words."""
+    lines = [step.lineno for step in traceback.extract_tb(trace) if step.filename == script]
+    return f" ({script}, line {lines[-1]})" if lines else ""
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main()

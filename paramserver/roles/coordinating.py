@@ -1,0 +1,364 @@
+"""A coordinator process: stands by until it leads, leads until the job ends or another one leads."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import structlog
+
+from paramserver import errors
+from paramserver.checkpoint import catalog
+from paramserver.checkpoint.owner import Holding
+from paramserver.config import FEEDBACK, Settings
+from paramserver.coordinator.front import Front
+from paramserver.coordinator.job import JobOptions
+from paramserver.coordinator.leadership.journal import Journal
+from paramserver.coordinator.leadership.leader import Leadership
+from paramserver.coordinator.leadership.takeover import take_over, unfinished
+from paramserver.coordinator.service import CoordinatorService
+from paramserver.membership.settings import consistency_of, shared
+from paramserver.results.gather import gather
+from paramserver.results.verdict import closing_lines, exit_code
+from paramserver.resume.checkpointing import checkpoint_options, find_checkpoint, goes_on_there, split
+from paramserver.resume.claiming import keep_up, leave
+from paramserver.resume.holding import hold
+from paramserver.resume.options import Options
+from paramserver.resume.resuming import Resuming
+from paramserver.roles.standby import Standby
+from paramserver.store.base import Store
+from paramserver.transport.grpc import connector
+from paramserver.transport.security.access import Security
+from paramserver.v1 import coordinator_pb2, types_pb2
+
+log = structlog.get_logger("paramserver.coordinator")
+
+_SAY_S = 5.0
+_RETRY_S = 0.5
+# How long members have to leave when the job has ended.
+_LEAVE_S = 15.0
+# How long the news that the job has failed has to reach its members.
+_TELL_S = 2.0
+
+
+class Coordinating:
+    """One coordinator process. ``say`` prints a line for people."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        options: Options,
+        open_store: Callable[[], Store],
+        store_name: str,
+        security: Security,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.front = Front(settings.cluster.job)
+        # Where others reach it; set before `run`.
+        self.address = ""
+        self._settings = settings
+        self._options = options
+        self._open_store = open_store
+        self._store_name = store_name
+        self._security = security
+        self._say = say
+        self._warned: set[str] = set()
+        self._resuming = Resuming(self.front, settings, connector(security, "server"), store_name)
+        self._stop = asyncio.Event()
+        self._signal = 0
+
+    @property
+    def leads(self) -> bool:
+        """Whether this coordinator is the one that members talk to."""
+        return self.front.service is not None
+
+    def on_signal(self, number: signal.Signals) -> None:
+        """Leave the job to another coordinator."""
+        self._signal = number
+        self._stop.set()
+
+    async def run(self, leading: Callable[[], None]) -> int:
+        """Until the job has ended, or a signal; returns the exit code. ``leading`` is called whenever this one leads.
+
+        Raises StoreError, ConfigError if the job cannot be led.
+        """
+        running = asyncio.create_task(self._run(leading))
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not running.done():
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            return 128 + self._signal
+        return running.result()
+
+    async def _run(self, leading: Callable[[], None]) -> int:
+        stood_by = False
+        while True:
+            store = self._open_store()
+            leadership = Leadership(
+                store, self.address, self._settings.cluster.lease_s, self._options.token, self._options.former
+            )
+            try:
+                if self._options.must and not stood_by:
+                    await self._resuming.wait(store)
+                stood_by = await self._standby().wait(store, leadership) or stood_by
+                code = await self._lead(store, leadership, stood_by, leading)
+            finally:
+                self.front.service = None
+                await to_the_end(_give_back(leadership, store))
+            if code is not None:
+                return code
+            stood_by = True
+
+    def _standby(self) -> Standby:
+        return Standby(
+            self.front,
+            self._settings,
+            self._options.standby,
+            self._resuming,
+            self.address,
+            self._store_name,
+            self._warned,
+            self._say,
+        )
+
+    # ---- leading
+
+    async def _lead(
+        self, store: Store, leadership: Leadership, stood_by: bool, leading: Callable[[], None]
+    ) -> int | None:
+        """Lead until the job ends; the exit code, or None if another coordinator leads now."""
+        journal = await Journal.open(store, self._store_name, leadership.term)
+        journal.owns_store = False
+        forgets = self._options.fresh and not stood_by
+        record = journal.found if forgets else await self._resuming.newest(journal)
+        resume = unfinished(record) and (stood_by or not self._options.fresh)
+        if stood_by and record is not None and not unfinished(record):
+            self._say(f"job {self.front.job} has ended: {record.view.reason}")
+            await journal.close()
+            return 0
+        if resume and not (stood_by or self._options.resume):
+            assert record is not None
+            go_on = "go on with it with --resume, " if self._options.gather else ""
+            raise errors.ConfigError(
+                f"job {self._settings.cluster.job!r} has not ended, but the coordinator that led it (at "
+                f"{record.address or '?'}) is gone: {go_on}forget it with --fresh, or choose another name with --job"
+            )
+        holding = await hold(self._settings, self._options, self.address, record if resume else None, stood_by)
+        service = CoordinatorService(self._job_options(holding), connector(self._security, "server"), journal)
+        service.address = self.address
+        service.confirm = leadership.confirm
+        service.forgets = forgets or self._resuming.forgets
+        led = False
+        keeping = asyncio.create_task(keep_up(holding)) if holding is not None else None
+        try:
+            leadership.keep(journal.verify, service.replaced)
+            if resume:
+                assert record is not None
+                await self._take_over(service, record)
+                if service.over.done() and service.over.result() == "replaced":
+                    self.front.standing = "was replaced by another one"
+                    return None
+            elif record is not None and unfinished(record):
+                await service.begin_again(record)
+            else:
+                if self._settings.checkpoint.resume:
+                    saved = await asyncio.to_thread(find_checkpoint, self._settings.checkpoint.resume)
+                    service.recovery.resume(
+                        saved, "" if goes_on_there(self._settings) else split(self._settings.checkpoint.resume)[0]
+                    )
+                elif (stood_by or self._options.resume) and holding is not None:
+                    if await self._resuming.anybody():
+                        return None  # with what they know the job goes on
+                    await self._resume_own(service)
+                service.journal.record(service)
+            await service.start()
+            led = True
+            self.front.service = service
+            leading()
+            service.loosely(self._resuming.watch(service))
+            how = await asyncio.shield(service.over)
+            if how == "found":
+                if not (stood_by or self._options.resume):
+                    raise self._resuming.refuse()
+                self.front.standing = "goes on with the job of which servers hold shards"
+                return None
+            return await self._conclude(service, how)
+        finally:
+            self.front.service = None
+            # A signal that comes now must not leave half of it undone.
+            await to_the_end(self._wind_up(service, led, keeping))
+
+    async def _wind_up(self, service: CoordinatorService, led: bool, keeping: asyncio.Task[None] | None) -> None:
+        """Leave in the store what somebody may need, and nothing else."""
+        if not led:
+            pass  # the job stays as it was found
+        elif not service.over.done() and not (self._options.gather and service.members_present()):
+            # Nobody has come, or the launcher ends everybody: there is nothing to be taken over.
+            await service.conclude(types_pb2.JOB_STATE_STOPPED, "ended by a signal")
+        elif not self._options.gather and service.over.result() == "done":
+            await service.conclude(types_pb2.JOB_STATE_DONE, "done")
+        if led and service.ended and service.released:
+            await service.journal.forget_model()
+        await service.close()
+        holding, over = service.options.checkpoints.holding, service.over
+        if keeping is not None and holding is not None:
+            keeping.cancel()
+            if not (over.done() and over.result() == "replaced"):  # else the other one keeps the place
+                await leave(holding, service.ended)
+
+    async def _resume_own(self, service: CoordinatorService) -> None:
+        """A job that nobody knows any more begins where its own checkpoints end, if there are any."""
+        place = service.checkpoints.place
+        if place is not None:
+            ours = service.options.checkpoints.ours
+            saved = await asyncio.to_thread(lambda: catalog.newest(place, verify=False, ours=ours))
+            if saved is not None:
+                log.warning("what was known of the job is lost; it goes on from its newest checkpoint", name=saved.name)
+                service.recovery.resume(saved)
+
+    async def _take_over(self, service: CoordinatorService, record: coordinator_pb2.JobRecord) -> None:
+        differing = [
+            f"{key} is {value} here, the job has {record.settings[key]}"
+            for key, value in service.options.settings.items()
+            if key in record.settings and record.settings[key] != value and key.startswith(("training.", "cluster.job"))
+        ]
+        if differing:
+            raise errors.ConfigError("; ".join(differing) + ": start this coordinator with the settings of the job")
+        try:
+            self.front.standing = "takes the job over"
+            patience_s = max(self._settings.cluster.lease_s, self._settings.cluster.join_timeout_s)
+            deadline = time.monotonic() + patience_s
+            while True:
+                try:
+                    await take_over(service, record, deadline - time.monotonic(), self.front.newcomers)
+                    return
+                except errors.RetryableError as error:
+                    if time.monotonic() >= deadline:
+                        raise
+                    log.warning(f"taking over did not work at once; trying again: {error}")
+                    await asyncio.sleep(_RETRY_S)
+        except errors.FencedError as error:
+            await service.replaced(str(error))
+        except errors.JobFailedError as error:
+            if record.ready:  # there were versions, and they are lost
+                await service.fail(f"{error}; begin it again with --fresh")
+                return
+            log.warning("what an earlier coordinator has left is lost; the job begins again", reason=str(error))
+            await service.begin_again(record)
+            await self._resume_own(service)
+        finally:
+            self._resuming.floor = max(self._resuming.floor, service.known_term)
+
+    def _job_options(self, holding: Holding | None) -> JobOptions:
+        cluster, training = self._settings.cluster, self._settings.training
+        return JobOptions(
+            job=cluster.job,
+            servers=cluster.servers,
+            workers=cluster.workers,
+            consistency=consistency_of(self._settings.consistency.mode, self._settings.consistency.staleness),
+            slices_per_step=training.slices_per_step,
+            seed=training.seed,
+            lease_s=cluster.lease_s,
+            stall_s=cluster.stall_s,
+            call_timeout_s=cluster.join_timeout_s,
+            placement=cluster.placement,
+            link_mbps=cluster.link_mbps,
+            max_model_bytes=cluster.max_model_bytes,
+            join_timeout_s=cluster.join_timeout_s if self._options.gather else 0.0,
+            max_idle_s=cluster.max_idle_s,
+            settings=shared(self._settings),
+            checkpoints=checkpoint_options(self._settings, holding),
+            residuals=training.push_compression in FEEDBACK,
+            poison=training.poison,
+            launched=not self._options.gather,
+            security="tls" if self._security.tls else "insecure" if self._security.insecure else "plain",
+        )
+
+    # ---- the end
+
+    async def _conclude(self, service: CoordinatorService, how: str) -> int | None:
+        if how == "replaced":
+            self.front.standing = "was replaced by another one"
+            return None
+        if not self._options.gather:
+            await self._stop.wait()
+            return 128 + self._signal  # the launcher has gathered the result
+        if how == "failed":
+            await service.wait_until(lambda: not service.members_present(), _TELL_S)
+            self._say(f"paramserver: error: {service.reason}")
+            return service.exit_code
+        if how == "stopped":
+            await service.wait_until(lambda: not service.workers_present(), _LEAVE_S)
+        code = await self._gather(service, how)
+        if self._settings.cluster.when_done == "stay" and code == 0:
+            await self._stop.wait()
+        await service.wait_until(lambda: not service.members_present(), _LEAVE_S)
+        return code
+
+    async def _gather(self, service: CoordinatorService, how: str) -> int:
+        """Gather the result and let the servers go. A server that dies meanwhile is waited for, as ever."""
+
+        def all_there() -> bool:
+            going_back = service.watch.absent or service.recovery.under_way
+            return not (going_back or service.ending.closing) or service.exit_code != 0
+
+        deadline = time.monotonic() + self._settings.cluster.max_idle_s
+        while True:
+            await service.wait_until(all_there, self._settings.cluster.max_idle_s)
+            if service.exit_code:
+                return service.exit_code
+            try:
+                return await self._gather_now(service, how)
+            except errors.RetryableError as error:
+                if time.monotonic() >= deadline:
+                    return await self._not_gathered(service, error)
+                log.warning(f"the result cannot be gathered yet; trying again: {error}")
+                await asyncio.sleep(_RETRY_S)
+            except errors.ParamServerError as error:
+                return await self._not_gathered(service, error)
+
+    async def _not_gathered(self, service: CoordinatorService, error: errors.ParamServerError) -> int:
+        reason = f"the result could not be gathered: {error}"
+        self._say(f"paramserver: error: {reason}")
+        await service.conclude(types_pb2.JOB_STATE_FAILED, reason)
+        return error.exit_code
+
+    async def _gather_now(self, service: CoordinatorService, how: str) -> int:
+        status = await service.status(coordinator_pb2.StatusRequest(model=True))
+        if not (status.HasField("model") and service.registry.ready):
+            self._say("the job has ended without training")
+            await service.conclude(types_pb2.JOB_STATE_STOPPED, "ended without training")
+            return 0
+        run, directory = self._settings.run, self._settings.checkpoint.dir
+        summary = await gather(status, connector(self._security, "server"), run, None, directory)
+        lines = closing_lines(status, summary)
+        for line in lines:
+            self._say(line)
+        state, reason = types_pb2.JOB_STATE_DONE, lines[0]
+        if summary["broken_promises"]:
+            state, reason = types_pb2.JOB_STATE_FAILED, summary["broken_promises"][0]
+        elif how == "stopped":
+            state, reason = types_pb2.JOB_STATE_STOPPED, service.reason
+        await service.conclude(state, reason, json.dumps(summary))
+        return exit_code(summary)
+
+
+async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Await ``work`` to its end, also if the caller is cancelled meanwhile; then the cancellation goes on."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
+async def _give_back(leadership: Leadership, store: Store) -> None:
+    await leadership.resign()
+    await store.close()

@@ -1,0 +1,131 @@
+"""A server process: a shard, the port it listens on, and its membership."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import structlog
+
+from paramserver import errors
+from paramserver.config import Settings
+from paramserver.failpoints import known_as
+from paramserver.transport.security.access import Security
+from paramserver.v1 import types_pb2
+
+if TYPE_CHECKING:
+    from paramserver.server.node import ServerNode
+    from paramserver.transport.base import Channel
+
+log = structlog.get_logger("paramserver.server")
+
+_LOOK_S = 0.1
+_ENDED = (types_pb2.JOB_STATE_DONE, types_pb2.JOB_STATE_STOPPED)
+
+
+class Serving:
+    """One server of the job. ``settings`` are those of the job already.
+
+    ``replaces``: pid of the server in whose place it was started, 0 if there was none.
+    """
+
+    def __init__(
+        self, settings: Settings, security: Security, coordinator: Channel, index: int | None, replaces: int = 0
+    ) -> None:
+        self._settings = settings
+        self._security = security
+        self._coordinator = coordinator
+        self._index = index
+        self._replaces = replaces
+        self.node: ServerNode | None = None
+
+    async def run(
+        self,
+        host: str,
+        port: int,
+        advertised: str,
+        stop: asyncio.Event,
+        listening: Callable[[int, ServerNode], None] = lambda port, node: None,
+    ) -> None:
+        """Listen, join, serve until ``stop`` or the end of the job. ``listening`` is told the port.
+
+        Raises ConfigError if the port cannot be had or the coordinator refuses, JobFailedError when the job has failed,
+        UnavailableError when coordinator and workers have been gone for ``cluster.max_idle_s``.
+        """
+        import torch
+
+        from paramserver.server.node import ServerNode
+        from paramserver.server.service import ShardService
+        from paramserver.server.team import threads_for
+        from paramserver.tensors.uncompiled import postpone_compiler
+        from paramserver.transport import grpc
+        from paramserver.transport.addresses import join
+        from paramserver.transport.allocation import keep_memory
+
+        settings = self._settings
+        torch.set_num_threads(1)
+        keep_memory(server=True)
+        postpone_compiler()
+        service = ShardService(
+            settings.cluster.job,
+            grpc.connector(self._security, "server"),
+            settings.cluster.wait_timeout_s,
+            settings.training.threads_per_server or threads_for(_servers_here(settings)),
+        )
+        server = await grpc.serve([("Shard", service)], host, port, self._security)
+        self.node = ServerNode.create(
+            service,
+            self._coordinator,
+            join(advertised, server.port),
+            self._index,
+            settings.cluster.join_timeout_s,
+            settings.log.interval_s,
+            self._replaces,
+            settings.cluster.beside_worker,
+        )
+        listening(server.port, self.node)
+        try:
+            await self.node.join()
+            known_as(self.node.session.name)
+            await self._until_over(self.node, stop)
+        finally:
+            await self.node.close()
+            await server.stop(0.2)
+
+    async def _until_over(self, node: ServerNode, stop: asyncio.Event) -> None:
+        said = time.monotonic()
+        while not stop.is_set():
+            if failure := node.service.failure:
+                raise errors.JobFailedError(failure)
+            if node.session.failure is not None:
+                raise node.session.failure
+            view = node.session.view
+            if view.state == types_pb2.JOB_STATE_FAILED:
+                raise errors.JobFailedError(view.reason)
+            if view.state in _ENDED and view.released and self._settings.cluster.when_done == "exit":
+                return
+            self._check_alone(node)
+            if view.state == types_pb2.JOB_STATE_WAITING and time.monotonic() - said >= self._settings.log.interval_s:
+                said = time.monotonic()
+                log.info(f"waiting for {view.reason or 'the model'}")
+            try:
+                async with asyncio.timeout(_LOOK_S):
+                    await stop.wait()
+            except TimeoutError:
+                pass
+
+    def _check_alone(self, node: ServerNode) -> None:
+        limit, lost_at = self._settings.cluster.max_idle_s, node.session.lost_at
+        if lost_at is None:
+            return
+        if time.monotonic() - max(lost_at, node.service.used_at) > limit:
+            raise errors.UnavailableError(
+                f"no coordinator and no worker for {limit:g} s (cluster.max_idle_s): this server gives up"
+            )
+
+
+def _servers_here(settings: Settings) -> int:
+    """How many servers share this machine: under `run` all, elsewhere those started by one command."""
+    return max(settings.cluster.servers, settings.cluster.servers_per_host)

@@ -1,0 +1,103 @@
+"""Until a coordinator leads: it waits for the store, and for the end of another one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import structlog
+
+from paramserver import errors
+from paramserver.config import Settings
+from paramserver.coordinator.front import Front
+from paramserver.coordinator.leadership.journal import recorded_term
+from paramserver.coordinator.leadership.leader import Leadership
+from paramserver.resume.resuming import Resuming
+from paramserver.store.base import Lead, Store
+
+log = structlog.get_logger("paramserver.coordinator")
+
+_SAY_S = 5.0
+_RETRY_S = 0.5
+
+
+class Standby:
+    """One coordinator at ``address`` that wants to lead. ``stands_by``: it waits for one that leads already.
+
+    ``where`` names the store; ``warned`` holds the warnings about it that were given; ``say`` prints a line for people.
+    """
+
+    def __init__(
+        self,
+        front: Front,
+        settings: Settings,
+        stands_by: bool,
+        resuming: Resuming,
+        address: str,
+        where: str,
+        warned: set[str],
+        say: Callable[[str], None],
+    ) -> None:
+        self._front, self._settings, self._stands_by = front, settings, stands_by
+        self._resuming, self._address, self._store_name = resuming, address, where
+        self._warned, self._say = warned, say
+
+    async def wait(self, store: Store, leadership: Leadership) -> bool:
+        """Returns when this coordinator leads: True if it has waited for another one's end."""
+        started = said = time.monotonic()
+        limit = self._settings.cluster.join_timeout_s if self._stands_by else 0.0
+        stood_by = away = held = False
+        hold_until = 0.0
+        while True:
+            try:
+                facts = await store.inspect()
+                if away:
+                    # The store was away for the leader, too, perhaps: it may renew its lease first.
+                    away, hold_until = False, time.monotonic() + self._settings.cluster.lease_s
+                if stood_by and time.monotonic() < hold_until:
+                    await asyncio.sleep(_RETRY_S)
+                    continue
+                if facts.refusal:
+                    raise errors.ConfigError(f"the store at {self._store_name} cannot be used: {facts.refusal}")
+                for warning in facts.warnings:
+                    if warning not in self._warned:
+                        self._warned.add(warning)
+                        log.warning(warning)
+                if stood_by and not held and await store.leader() is None:
+                    held = True
+                    if await recorded_term(store) < self._resuming.floor:
+                        log.warning("the store has forgotten who leads the job; whoever does may write it again")
+                        hold_until = time.monotonic() + self._settings.cluster.lease_s
+                        continue
+                claimed = await leadership.claim(self._resuming.floor)
+            except errors.StoreError as error:
+                away = True
+                self._front.standing = "waits for the store"
+                if time.monotonic() - started >= limit:
+                    raise
+                lead: Lead | None = None
+                waiting = f"the store: {error}"
+            else:
+                lead = claimed
+                if claimed.leads:
+                    return stood_by
+                if not self._stands_by:
+                    raise errors.ConfigError(
+                        f"job {self._settings.cluster.job!r} is led by a coordinator at {claimed.holder} already: "
+                        "choose another name with --job"
+                    )
+                if not stood_by:
+                    self._say(
+                        f"standing by at {self._address} for the coordinator of job {self._front.job} "
+                        f"at {claimed.holder}"
+                    )
+                stood_by, held = True, False
+                self._resuming.floor = max(self._resuming.floor, claimed.term)
+                waiting = f"the coordinator at {claimed.holder} (term {claimed.term}), for which this one stands by"
+                self._front.standing = f"stands by for the one at {claimed.holder}"
+                started = time.monotonic()
+            if time.monotonic() - said >= _SAY_S:
+                said = time.monotonic()
+                log.info(f"waiting for {waiting}")
+            await asyncio.sleep(min(_RETRY_S, lead.left_s + 0.01) if lead is not None else _RETRY_S)

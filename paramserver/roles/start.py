@@ -1,0 +1,335 @@
+"""``paramserver start``: one role on this machine, as a process in the foreground."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from paramserver import errors
+from paramserver.config import ENV_CONFIG, Settings, env_name, hide_password, load_settings
+from paramserver.logs import configure
+from paramserver.machine.hosts import coordinator_place, server_place
+from paramserver.machine.jobs import Job, process_birth, publish_job, withdraw_job
+from paramserver.machine.presence import Presence
+from paramserver.roles.companions import Companions, is_companion
+from paramserver.testing.arming import arm_if_told
+
+if TYPE_CHECKING:
+    from paramserver.resume.options import Options
+    from paramserver.server.node import ServerNode
+    from paramserver.transport.security.access import Security
+    from paramserver.worker.engine import Engine
+
+log = structlog.get_logger("paramserver")
+
+_BEAT_S = 1.0
+# Exit codes after SIGINT and SIGTERM.
+_TOLD_TO_END = (130, 143)
+_DEFAULT_JOB = "job"
+# The name of whoever leads with a private store.
+_PRIVATE = "private"
+
+
+# ---- coordinator
+
+
+def start_coordinator(settings: Settings, options: Options) -> int:
+    """Lead the job, or stand by; returns the exit code. Raises ParamServerError."""
+    configure(settings.log.level)
+    arm_if_told("coordinator")
+    from paramserver.results.summary import check_writable
+
+    for setting, path in (("run.summary", settings.run.summary), ("run.save", settings.run.save)):
+        if path:
+            check_writable(setting, Path(path))
+    if not settings.cluster.job:
+        settings = settings.model_copy(update={"cluster": settings.cluster.model_copy(update={"job": _DEFAULT_JOB})})
+    return asyncio.run(_coordinate(settings, options))
+
+
+async def _coordinate(settings: Settings, options: Options) -> int:
+    from paramserver.pki.security import load_security
+    from paramserver.roles.coordinating import Coordinating
+    from paramserver.store import open_store
+    from paramserver.transport import grpc
+    from paramserver.transport.addresses import join
+
+    host, port, advertised = coordinator_place(settings)
+    token = secrets.token_urlsafe(32)
+    security = load_security(settings, "coordinator", token)
+    cluster = settings.cluster
+    with _store(settings) as (url, store_name):
+        if store_name != hide_password(cluster.store):
+            # Whoever led with this store has ended, since it would hold the directory.
+            options = replace(options, token=_PRIVATE, former=_PRIVATE)
+        coordinating = Coordinating(
+            settings,
+            options,
+            lambda: open_store(url, f"paramserver:{cluster.job}", cluster.store_password_file),
+            store_name,
+            security,
+            say=lambda line: print(line, flush=True),
+        )
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, coordinating.on_signal, number)
+        server = await grpc.serve([("Coordinator", coordinating.front)], host, port, security)
+        coordinating.address = join(advertised, server.port)
+        # Commands given on this machine find it here.
+        near = join("127.0.0.1" if host in ("0.0.0.0", "::") else host, server.port)
+        job = Job(
+            cluster.job,
+            near,
+            os.getpid(),
+            time.time(),
+            process_birth(os.getpid()),
+            token if security.admin.first() == token else "",
+            settings.security.certs and str(Path(settings.security.certs).absolute()),
+            settings.security.insecure,
+        )
+        published: list[Job] = []
+
+        def leading() -> None:
+            with contextlib.suppress(errors.ConfigError):  # another one on this machine has the name
+                publish_job(job)
+                published.append(job)
+            for line in _join_lines(settings, coordinating.address, security, store_name):
+                print(line, flush=True)
+
+        with _present("coordinator", settings, near) as presence:
+            beating = asyncio.create_task(_beat(lambda: presence.update(name="coordinator", ready=coordinating.leads)))
+            try:
+                return await coordinating.run(leading)
+            finally:
+                beating.cancel()
+                for one in published:
+                    withdraw_job(one)
+                await server.stop(0.2)
+
+
+@contextlib.contextmanager
+def _store(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Address and name of the store. "auto": one of our own, which ends with this process; its data stay."""
+    if settings.cluster.store != "auto":
+        yield settings.cluster.store, hide_password(settings.cluster.store)
+        return
+    from paramserver.machine.valkey import EmbeddedStore
+
+    directory = _state_directory(settings)
+    log.info(
+        "no store is configured: a private one is started, so that only a coordinator on this machine can go on with "
+        "the job; set cluster.store = redis://… to have one elsewhere",
+        directory=str(directory),
+    )
+    store = EmbeddedStore()
+    try:
+        url = store.start(directory, durable=True)
+    except OSError as error:
+        raise errors.ConfigError(
+            f"the private store cannot be kept in {directory} ({error.strerror or error}): choose another directory "
+            "with cluster.state_dir, or name a store in cluster.store"
+        ) from error
+    try:
+        yield url, f"embedded in {directory}"
+    finally:
+        store.stop()
+
+
+def _state_directory(settings: Settings) -> Path:
+    """Where the private store of this job lies. Raises ConfigError if this user has no place for it."""
+    given = settings.cluster.state_dir
+    try:
+        root = Path(given) if given else Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
+    except RuntimeError as error:
+        raise errors.ConfigError("this user has no home directory: name one in cluster.state_dir") from error
+    return (root if given else root / "paramserver").absolute() / settings.cluster.job
+
+
+def _join_lines(settings: Settings, address: str, security: Security, store_name: str) -> list[str]:
+    how = "TLS" if security.tls else "no TLS"
+    addresses = settings.cluster.coordinator if "," in settings.cluster.coordinator else address
+    flags = f" --join {addresses}".replace(", ", ",")
+    if security.tls:
+        flags += " --certs DIRECTORY"
+    elif security.insecure:
+        flags += " --insecure"
+    return [
+        f"coordinator of job {settings.cluster.job} at {address} ({how}), store {store_name}",
+        f"on the machines of servers ({settings.cluster.servers}) and workers ({settings.cluster.workers} or more) run",
+        f"  paramserver start server{flags}",
+        f"  paramserver start worker{flags} -- SCRIPT ARGUMENTS",
+    ]
+
+
+# ---- server
+
+
+def start_server(settings: Settings, config: Path | None, overrides: dict[str, object]) -> int:
+    """Hold a shard of the job; returns the exit code. Raises ParamServerError."""
+    configure(settings.log.level)
+    arm_if_told("server-?")  # the number comes with the membership
+    cluster = settings.cluster
+    others = 0 if is_companion() else cluster.servers_per_host - 1
+    with Companions(settings, _as_given(settings), others, cluster.beside_worker) as companions:
+        code = asyncio.run(_serve(settings, config, overrides, companions))
+        if code == 0:
+            return companions.wait()
+        companions.end()
+        return code
+
+
+async def _serve(settings: Settings, config: Path | None, overrides: dict[str, object], companions: Companions) -> int:
+    from paramserver.api import to_coordinator
+    from paramserver.membership.settings import adopted, fetch
+    from paramserver.pki.security import load_security
+    from paramserver.roles.serving import Serving
+    from paramserver.transport.addresses import join
+
+    stop = asyncio.Event()
+    # Exit codes of what ends this server.
+    got: list[int] = []
+
+    def on_signal(number: signal.Signals) -> None:
+        got.append(128 + number)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
+    security = load_security(settings, "server")
+    coordinator = to_coordinator(settings.cluster.coordinator, security)
+    node: ServerNode | None = None
+
+    def beat() -> None:
+        if (code := companions.failed()) and not stop.is_set():
+            log.error("another server that was started here has ended: this one ends, too", exit_code=code)
+            got.append(code if code > 0 else 1)
+            stop.set()
+        if node is None:
+            presence.update(state="joining")
+        else:
+            presence.update(name=node.session.name or "server", ready=bool(node.session.member), state="serving")
+
+    with _present("server", settings, "") as presence:
+        beating = asyncio.create_task(_beat(beat))
+        try:
+            fetching = asyncio.create_task(fetch(coordinator, settings, server=True))
+            stopping = asyncio.create_task(stop.wait())
+            await asyncio.wait({fetching, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not fetching.done():
+                fetching.cancel()
+                return got[0]
+            settings = load_settings(config, {**overrides, **adopted(settings, fetching.result())})
+            host, port, advertised = server_place(settings)
+            near = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+
+            def listening(number: int, made: ServerNode) -> None:
+                nonlocal node
+                node = made
+                presence.update(address=join(near, number))
+
+            await Serving(settings, security, coordinator, None).run(host, port, advertised, stop, listening)
+        finally:
+            beating.cancel()
+    return got[0] if got else 0
+
+
+# ---- worker
+
+
+def start_worker(settings: Settings, script: Path, args: list[str], with_server: bool = False) -> int:
+    """Run the script as a worker of the job, in this process; returns the exit code. Raises ParamServerError.
+
+    ``with_server``: with a server beside it, which stays until the job ends, or this process is told to end.
+    """
+    configure(settings.log.level)
+    arm_if_told("worker-?")  # the number comes with the membership
+    from paramserver import api as entry
+    from paramserver.roles import child as roles
+
+    given = _as_given(settings)
+    with (
+        Companions(settings, given, int(with_server), beside_worker=True) as companions,
+        _present("worker", settings, "") as presence,
+    ):
+        os.environ.update(given)
+        thread = _Beating(presence)
+
+        def tell(engine: Engine) -> None:
+            thread.stop()
+            presence.update(name=engine.session.name, ready=True, state=engine.state)
+
+        def at_end(code: int) -> None:
+            presence.close()
+            companions.end() if code in _TOLD_TO_END else companions.wait()
+
+        entry.on_beat(tell)
+        roles.run_worker([str(script), *args], at_end)
+        if not with_server:
+            return 0
+        # The server beside it stays until the job ends, which it does not before this worker has left.
+        return entry.close_all() or companions.wait()
+
+
+def _as_given(settings: Settings) -> dict[str, str]:
+    """Variables with which the script loads what was given here; the rest it gets from the coordinator."""
+    origins = settings.origins()
+    given = {name: value for name, value in settings.as_environment().items() if name == ENV_CONFIG}
+    everything = settings.as_environment()
+    for key, origin in origins.items():
+        if origin != "default" and env_name(key) in everything and not key.startswith("run."):
+            given[env_name(key)] = everything[env_name(key)]
+    return given
+
+
+class _Beating:
+    """Signs of life until the script has joined, when its own network loop gives them."""
+
+    def __init__(self, presence: Presence) -> None:
+        self._presence = presence
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="beating", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(_BEAT_S):
+            self._presence.update(state="starting")
+
+    def stop(self) -> None:
+        """From now on somebody else does it."""
+        self._stop.set()
+
+
+# ---- signs of life
+
+
+@contextlib.contextmanager
+def _present(role: str, settings: Settings, address: str) -> Iterator[Presence]:
+    wanted = settings.security
+    presence = Presence.publish(
+        role,
+        settings.cluster.job,
+        address,
+        certs=str(Path(wanted.certs).absolute()) if wanted.certs else "",
+        token_file=str(Path(wanted.token_file).absolute()) if wanted.token_file else "",
+        insecure=wanted.insecure,
+    )
+    try:
+        yield presence
+    finally:
+        presence.close()
+
+
+async def _beat(tell: Callable[[], None]) -> None:
+    while True:
+        tell()
+        await asyncio.sleep(_BEAT_S)

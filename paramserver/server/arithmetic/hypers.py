@@ -1,0 +1,31 @@
+"""The hyper-parameters that come with contributions. Those of most steps are those of the step before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from paramserver.core.layout.hypers import Hypers, validate_change
+from paramserver.errors import ModelError, ProtocolError
+from paramserver.tensors.hypers import groups_from_proto
+from paramserver.v1 import types_pb2
+
+
+class Hyperparameters:
+    """Checks them against those that the job began with, by parameter group, and remembers the last ones."""
+
+    def __init__(self, optimizer: str, first: Sequence[Hypers]) -> None:
+        self._optimizer, self.first = optimizer, first
+        self._last: tuple[list[bytes], tuple[Hypers, ...]] = ([], ())
+
+    def of(self, groups: Iterable[types_pb2.GroupHypers]) -> tuple[Hypers, ...]:
+        """As plain values. Raises ProtocolError for what this optimizer does not take, or cannot change to."""
+        came = list(groups)
+        raw = [group.SerializeToString(deterministic=True) for group in came]
+        if raw != self._last[0] or not raw:
+            found = groups_from_proto(came)
+            try:
+                validate_change(self._optimizer, self.first, found)
+            except ModelError as error:
+                raise ProtocolError(str(error)) from error
+            self._last = raw, tuple(found)
+        return self._last[1]

@@ -1,0 +1,75 @@
+"""The optimizer state that a script had before the job, as it comes with version 0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paramserver.core.layout.hypers import RULES, Hypers
+from paramserver.core.layout.plan import Piece
+from paramserver.errors import ModelError, NonFiniteError, ProtocolError
+from paramserver.server.arithmetic.apply import ChunkState, StateEntry
+from paramserver.server.versions.shard import ShardTensors
+from paramserver.tensors.dtypes import itemsize, tensor_from
+from paramserver.tensors.finite import is_finite
+from paramserver.v1 import shard_pb2
+
+
+class BroughtState:
+    """Collects the pieces of an upload, each checked when it comes, and makes the state of chunks out of them."""
+
+    def __init__(self, tensors: ShardTensors) -> None:
+        self._tensors = tensors
+        self._rule = RULES[tensors.optimizer]
+        # By tensor and first element: the piece of a chunk that lies on this shard, and its type.
+        self._pieces: dict[tuple[int, int], tuple[Piece, str]] = {
+            (piece.tensor, piece.tensor_start): (piece, tensors.layout.chunks[index].dtype)
+            for index in tensors.states
+            for piece in tensors.layout.chunks[index].pieces
+        }
+        self._owned = frozenset(tensor for tensor, _ in self._pieces)
+        self._seen: set[tuple[int, str, int]] = set()
+        self._entries: dict[int, list[StateEntry]] = {}
+
+    def take(self, ref: shard_pb2.StateRef, data: memoryview) -> None:
+        """A piece has come. Raises ProtocolError unless it is of exactly one piece of a chunk of this shard."""
+        name = (ref.tensor, ref.key, ref.start)
+        if name in self._seen:
+            raise ProtocolError(f"the state {ref.key[:40]!r} of tensor {ref.tensor} comes twice")
+        if ref.key not in (self._rule.scalars if ref.scalar else self._rule.arrays) or ref.tensor not in self._owned:
+            raise ProtocolError(f"the state {ref.key[:40]!r} of tensor {ref.tensor} does not belong to this shard")
+        if ref.scalar:
+            elements, dtype = 1, "float32"
+            fits = ref.start == 0
+        else:
+            piece, dtype = self._pieces.get((ref.tensor, ref.start), (None, ""))
+            elements, fits = (piece.elements, True) if piece is not None else (0, False)
+        if not fits or ref.dtype != dtype or ref.bytes != elements * itemsize(dtype):
+            raise ProtocolError(
+                f"the state {ref.key!r} of tensor {ref.tensor} has another shape or type than its tensor"
+            )
+        values = tensor_from(data, dtype)
+        if not is_finite(values):
+            tensor = self._tensors.layout.tensors[ref.tensor].name
+            raise NonFiniteError(f"the optimizer state {ref.key} of {tensor!r} has a NaN or an infinite number")
+        self._seen.add(name)
+        self._entries.setdefault(ref.tensor, []).append((ref.tensor, ref.key, ref.start, values, ref.scalar))
+
+    def load(self, announced: int, groups: Sequence[Hypers]) -> dict[int, ChunkState]:
+        """The state of all chunks that were brought any, by chunk.
+
+        ``groups``: the hyper-parameters, which say what state there must be. Raises ProtocolError if some is missing.
+        """
+        if announced != len(self._seen):
+            raise ProtocolError(f"the stream announces {announced} pieces of state, but {len(self._seen)} came")
+        made: dict[int, ChunkState] = {}
+        for index in self._tensors.states:
+            chunk = self._tensors.layout.chunks[index]
+            entries = [entry for piece in chunk.pieces for entry in self._entries.get(piece.tensor, ())]
+            if entries:
+                made[index] = ChunkState(chunk, self._tensors.optimizer)
+                try:
+                    made[index].load(entries)
+                    made[index].check(groups[chunk.group])
+                except ModelError as error:
+                    raise ProtocolError(str(error)) from error
+        return made

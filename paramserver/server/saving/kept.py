@@ -1,0 +1,56 @@
+"""What a shard takes along to another timeline when scripts load weights or optimizer state (``ctx.load``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from paramserver.core.versions.ledger import Row
+from paramserver.server.arithmetic.apply import ChunkState
+from paramserver.server.running import RunningShard
+from paramserver.v1 import shard_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A version with its optimizer state, all copied, and all that had been counted up to it."""
+
+    version: int
+    weights: Mapping[int, torch.Tensor]
+    states: Mapping[int, ChunkState]
+    counted: Mapping[int, tuple[tuple[int, int], ...]]
+    applied: int
+    rows: list[Row]
+    folded_steps: int
+    names: Mapping[int, str]
+    skipped: int
+    samples: int
+    schedule: shard_pb2.Schedule
+
+    @classmethod
+    def of(cls, shard: RunningShard) -> Kept:
+        """The newest version of a shard that is at rest."""
+        state, tensors = shard.state, shard.tensors
+        return cls(
+            version=state.version,
+            weights={index: values.clone() for index, values in shard.versions[state.version].tensors.items()},
+            states={index: one.fork() for index, one in tensors.states.items()},
+            counted={epoch: tuple(ranges) for epoch, ranges in state.counted().items()},
+            applied=state.counters.applied,
+            rows=state.ledger.rows(),
+            folded_steps=state.ledger.folded_steps,
+            names=dict(shard.names),
+            skipped=tensors.skipped,
+            samples=tensors.samples,
+            schedule=tensors.schedule,
+        )
+
+    def begin(self, made: RunningShard) -> None:
+        """A new shard begins where this one was; what it holds is still to be staged."""
+        made.state.restore(self.counted, self.applied, self.rows, self.folded_steps)
+        made.names = {**self.names, **made.names}
+        made.tensors.skipped, made.tensors.samples = self.skipped, self.samples
+        made.tensors.schedule = self.schedule
+        made.kept = self

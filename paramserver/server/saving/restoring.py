@@ -1,0 +1,75 @@
+"""Reads a shard out of a checkpoint that any number of servers has written; everything is verified first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from paramserver.checkpoint.contents import Contents, ShardFacts
+from paramserver.checkpoint.manifest import Manifest
+from paramserver.checkpoint.place import Place
+from paramserver.checkpoint.tensorfile import TensorFile
+from paramserver.core.layout.hypers import RULES
+from paramserver.core.layout.plan import Chunk, Layout
+from paramserver.server.arithmetic.apply import StateEntry
+from paramserver.server.versions.shard import ShardTensors
+from paramserver.server.versions.version import Version
+from paramserver.tensors.dtypes import tensor_from, torch_dtype
+from paramserver.v1 import shard_pb2, types_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A shard as it was."""
+
+    version: Version
+    facts: ShardFacts
+
+
+def restore(
+    place: Place, manifest: Manifest, layout: Layout, optimizer: types_pb2.OptimizerSpec, tensors: ShardTensors
+) -> Restored:
+    """Fill ``tensors`` and return the version. Raises CheckpointError naming what is damaged or does not fit."""
+    with Contents(place, manifest) as contents:
+        facts = contents.check(layout, optimizer)
+        chunks = {chunk.index: _chunk(contents, layout, chunk) for chunk in tensors.chunks}
+        for index, state in tensors.states.items():
+            state.load(_state(contents, layout, layout.chunks[index], optimizer.name))
+    tensors.skipped, tensors.samples = facts.skipped, facts.samples
+    tensors.schedule = cast(shard_pb2.Schedule, facts.schedule)
+    return Restored(Version(manifest.version, tensors.chunks, chunks), facts)
+
+
+def _chunk(contents: Contents, layout: Layout, chunk: Chunk) -> torch.Tensor:
+    """A chunk's values in master type; padding is zero."""
+    flat = torch.zeros(chunk.elements, dtype=torch_dtype(chunk.dtype))
+    for piece in chunk.pieces:
+        file, name = contents.tensor(layout.tensors[piece.tensor], chunk.dtype)
+        data = tensor_from(memoryview(file.read(name, piece.tensor_start, piece.elements)), chunk.dtype)
+        flat[piece.chunk_start : piece.chunk_start + piece.elements] = data
+    return flat
+
+
+def _state(contents: Contents, layout: Layout, chunk: Chunk, optimizer: str) -> Iterator[StateEntry]:
+    """The optimizer state of the tensors that have elements in the chunk, as far as it overlaps them."""
+    scalars = RULES[optimizer].scalars
+    for piece in chunk.pieces:
+        seen: set[str] = set()
+        for part in contents.states(layout.tensors[piece.tensor].name):
+            if part.key in scalars:
+                if part.key not in seen:
+                    seen.add(part.key)
+                    yield piece.tensor, part.key, 0, _read(part.file, part.entry.name, 0, 1, part.entry.dtype), True
+                continue
+            lo = max(part.start, piece.tensor_start)
+            hi = min(part.start + part.entry.elements, piece.tensor_start + piece.elements)
+            if lo < hi:
+                data = _read(part.file, part.entry.name, lo - part.start, hi - lo, part.entry.dtype)
+                yield piece.tensor, part.key, lo, data, False
+
+
+def _read(file: TensorFile, entry: str, start: int, count: int, dtype: str) -> torch.Tensor:
+    return tensor_from(memoryview(bytearray(file.read(entry, start, count))), dtype)

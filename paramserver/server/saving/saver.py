@@ -1,0 +1,419 @@
+"""A shard's part of the checkpoints: copies of versions, taken in passing and written beside training.
+
+Weights need no copy, since a version never changes. The optimizer state is copied chunk by chunk: by the thread that
+writes, or by the step that is about to change a chunk, whichever comes first; what is written is let go of. A tensor is
+written whole, by the server that has its first element; what lies on other shards is fetched from their copies of the
+same version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import inspect
+import itertools
+import json
+import time
+from array import array
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import structlog
+import torch
+
+from paramserver import errors
+from paramserver.checkpoint.manifest import COPIES_KEPT, checkpoint_name
+from paramserver.checkpoint.place import Place
+from paramserver.checkpoint.tensorfile import Entry, FileInfo, write_tensors
+from paramserver.core.layout.plan import Chunk, Kind, Layout, Piece, Plan
+from paramserver.core.versions.ledger import Row
+from paramserver.server.arithmetic.apply import StateEntry
+from paramserver.server.versions.version import Version
+from paramserver.tensors.codec import chunk_frames, split_frame
+from paramserver.tensors.dtypes import buffer_of, in_model_type, tensor_from, torch_dtype
+from paramserver.tensors.finite import is_finite
+from paramserver.transport.base import Channel
+from paramserver.v1 import shard_pb2
+from paramserver.wire.messages import chunk_ref
+
+if TYPE_CHECKING:
+    from paramserver.core.versions.shard import ShardState
+    from paramserver.server.versions.shard import ShardTensors, StateCopy
+
+log = structlog.get_logger("paramserver.server")
+
+_FETCH_S = 120.0
+_CALL_S = 30.0
+_RETRY_S = 0.1
+_LOOK_S = 0.5
+_MASTERED = frozenset(("float16", "bfloat16", "float32", "float64"))
+
+
+@dataclass(slots=True)
+class _Copy:
+    """What a checkpoint needs of one version of this shard."""
+
+    version: Version
+    states: StateCopy
+    facts: str
+    # Who brought what has been counted (see core.ledger).
+    ledger: list[Row]
+    names: dict[int, str]
+    status: shard_pb2.CopyStatus
+    task: asyncio.Task[None] | None = field(default=None)
+    # Nobody needs it any more, although it is still being written.
+    released: bool = False
+    # Training goes on meanwhile: the state is copied at once, so that the next step need not wait for that.
+    hurry: bool = True
+
+
+class Saver:
+    """The copies of one shard on one timeline. Lives in one event loop; writes in a thread of its own."""
+
+    def __init__(
+        self,
+        place: Place,
+        plan: Plan,
+        config: shard_pb2.ConfigureRequest,
+        connect: Callable[[str], Channel],
+        told: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``connect`` opens a channel to another server; ``told`` is called when the status of a copy has changed."""
+        self.every = config.checkpoint_every
+        self.write_s = 0.0
+        self._place, self._plan, self._config = place, plan, config
+        self._connect, self._told = connect, told
+        self._peers = {peer.index: peer.address for peer in config.peers if peer.index != config.index}
+        self._channels: dict[int, Channel] = {}
+        self._copies: dict[int, _Copy] = {}
+        self._skipped: dict[int, shard_pb2.CopyStatus] = {}
+        # The newest version of which a copy was taken or skipped.
+        self._newest = -1
+        self._news = asyncio.Condition()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pieces = _pieces_of(plan.layout)
+        self._loop = asyncio.get_running_loop()
+        self._closed = False
+
+    # ---- taking and letting go
+
+    @property
+    def room(self) -> bool:
+        """Whether another copy may be taken."""
+        return len(self._copies) < COPIES_KEPT
+
+    def announce(self) -> None:
+        """Have the coordinator hear now how this shard stands."""
+        self._told()
+
+    def due(self, version: int) -> bool:
+        """Whether a checkpoint of this version is due. Synchronous shards take a copy by themselves then."""
+        return self.every > 0 and version % self.every == 0
+
+    def take(
+        self,
+        version: Version,
+        tensors: ShardTensors,
+        state: ShardState,
+        names: Mapping[int, str],
+        hurry: bool = True,
+    ) -> bool:
+        """Copy the newest version; False (and the status says so) if too many copies are not released yet.
+
+        ``hurry``: the next step is expected before it is written.
+        """
+        number = version.number
+        if number in self._copies:
+            return not self._copies[number].released
+        status = shard_pb2.CopyStatus(
+            timeline=self._config.timeline, version=number, revision=state.consistency.revision
+        )
+        if not self.room:
+            status.state, status.reason = shard_pb2.COPY_STATE_SKIPPED, "earlier checkpoints are still being written"
+            self._skipped[number] = status
+            self._newest = max(self._newest, number)
+            self._told()
+            return False
+        status.state = shard_pb2.COPY_STATE_WRITING
+        self._skipped.pop(number, None)
+        self._newest = max(self._newest, number)
+        facts, rows = _facts(number, tensors, state), state.ledger.rows()
+        copy = _Copy(version, tensors.copy_states(), facts, rows, dict(names), status, hurry=hurry)
+        self._copies[number] = copy
+        copy.task = asyncio.create_task(self._save(copy, tensors))
+        return True
+
+    def release(self, versions: Sequence[int]) -> None:
+        """Copies of these versions are of no use any more."""
+        for number in versions:
+            self._skipped.pop(number, None)
+            copy = self._copies.get(number)
+            if copy is not None and copy.status.state != shard_pb2.COPY_STATE_WRITING:
+                del self._copies[number]
+            elif copy is not None:
+                copy.released = True
+
+    def statuses(self) -> list[shard_pb2.CopyStatus]:
+        """What has become of the copies, oldest first."""
+        return [
+            status
+            for _, status in sorted({**self._skipped, **{n: copy.status for n, copy in self._copies.items()}}.items())
+        ]
+
+    async def _save(self, copy: _Copy, tensors: ShardTensors) -> None:
+        async with self._news:
+            self._news.notify_all()
+        started = time.monotonic()
+        status = copy.status
+        try:
+            await self._loop.run_in_executor(self._thread, lambda: self._write(copy, tensors))
+            status.state = shard_pb2.COPY_STATE_SAVED
+        except Exception as error:  # the top of a task: training goes on without this checkpoint
+            if not isinstance(error, errors.ParamServerError):
+                log.exception("a checkpoint could not be written", version=copy.version.number)
+            status.state, status.reason = shard_pb2.COPY_STATE_FAILED, str(error)
+        finally:
+            if copy.released:
+                del self._copies[copy.version.number]
+            tensors.drop_copy(copy.states)
+            self.write_s += time.monotonic() - started
+            self._told()
+
+    # ---- writing, in the thread
+
+    def _write(self, copy: _Copy, tensors: ShardTensors) -> None:
+        number, config = copy.version.number, self._config
+        parameters = [c for c in self._plan.chunks_of(config.index) if c.kind is Kind.PARAMETER]
+        if copy.hurry:
+            for chunk in parameters:
+                copy.states.keep(chunk.index)
+        where = checkpoint_name(number, config.timeline)
+        part = f"{config.index + 1:05d}-of-{config.servers:05d}.safetensors"
+        mine = self._mine()
+        weights = write_tensors(
+            self._place,
+            where,
+            f"model-{part}",
+            self._entries(mine),
+            self._values(copy, mine),
+            self._names(mine),
+            number,
+        )
+        entries = [*self._state_entries(copy, parameters), *self._other_entries(copy, mine)]
+        data = itertools.chain(self._state_values(copy, parameters), self._other_values(copy, mine))
+        facts = {"shard": copy.facts, "names": json.dumps(copy.names)}
+        optimizer = write_tensors(self._place, where, f"optimizer-{part}", entries, data, facts, number)
+        copy.status.weights.CopyFrom(_saved(weights))
+        copy.status.optimizer.CopyFrom(_saved(optimizer))
+        copy.status.finite = all(is_finite(copy.version.tensors[chunk.index]) for chunk in parameters)
+
+    def _state_entries(self, copy: _Copy, chunks: Sequence[Chunk]) -> Iterator[Entry]:
+        """Optimizer state as it will be written. A number for a whole tensor is there once."""
+        outlines = ((chunk, copy.states.outline(chunk.index)) for chunk in chunks)
+        for name, (tensor, _, _, value, scalar) in self._once(outlines):
+            spec = self._plan.layout.tensors[tensor]
+            shape = tuple(value.shape) if scalar or "@" in name.rpartition("/")[2] else spec.shape
+            yield Entry(name, str(value.dtype).removeprefix("torch."), shape)
+
+    def _state_values(self, copy: _Copy, chunks: Sequence[Chunk]) -> Iterator[memoryview | bytes]:
+        """The same, chunk by chunk, so that no more than a chunk is there twice while nothing changes."""
+        used = ((chunk, copy.states.use(chunk.index)) for chunk in chunks)
+        for _, (_, _, _, value, _) in self._once(used):
+            yield buffer_of(value.contiguous())
+
+    def _once(self, found: Iterable[tuple[Chunk, list[StateEntry]]]) -> Iterator[tuple[str, StateEntry]]:
+        """Each name in the file, and what is written under it."""
+        seen: set[str] = set()
+        for _, entries in found:
+            for entry in entries:
+                tensor, key, start, value, scalar = entry
+                spec = self._plan.layout.tensors[tensor]
+                whole = scalar or (start == 0 and value.numel() == spec.elements)
+                name = f"optimizer/{spec.name}/{key}" + ("" if whole else f"@{start}")
+                if name not in seen:
+                    seen.add(name)
+                    yield name, entry
+
+    def _other_entries(self, copy: _Copy, mine: Sequence[int]) -> Iterator[Entry]:
+        """Buffers in master type where the model's loses digits, and the ledger."""
+        for tensor in mine:
+            spec = self._plan.layout.tensors[tensor]
+            if spec.dtype not in _MASTERED:
+                yield Entry(f"master/{spec.name}", "float64", spec.shape)
+        if copy.ledger:
+            yield Entry("ledger", "int64", (len(copy.ledger), 5))
+
+    def _other_values(self, copy: _Copy, mine: Sequence[int]) -> Iterator[memoryview | bytes]:
+        for tensor in mine:
+            if self._plan.layout.tensors[tensor].dtype not in _MASTERED:
+                yield from self._master(copy, tensor)
+        if copy.ledger:
+            yield array("q", [number for row in copy.ledger for number in row]).tobytes()
+
+    def _mine(self) -> list[int]:
+        """The tensors that this server writes: those whose first element it has."""
+        owner, index = self._plan.owner, self._config.index
+        return [
+            tensor
+            for tensor, pieces in enumerate(self._pieces)
+            if (owner[pieces[0][0].index] if pieces else 0) == index
+        ]
+
+    def _entries(self, tensors: Sequence[int]) -> list[Entry]:
+        layout = self._plan.layout
+        entries = []
+        for tensor in tensors:
+            spec = layout.tensors[tensor]
+            master = layout.segments[layout.placements[tensor].segment].dtype
+            entries.append(Entry(spec.name, master if spec.dtype in _MASTERED else spec.dtype, spec.shape))
+        return entries
+
+    def _names(self, tensors: Sequence[int]) -> dict[str, str]:
+        specs = [self._plan.layout.tensors[tensor] for tensor in tensors]
+        return {
+            "format": "pt",
+            "aliases": json.dumps({spec.name: list(spec.aliases) for spec in specs if spec.aliases}),
+            "not_persistent": json.dumps([spec.name for spec in specs if not spec.persistent]),
+        }
+
+    def _values(self, copy: _Copy, tensors: Sequence[int]) -> Iterator[memoryview | bytes]:
+        for tensor in tensors:
+            spec = self._plan.layout.tensors[tensor]
+            parts = self._master(copy, tensor)
+            if spec.dtype in _MASTERED:
+                yield from parts
+                continue
+            flat = torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.float64) if spec.elements else None
+            if flat is not None:
+                yield buffer_of(in_model_type(flat, torch_dtype(spec.dtype)).view(torch.uint8))
+
+    def _master(self, copy: _Copy, tensor: int) -> Iterator[memoryview]:
+        """The bytes of a tensor in master type, piece by piece."""
+        for chunk, piece in self._pieces[tensor]:
+            flat = self._chunk(copy, chunk)
+            yield buffer_of(flat[piece.chunk_start : piece.chunk_start + piece.elements])
+
+    _fetched: tuple[int, int, torch.Tensor] | None = None
+
+    def _chunk(self, copy: _Copy, chunk: Chunk) -> torch.Tensor:
+        own = copy.version.tensors.get(chunk.index)
+        if own is not None:
+            return own
+        number = copy.version.number
+        if self._fetched is None or self._fetched[:2] != (number, chunk.index):
+            self._fetched = (number, chunk.index, self._wait_for(self._fetch(copy, chunk)))
+        return self._fetched[2]
+
+    def _wait_for(self, fetching: Coroutine[Any, Any, torch.Tensor]) -> torch.Tensor:
+        """In the thread, which must not outlive a loop that has ended. Raises CheckpointError if it has."""
+        try:
+            future = asyncio.run_coroutine_threadsafe(fetching, self._loop)
+        except RuntimeError as error:  # the loop is closed
+            fetching.close()
+            raise errors.CheckpointError("this server has ended") from error
+        while not concurrent.futures.wait([future], _LOOK_S).done:
+            if self._closed or self._loop.is_closed():
+                future.cancel()
+                if inspect.getcoroutinestate(fetching) == inspect.CORO_CREATED:
+                    fetching.close()
+                raise errors.CheckpointError("this server ends, or goes back to an earlier checkpoint")
+        return future.result()
+
+    # ---- between servers
+
+    async def _fetch(self, copy: _Copy, chunk: Chunk) -> torch.Tensor:
+        """A chunk of another server's copy of the same version. Raises CheckpointError if it cannot be had."""
+        version = copy.version.number
+        server = self._plan.owner[chunk.index]
+        channel = self._channels.get(server)
+        if channel is None:
+            channel = self._channels[server] = self._connect(self._peers[server])
+        request = shard_pb2.CopiedRequest(
+            job=self._config.job, timeline=self._config.timeline, version=version, chunks=[chunk.index]
+        )
+        deadline = time.monotonic() + _FETCH_S
+        while True:
+            try:
+                async with aclosing(channel.download("Shard.Copied", request, timeout=_CALL_S)) as frames:
+                    async for raw in frames:
+                        for ref, data in split_frame(raw)[1]:
+                            if isinstance(ref, shard_pb2.ChunkRef) and ref.index == chunk.index:
+                                return tensor_from(data, chunk.dtype)
+                raise errors.CheckpointError(f"server-{server} did not send chunk {chunk.index} of version {version}")
+            except errors.RetryableError as error:
+                if copy.released:
+                    raise errors.CheckpointError("not all servers have copied that version") from error
+                if time.monotonic() > deadline:
+                    raise errors.CheckpointError(f"server-{server} does not give its part: {error}") from error
+                await asyncio.sleep(_RETRY_S)
+            except errors.StaleViewError as error:
+                raise errors.CheckpointError(f"server-{server} has no such copy: {error}") from error
+
+    async def copied(self, version: int, chunks: Sequence[int], wait_s: float = 1.0) -> list[bytes]:
+        """Frames with these chunks of the copy of ``version``, waiting for it if it has not been taken yet.
+
+        Raises GoneError if there is none and will be none, UnavailableError if it does not come in time.
+        """
+        try:
+            async with asyncio.timeout(wait_s), self._news:
+                await self._news.wait_for(lambda: version in self._copies or version <= self._newest)
+        except TimeoutError as error:
+            raise errors.UnavailableError(f"version {version} has not been copied here yet") from error
+        copy = self._copies.get(version)
+        if copy is None:
+            raise errors.GoneError(f"there is no copy of version {version} here")
+        layout = self._plan.layout
+        if len({*chunks}) != len(chunks):
+            raise errors.ProtocolError("a chunk was asked for twice")
+        if any(index not in copy.version.tensors for index in chunks):
+            raise errors.ProtocolError("a chunk was asked for that does not lie on this server")
+        parts = [(chunk_ref(layout.chunks[index]), buffer_of(copy.version.tensors[index])) for index in chunks]
+        return list(chunk_frames(None, parts))
+
+    async def close(self) -> None:
+        """Give up what is not written yet."""
+        self._closed = True
+        tasks = [copy.task for copy in self._copies.values() if copy.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(channel.close() for channel in self._channels.values()), return_exceptions=True)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _pieces_of(layout: Layout) -> list[list[tuple[Chunk, Piece]]]:
+    """By tensor: where its elements lie, in order."""
+    pieces: list[list[tuple[Chunk, Piece]]] = [[] for _ in layout.tensors]
+    for chunk in layout.chunks:
+        for piece in chunk.pieces:
+            pieces[piece.tensor].append((chunk, piece))
+    return pieces
+
+
+def _saved(info: FileInfo) -> shard_pb2.SavedFile:
+    return shard_pb2.SavedFile(name=info.name, bytes=info.bytes, sha256=info.sha256)
+
+
+def _facts(version: int, tensors: ShardTensors, state: ShardState) -> str:
+    """What a shard knows beside its tensors, as JSON; equal on all shards of a consistent cut."""
+    return json.dumps(
+        {
+            "version": version,
+            "applied": state.counters.applied,
+            "skipped": tensors.skipped,
+            "samples": tensors.samples,
+            "schedule": int(tensors.schedule),
+            "mode": state.consistency.mode.value,
+            "revision": state.consistency.revision,
+            "folded_steps": state.ledger.folded_steps,
+            "counted": {str(epoch): [list(part) for part in ranges] for epoch, ranges in state.counted().items()},
+        }
+    )
+
+
+def place_of(config: shard_pb2.ConfigureRequest) -> Place | None:
+    """Where this job keeps checkpoints, None if nowhere."""
+    return Place(config.checkpoints) if config.checkpoints else None

@@ -1,0 +1,328 @@
+"""The tensors of one shard: makes versions out of contributions. Runs in the server's arithmetic thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from paramserver.core.layout.plan import Chunk, Kind, Layout
+from paramserver.core.versions.names import AsyncName, SyncName
+from paramserver.core.versions.reduction import Node
+from paramserver.errors import NonFiniteError
+from paramserver.failpoints import planned, reach
+from paramserver.server.arithmetic.apply import ChunkState, StateEntry, apply_buffers
+from paramserver.server.arithmetic.combine import Sum, combine
+from paramserver.server.team import Team
+from paramserver.server.versions.receive import first_non_finite
+from paramserver.server.versions.version import Version
+from paramserver.v1 import shard_pb2
+
+if TYPE_CHECKING:
+    from paramserver.core.versions.names import Name
+
+# With less than that to do, one thread is done before others have begun.
+_ALONE_BYTES = 512 << 10
+Hypers = Mapping[str, float | bool | tuple[float, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """A contribution that passed all checks.
+
+    ``chunks``: by chunk index, the sum over its slices of (samples × mean gradient), and for buffers of
+    (samples × change); chunks without a used tensor are not there. ``groups``: hyper-parameters per parameter group.
+    """
+
+    name: Name
+    worker: int
+    samples: int
+    overflow: bool
+    base_version: int
+    used: frozenset[int]
+    groups: tuple[Hypers, ...]
+    chunks: Mapping[int, torch.Tensor]
+    # Above 0: the global norm to which the step's gradient is clipped.
+    clip_norm: float = 0.0
+    # How its worker's script advances the schedule; 0: the worker does not know yet.
+    schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_UNSPECIFIED
+    # All numbers have been seen to be finite by this server, not only by the worker.
+    checked: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """A version that is being made."""
+
+    base: Version
+    parts: tuple[Contribution, ...]
+    samples: int
+    used: frozenset[int]
+    leader: Contribution
+
+    def used_in(self, chunk: Chunk) -> frozenset[int]:
+        """The tensors in a chunk that change."""
+        return frozenset([piece.tensor for piece in chunk.pieces if piece.tensor in self.used])
+
+
+class StateCopy:
+    """The optimizer state of one version, chunk by chunk: copied by whoever comes to a chunk first, and used once."""
+
+    def __init__(self, states: Mapping[int, ChunkState], lock: threading.Lock) -> None:
+        self._states, self._lock = states, lock
+        self._copies: dict[int, list[StateEntry]] = {}
+        self._used: set[int] = set()
+
+    def keep(self, index: int) -> None:
+        """See to it that :meth:`use` gives the state of a chunk as it is, whatever happens to it afterwards."""
+        with self._lock:
+            if index not in self._copies and index not in self._used:
+                self._copies[index] = self._copy(index)
+
+    def outline(self, index: int) -> list[StateEntry]:
+        """What :meth:`use` will give but for the numbers, which may be changing."""
+        with self._lock:
+            return self._copies[index] if index in self._copies else list(self._states[index].export())
+
+    def use(self, index: int) -> list[StateEntry]:
+        """The state of a chunk as it was; it is not kept any longer."""
+        with self._lock:
+            self._used.add(index)
+            return self._copies.pop(index) if index in self._copies else self._copy(index)
+
+    def forget(self) -> None:
+        """Nobody will use what has not been used."""
+        with self._lock:
+            self._used.update(self._states)
+            self._copies.clear()
+
+    def _copy(self, index: int) -> list[StateEntry]:
+        return [(*e[:3], e[3].clone(), e[4]) for e in self._states[index].export()]
+
+
+class ShardTensors:
+    """Weights and optimizer state of the chunks that one server holds.
+
+    Runs in the server's arithmetic thread; the copies of :meth:`copy_states` may be read by another one.
+    """
+
+    def __init__(self, layout: Layout, chunks: Sequence[Chunk], optimizer: str, team: Team | None = None) -> None:
+        """``team``: threads that work on a chunk each; the bits are the same with any number of them."""
+        self.layout = layout
+        self._team = team or Team()
+        self.chunks = tuple(chunks)
+        self.optimizer = optimizer
+        self.skipped = 0
+        # Samples that all versions together were made of.
+        self.samples = 0
+        self.schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_UNSPECIFIED
+        # Seconds that updates have waited for copies of the optimizer state.
+        self.copy_s = 0.0
+        self.states = {c.index: ChunkState(c, optimizer) for c in chunks if c.kind is Kind.PARAMETER}
+        # Held by whoever reads the state of a chunk outside of an update.
+        self._lock = threading.Lock()
+        self._copying: tuple[StateCopy, ...] = ()
+        self._listing = threading.Lock()
+
+    def chunks_used(self, used: frozenset[int]) -> dict[int, Chunk]:
+        """The chunks that a contribution with these used tensors must bring."""
+        return {chunk.index: chunk for chunk in self.chunks if chunk.kind is not Kind.FROZEN and chunk.uses(used)}
+
+    def build(
+        self,
+        base: Version,
+        contributions: Sequence[Contribution],
+        clipped: Mapping[int, torch.Tensor] | None = None,
+        space: Callable[[Chunk], torch.Tensor] | None = None,
+        drafted: Mapping[int, tuple[torch.Tensor, ChunkState | None]] | None = None,
+    ) -> Version:
+        """The version after ``base``: contributions in the order of their slices, combined and applied once.
+
+        Skipped (same weights, counted in ``skipped``) if a gradient of the step was not finite; unchanged if no sample
+        counted. ``clipped``: the gradients to apply, by chunk, where they have been combined and clipped already.
+        ``space``: memory for the new version; then all of its chunks but frozen ones lie there, unless it is the same
+        as ``base``. ``drafted``: what :meth:`drafted` has made of the same contributions. Works in several threads.
+
+        Raises NonFiniteError if the combined gradient of contributions that nobody has checked is not finite.
+        """
+        making = self.making(base, contributions)
+        self.samples += making.samples
+        self.schedule = making.leader.schedule or self.schedule
+        if any(c.overflow for c in contributions):
+            self.skipped += 1
+            return Version(base.number + 1, self.chunks, base.tensors)
+        if not making.samples:
+            return Version(base.number + 1, self.chunks, base.tensors)
+
+        def following(chunk: Chunk) -> torch.Tensor:
+            out = None if space is None else space(chunk)
+            if drafted is not None and chunk.index in drafted:
+                weights, state = drafted[chunk.index]
+                if state is not None:
+                    self._copy_first(chunk.index)
+                    self.states[chunk.index] = state
+                return weights if out is None else out.copy_(weights)
+            return self._next(chunk, making, None if clipped is None else clipped.get(chunk.index), out)[0]
+
+        moving = [chunk for chunk in self.chunks if chunk.kind is not Kind.FROZEN]
+        made = self._each(following, moving)
+        tensors = {**base.tensors, **{chunk.index: new for chunk, new in zip(moving, made, strict=True)}}
+        return Version(base.number + 1, self.chunks, tensors)
+
+    @staticmethod
+    def making(base: Version, contributions: Sequence[Contribution]) -> Making:
+        """What all chunks of the version after ``base`` have in common, should it be made of these contributions."""
+        samples = sum(c.samples for c in contributions)
+        return Making(base, tuple(contributions), samples, used_by(contributions), leading(contributions))
+
+    def drafted(self, chunk: Chunk, making: Making) -> tuple[torch.Tensor, ChunkState | None]:
+        """A chunk of a version that is perhaps going to be; the contributions need have no more than this chunk.
+
+        Changes nothing: the state that goes with it (None: as it is) is a copy. See :meth:`build`.
+        """
+        return self._next(chunk, making, fork=True)
+
+    def _next(
+        self,
+        chunk: Chunk,
+        making: Making,
+        gradient: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        fork: bool = False,
+    ) -> tuple[torch.Tensor, ChunkState | None]:
+        """The next weights of a chunk, in ``out`` if given, and the state that was updated, if there is any.
+
+        ``gradient``: if it is known already. ``fork``: the state is a copy, and that of the shard stays as it is.
+        """
+        here = making.used_in(chunk)
+        weights = making.base.tensors[chunk.index]
+        if not here:
+            return (weights if out is None else out.copy_(weights)), None
+        if chunk.kind is Kind.BUFFER:
+            change = self._change(chunk, making.base, making.parts, making.samples)
+            return apply_buffers(weights, change, out), None
+        summed = self._summed(chunk, weights, making.parts, making.samples) if gradient is None else Sum.of(gradient)
+        if fork:
+            with self._lock:
+                state = self.states[chunk.index].fork()
+        else:
+            self._copy_first(chunk.index)
+            state = self.states[chunk.index]
+        reach("apply.mid", making.base.number)
+        new = state.step(weights, summed, here, making.leader.groups[chunk.group], out)
+        self._check(chunk, summed, making.parts)
+        reach("apply.after_weights_before_opt", making.base.number)
+        return new, state
+
+    def _each(self, work: Callable[[Chunk], torch.Tensor], chunks: Sequence[Chunk]) -> list[torch.Tensor]:
+        # A planned fault strikes between two chunks, in the thread that is known to be this server's.
+        small = sum(chunk.nbytes for chunk in chunks) <= _ALONE_BYTES
+        if small or planned("apply.mid") or planned("apply.after_weights_before_opt"):
+            return [work(chunk) for chunk in chunks]
+        return self._team.each(work, chunks)
+
+    def gradients(self, base: Version, contributions: Sequence[Contribution]) -> dict[int, torch.Tensor]:
+        """The combined gradient of every chunk of parameters that has one; nothing if the step changes no weights."""
+        samples = sum(c.samples for c in contributions)
+        if not samples or any(c.overflow for c in contributions):
+            return {}
+        used = used_by(contributions)
+        wanted = [chunk for chunk in self.chunks if chunk.kind is Kind.PARAMETER and chunk.uses(used)]
+
+        def whole(chunk: Chunk) -> torch.Tensor:
+            summed = self._summed(chunk, base.tensors[chunk.index], contributions, samples)
+            gradient = summed.whole()
+            self._check(chunk, summed, contributions)
+            return gradient
+
+        found = self._team.each(whole, wanted)
+        return {chunk.index: gradient for chunk, gradient in zip(wanted, found, strict=True)}
+
+    def _summed(self, chunk: Chunk, weights: torch.Tensor, contributions: Sequence[Contribution], samples: int) -> Sum:
+        """The gradient of a step. Who has used it up calls :meth:`_check`."""
+        nodes, of = self._nodes(chunk, weights, contributions)
+        divisor = 1.0 if self.optimizer == "sum" else float(samples)
+        return Sum(nodes, of, divisor, look=not all(c.checked for c in contributions))
+
+    def _check(self, chunk: Chunk, summed: Sum, contributions: Sequence[Contribution]) -> None:
+        """Raises NonFiniteError if something in a gradient is not finite that its worker has called so."""
+        if summed.finite:
+            return
+        for one in contributions:  # a sum of finite numbers may overflow, and is then applied as it is
+            part = None if one.checked else one.chunks.get(chunk.index)
+            bad = None if part is None else first_non_finite(self.layout, {chunk.index: part})
+            if bad is not None:
+                raise NonFiniteError(
+                    f"the gradient of {bad!r} is not finite, although worker {one.worker} says it has checked it"
+                )
+
+    def _change(self, chunk: Chunk, base: Version, contributions: Sequence[Contribution], samples: int) -> torch.Tensor:
+        """The mean change of buffers."""
+        nodes, of = self._nodes(chunk, base.tensors[chunk.index], contributions)
+        return combine(nodes, of, self._buffer_divisor(base, contributions, samples))
+
+    def _nodes(
+        self, chunk: Chunk, like: torch.Tensor, contributions: Sequence[Contribution]
+    ) -> tuple[list[tuple[Node, torch.Tensor]], int]:
+        """A contribution without this chunk adds zeros, exactly as if its worker had summed it with its neighbour."""
+        nodes: list[tuple[Node, torch.Tensor]] = []
+        of = 1
+        for contribution in contributions:
+            name = contribution.name
+            node: Node = (0, 1)
+            if isinstance(name, SyncName):
+                node, of = (name.lo, name.hi), name.of
+            part = contribution.chunks.get(chunk.index)
+            nodes.append((node, part if part is not None else torch.zeros_like(like)))
+        return nodes, of
+
+    @staticmethod
+    def _buffer_divisor(base: Version, contributions: Sequence[Contribution], samples: int) -> float:
+        """Asynchronous: a change measured on an old version counts one part in the number of versions since."""
+        first = contributions[0]
+        if isinstance(first.name, AsyncName):
+            return float(samples * (max(0, base.number - first.base_version) + 1))
+        return float(samples)
+
+    def copy_states(self) -> StateCopy:
+        """A copy of the optimizer state as it is now, between two updates; give it back with :meth:`drop_copy`."""
+        copy = StateCopy(self.states, self._lock)
+        with self._listing:
+            self._copying = (*self._copying, copy)
+        return copy
+
+    def drop_copy(self, copy: StateCopy) -> None:
+        """All of it has been used, or nobody needs the rest."""
+        with self._listing:
+            self._copying = tuple(other for other in self._copying if other is not copy)
+        copy.forget()
+
+    def _copy_first(self, index: int) -> None:
+        """An update is about to change the state of this chunk."""
+        if self._copying:
+            started = time.monotonic()
+            for copy in self._copying:
+                copy.keep(index)
+            self.copy_s += time.monotonic() - started
+
+    def export_state(self) -> list[StateEntry]:
+        """Copies of the optimizer state by chunk: (tensor, key, first element, data, is one number for the tensor)."""
+        copy = StateCopy(self.states, self._lock)
+        return [entry for index in sorted(self.states) for entry in copy.use(index)]
+
+
+def leading(contributions: Sequence[Contribution]) -> Contribution:
+    """The contribution whose hyper-parameters count: the first whose worker knows the schedule.
+
+    Whoever has just come has not advanced its schedule yet, so its hyper-parameters may be those of the start.
+    """
+    return next((c for c in contributions if c.schedule), contributions[0])
+
+
+def used_by(contributions: Sequence[Contribution]) -> frozenset[int]:
+    """The tensors of which some contribution has a gradient (or a change)."""
+    return frozenset().union(*(c.used for c in contributions))

@@ -1,0 +1,1 @@
+"""Simulated time: events, cores, links, and what is to blame for a wait."""

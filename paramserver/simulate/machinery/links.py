@@ -1,0 +1,138 @@
+"""Links of hosts: full duplex, so each host has one port that sends and one that receives, of the same bandwidth.
+
+What a call carries is a stream of blocks. A port shares its bandwidth among the streams that have something there, as
+TCP does: by their weights, which are equal only if TCP is fair. A block goes through both ports at the same time, as
+packets do, and where it has to wait at the second one, a switch holds it: there is room for all, and nothing is lost.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from paramserver.simulate.machinery.blame import Chain, Part, longer
+from paramserver.simulate.machinery.clock import VirtualClock
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """One call's way from a sending to a receiving port. ``rate``: at most so many bytes per second at its end.
+
+    ``sent_by``, ``taken_by``: whose link the two ports are. ``weight``: of its share of a port.
+    """
+
+    to: ReceivingPort
+    rate: float
+    sent_by: Part
+    taken_by: Part
+    weight: float = 1.0
+    # Up to where, in bytes by weight, the two ports have been asked to serve it.
+    at_sender: float = 0.0
+    at_receiver: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """Some bytes of a stream, sent since ``begun_at``. ``arrived`` hears the chain."""
+
+    stream: Stream
+    nbytes: float
+    begun_at: float
+    chain: Chain
+    arrived: Callable[[Chain], None]
+    # When the sending port began with it, and when it is through there.
+    left_at: float = 0.0
+    sent_at: float = 0.0
+
+
+class _Fair:
+    """Blocks in the order in which a port serves them: a stream that has had less, by its weight, comes first."""
+
+    def __init__(self) -> None:
+        self._blocks: list[tuple[float, int, Block]] = []
+        self._numbers = itertools.count()
+        self._at = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self._blocks)
+
+    def push(self, block: Block, before: float) -> float:
+        """One more block of a stream that was served up to ``before``; up to where it is then."""
+        at = max(self._at, before)
+        heapq.heappush(self._blocks, (at, next(self._numbers), block))
+        return at + block.nbytes / block.stream.weight
+
+    def pop(self) -> Block:
+        """The next one."""
+        self._at, _, block = heapq.heappop(self._blocks)
+        return block
+
+
+class SendingPort:
+    """The sending side of a host's link. ``rate``: bytes per second."""
+
+    def __init__(self, clock: VirtualClock, rate: float) -> None:
+        self.rate = rate
+        self._clock = clock
+        self._blocks = _Fair()
+        self._busy = False
+
+    def send(self, block: Block) -> None:
+        """Begin with a block, beside those of other streams."""
+        block.stream.at_sender = self._blocks.push(block, block.stream.at_sender)
+        if not self._busy:
+            self._busy = True
+            self._clock.at(self._clock.now, self._next)  # after whatever else is sent at this moment
+
+    def _next(self) -> None:
+        self._busy = bool(self._blocks)
+        if not self._busy:
+            return
+        block, now = self._blocks.pop(), self._clock.now
+        block.left_at, block.sent_at = now, now + block.nbytes / self.rate
+        block.stream.to.take(block)
+        self._clock.at(block.sent_at, self._next)
+
+
+class ReceivingPort:
+    """The receiving side of a host's link."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        self._blocks = _Fair()
+        self._busy = False
+        self._busy_since = 0.0
+
+    def take(self, block: Block) -> None:
+        """A block begins to come."""
+        block.stream.at_receiver = self._blocks.push(block, block.stream.at_receiver)
+        if not self._busy:
+            self._busy, self._busy_since = True, self._clock.now
+            self._next()
+
+    def _next(self) -> None:
+        self._busy = bool(self._blocks)
+        if self._busy:
+            block, now = self._blocks.pop(), self._clock.now
+            took_s = block.nbytes / block.stream.rate
+            self._clock.at(max(now + took_s, block.sent_at), lambda: self._through(block, now, took_s))
+
+    def _through(self, block: Block, began_at: float, took_s: float) -> None:
+        chain = self._blamed(block, began_at, took_s)
+        self._next()
+        block.arrived(chain)
+
+    def _blamed(self, block: Block, began_at: float, took_s: float) -> Chain:
+        """The chain of a block that this port began with at ``began_at``.
+
+        If it has waited for that longer than it takes itself, all since this port has been busy is put down to it, and
+        else everything to the sending port.
+        """
+        now, stream = self._clock.now, block.stream
+        if began_at - block.left_at <= took_s:
+            return longer(block.chain, stream.sent_by, now - block.begun_at)
+        since = min(now, max(block.begun_at, self._busy_since))
+        chain = longer(block.chain, stream.sent_by, since - block.begun_at)
+        return longer(chain, stream.taken_by, now - since)

@@ -1,0 +1,1 @@
+"""The simulated cluster: hosts, servers, and workers in both modes."""

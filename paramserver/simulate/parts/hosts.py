@@ -1,0 +1,97 @@
+"""Machines and the processes on them, and how bytes get from one process to another."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from paramserver.simulate.costs import Costs
+from paramserver.simulate.machinery.blame import Chain, Part, longer
+from paramserver.simulate.machinery.clock import VirtualClock
+from paramserver.simulate.machinery.cores import Cores, Thread
+from paramserver.simulate.machinery.links import Block, ReceivingPort, SendingPort, Stream
+from paramserver.simulate.parts.pieces import Piece
+
+# However uneven the shares of a link are, none is smaller than this part of an even one.
+_LEAST_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Host:
+    """A machine with its link: what it sends, what it takes in at ``rate`` bytes per second, and its processors."""
+
+    up: SendingPort
+    down: ReceivingPort
+    rate: float
+    cores: Cores
+
+
+def host(clock: VirtualClock, bandwidth: float, cores: Cores) -> Host:
+    """A machine whose link carries so many bytes per second in each direction."""
+    return Host(SendingPort(clock, bandwidth), ReceivingPort(clock), bandwidth, cores)
+
+
+class Program:
+    """A process: where it runs, the threads that send bytes and take them in, and that of its event loop.
+
+    ``part``: what is blamed if its link is what keeps others. ``shares``: it shares memory with others on its host.
+    """
+
+    def __init__(self, host: Host, part: Part, shares: bool = False) -> None:
+        self.host, self.part, self._shares = host, part, shares
+        self.sends, self.takes, self.loop = (Thread(host.cores) for _ in range(3))
+
+    def near(self, other: Program) -> bool:
+        """Whether nothing travels between the two."""
+        return self._shares and self.host is other.host
+
+
+class Network:
+    """Opens streams between processes; how evenly these share a link is drawn from ``seed``."""
+
+    def __init__(self, clock: VirtualClock, costs: Costs, seed: int = 0) -> None:
+        self._clock, self._costs = clock, costs
+        self._random = random.Random(f"shares/{seed}")
+
+    def open(self, source: Program, to: Program, bytes_s: float) -> Transfer:
+        """A stream of one call, at most so fast."""
+        weight = 1.0
+        if self._costs.uneven:
+            weight = max(_LEAST_SHARE, self._random.gauss(1.0, self._costs.uneven))
+        stream = Stream(to.host.down, min(to.host.rate, bytes_s), source.part, to.part, weight)
+        return Transfer(self._clock, self._costs, source, to, stream)
+
+
+class Transfer:
+    """One call's bytes: the sender makes and copies frames, they go over both links, the receiver takes them in."""
+
+    def __init__(self, clock: VirtualClock, costs: Costs, source: Program, to: Program, stream: Stream) -> None:
+        self._clock, self._costs = clock, costs
+        self._source, self._to, self._stream = source, to, stream
+
+    def send(self, piece: Piece, chain: Chain, arrived: Callable[[Chain], None]) -> None:
+        """Send a piece after those before; ``arrived`` hears the chain."""
+        costs, began_at = self._costs, self._clock.now
+        frames_s = costs.frame_s / 2 * piece.frames
+
+        def encoded() -> None:
+            self._source.sends.run(costs.send_ns * 1e-9 * piece.nbytes, copied)
+
+        def copied() -> None:
+            now = self._clock.now
+            onward = longer(chain, Part.COPIES, now - began_at)
+            if self._source.host is self._to.host:  # over loopback
+                came(onward)
+            else:
+                self._source.host.up.send(Block(self._stream, piece.nbytes, now, onward, came))
+
+        def came(chain: Chain) -> None:
+            came_at = self._clock.now
+
+            def done() -> None:
+                arrived(longer(chain, Part.COPIES, self._clock.now - came_at))
+
+            self._to.takes.run(costs.take_ns * 1e-9 * piece.nbytes, lambda: self._to.loop.run(frames_s, done))
+
+        self._source.loop.run(frames_s, encoded)

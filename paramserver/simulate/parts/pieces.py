@@ -1,0 +1,37 @@
+"""Into what the model is cut: the chunks of a real plan, several of them together where they are many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paramserver.core.layout.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some chunks of one server. ``ready``: after which part of a backward pass, 0 to 1, their gradients are there.
+
+    ``frames``: in how many messages they travel.
+    """
+
+    nbytes: int
+    ready: float
+    frames: int = 1
+
+
+def pieces_of(plan: Plan, most: int) -> list[list[Piece]]:
+    """The pieces of each server, in the order of the layout; about ``most`` in all, but one for each that has any."""
+    chunks = plan.layout.chunks
+    together = -(-len(chunks) // max(1, most))
+    found = []
+    for server in range(plan.servers):
+        own = plan.chunks_of(server)
+        rows = [own[at : at + together] for at in range(0, len(own), together)]
+        found.append([_piece([chunk.nbytes for chunk in row], row[0].index, len(chunks)) for row in rows])
+    return found
+
+
+def _piece(sizes: Sequence[int], first: int, of: int) -> Piece:
+    # A backward pass begins with the last layers.
+    return Piece(sum(sizes), (of - first) / of, len(sizes))

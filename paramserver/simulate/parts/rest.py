@@ -1,0 +1,38 @@
+"""What of a version is still to come when a simulated worker goes on with it: as `worker.weights.arriving` has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from paramserver.simulate.machinery.blame import Chain
+from paramserver.simulate.machinery.clock import Signal
+
+# If less than this is still to come from a server, it is waited for at once; `worker.weights.arriving` says the same.
+LEAST_BYTES = 1 << 20
+
+
+class Rest:
+    """Pieces of one server. ``needed``: by piece, from which part of the forward pass on, 0 to 1."""
+
+    def __init__(self, needed: Mapping[int, float]) -> None:
+        self._left = dict(needed)
+        self._part = 0.0
+        self._waits: Signal[Chain] | None = None
+
+    def came(self, piece: int, chain: Chain) -> None:
+        """A piece is here."""
+        self._left.pop(piece, None)
+        if self._waits is not None and not self._lacks():
+            waits, self._waits = self._waits, None
+            waits.set(chain)
+
+    def until(self, part: float) -> Signal[Chain] | None:
+        """Comes when all is here that the forward pass needs before it is over to this part; None: that is so now."""
+        self._part = part
+        if not self._lacks():
+            return None
+        self._waits = Signal()
+        return self._waits
+
+    def _lacks(self) -> bool:
+        return any(needed < self._part for needed in self._left.values())

@@ -1,0 +1,70 @@
+"""Which process is on which host, and how much of the model each server takes; decided as a coordinator does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paramserver.core.layout.placement import Seat, choose
+from paramserver.core.layout.plan import Layout, Plan, TensorSpec, link_chunk_bytes, make_layout, make_plan
+from paramserver.errors import ConfigError
+from paramserver.simulate.scenario import Scenario
+
+# Threads of a server, where nobody says how many.
+_MOST_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Seating:
+    """By worker and by server, the name of its host; what each server has of the model, and how many threads."""
+
+    workers: list[str]
+    servers: list[str]
+    plan: Plan
+    threads: int
+
+
+def seating(scenario: Scenario) -> Seating:
+    """Raises ConfigError if the servers do not allow the placement that is asked for."""
+    seats = _servers(scenario)
+    layout = _layout(scenario)
+    try:
+        shares = choose(scenario.placement, lambda: layout, seats, scenario.workers)
+    except ValueError as error:
+        raise ConfigError(f'--placement is "{scenario.placement}", but {error}') from error
+    plan = make_plan(layout, scenario.servers, shares)
+    return Seating(_workers(scenario), [seat.host for seat in seats], plan, _threads(scenario, seats))
+
+
+def shares_memory(scenario: Scenario) -> bool:
+    """Whether processes on one host share memory. Raises ConfigError if they should but cannot."""
+    if scenario.transport == "shm" and scenario.hosts != 1:
+        raise ConfigError('--transport is "shm", but workers and servers are on several hosts: add --hosts 1')
+    return scenario.transport != "grpc"
+
+
+def _workers(scenario: Scenario) -> list[str]:
+    return [f"h{rank % scenario.hosts}" if scenario.hosts else f"w{rank}" for rank in range(scenario.workers)]
+
+
+def _servers(scenario: Scenario) -> list[Seat]:
+    if scenario.hosts:
+        return [Seat(f"h{index % scenario.hosts}") for index in range(scenario.servers)]
+    alone = scenario.alone
+    seats = [Seat(f"s{index // scenario.servers_per_host}") for index in range(alone)]
+    return seats + [Seat(f"w{rank}", beside_worker=True) for rank in range(scenario.servers - alone)]
+
+
+def _layout(scenario: Scenario) -> Layout:
+    chunk_bytes = scenario.chunk_bytes
+    if not chunk_bytes and scenario.hosts != 1:
+        megabits_per_s = min(scenario.link_mbps or 8e-6 * scenario.bandwidth, 1e9)
+        chunk_bytes = link_chunk_bytes(scenario.nbytes, megabits_per_s)
+    return make_layout([TensorSpec("weights", (scenario.params,), "float32")], chunk_bytes)
+
+
+def _threads(scenario: Scenario, seats: list[Seat]) -> int:
+    """As `server.team.threads_for` chooses them; one where nobody knows how many processors there are."""
+    if scenario.threads or not scenario.cores:
+        return scenario.threads or 1
+    together = max(sum(seat.host == other.host for other in seats) for seat in seats)
+    return max(1, min(_MOST_THREADS, int(scenario.cores) // together))

@@ -1,0 +1,362 @@
+"""The calling side of the transport between processes; see `grpc`."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Sequence
+from itertools import cycle
+from typing import Any
+
+from google.protobuf.message import Message
+
+from paramserver import errors
+from paramserver.transport import fork
+from paramserver.transport.addresses import target
+from paramserver.transport.base import Frames, Method, MethodKind, each, find, frame
+from paramserver.transport.failures import ERROR_KEY, arrived, connection_hint, denied, from_code, unavailable
+from paramserver.transport.grpc.server import END
+from paramserver.transport.grpcio import grpc
+from paramserver.transport.limits import LIMITS, Limits
+from paramserver.transport.security.access import DENIED, OPEN, Security
+from paramserver.transport.security.policy import COORDINATOR
+from paramserver.transport.security.tls import Identity, channel_credentials, server_name
+from paramserver.transport.shm.channel import LocalChannel
+
+# After a failed write, the status of the call arrives in a moment.
+_STATUS_POLL_S = 0.01
+_STATUS_POLLS = 200
+# Below this a task of its own costs more than it gains.
+_SMALL_BYTES = 64 * 1024
+_FAILED_WRITE = (grpc.StatusCode.INTERNAL, "Internal error from Core")
+
+
+def connect(
+    address: str, security: Security = OPEN, peer: str = COORDINATOR, limits: Limits = LIMITS, lanes: int = 1
+) -> GrpcChannel:
+    """A channel to "host:port" or "[::1]:port". It connects at the first call and belongs to the loop that makes it.
+
+    ``peer`` is the role that has to be there, if there is TLS; ``lanes`` is how many connections there are. Raises
+    ConfigError if that is no address, or not safe to connect to with this ``security``; calls raise that of a host
+    name, and DeniedError if the certificate of this process is out of date.
+    """
+    return GrpcChannel(address, security, peer, limits, lanes)
+
+
+class _Wire:
+    """Channels of gRPC, each a connection of its own, for as long as the certificates are the same.
+
+    Of several, uploads take the first half in turn, and downloads the second half.
+    """
+
+    def __init__(self, channels: Sequence[grpc.aio.Channel], identity: Identity | None) -> None:
+        self.channels = channels
+        self.identity = identity
+        self.calls: set[_Call] = set()
+        half = len(channels) // 2
+        self._lanes = {MethodKind.UPLOAD: cycle(channels[: max(1, half)]), MethodKind.DOWNLOAD: cycle(channels[half:])}
+        self._multicallables: dict[tuple[str, grpc.aio.Channel], Any] = {}
+
+    def starter(self, method: Method) -> Any:
+        """gRPC's callable that starts a call."""
+        channel = next(self._lanes[method.kind]) if method.kind in self._lanes else self.channels[0]
+        if (method.name, channel) not in self._multicallables:
+            make: Any = {
+                MethodKind.UNARY: channel.unary_unary,
+                MethodKind.UPLOAD: channel.stream_unary,
+                MethodKind.DOWNLOAD: channel.unary_stream,
+                MethodKind.SESSION: channel.stream_stream,
+            }[method.kind]
+            self._multicallables[method.name, channel] = make(method.path)
+        return self._multicallables[method.name, channel]
+
+    async def close(self) -> None:
+        """Close all of them."""
+        for channel in self.channels:
+            await channel.close()
+
+
+class GrpcChannel:
+    """See `base.Channel`.
+
+    When the certificates have been replaced, calls go over a new connection; those in progress end on the old one.
+    """
+
+    kind = "grpc"
+
+    def __init__(
+        self,
+        address: str,
+        security: Security = OPEN,
+        peer: str = COORDINATOR,
+        limits: Limits = LIMITS,
+        lanes: int = 1,
+    ) -> None:
+        assert lanes > 0, "there is no channel without a connection"
+        self.address = address
+        self.security = security
+        self._target = target(address)
+        security.check_numeric(address)
+        self._peer = peer
+        self._limits = limits
+        self._lanes = lanes
+        self._wire: _Wire | None = None
+        self._retired: set[_Wire] = set()
+        self._closing: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        # Whether the peer has ever answered.
+        self.heard = False
+        self.closed = False
+        fork.keep(self)
+
+    async def call(self, method: str, request: Message, *, timeout: float) -> Message:
+        """See `base.Channel`."""
+        found = find(method, MethodKind.UNARY)
+        raw = found.encode_request(request)
+        with await self._begin(found, timeout, raw) as call:
+            return found.decode_response(await call.step(call.under))
+
+    async def upload(self, method: str, frames: Frames, *, timeout: float) -> Message:
+        """See `base.Channel`."""
+        found = find(method, MethodKind.UPLOAD)
+        with await self._begin(found, timeout) as call:
+            async with _Writer(call) as writer:
+                async for raw in each(frames):  # makes the next frame while the one before it is on its way
+                    if not await writer.write(frame(found, raw)):
+                        break
+                else:
+                    if await writer.flush() and await call.write(END):
+                        await call.step(call.under.done_writing())
+            return found.decode_response(await call.step(call.under))
+
+    async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[bytes, None]:
+        """See `base.Channel`."""
+        found = find(method, MethodKind.DOWNLOAD)
+        raw = found.encode_request(request)
+        with await self._begin(found, timeout, raw) as call:
+            while (item := await call.step(call.under.read())) is not grpc.aio.EOF:
+                yield item
+
+    async def session(self, method: str, requests: AsyncIterator[Message]) -> AsyncGenerator[Message, None]:
+        """See `base.Channel`."""
+        found = find(method, MethodKind.SESSION)
+        with await self._begin(found, None) as call:
+
+            async def send() -> None:
+                try:
+                    async for request in requests:
+                        if not await call.write(found.encode_request(request)):
+                            return
+                    await call.step(call.under.done_writing())
+                except BaseException:
+                    call.under.cancel()
+                    raise
+
+            sender = asyncio.get_running_loop().create_task(send())
+            try:
+                while (raw := await call.step(call.under.read())) is not grpc.aio.EOF:
+                    yield found.decode_response(raw)
+            except errors.UnavailableError:
+                failure = _failure(sender)
+                if failure is not None:
+                    raise failure from None
+                raise
+            finally:
+                sender.cancel()
+                await asyncio.wait([sender])
+                _failure(sender)
+
+    def beside(self, sock: socket.socket) -> LocalChannel:
+        """See `base.Channel`."""
+        return LocalChannel(self, sock)
+
+    async def close(self) -> None:
+        """See `base.Channel`."""
+        fork.check()
+        self.closed = True
+        wires = {self._wire, *self._retired} - {None}
+        self._wire = None
+        self._retired.clear()
+        for wire in wires:
+            assert wire is not None
+            for call in list(wire.calls):
+                call.under.cancel()
+            await wire.close()
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    def ended(self, wire: _Wire) -> None:
+        """A call has ended on it: the last one closes a wire that is no longer used."""
+        if wire in self._retired and not wire.calls:
+            self._retired.discard(wire)
+            task = asyncio.get_running_loop().create_task(wire.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def _begin(self, method: Method, timeout: float | None, *request: bytes) -> _Call:
+        """Start a call."""
+        fork.check()
+        if self._wire is None and not self.closed:
+            await self.security.check_connect(self.address, f"{method.name} at {self.address}")
+        if self.closed:
+            raise unavailable(f"{method.name} at {self.address}", "this channel is closed")
+        wire = self._present()
+        metadata = self.security.metadata(method.name)
+        return _Call(self, wire, method, timeout, wire.starter(method)(*request, timeout=timeout, metadata=metadata))
+
+    def _present(self) -> _Wire:
+        """The wire for new calls: another one if the certificates have been replaced."""
+        certificates = self.security.certificates
+        identity = None if certificates is None else certificates.current()
+        if self._wire is not None and self._wire.identity is identity:
+            return self._wire
+        self._loop = asyncio.get_running_loop()
+        channels = [self._connection(identity) for _ in range(self._lanes)]
+        old, self._wire = self._wire, _Wire(channels, identity)
+        if old is not None:
+            self._retired.add(old)
+            self.ended(old)
+        return self._wire
+
+    def _connection(self, identity: Identity | None) -> grpc.aio.Channel:
+        options = self._limits.client()
+        no_compression = grpc.Compression.NoCompression
+        if identity is None:
+            return grpc.aio.insecure_channel(self._target, options=options, compression=no_compression)
+        return grpc.aio.secure_channel(
+            self._target,
+            channel_credentials(identity),
+            options=(*options, ("grpc.ssl_target_name_override", server_name(self._peer))),
+            compression=no_compression,
+        )
+
+
+class _Call:
+    """One call of gRPC, ``under``, whose errors become ours. Leaving the context cancels what is left of it."""
+
+    def __init__(self, channel: GrpcChannel, wire: _Wire, method: Method, timeout: float | None, under: Any) -> None:
+        self._channel = channel
+        self._wire = wire
+        self._where = f"{method.name} at {channel.address}"
+        self._timeout = timeout or 0.0
+        self.under = under
+        self._end: tuple[grpc.StatusCode, str, Any] | None = None
+        under.add_done_callback(self._note_end)
+        wire.calls.add(self)
+
+    def __enter__(self) -> _Call:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.under.cancel()
+        self._wire.calls.discard(self)
+        self._channel.ended(self._wire)
+
+    async def write(self, raw: bytes) -> bool:
+        """Send a message when there is room. False if the call has ended already; how, the next `step` tells."""
+        try:
+            await self._cancellable(self.under.write(raw))
+        except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
+            return False
+        return True
+
+    async def step(self, step: Awaitable[Any]) -> Any:
+        """Wait for something that the call does."""
+        try:
+            result = await self._cancellable(step)
+        except grpc.aio.AioRpcError as error:
+            raise await self._error() from error
+        self._channel.heard = True
+        return result
+
+    async def _cancellable(self, step: Awaitable[Any]) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        before = task.cancelling()
+        try:
+            return await step
+        except asyncio.CancelledError:
+            if task.cancelling() > before:
+                self.under.cancel()
+                raise
+            # Not we were cancelled, but the call: by the peer, or since this channel was closed.
+            reason = "this channel is closed" if self._channel.closed else "it stopped or closed the connection"
+            raise unavailable(self._where, reason) from None
+
+    def _note_end(self, _: object = None) -> None:
+        """Take down how the call ended.
+
+        gRPC calls this once, at the first status. A failed write sets a status of its own that says nothing, before or
+        after the real one.
+        """
+        code, details = _now(self.under.code()), _now(self.under.details()) or ""
+        if self._end is None and (code, details) != _FAILED_WRITE:
+            self._end = code, details, _now(self.under.trailing_metadata())
+
+    async def _error(self) -> errors.ParamServerError:
+        for _ in range(_STATUS_POLLS):
+            self._note_end()
+            if self._end is not None:
+                break
+            await asyncio.sleep(_STATUS_POLL_S)
+        else:
+            return unavailable(self._where, "the connection was lost")
+        code, details, metadata = self._end
+        for key, value in metadata or ():
+            if key == ERROR_KEY:
+                self._channel.heard = True
+                error = arrived(value if isinstance(value, str) else value.decode("ascii", "replace"), details)
+                return denied(self._where) if isinstance(error, errors.DeniedError) and details == DENIED else error
+        return from_code(code, details, self._where, self._timeout, self._hint(details))
+
+    def _hint(self, details: str) -> str:
+        certificates = self._channel.security.certificates
+        complaint = "" if certificates is None else certificates.dates_complaint()
+        return complaint or connection_hint(details, certificates is not None, self._channel.heard)
+
+
+class _Writer:
+    """Sends one frame of a call while its user makes the next one."""
+
+    def __init__(self, call: _Call) -> None:
+        self._call = call
+        self._writing: asyncio.Task[bool] | None = None
+
+    async def __aenter__(self) -> _Writer:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._writing is not None:  # the user gives up, or failed
+            self._writing.cancel()
+            await asyncio.wait([self._writing])
+            _failure(self._writing)
+
+    async def write(self, raw: bytes) -> bool:
+        """Begin to send a frame, when there is room for the one before it. False if the call has ended already."""
+        if not await self.flush():
+            return False
+        if len(raw) < _SMALL_BYTES:  # gone before the next one is made
+            return await self._call.write(raw)
+        self._writing = asyncio.get_running_loop().create_task(self._call.write(raw))
+        await asyncio.sleep(0)  # lets it begin
+        return True
+
+    async def flush(self) -> bool:
+        """Wait until there is room for the last one. False if the call has ended already."""
+        writing, self._writing = self._writing, None
+        return writing is None or await writing
+
+
+def _now(answer: Coroutine[Any, Any, Any]) -> Any:
+    """What a coroutine returns that has nothing to wait for."""
+    try:
+        answer.send(None)
+    except StopIteration as stop:
+        return stop.value
+    finally:
+        answer.close()
+    raise AssertionError("it waits for something")
+
+
+def _failure(task: asyncio.Task[Any]) -> BaseException | None:
+    return task.exception() if task.done() and not task.cancelled() else None

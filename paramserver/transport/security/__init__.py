@@ -1,0 +1,1 @@
+"""Who may call whom: certificates, tokens, and the rule for each method."""

@@ -1,0 +1,85 @@
+"""Gradients that are taken up as autograd makes them, for a contribution that leaves during the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from paramserver.worker.flat import Node
+    from paramserver.worker.gradients.early import EarlyChunks
+
+# Elements that are compared at a time: they stay in cache.
+_TILE = 262_144
+
+
+def put(place: torch.Tensor, gradient: torch.Tensor, samples: int, unscale: float = 1.0) -> None:
+    """Write samples × unscale × gradient: into the place of a parameter, of the same shape and perhaps a wider type."""
+    if unscale == 1.0 and gradient.dtype == place.dtype:
+        torch.mul(gradient, samples, out=place)  # one pass over the memory
+        return
+    place.copy_(gradient)
+    if unscale != 1.0:
+        place.mul_(unscale)
+    place.mul_(samples)
+
+
+class Backward:
+    """Watches trained parameters, by their index. Their gradients must be dense."""
+
+    def __init__(self, parameters: Mapping[int, nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._node: Node | None = None
+        self._chunks: EarlyChunks | None = None
+        self._again = False
+        for index, parameter in parameters.items():
+            if not parameter.requires_grad:  # should it have a gradient one day, that counts as changed by the script
+                continue
+            parameter.register_post_accumulate_grad_hook(partial(self._made, index))  # type: ignore[no-untyped-call]
+
+    def begin(self, node: Node, chunks: EarlyChunks) -> None:
+        """Gradients go into ``node`` from now on, and ``chunks`` hears of each."""
+        self._node, self._chunks, self._again = node, chunks, False
+
+    def end(self) -> bool:
+        """The script is done with its gradients: whether they are, bit for bit, what was taken up."""
+        node, self._node = self._node, None
+        self._chunks = None
+        if node is None or self._again:
+            return False
+        with torch.no_grad():
+            for index, parameter in self._parameters.items():
+                gradient = parameter.grad
+                if (gradient is None) == (index in node.used):
+                    return False
+                if gradient is not None and not _same(node.space.view(index), gradient, node.samples):
+                    return False
+        return True
+
+    def _made(self, index: int, parameter: torch.Tensor) -> None:
+        """Autograd has finished a gradient."""
+        node, chunks, gradient = self._node, self._chunks, parameter.grad
+        if node is None or chunks is None or gradient is None:
+            return
+        if gradient.is_sparse or index in node.used:  # a second backward pass adds to what may have left already
+            self._again = True
+            return
+        with torch.no_grad():
+            put(node.space.view(index), gradient, node.samples)
+        node.used.add(index)
+        chunks.ready(index)
+
+
+def _same(place: torch.Tensor, gradient: torch.Tensor, samples: int) -> bool:
+    """Whether `put` would change nothing; a NaN is never the same."""
+    if gradient.dtype != place.dtype or not gradient.is_contiguous():
+        again = torch.empty_like(place)
+        put(again, gradient, samples)
+        return torch.equal(again, place)
+    tiles = zip(torch.split(place.reshape(-1), _TILE), torch.split(gradient.reshape(-1), _TILE), strict=True)
+    return all(torch.equal(mine, torch.mul(theirs, samples)) for mine, theirs in tiles)

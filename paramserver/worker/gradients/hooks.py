@@ -1,0 +1,126 @@
+"""Hooks of the script's own between its gradients and the servers, shaped like those of PyTorch's DDP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from paramserver import errors
+from paramserver.compress.casts import Cast
+from paramserver.compress.registry import CASTS, compressible
+from paramserver.core.layout.plan import Chunk
+from paramserver.tensors.finite import is_finite
+from paramserver.worker.flat import Node
+from paramserver.worker.gradients.outgoing import Encoded, Hook
+
+PushHook = Callable[[Any, "PushBucket"], torch.Tensor | torch.futures.Future[torch.Tensor]]
+
+
+class PushBucket:
+    """One chunk of a contribution, on the CPU. Several small parameters may share one, a large one may have several."""
+
+    def __init__(
+        self, chunk: Chunk, buffer: torch.Tensor, samples: int, last: bool, parameters: Sequence[torch.nn.Parameter]
+    ) -> None:
+        self._chunk, self._buffer, self._samples, self._last = chunk, buffer, samples, last
+        self._parameters = parameters
+
+    def index(self) -> int:
+        """The number of the chunk, the same in every step and on every worker."""
+        return self._chunk.index
+
+    def buffer(self) -> torch.Tensor:
+        """Its numbers, flat: the gradient times the number of samples. May be written to."""
+        return self._buffer
+
+    def samples(self) -> int:
+        """How many samples the gradient is the sum of."""
+        return self._samples
+
+    def gradients(self) -> list[torch.Tensor]:
+        """The part of each parameter that lies here, as views of the buffer; a whole one in the parameter's shape."""
+        views = []
+        for piece, parameter in zip(self._chunk.pieces, self.parameters(), strict=True):
+            view = self._buffer[piece.chunk_start : piece.chunk_start + piece.elements]
+            views.append(view.view(parameter.shape) if piece.elements == parameter.numel() else view)
+        return views
+
+    def parameters(self) -> list[torch.Tensor]:
+        """The parameters of which something lies here, in the order of :meth:`gradients`."""
+        return [self._parameters[piece.tensor] for piece in self._chunk.pieces]
+
+    def is_last(self) -> bool:
+        """Whether it is the last one of its contribution."""
+        return self._last
+
+
+def built_in(name: str) -> Hook:
+    """The hook of this name. Raises UserError for others."""
+    cast = CASTS.get(name)
+    if cast is None:
+        raise errors.UserError(
+            f'there is no push hook "{name}": the names are {", ".join(CASTS)}; int8 and topk keep something from step '
+            'to step, so the whole job has to know of them: set training.push_compression to "int8" or "topk"'
+        )
+
+    def hook(node: Node, chunk: Chunk, values: torch.Tensor, last: bool) -> Encoded | None:
+        return Encoded(cast.encoding, cast.encode(values, values)) if compressible(chunk) else None
+
+    return hook
+
+
+def of_script(state: Any, function: PushHook, parameters: Sequence[torch.nn.Parameter]) -> Hook:
+    """A hook that asks a function of the script's. It raises UserError and NonFiniteError, which name the function."""
+    name = getattr(function, "__qualname__", repr(function))
+    casts = {cast.dtype: cast for cast in CASTS.values()}
+
+    def hook(node: Node, chunk: Chunk, values: torch.Tensor, last: bool) -> Encoded | None:
+        try:
+            found = function(state, PushBucket(chunk, values, node.samples, last, parameters))
+            if isinstance(found, torch.futures.Future):
+                found = found.wait()
+        except Exception as error:
+            raise errors.UserError(
+                f"the push hook {name} failed at bucket {chunk.index}: {type(error).__name__}: {error}"
+            ) from error
+        cast = _checked(name, found, chunk, values, casts)
+        if not is_finite(found):
+            raise errors.NonFiniteError(f"the push hook {name} returned NaN or an infinity for bucket {chunk.index}")
+        if found.data_ptr() != values.data_ptr():
+            values.copy_(found.reshape(-1))
+        _clear_padding(chunk, values)
+        return None if cast is None else Encoded(cast.encoding, cast.encode(values, values))
+
+    return hook
+
+
+def _checked(name: str, found: Any, chunk: Chunk, values: torch.Tensor, casts: dict[torch.dtype, Cast]) -> Cast | None:
+    """How to send what a hook has returned, if not as it is. Raises UserError for what cannot be sent."""
+    if not isinstance(found, torch.Tensor):
+        raise errors.UserError(
+            f"the push hook {name} returned {type(found).__name__} for bucket {chunk.index}: return a tensor, or a "
+            "future of one"
+        )
+    if found.numel() != values.numel():
+        raise errors.UserError(
+            f"the push hook {name} returned {found.numel()} numbers for bucket {chunk.index} of {values.numel()}"
+        )
+    if found.dtype == values.dtype:
+        return None
+    if found.dtype not in casts or not compressible(chunk):
+        raise errors.UserError(
+            f"the push hook {name} returned {found.dtype} for bucket {chunk.index}: return {values.dtype}"
+            + (", torch.bfloat16 or torch.float16" if compressible(chunk) else "")
+        )
+    return casts[found.dtype]
+
+
+def _clear_padding(chunk: Chunk, values: torch.Tensor) -> None:
+    """What no tensor covers stays zero."""
+    at = 0
+    for piece in chunk.pieces:
+        values[at : piece.chunk_start] = 0
+        at = piece.chunk_start + piece.elements
+    values[at:] = 0

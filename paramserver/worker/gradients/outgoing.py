@@ -1,0 +1,145 @@
+"""What a contribution looks like on its way out: compressed, with what was left out of the one before.
+
+A lossy worker puts in place of its numbers what servers will read, so that they are the same however they travel. What
+a compressor with *feedback* leaves out, the residual, is kept by slice position and belongs into the next contribution
+of that position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from paramserver.compress.base import Compressor
+from paramserver.compress.options import Wire
+from paramserver.compress.registry import compressible, push_compressor
+from paramserver.core.layout.plan import Chunk, Kind
+from paramserver.v1 import shard_pb2
+from paramserver.worker.flat import FlatSpace, Node
+
+# In place of a slice position, asynchronous mode: a worker has one residual.
+ANY = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """The payload of a chunk, a flat uint8 tensor."""
+
+    encoding: shard_pb2.Encoding
+    payload: torch.Tensor
+
+
+# Gets a chunk, its numbers and whether it is the last one of its contribution; returns how they are to be sent, if not
+# as they are, after putting in their place what servers will read.
+Hook = Callable[[Node, Chunk, torch.Tensor, bool], Encoded | None]
+
+
+class Outgoing:
+    """Compresses the contributions of one worker. Used by the thread of the training loop."""
+
+    def __init__(self, wire: Wire | None = None) -> None:
+        self.wire = wire or Wire()
+        self.compressor: Compressor | None = push_compressor(self.wire.push, self.wire.topk_ratio)
+        # The script's own, in place of a compressor.
+        self.hook: Hook | None = None
+        self._kept: dict[int, _Residual] = {}
+
+    @property
+    def lossy(self) -> bool:
+        """Whether sums of what is sent are another thing than what is sent of sums: slices are pushed one by one."""
+        return self.compressor is not None or self.hook is not None
+
+    @property
+    def keeps(self) -> bool:
+        """Whether something of a contribution stays here, so that a slice position belongs to this worker."""
+        return self.compressor is not None and self.compressor.feedback
+
+    def keep(self, positions: Iterable[int]) -> int:
+        """These slice positions stay with this worker; of how many others something had been kept, and is lost."""
+        stay = frozenset(positions)
+        lost = [position for position in self._kept if position not in stay]
+        for position in lost:
+            del self._kept[position]
+        return len(lost)
+
+    def reset(self) -> None:
+        """Nothing has been left out so far."""
+        self._kept.clear()
+
+    def encode(self, position: int, node: Node, space: FlatSpace, flush: bool) -> dict[int, Encoded]:
+        """Compress what ``node`` has, as it lies in ``space`` in main memory; by chunk, what is to be sent of it.
+
+        Chunks that are not among them are sent as they lie there. With ``flush`` all are, and nothing is kept; tensors
+        of which something had been kept are used then. Raises NonFiniteError, and what a hook raises.
+        """
+        if not node.used:
+            if flush:  # the contribution counts for nothing, and so does what belongs into it
+                self._kept.pop(position, None)
+            return {}
+        residual = None
+        if self.keeps:
+            residual = self._kept.pop(position, None)
+            if flush:
+                if residual is not None:
+                    residual.give_all(node, space)
+                return {}
+            residual = residual or _Residual(FlatSpace(space.layout, torch.device("cpu"), (Kind.PARAMETER,)))
+            self._kept[position] = residual
+        encoded: dict[int, Encoded] = {}
+        chunks = _used_chunks(node, space)
+        for chunk in chunks:
+            values = space.chunk(chunk.index)
+            made = None
+            if self.hook is not None:
+                made = self.hook(node, chunk, values, chunk is chunks[-1])
+            elif self.compressor is not None and compressible(chunk):
+                if residual is not None:
+                    made = residual.encode(self.compressor, node, chunk, values)
+                else:
+                    made = Encoded(self.compressor.encoding, self.compressor.encode(values, values))
+            if made is not None:
+                encoded[chunk.index] = made
+        return encoded
+
+
+class _Residual:
+    """What was left out of the contributions of one slice position so far."""
+
+    def __init__(self, space: FlatSpace) -> None:
+        self._space = space
+        self._tensors: set[int] = set()
+
+    def encode(self, compressor: Compressor, node: Node, chunk: Chunk, values: torch.Tensor) -> Encoded:
+        """Compress the numbers of a chunk with what was left out before, and keep what is left out now.
+
+        Tensors that have no gradient this time keep theirs.
+        """
+        kept = self._space.chunk(chunk.index)
+        spans = [
+            slice(piece.chunk_start, piece.chunk_start + piece.elements)
+            for piece in chunk.pieces
+            if piece.tensor in node.used
+        ]
+        if len(spans) == len(chunk.pieces):  # with the padding, which is zero
+            spans = [slice(0, chunk.elements)]
+        for span in spans:
+            kept[span] += values[span]
+            values[span] = kept[span]
+        encoded = Encoded(compressor.encoding, compressor.encode(values, values))
+        for span in spans:
+            kept[span] -= values[span]
+        self._tensors.update(piece.tensor for piece in chunk.pieces if piece.tensor in node.used)
+        return encoded
+
+    def give_all(self, node: Node, space: FlatSpace) -> None:
+        """Add everything to a contribution."""
+        for tensor in self._tensors:
+            space.view(tensor).add_(self._space.view(tensor))
+        node.used |= self._tensors
+        node.space.written |= self._tensors
+
+
+def _used_chunks(node: Node, space: FlatSpace) -> list[Chunk]:
+    return [chunk for chunk in space.layout.chunks if chunk.kind is Kind.PARAMETER and chunk.uses(node.used)]

@@ -1,0 +1,53 @@
+"""A worker's inbox: memory in which the servers on its host read its contributions where they are."""
+
+from __future__ import annotations
+
+import structlog
+import torch
+
+from paramserver.core.layout.arena import Arena
+from paramserver.core.layout.plan import ITEMSIZE, Kind, Segment
+from paramserver.tensors.dtypes import tensor_from
+from paramserver.transport.shm import segments
+from paramserver.worker.flat import FlatSpace
+
+log = structlog.get_logger("paramserver.worker")
+
+# Memory is taken for those places only that are used: as many as a worker pushes in a step, and one.
+NODES = 64
+
+
+class Inbox:
+    """Room for up to ``NODES`` contributions, in one piece of memory that every server on this host sees."""
+
+    def __init__(self, arena: Arena) -> None:
+        """Raises OSError if there is no such memory."""
+        self._arena = arena
+        self.memory = segments.Segment(NODES * arena.slot_bytes)
+        self._taken = 0
+        self._full = False
+
+    def space(self) -> FlatSpace | None:
+        """A space of zeros in the next place, for good; None if there is no room."""
+        if self._full or self._taken == NODES:
+            return None
+        base = self._taken * self._arena.slot_bytes
+        try:
+            self.memory.reserve(base, self._arena.slot_bytes)
+        except OSError as error:
+            self._full = True
+            log.warning(
+                "there is no memory for gradients that servers on this host can read in place; they are sent over the "
+                "network instead, which is slower: give this host or container more memory",
+                error=str(error),
+            )
+            return None
+        self._taken += 1
+
+        def place(segment: Segment) -> torch.Tensor:
+            start = base + self._arena.starts[segment.index]
+            nbytes = segment.elements * ITEMSIZE[segment.dtype]
+            return tensor_from(self.memory.view[start : start + nbytes], segment.dtype)
+
+        cpu = torch.device("cpu")
+        return FlatSpace(self._arena.layout, cpu, (Kind.PARAMETER, Kind.BUFFER), place, self._taken - 1)

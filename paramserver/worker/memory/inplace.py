@@ -1,0 +1,161 @@
+"""The weights where the servers have them: a worker computes on them without a copy of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from paramserver.core.layout.plan import ITEMSIZE, Chunk, Kind, Segment
+from paramserver.tensors.dtypes import tensor_from
+from paramserver.transport.shm.segments import PAGE
+from paramserver.worker.flat import FlatSpace
+from paramserver.worker.memory.regions import Region
+from paramserver.worker.memory.shared import SharedMemory
+from paramserver.worker.weights.pulled import Pulled
+
+# Regions that are kept with what is mapped there; as many as servers use slots while all keep step, and some more.
+_REGIONS = 5
+# Pages of a model that are mapped piece by piece; beyond, a process may run out of mappings.
+_MOST_RUNS = 4096
+# A region is looked through for private copies in so many parts, one each time; but not in smaller ones than that.
+_PARTS, _PART_BYTES = 8, 16 << 20
+
+
+class _Version:
+    """A region, the slots that are mapped there (by server; None: bytes that were sent), and its tensors."""
+
+    def __init__(self, region: Region, space: FlatSpace) -> None:
+        self.region, self.space = region, space
+        self.slots: dict[int, int | None] = {}
+        self.part = 0
+
+    @property
+    def private(self) -> bool:
+        """Whether some of it was sent, and lies in pages of this process's own."""
+        return None in self.slots.values()
+
+
+class InPlace:
+    """Puts versions together out of the slots of all servers, and of bytes where a server has sent some."""
+
+    def __init__(self, shared: SharedMemory) -> None:
+        """Raises OSError."""
+        self._shared, self._arena, self._plan = shared, shared.arena, shared.plan
+        self._runs = self._arena.runs(self._plan, frozen=False)
+        self._frozen_runs = self._arena.runs(self._plan, frozen=True)
+        # None: not mapped yet.
+        self._frozen: Region | None = None
+        shared.copies = False
+        self._kept: list[_Version] = []  # the one that was used last comes last
+
+    @staticmethod
+    def possible(shared: SharedMemory) -> bool:
+        """Whether every server shares its memory, in whole pages."""
+        arena, plan = shared.arena, shared.plan
+        everybody = len(shared.servers) == plan.servers
+        return everybody and arena.separable(plan) and len(arena.runs(plan, frozen=False)) <= _MOST_RUNS
+
+    def install(self, results: Sequence[Pulled]) -> FlatSpace:
+        """The weights of a pull. The version before stays mapped, but may change from the next pull on."""
+        if self._frozen is None:
+            self._map_frozen(results)
+        slots = {server: result.slot for server, result in enumerate(results)}
+        version = self._find(slots)
+        for server, result in enumerate(results):
+            slot = result.slot
+            if slot is None or version.slots.get(server) != slot or version.private:
+                self._map(version, server, slot)
+            if slot is None:
+                self._write(version.region, result)
+                self._shared.reading.pop(server, None)
+            else:
+                self._shared.reading[server] = slot
+        version.slots = slots
+        return version.space
+
+    def _find(self, slots: dict[int, int | None]) -> _Version:
+        """The region in which these slots are mapped already, else one that is not used just now."""
+        index = next((i for i, kept in enumerate(self._kept) if kept.slots == slots), None)
+        if index is None and len(self._kept) >= _REGIONS:
+            index = 0
+        version = self._kept.pop(index) if index is not None else self._make()
+        self._kept.append(version)
+        return version
+
+    def _make(self) -> _Version:
+        region = Region(self._arena.slot_bytes)
+
+        def place(segment: Segment) -> torch.Tensor:
+            start = self._arena.starts[segment.index]
+            home = self._frozen if segment.kind is Kind.FROZEN else region
+            assert home is not None, "frozen tensors are mapped first"
+            return tensor_from(home.view[start : start + segment.elements * ITEMSIZE[segment.dtype]], segment.dtype)
+
+        return _Version(region, FlatSpace(self._plan.layout, torch.device("cpu"), memory=place))
+
+    def _map(self, version: _Version, server: int, slot: int | None) -> None:
+        for run in self._runs:
+            if run.server != server:
+                continue
+            if slot is None:
+                version.region.own(run.start, run.length)
+            else:
+                offset = self._arena.slot_start(slot) + run.start
+                version.region.lend(run.start, run.length, self._shared.file(server), offset)
+
+    def _map_frozen(self, results: Sequence[Pulled]) -> None:
+        self._frozen = Region(max(PAGE, self._arena.frozen_bytes))
+        for run in self._frozen_runs:
+            if results[run.server].slot is not None:
+                self._frozen.lend(run.start, run.length, self._shared.file(run.server), run.start)
+        for result in results:
+            self._write(self._frozen, result, frozen=True)
+
+    def _write(self, region: Region, result: Pulled, frozen: bool = False) -> None:
+        """Bytes that were sent, into pages of this process's own."""
+        for index, data in result.chunks.items():
+            chunk: Chunk = self._plan.layout.chunks[index]
+            if (chunk.kind is Kind.FROZEN) == frozen:
+                start = self._arena.start(chunk)
+                region.view[start : start + chunk.nbytes] = data
+
+    # ---- what the script has written
+
+    def take_back(self, tensors: Sequence[int]) -> None:
+        """The script has written to these trained tensors: their pages show the servers' again."""
+        version = self._kept[-1] if self._kept else None
+        if version is None or version.private:  # that will be mapped anew
+            return
+        for tensor in tensors:
+            placement = self._plan.layout.placements[tensor]
+            segment = self._plan.layout.segments[placement.segment]
+            start = self._arena.starts[segment.index] + placement.offset * ITEMSIZE[segment.dtype]
+            version.region.give_back(start, placement.elements * ITEMSIZE[segment.dtype])
+
+    def find_written(self) -> list[int]:
+        """The trained tensors in a part of the version at hand to which the script has written.
+
+        Another part each time, since this is for what leaves no other trace.
+        """
+        version = self._kept[-1] if self._kept else None
+        if version is None or version.private:
+            return []
+        size = max(_PART_BYTES, -(-version.region.nbytes // (_PARTS * PAGE)) * PAGE)
+        start = version.part * size
+        version.part = version.part + 1 if start + size < version.region.nbytes else 0
+        places = version.region.written(start, min(size, version.region.nbytes - start))
+        return sorted({tensor for place in places for tensor in self._tensors_at(place)})
+
+    def _tensors_at(self, place: int) -> list[int]:
+        """The tensors that have elements in the page at ``place`` of a slot."""
+        found = []
+        layout = self._plan.layout
+        for placement in layout.placements:
+            segment = layout.segments[placement.segment]
+            if segment.kind is Kind.FROZEN or not placement.elements:
+                continue
+            start = self._arena.starts[segment.index] + placement.offset * ITEMSIZE[segment.dtype]
+            if start < place + PAGE and place < start + placement.elements * ITEMSIZE[segment.dtype]:
+                found.append(placement.tensor)
+        return found

@@ -1,0 +1,165 @@
+"""The memory that a worker shares with the servers on its host, on one timeline. Runs in the background loop.
+
+The worker's contributions lie in its inbox, which servers map; the weights lie in files of the servers, which the
+worker maps. What a server says goes over its channel as always, without the bytes.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import cast
+
+import structlog
+
+from paramserver.core.layout.arena import Arena, make_arena
+from paramserver.core.layout.plan import Chunk, Kind, Plan
+from paramserver.transport.base import Channel, Neighbour
+from paramserver.transport.direct import DirectLine
+from paramserver.transport.shm.meeting import Meeting
+from paramserver.transport.shm.segments import PAGE, Foreign, available
+from paramserver.v1 import shard_pb2
+from paramserver.worker.memory.inbox import Inbox
+
+log = structlog.get_logger("paramserver.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """A server's side: its number for this worker (as the member it was then), its weights, and the ways to it.
+
+    ``direct``: for the thread that trains.
+    """
+
+    number: int
+    worker: int
+    weights: Foreign
+    channel: Neighbour
+    direct: DirectLine
+
+
+class SharedMemory:
+    """The inbox, and the servers that read it. Raises OSError where there is no memory that can be shared."""
+
+    def __init__(self, plan: Plan) -> None:
+        if not available():
+            raise OSError("this system has no memory that can be shared")
+        self.plan = plan
+        self.arena: Arena = make_arena(plan.layout, PAGE)
+        self.inbox = Inbox(self.arena)
+        self._digest = plan.layout.digest
+        self._attached: dict[int, Attached] = {}
+        # By server, the slots that the weights at hand lie in; empty if they are copied.
+        self.reading: dict[int, int] = {}
+        # False: the weights are read where they are.
+        self.copies = True
+
+    # ---- attaching
+
+    async def attach(
+        self, server: int, channel: Channel, job: str, timeline: int, worker: int, timeout_s: float
+    ) -> str:
+        """Exchange memory with a server; why not, in words, if it is not on this host, and nothing otherwise.
+
+        Raises what the call raises.
+        """
+        await self.lost(server)
+        try:
+            meeting = Meeting()
+        except OSError as error:
+            return f"no place to meet servers of this host: {error}"
+        try:
+            request = shard_pb2.AttachRequest(
+                job=job,
+                timeline=timeline,
+                worker=worker,
+                layout_digest=self._digest,
+                meeting=meeting.name,
+                inbox_bytes=self.inbox.memory.nbytes,
+            )
+            reply = cast(shard_pb2.AttachResponse, await channel.call("Shard.Attach", request, timeout=timeout_s))
+            if not reply.attachment:
+                return reply.refusal
+            weights_fd, line_fd, direct_fd = meeting.swap(self.inbox.memory.reading_fd, take=3)
+            with ExitStack() as unless_well:
+                line = unless_well.enter_context(socket.socket(fileno=line_fd))
+                direct = unless_well.enter_context(socket.socket(fileno=direct_fd))
+                weights = Foreign(weights_fd, reply.weights_bytes)
+                if (reply.weights_bytes - self.arena.frozen_bytes) % self.arena.slot_bytes:
+                    return "it lays its memory out differently"
+                unless_well.pop_all()
+        except (OSError, ValueError) as error:
+            return f"no memory could be exchanged with it: {error}"
+        finally:
+            meeting.close()
+        self._attached[server] = Attached(reply.attachment, worker, weights, channel.beside(line), DirectLine(direct))
+        return ""
+
+    def attached(self, server: int, worker: int) -> Attached | None:
+        """The server's side, if this worker, as the member it is now, is attached there."""
+        found = self._attached.get(server)
+        return found if found is not None and found.worker == worker else None
+
+    def outdated(self, server: int, worker: int) -> bool:
+        """Whether this worker was attached there as the member it was before, and is no more."""
+        found = self._attached.get(server)
+        return found is not None and found.worker != worker
+
+    async def lost(self, server: int) -> None:
+        """The server knows nothing of it any more."""
+        former = self._attached.pop(server, None)
+        if former is not None:
+            await _hang_up(former)
+
+    @property
+    def servers(self) -> frozenset[int]:
+        """The servers that share memory with this worker."""
+        return frozenset(self._attached)
+
+    # ---- reading
+
+    def question(self, server: int, worker: int) -> shard_pb2.SharedPull | None:
+        """What a pull says of it; None: the bytes have to be sent."""
+        attached = self.attached(server, worker)
+        if attached is None:
+            return None
+        reading = [self.reading[server]] if server in self.reading else []
+        return shard_pb2.SharedPull(attachment=attached.number, reading=reading)
+
+    def chunks(self, server: int, slot: int, frozen: bool) -> dict[int, memoryview]:
+        """The chunks of a version that lies in a slot, if they are to be copied.
+
+        With ``frozen``, also those that never change.
+        """
+        return self.chunks_in(server, slot, frozen) if self.copies else {}
+
+    def chunks_in(self, server: int, slot: int, frozen: bool = False) -> dict[int, memoryview]:
+        """The same, whether or not they are to be copied."""
+        weights = self._attached[server].weights
+        found = {}
+        for chunk in self._chunks(server, frozen):
+            start = self.arena.in_weights(chunk, slot)
+            found[chunk.index] = weights.view[start : start + chunk.nbytes]
+        return found
+
+    def file(self, server: int) -> int:
+        """The descriptor of a server's weights."""
+        return self._attached[server].weights.fd
+
+    def _chunks(self, server: int, frozen: bool) -> Iterator[Chunk]:
+        for chunk in self.plan.chunks_of(server):
+            if frozen or chunk.kind is not Kind.FROZEN:
+                yield chunk
+
+    async def close(self) -> None:
+        """Give nothing to anybody any more; memory that is mapped stays until nobody uses it."""
+        for attached in self._attached.values():
+            await _hang_up(attached)
+        self.inbox.memory.close()
+
+
+async def _hang_up(attached: Attached) -> None:
+    attached.direct.close()
+    await attached.channel.close()

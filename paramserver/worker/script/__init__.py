@@ -1,0 +1,1 @@
+"""The script's objects: model, optimizer, loader, schedules, and what is watched on them."""

@@ -1,0 +1,350 @@
+"""A torch module and its optimizer as flat tensors: what they consist of, weights in, gradients and buffers out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from paramserver import errors
+from paramserver.core.layout.hypers import Hypers
+from paramserver.core.layout.plan import Kind, Plan, TensorSpec
+from paramserver.tensors.dtypes import SIZES, in_model_type
+from paramserver.tensors.finite import are_finite, is_finite
+from paramserver.tensors.hypers import groups_to_proto
+from paramserver.tensors.optimizers import describe
+from paramserver.v1 import types_pb2
+from paramserver.wire.messages import tensor_to_proto
+from paramserver.worker.flat import FlatSpace, Node
+from paramserver.worker.gradients.backward import Backward, put
+from paramserver.worker.script.writes import equal_bits
+
+# Beyond this an integer buffer no longer fits the float64 in which buffers travel.
+_EXACT_INTEGER = 2**53
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffer:
+    """A buffer by its place in the module, since a forward may put another tensor there."""
+
+    index: int
+    module: nn.Module
+    key: str
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        found = getattr(self.module, self.key)
+        assert isinstance(found, torch.Tensor)
+        return found
+
+
+class ModelBinding:
+    """Ties the tensors of one model, in the model's order, to their places in a flat space.
+
+    Order: the model's parameters as ``model.parameters()`` gives them (then those that only the optimizer has), then
+    its buffers. Parameters that the optimizer does not have are frozen. Raises ModelError for what cannot be trained.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.name, _ = describe(optimizer)
+        self.parameters: list[nn.Parameter] = []
+        self.specs: list[TensorSpec] = []
+        self._buffers: list[_Buffer] = []
+        self._trained: list[int] = []
+        self._collect_parameters(model)
+        self._collect_buffers(model)
+        self._check()
+        self._weights: FlatSpace | None = None
+        # The space of which parameters are views, and how often each had been changed when it became one.
+        self._adopted: FlatSpace | None = None
+        # How often each buffer had been written to when a slice began, or was gathered.
+        self._buffer_marks: list[tuple[int, int]] = []
+        # The first one that was written to between two slices.
+        self.written_buffer = ""
+        self._backward: Backward | None = None
+        # The hyper-parameters that were asked for last, and their messages.
+        self._said: tuple[list[Hypers], list[types_pb2.GroupHypers]] = ([], [])
+
+    # ---- what the model consists of
+
+    def _collect_parameters(self, model: nn.Module) -> None:
+        group_of = {id(p): i for i, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
+        names: dict[int, list[str]] = {}
+        found: dict[int, nn.Parameter] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            names.setdefault(id(parameter), []).append(name)
+            found[id(parameter)] = parameter
+        for i, group in enumerate(self.optimizer.param_groups):
+            for j, parameter in enumerate(group["params"]):
+                if id(parameter) not in found:
+                    names[id(parameter)], found[id(parameter)] = [f"optimizer.{i}.{j}"], parameter
+        for key, parameter in found.items():
+            if isinstance(parameter, nn.parameter.UninitializedParameter):
+                raise errors.ModelError(
+                    f"parameter {names[key][0]!r} has no shape yet: run the model once before ctx.prepare"
+                )
+            index = len(self.parameters)
+            group_index = group_of.get(key)
+            self.parameters.append(parameter)
+            if group_index is not None:
+                self._trained.append(index)
+            self.specs.append(
+                TensorSpec(
+                    name=names[key][0],
+                    shape=tuple(parameter.shape),
+                    dtype=_dtype_name(parameter, names[key][0]),
+                    kind=Kind.FROZEN if group_index is None else Kind.PARAMETER,
+                    group=group_index or 0,
+                    aliases=tuple(names[key][1:]),
+                )
+            )
+
+    def _collect_buffers(self, model: nn.Module) -> None:
+        seen: dict[int, int] = {}
+        aliases: dict[int, list[str]] = {}
+        specs: list[TensorSpec] = []
+        for prefix, module in model.named_modules(remove_duplicate=False):
+            for key, buffer in module._buffers.items():
+                if buffer is None:
+                    continue
+                name = f"{prefix}.{key}" if prefix else key
+                if id(buffer) in seen:
+                    aliases[seen[id(buffer)]].append(name)
+                    continue
+                index = len(self.specs) + len(specs)
+                seen[id(buffer)], aliases[index] = index, []
+                self._buffers.append(_Buffer(index, module, key))
+                specs.append(
+                    TensorSpec(
+                        name=name,
+                        shape=tuple(buffer.shape),
+                        dtype=_dtype_name(buffer, name),
+                        kind=Kind.BUFFER,
+                        persistent=key not in module._non_persistent_buffers_set,
+                    )
+                )
+        for spec, buffer_ in zip(specs, self._buffers, strict=True):
+            extra = tuple(aliases[buffer_.index])
+            self.specs.append(TensorSpec(spec.name, spec.shape, spec.dtype, spec.kind, 0, extra, spec.persistent))
+
+    def _check(self) -> None:
+        if not self._trained:
+            raise errors.ModelError(
+                "the model has no parameters to train: give the optimizer at least one (model.parameters())"
+            )
+        devices = {p.device for p in self.parameters} | {b.tensor.device for b in self._buffers}
+        if len(devices) > 1:
+            raise errors.ModelError(
+                f"the model is spread over {', '.join(sorted(map(str, devices)))}: "
+                "put it on one device before ctx.prepare"
+            )
+        for buffer in self._buffers:
+            tensor = buffer.tensor
+            if tensor.is_floating_point() or tensor.dtype is torch.bool or not tensor.numel():
+                continue
+            low, high = tensor.aminmax()
+            if max(-int(low), int(high)) > _EXACT_INTEGER:
+                raise errors.ModelError(
+                    f"buffer {self.specs[buffer.index].name!r} holds integers beyond 2**53, which would lose digits: "
+                    "keep it out of the model's buffers"
+                )
+
+    def tensors(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """The parameters and buffers as they are now, by index."""
+        yield from enumerate(self.parameters)
+        yield from ((buffer.index, buffer.tensor) for buffer in self._buffers)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.parameters[0].device
+
+    def message(self, chunk_bytes: int) -> types_pb2.ModelSpec:
+        """The model as the coordinator hears of it."""
+        return types_pb2.ModelSpec(
+            tensors=[tensor_to_proto(spec) for spec in self.specs],
+            optimizer=types_pb2.OptimizerSpec(name=self.name, groups=self.groups()),
+            chunk_bytes=chunk_bytes,
+        )
+
+    def groups(self) -> list[types_pb2.GroupHypers]:
+        """The hyper-parameters as they are now, by parameter group."""
+        hypers = self.hypers()
+        if hypers != self._said[0]:
+            self._said = hypers, groups_to_proto(hypers)
+        return self._said[1]
+
+    def hypers(self) -> list[Hypers]:
+        """The same as plain values; raises ModelError for values that servers do not take."""
+        _, groups = describe(self.optimizer)
+        return list(groups)
+
+    # ---- weights
+
+    def space(self, plan: Plan) -> FlatSpace:
+        """A flat space filled with the present values of the model, whose parameters become views of it."""
+        space = FlatSpace(plan.layout, self.device)
+        with torch.no_grad():
+            for index, parameter in enumerate(self.parameters):
+                view = space.view(index)
+                view.copy_(parameter)
+                if view.dtype == parameter.dtype:
+                    parameter.data = view
+            for buffer in self._buffers:
+                space.view(buffer.index).copy_(buffer.tensor)
+        self._weights = space
+        return space
+
+    def load(self, weights: FlatSpace) -> None:
+        """Bring the model to the version in ``weights``.
+
+        Parameters become views of it where the element type allows that, so that a pull is one copy, or none.
+        """
+        self._weights = weights
+        with torch.no_grad():
+            for index, parameter in enumerate(self.parameters):
+                view = weights.view(index)
+                if weights is not self._adopted and view.dtype == parameter.dtype:
+                    parameter.data = view
+                elif parameter.data_ptr() != view.data_ptr():
+                    parameter.copy_(view)
+        self._adopted = weights
+        self.reset_buffers()
+
+    def differ(self, originals: Mapping[int, torch.Tensor]) -> list[int]:
+        """Which of these parameters do not have the values that they should have."""
+        with torch.no_grad():
+            return [
+                index
+                for index, value in sorted(originals.items())
+                if not equal_bits(self.parameters[index], value.to(self.parameters[index].dtype))
+            ]
+
+    def reset_buffers(self) -> None:
+        """Every slice begins with the buffers of its version."""
+        if self._buffer_marks and not self.written_buffer:
+            marks = zip(self._buffers, self._buffer_marks, self._marks(), strict=True)
+            found = (self.specs[buffer.index].name for buffer, was, now in marks if was != now)
+            self.written_buffer = next(found, "")
+        with torch.no_grad():
+            for buffer in self._buffers:
+                tensor = buffer.tensor
+                tensor.copy_(self._start(buffer, tensor))
+        self._buffer_marks = self._marks()
+
+    def _marks(self) -> list[tuple[int, int]]:
+        tensors = (buffer.tensor for buffer in self._buffers)
+        return [(id(tensor), tensor._version) for tensor in tensors]
+
+    def _start(self, buffer: _Buffer, like: torch.Tensor) -> torch.Tensor:
+        assert self._weights is not None
+        return in_model_type(self._weights.view(buffer.index), like.dtype)
+
+    # ---- gradients
+
+    def gather(self, node: Node, samples: int, unscale: float = 1.0) -> None:
+        """Write samples × gradient of every parameter, and samples × change of every buffer, into a new node.
+
+        ``unscale``: what the gradient is multiplied by first (one over the loss scale).
+        """
+        node.samples = samples
+        with torch.no_grad():
+            for index in self._trained:
+                gradient = self.parameters[index].grad
+                if gradient is None:
+                    continue
+                if gradient.is_sparse:
+                    raise errors.ModelError(
+                        f"the gradient of {self.specs[index].name!r} is sparse, "
+                        "which servers do not take: use sparse=False"
+                    )
+                put(node.space.view(index), gradient, samples, unscale)
+                node.used.add(index)
+        self.gather_buffers(node, samples)
+
+    def gather_buffers(self, node: Node, samples: int) -> None:
+        """The buffers alone."""
+        with torch.no_grad():
+            if self.device.type == "cpu":
+                for buffer in self._buffers:
+                    self._gather_buffer(buffer, node, samples)
+            elif self._buffers:
+                self._gather_buffers(node, samples)
+        self._buffer_marks = self._marks()
+
+    @property
+    def backward(self) -> Backward:
+        """What takes gradients up while they are made."""
+        if self._backward is None:
+            self._backward = Backward({index: self.parameters[index] for index in self._trained})
+        return self._backward
+
+    def _gather_buffer(self, buffer: _Buffer, node: Node, samples: int) -> None:
+        tensor = buffer.tensor
+        start = self._start(buffer, tensor)
+        if torch.equal(tensor, start):
+            return
+        place = node.space.view(buffer.index)
+        if tensor.dtype == place.dtype:
+            torch.sub(tensor, start, out=place)
+            if is_finite(place):  # almost always, and quick
+                place.mul_(samples)
+                node.used.add(buffer.index)
+                return
+        elif not (tensor.is_floating_point() or tensor.is_complex()):
+            torch.sub(tensor.to(place.dtype), start.to(place.dtype), out=place).mul_(samples)
+            node.used.add(buffer.index)
+            return
+        if bool(self._write_change(buffer, place, samples)):
+            node.space.written.add(buffer.index)
+        else:
+            node.used.add(buffer.index)
+
+    def _gather_buffers(self, node: Node, samples: int) -> None:
+        """All of them, and one look at the device to see which have changed."""
+        same = [self._write_change(buffer, node.space.view(buffer.index), samples) for buffer in self._buffers]
+        for buffer, unchanged in zip(self._buffers, torch.stack(same).tolist(), strict=True):
+            (node.space.written if unchanged else node.used).add(buffer.index)
+
+    def _write_change(self, buffer: _Buffer, place: torch.Tensor, samples: int) -> torch.Tensor:
+        """Write samples × change into a buffer's place; whether there is none, on the device."""
+        tensor = buffer.tensor
+        start = self._start(buffer, tensor)
+        same = tensor == start
+        if tensor.is_floating_point():
+            same |= tensor.isnan() & start.isnan()
+        change = tensor.to(place.dtype) - start.to(place.dtype)
+        place.copy_(torch.where(same, torch.zeros_like(change), change))
+        place.mul_(samples)
+        return same.all()
+
+    def clip(self, node: Node, limit: float) -> None:
+        """Scale a node's gradients (not its buffers) down if the norm of their mean over its samples is above limit."""
+        views = [node.space.view(index) for index in self._trained if index in node.used]
+        if not views or not node.samples:
+            return
+        squares = [torch.linalg.vector_norm(view, dtype=torch.float64).square() for view in views]
+        norm = float(torch.stack(squares).sum().sqrt()) / node.samples
+        factor = limit / (norm + 1e-6)  # as torch.nn.utils.clip_grad_norm_ has it
+        if factor < 1.0:
+            for view in views:
+                view.mul_(factor)
+
+    def non_finite(self, node: Node) -> str | None:
+        """The name of the first tensor of the node with a NaN or an infinite number, or None."""
+        if are_finite(node.space.segments()):
+            return None
+        for index in sorted(node.used):
+            if not is_finite(node.space.view(index)):
+                return self.specs[index].name
+        return None
+
+
+def _dtype_name(tensor: torch.Tensor, name: str) -> str:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in SIZES:
+        raise errors.ModelError(f"{name!r} is of type {dtype}, which is not supported; supported: {', '.join(SIZES)}")
+    return dtype

@@ -1,0 +1,76 @@
+"""What a script without a loader draws at random: every slice has a seed of its own, before its batch is drawn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paramserver import errors
+from paramserver.core.versions.consistency import Mode
+from paramserver.core.work.slices import assign, slice_seed
+from paramserver.worker.engine import Engine
+from paramserver.worker.pace import Item
+from paramserver.worker.script.seeding import restore, seed_everything, states
+
+
+class Draws:
+    """Seeds torch, NumPy and Python for the slice that this worker computes next, and keeps it for it.
+
+    The script draws its batch and then steps, so the next slice has to be known when a step is over, and the first one
+    when the model is prepared. It stays this worker's even if others join before the step.
+    """
+
+    def __init__(self, engine: Engine, seed: int) -> None:
+        self._engine, self._seed = engine, seed
+        # What the next batch belongs to, if that is known.
+        self._item: Item | None = None
+        # (epoch, index, prefix of the purpose) of the seeds of the next batch.
+        self._named = (0, 0, "")
+        # The state of all generators before and after the first seed, until the first step.
+        self._before: Any = None
+        self._after: Any = None
+
+    def first(self) -> None:
+        """The model is prepared, and there is no loader so far: seed for the first batch."""
+        engine = self._engine
+        rank, workers = engine.place()
+        lo, hi = assign(engine.session.view.slices_per_step, workers)[rank] if rank >= 0 else (0, 0)
+        if engine.consistency.mode is Mode.SYNC and lo < hi:
+            self._named = 0, engine.version * engine.session.view.slices_per_step + lo, ""
+        else:  # nothing is leased yet, or there is no slice for this worker: then its batch is like nobody else's
+            self._named = engine.version, engine.session.rank, "worker "
+        self._before = states()
+        seed_everything(self.seed("model"))
+        self._after = states()
+
+    def loader_comes(self) -> None:
+        """There is a loader after all: all generators are as if nothing had been seeded.
+
+        Raises DataError if something was drawn meanwhile, since it differs from worker to worker.
+        """
+        if self._after is None:
+            return
+        if self._after != states():
+            raise errors.DataError(
+                "random numbers were drawn between ctx.prepare(model, optimizer) and ctx.prepare(loader), where each "
+                "worker draws others: prepare the loader before, or together with the model"
+            )
+        restore(self._before)
+        self._before = self._after = None
+
+    def take(self) -> Item | None:
+        """The slice that the batch was drawn for, if this worker can still hand it in. Once."""
+        item, self._item = self._item, None
+        self._before = self._after = None
+        return item if item is not None and self._engine.still(item) else None
+
+    def next(self) -> None:
+        """A slice is handed in: seed for the next one."""
+        self._item = item = self._engine.coming()
+        if item is not None:  # else it waits for a share, and goes on with the numbers that it has
+            self._named = item.epoch, item.index, ""
+            seed_everything(self.seed("model"))
+
+    def seed(self, purpose: str) -> int:
+        """A seed of the slice that the next batch belongs to."""
+        epoch, index, prefix = self._named
+        return slice_seed(self._seed, epoch, index, prefix + purpose)

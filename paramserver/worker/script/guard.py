@@ -1,0 +1,100 @@
+"""What a script writes to its model, looked at between two slices: an error where it would be lost, or a warning."""
+
+from __future__ import annotations
+
+import structlog
+
+from paramserver import errors
+from paramserver.core.layout.plan import Kind
+from paramserver.worker.engine import Engine
+from paramserver.worker.script.binding import ModelBinding
+from paramserver.worker.script.writes import Writes
+
+log = structlog.get_logger("paramserver.worker")
+
+_SEE = "(see docs/training.md, Weights are for reading)"
+
+
+class Guard:
+    """Of one model on one worker. The engine calls :meth:`check` at moments at which all weights are there."""
+
+    def __init__(self, engine: Engine, binding: ModelBinding) -> None:
+        self._engine, self._binding = engine, binding
+        self._trained = Writes({i: binding.parameters[i] for i in self._of(Kind.PARAMETER)})
+        self._frozen = Writes({i: binding.parameters[i] for i in self._of(Kind.FROZEN)})
+        self._told: set[str] = set()
+
+    def _of(self, kind: Kind) -> list[int]:
+        return [index for index, _ in enumerate(self._binding.parameters) if self._binding.specs[index].kind is kind]
+
+    def came(self) -> None:
+        """A version has come, and the model has it."""
+        self._trained.came(self._engine.whole and self._engine.in_place is None)
+        self._frozen.came(False)
+
+    def outside(self) -> None:
+        """The script leaves the loop, and may do anything until it comes back."""
+        if self._engine.whole:
+            self._trained.outside()
+
+    def check(self) -> None:
+        """Raises UserError if the script has written to parameters that are trained, which would be lost.
+
+        What it has put back meanwhile, such as averaged weights that were swapped in for an evaluation, is no harm.
+        Parameters that the optimizer does not have are the script's own, which a warning says.
+        """
+        in_place = self._engine.in_place
+        suspects = set(self._trained.suspects())
+        if in_place is not None:
+            suspects.update(in_place.find_written())
+        if suspects:
+            self._look_at(suspects)
+            if in_place is not None:
+                in_place.take_back(sorted(suspects))
+        own = self._frozen.suspects()
+        if own:
+            self._say(
+                "own",
+                f"the script writes to the parameter {self._name(own[0])!r}, which the optimizer does not have: it is "
+                "this worker's own, and servers, checkpoints, the saved result and a job that goes back keep its first "
+                f"value {_SEE}",
+            )
+        if suspects or own:
+            self.came()
+
+    def _look_at(self, suspects: set[int]) -> None:
+        originals = self._engine.originals(suspects)
+        changed = self._binding.differ(originals or {})
+        if changed:
+            more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+            raise errors.UserError(
+                f"the script has changed the parameter {self._name(changed[0])!r}{more} itself: the servers hold the "
+                "weights of what is trained, so the change would be lost. Set weights before ctx.prepare, or "
+                f"with ctx.load; put back what is swapped in for an evaluation before the next batch {_SEE}"
+            )
+        if originals is None:
+            self._say(
+                "past",
+                f"the script has written to the parameter {self._name(min(suspects))!r}, and the servers are past that "
+                f"version: unless it has put the weights back, the change is lost {_SEE}",
+            )
+
+    def buffers(self) -> None:
+        """A slice begins, with the buffers of its version."""
+        self._binding.reset_buffers()
+        if name := self._binding.written_buffer:
+            self._say(
+                "buffer",
+                f"the buffer {name!r} has been written to outside of a slice: every slice begins with the buffers of "
+                "its version, so unless it was put back, that is lost; a forward pass in training mode does so, too "
+                "(see docs/training.md, Buffers)",
+            )
+
+    def _name(self, index: int) -> str:
+        return self._binding.specs[index].name
+
+    def _say(self, what: str, sentence: str) -> None:
+        """Once."""
+        if what not in self._told:
+            self._told.add(what)
+            log.warning(sentence)

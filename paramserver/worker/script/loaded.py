@@ -1,0 +1,93 @@
+"""State dicts that a script gives to ``ctx.load``, checked and made into what servers take."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from paramserver import errors
+from paramserver.core.layout.hypers import validate_change
+from paramserver.core.layout.plan import Kind
+from paramserver.tensors.dtypes import buffer_of
+from paramserver.tensors.finite import is_finite
+from paramserver.tensors.optimizers import describe
+from paramserver.worker.flat import FlatSpace
+from paramserver.worker.script.binding import ModelBinding
+from paramserver.worker.script.state import Brought, bring
+
+
+def put_weights(binding: ModelBinding, model: nn.Module, given: Mapping[str, Any], into: FlatSpace) -> str:
+    """Write a model's state dict over the weights and buffers in ``into``, which is in main memory; a digest of it.
+
+    Raises ModelError, naming the entry, for a dict that is not of this model.
+    """
+    if not isinstance(given, Mapping):
+        raise errors.ModelError(f"ctx.load takes the model's state_dict(), not {type(given).__name__}")
+    places = {id(tensor): index for index, tensor in binding.tensors()}
+    wanted = model.state_dict(keep_vars=True)
+    missing, foreign = sorted(wanted.keys() - given.keys()), sorted(map(str, given.keys() - wanted.keys()))
+    if missing or foreign:
+        what = f"lacks {missing[0]!r}" if missing else f"has {foreign[0][:100]!r}, which the model does not have"
+        raise errors.ModelError(f"the state dict given to ctx.load {what}: give it all of model.state_dict()")
+    known = {id(tensor) for tensor in wanted.values()}
+    if any(id(parameter) not in known for parameter in binding.parameters):
+        raise errors.ModelError(
+            "the optimizer has parameters that are not the model's, so no state dict of the model has them: "
+            "ctx.load(model=...) is for models that hold all that is trained"
+        )
+    found = hashlib.sha256()
+    for name, mine in wanted.items():
+        value = given[name]
+        if not isinstance(mine, torch.Tensor) or id(mine) not in places or not isinstance(value, torch.Tensor):
+            raise errors.ModelError(f"{name!r} of the state dict is no tensor of the model that servers have")
+        if value.shape != mine.shape:
+            raise errors.ModelError(
+                f"{name!r} has shape {tuple(value.shape)} in the state dict, and {tuple(mine.shape)} in the model"
+            )
+        if value.is_complex() and not mine.is_complex():
+            raise errors.ModelError(f"{name!r} of the state dict is complex, the model's is {mine.dtype}")
+        index = places[id(mine)]
+        into.view(index).copy_(value.detach().to("cpu").to(mine.dtype))
+        if binding.specs[index].kind is Kind.PARAMETER and not is_finite(into.view(index).reshape(-1)):
+            raise errors.ModelError(f"{name!r} of the state dict has a NaN or an infinite number: load finite weights")
+        found.update(f"{index} ".encode())
+        found.update(buffer_of(into.view(index).reshape(-1)))
+    return found.hexdigest()
+
+
+def take_state(binding: ModelBinding, given: Mapping[str, Any], fixed: bool) -> tuple[Brought, list[dict[str, Any]]]:
+    """An optimizer's state dict as the state that servers take, and its parameter groups.
+
+    ``fixed``: its hyper-parameters must be the present ones. Raises ModelError for that, and for a state that is not of
+    this optimizer, or has other settings of those that cannot change.
+    """
+    shadow = copy.copy(binding.optimizer)
+    try:
+        torch.optim.Optimizer.load_state_dict(shadow, dict(given))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise errors.ModelError(f"ctx.load cannot take this optimizer state: {error}") from error
+    name, groups = describe(shadow)
+    present = binding.hypers()
+    validate_change(name, present, list(groups))
+    for one, other in zip(present, groups, strict=True) if fixed else ():
+        for key in (key for key in sorted(one) if one[key] != other[key]):
+            raise errors.ModelError(
+                f"the optimizer state given to ctx.load has {key} = {other[key]}, this optimizer has {one[key]}: "
+                "workers that come later, or when the job is resumed, would not have that. In the middle of the "
+                "training, set hyper-parameters in the script, and load a state with the present ones"
+            )
+    return bring(binding, shadow.state), shadow.param_groups
+
+
+def digest_of(weights: str, state: Brought | None, groups: list[dict[str, Any]]) -> str:
+    """Of what is loaded, ``weights`` being a digest themselves: the same in all workers that load the same."""
+    found = hashlib.sha256(f"{weights} {state is not None} ".encode())
+    found.update((state.digest() if state is not None else "").encode())
+    for group in groups:
+        found.update(repr(sorted((k, str(v)) for k, v in group.items() if k != "params")).encode())
+    return found.hexdigest()

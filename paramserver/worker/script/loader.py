@@ -1,0 +1,231 @@
+"""A torch ``DataLoader`` whose sampler is replaced: it yields the slices that this worker is to compute."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from paramserver import errors
+from paramserver.core.work.slices import DataSpec, slice_indices, slice_seed
+from paramserver.worker.pace import Item
+from paramserver.worker.script.seeding import seed_everything
+
+
+def describe_loader(loader: DataLoader[Any]) -> DataSpec:
+    """How the loader's data is cut into slices: a slice is one of its batches. Raises DataError for what has no cut."""
+    if isinstance(loader.dataset, IterableDataset):
+        raise errors.DataError(
+            "an IterableDataset has no numbered samples to cut into slices: "
+            "use a map-style data set (__getitem__, __len__)"
+        )
+    if loader.batch_size is None:
+        raise errors.DataError("the DataLoader has no batch_size: give it one, and leave out sampler and batch_sampler")
+    if not isinstance(loader.sampler, RandomSampler | SequentialSampler) or getattr(
+        loader.sampler, "replacement", False
+    ):
+        raise errors.DataError(
+            f"{type(loader.sampler).__name__} cannot be cut into slices: use shuffle=True or shuffle=False"
+        )
+    try:
+        samples = len(loader.dataset)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise errors.DataError("the data set has no length: give it __len__") from error
+    if samples == 0:
+        raise errors.DataError("the data set is empty: give it at least one sample")
+    shuffle = isinstance(loader.sampler, RandomSampler)
+    if shuffle and getattr(loader.sampler, "num_samples", samples) != samples:
+        raise errors.DataError("a RandomSampler with num_samples cannot be cut into slices: use shuffle=True")
+    try:
+        return DataSpec(samples, loader.batch_size, loader.drop_last, shuffle)
+    except ValueError as error:
+        raise errors.DataError(str(error)) from error
+
+
+class SliceDataset(torch.utils.data.Dataset[Any]):
+    """The user's data set, seeded for the slice before its samples are read (augmentation included)."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __getitems__(self, request: Sequence[int]) -> list[Any]:
+        """The samples of one slice; ``request`` is the slice's seed followed by the indices."""
+        seed, *indices = request
+        seed_everything(seed)
+        fetch = getattr(self.dataset, "__getitems__", None)
+        return list(fetch(indices)) if callable(fetch) else [self.dataset[index] for index in indices]
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+
+class _Requests:
+    """The batch sampler of the inner loader: one request per slice, as far ahead as the loader prefetches."""
+
+    def __init__(self, request: Callable[[Item], list[int]]) -> None:
+        self._request = request
+        self.items: Iterator[Item] = iter(())
+        self.issued: deque[Item] = deque()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for item in self.items:
+            self.issued.append(item)
+            yield self._request(item)
+
+
+class _Aside:
+    """Loads slices that nobody foresaw, one at a time, so that what others load ahead stays."""
+
+    def __init__(
+        self, make: Callable[[list[list[int]]], DataLoader[Any]], request: Callable[[Item], list[int]]
+    ) -> None:
+        """``make`` gives a loader for a list of requests; it is called when the first slice is wanted."""
+        self._make, self._request = make, request
+        self._wanted: list[list[int]] = []
+        self._loader: DataLoader[Any] | None = None
+
+    def load(self, item: Item) -> Any:
+        """The batch of this slice."""
+        if self._loader is None:
+            self._loader = self._make(self._wanted)
+        self._wanted[:] = [self._request(item)]
+        (batch,) = self._loader
+        return batch
+
+    def close(self) -> None:
+        """End its process, if there is one."""
+        self._loader = None
+
+
+class LoopPosition(Protocol):
+    """What the loader needs of the context."""
+
+    def begin_pass(self) -> int:
+        """An iteration over the loader begins; returns its number."""
+
+    def next_item(self, iteration: int) -> Item | None:
+        """The slice to compute now."""
+
+    def leave_pass(self, iteration: int) -> None:
+        """That iteration is over, at its end or before."""
+
+    def ahead(self) -> Iterator[Item]:
+        """The slices that are likely to come."""
+
+    def begin(self, item: Item) -> None:
+        """The slice's batch is about to be handed to the script."""
+
+    def end(self, item: Item) -> None:
+        """The script asks for the next batch."""
+
+
+class SliceLoader:
+    """What ``ctx.prepare`` makes of a DataLoader. Iterating gives this worker's slices of the present epoch.
+
+    ``len`` is the number of updates of an epoch of the whole job, in the mode in which it began: of steps if that was
+    synchronous, of slices if it was asynchronous. It stays when the mode changes, and schedules count in it.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        data: DataSpec,
+        seed: int,
+        device: torch.device,
+        position: LoopPosition,
+        steps: Callable[[], int],
+    ) -> None:
+        self.loader = loader
+        self.dataset = loader.dataset
+        self.batch_size = loader.batch_size
+        self._data, self._seed, self._device = data, seed, device
+        self._position, self._steps = position, steps
+        self._requests = _Requests(self._request)
+        self._inner = self._make(self._requests, loader.num_workers, loader.persistent_workers, loader.generator)
+        processes = min(1, loader.num_workers)
+        self._aside = _Aside(lambda requests: self._make(requests, processes, processes > 0, None), self._request)
+        self._feed: Iterator[Any] | None = None
+
+    def _make(
+        self, requests: Any, processes: int, persistent: bool, generator: torch.Generator | None
+    ) -> DataLoader[Any]:
+        """A loader with the options of the script's, which loads what ``requests`` ask for."""
+        loader, options = self.loader, {}
+        if processes:
+            options = {
+                "prefetch_factor": loader.prefetch_factor,
+                "persistent_workers": persistent,
+                "multiprocessing_context": loader.multiprocessing_context,
+            }
+        return DataLoader(
+            SliceDataset(loader.dataset),
+            batch_sampler=requests,
+            num_workers=processes,
+            collate_fn=loader.collate_fn,
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            generator=generator,
+            **options,
+        )
+
+    def __len__(self) -> int:
+        return self._steps()
+
+    def _request(self, item: Item) -> list[int]:
+        indices = slice_indices(self._data, self._seed, item.epoch, item.index)
+        return [slice_seed(self._seed, item.epoch, item.index, "data"), *indices]
+
+    def __iter__(self) -> Iterator[Any]:
+        iteration = self._position.begin_pass()
+        try:
+            while (item := self._position.next_item(iteration)) is not None:
+                try:
+                    batch = self._aside.load(item) if item.aside else self._batch(item)
+                except errors.RolledBackError:  # while looking for what comes next; `next_item` follows
+                    self._drop()
+                    continue
+                self._position.begin(item)
+                yield to_device(batch, self._device)
+                self._position.end(item)
+        finally:
+            self._position.leave_pass(iteration)
+            self._drop()
+            self._aside.close()
+
+    def _batch(self, item: Item) -> Any:
+        """The batch of this slice: from the running feed if it is coming there, else from a new one."""
+        for _ in range(2):
+            if self._feed is None:
+                self._requests.items = self._position.ahead()
+                self._feed = iter(self._inner)
+            for batch in self._feed:
+                if self._requests.issued.popleft() == item:
+                    return batch
+                if item not in self._requests.issued:
+                    break
+            self._drop()
+        raise AssertionError(f"the slices ahead do not begin with {item}")
+
+    def _drop(self) -> None:
+        self._feed = None
+        self._requests.issued.clear()
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Move the tensors of a batch (in tuples, lists, dicts) to the device; everything else stays as it is."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch

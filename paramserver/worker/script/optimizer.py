@@ -1,0 +1,229 @@
+"""The optimizer and the scheduler that ``ctx.prepare`` hands back: torch's interface, the update on the servers."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from paramserver import errors
+from paramserver.worker.script.state import same
+
+log = structlog.get_logger("paramserver.worker")
+
+
+class ServerOptimizer(torch.optim.Optimizer):
+    """Shares its parameter groups and hooks with the optimizer that was given; ``step`` contributes.
+
+    The state is on the servers: :meth:`state_dict` reads it there. ``fetch`` gives it by parameter.
+    """
+
+    # torch's GradScaler then calls step() always, and leaves the scale and the overflow flag as attributes.
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        wrapped: torch.optim.Optimizer,
+        contribute: Callable[[float, bool], None],
+        fetch: Callable[[], dict[torch.Tensor, dict[str, torch.Tensor]]],
+    ) -> None:
+        self.wrapped = wrapped
+        self._contribute, self._fetch = contribute, fetch
+        super().__init__([{"params": list(group["params"])} for group in wrapped.param_groups], {})
+        self.param_groups = wrapped.param_groups
+        self.defaults = wrapped.defaults
+        for name in _HOOKS:  # those registered so far, and their handles
+            setattr(self, name, getattr(wrapped, name))
+        wrapped.state.clear()  # the servers have it
+        retire(wrapped)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Contribute the gradients of the present slice; returns with the next version of the weights, or with work.
+
+        Returns what ``closure`` returns, if one is given. Hooks of ``register_step_pre_hook`` are called before the
+        gradients are taken, those of ``register_step_post_hook`` when it returns. Raises UserError if the script has
+        written to parameters that are trained: the servers hold the weights.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        scale = getattr(self, "grad_scale", None)
+        found = getattr(self, "found_inf", None)
+        overflow = found is not None and bool(found.item() != 0)
+        self._contribute(1.0 if scale is None else 1.0 / float(scale), overflow)
+        # The scheduler is built on the wrapped optimizer and warns unless that one has stepped.
+        self.wrapped._opt_called = True  # type: ignore[attr-defined]
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as torch's optimizer has it: ``plain.load_state_dict(optimizer.state_dict())`` goes on from it.
+
+        Read from the servers, at the version of the weights at hand (asynchronous: at each server's present one). Any
+        worker may call it at any time, alone. State of float16 and bfloat16 parameters is float32, as servers keep it.
+
+        >>> if ctx.is_main:
+        ...     torch.save({"optimizer": optimizer.state_dict(), "model": model.state_dict()}, "at.pt")
+        """
+        self.state = defaultdict(dict, self._fetch())
+        try:
+            return super().state_dict()
+        finally:
+            self.state = defaultdict(dict)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the hyper-parameters of a state that is the servers' present one.
+
+        Any other state has to be loaded into the optimizer before ``ctx.prepare``, or afterwards with ``ctx.load``.
+        Raises ModelError for that, and for another number of parameter groups.
+        """
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = hook(self, state_dict)
+            state_dict = state_dict if changed is None else changed
+        groups = state_dict.get("param_groups", [])
+        if len(groups) != len(self.param_groups):
+            raise errors.ModelError(
+                f"the state has {len(groups)} parameter groups, this optimizer has {len(self.param_groups)}"
+            )
+        present = self.state_dict()
+        if not same(present["state"], state_dict.get("state", {})):
+            raise errors.ModelError(
+                "this optimizer state would be lost, since the servers have another one: load it into the optimizer "
+                "before ctx.prepare, which takes it over, or call ctx.load(optimizer=...) in every worker"
+            )
+        for group, saved in zip(self.param_groups, groups, strict=True):
+            group.update({key: value for key, value in saved.items() if key != "params"})
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Only before ``ctx.prepare``: the servers have laid the parameters out. Raises ModelError afterwards."""
+        if hasattr(self, "wrapped") and self.param_groups is self.wrapped.param_groups:
+            raise errors.ModelError("parameter groups cannot be added after ctx.prepare: add them before")
+        super().add_param_group(param_group)
+
+
+# torch's ordered dictionaries of hooks; a hook's handle holds on to the dictionary, so it is shared.
+_HOOKS = (
+    "_optimizer_step_pre_hooks",
+    "_optimizer_step_post_hooks",
+    "_optimizer_state_dict_pre_hooks",
+    "_optimizer_state_dict_post_hooks",
+    "_optimizer_load_state_dict_pre_hooks",
+    "_optimizer_load_state_dict_post_hooks",
+)
+
+
+def retire(given: torch.optim.Optimizer) -> None:
+    """Whoever still uses the optimizer that was given to ``ctx.prepare`` would change or save nothing that counts."""
+
+    def refused(what: str) -> Callable[..., Any]:
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            raise errors.ModelError(
+                f"{what} was called on the optimizer that was given to ctx.prepare: use the one that it returned "
+                "(model, optimizer = ctx.prepare(model, optimizer))"
+            )
+
+        return refuse
+
+    for name in ("step", "state_dict", "load_state_dict", "add_param_group"):
+        refuse: Any = refused(f"{name}()")
+        if name == "step":
+            refuse._wrapped_by_lr_sched = True  # or schedulers warn that somebody has replaced it
+        setattr(given, name, refuse)
+
+
+class StepScheduler:
+    """A learning-rate scheduler that counts the job's updates, not this worker's slices.
+
+    ``steps_done`` is the job's position, see `SchedulePosition`; ``in_loop`` tells whether the script is inside of the
+    loop over the prepared loader. There ``step()`` brings the schedule to where the job stands (by no step or by
+    several); outside of it (once per epoch) it does what the wrapped scheduler does.
+    """
+
+    def __init__(self, wrapped: LRScheduler, steps_done: Callable[[], int], in_loop: Callable[[], bool]) -> None:
+        self.wrapped = wrapped
+        # None until the script has called step() once, or others are known to do so.
+        self.per_step: bool | None = None
+        self._steps_done, self._in_loop = steps_done, in_loop
+        self._counted = 0
+        # The epoch that began last, and how often the script has called step() outside of the loop.
+        self._epoch = -1
+        self._outside = 0
+        # How everything was before the first step, for when the job goes back.
+        self._initial = copy.deepcopy(wrapped.state_dict())
+        self._groups = [{k: v for k, v in group.items() if k != "params"} for group in wrapped.optimizer.param_groups]
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Advance the schedule."""
+        if args or kwargs or isinstance(self.wrapped, ReduceLROnPlateau) or not self._in_loop():
+            self.per_step = bool(self.per_step)
+            self._outside += 1
+            self._told_of_steps()
+            self.wrapped.step(*args, **kwargs)
+            return
+        self.per_step = True
+        self.catch_up()
+
+    def begin_epoch(self, epoch: int) -> None:
+        """An epoch begins: bring a schedule that is advanced between epochs to where that puts it.
+
+        The script advances it itself, except where it begins with a later epoch (it came late, or the job was resumed)
+        or comes back to an earlier one (the job went back). Then one advance per epoch is assumed.
+        """
+        former, self._epoch = self._epoch, epoch
+        if self.per_step or epoch == former + 1 or (former >= 0 and not self._outside):
+            return
+        if isinstance(self.wrapped, ReduceLROnPlateau):
+            log.warning("ReduceLROnPlateau is not brought back to where it was: its learning rate may differ")
+            return
+        self._rewind()
+        for _ in range(epoch):
+            self._advance()
+
+    def set_back(self, epochs: int) -> None:
+        """Bring a schedule that is advanced between epochs to where it was ``epochs`` epochs ago, 0: where it belongs.
+
+        For plain loops, which are not told when the job goes back. One advance per epoch is assumed.
+        """
+        if self.per_step or not self._outside:
+            return
+        if isinstance(self.wrapped, ReduceLROnPlateau):
+            log.warning("ReduceLROnPlateau is not brought back to where it was: its learning rate may differ")
+            return
+        self._rewind()
+        for _ in range(self._outside - epochs):
+            self._advance()
+
+    def _rewind(self) -> None:
+        self.wrapped.load_state_dict(copy.deepcopy(self._initial))
+        for group, saved in zip(self.wrapped.optimizer.param_groups, self._groups, strict=True):
+            group.update(copy.deepcopy(saved))
+        self._counted = 0
+
+    def _advance(self) -> None:
+        self._told_of_steps()
+        self.wrapped.step()
+
+    def _told_of_steps(self) -> None:
+        """The servers have stepped; torch would warn that this process has not."""
+        self.wrapped.optimizer._opt_called = True  # type: ignore[attr-defined]
+
+    def catch_up(self) -> None:
+        """Bring a schedule that is advanced per step to where the job stands, also back."""
+        if not self.per_step:
+            return
+        done = self._steps_done()
+        if self._counted > done:
+            self._rewind()
+        while self._counted < done:
+            self._advance()
+            self._counted += 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.wrapped, name)

@@ -1,0 +1,187 @@
+"""The optimizer state of a script: what it brings to a job, and what it reads of the servers, in torch's format."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from paramserver import errors
+from paramserver.core.layout.hypers import RULES, Hypers
+from paramserver.core.layout.plan import Chunk, Kind, Layout
+from paramserver.tensors.dtypes import buffer_of, tensor_from, torch_dtype
+from paramserver.tensors.finite import is_finite
+from paramserver.v1 import shard_pb2
+
+if TYPE_CHECKING:
+    from paramserver.worker.script.binding import ModelBinding
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """Optimizer state that a script had before ``ctx.prepare``: by tensor of the model and key.
+
+    ``arrays``: one number per element of the tensor, flat, in the type in which servers keep the tensor.
+    ``scalars``: one number for the whole tensor, float32.
+    """
+
+    arrays: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
+    scalars: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
+
+    def parts(self, layout: Layout, chunks: Sequence[Chunk]) -> list[tuple[shard_pb2.StateRef, memoryview]]:
+        """The pieces that go with the chunks of one server, and their bytes."""
+        found: list[tuple[shard_pb2.StateRef, memoryview]] = []
+        told: set[int] = set()
+        for chunk in chunks:
+            for piece in chunk.pieces:
+                tensor = piece.tensor
+                for key, array in sorted(self.arrays.get(tensor, {}).items()):
+                    part = array[piece.tensor_start : piece.tensor_start + piece.elements]
+                    found.append(_part(tensor, key, piece.tensor_start, part, scalar=False))
+                for key, number in sorted(self.scalars.get(tensor, {}).items()) if tensor not in told else ():
+                    found.append(_part(tensor, key, 0, number.reshape(1), scalar=True))
+                told.add(tensor)
+        return found
+
+    def digest(self) -> str:
+        """Of all of it; empty if there is none."""
+        if not self.arrays and not self.scalars:
+            return ""
+        digest = hashlib.sha256()
+        for kind in (self.arrays, self.scalars):
+            for tensor, states in sorted(kind.items()):
+                for key, value in sorted(states.items()):
+                    digest.update(f"{tensor} {key} ".encode())
+                    digest.update(buffer_of(value.reshape(-1)))
+        return digest.hexdigest()
+
+
+NOTHING = Brought()
+
+
+def _part(tensor: int, key: str, start: int, values: Tensor, scalar: bool) -> tuple[shard_pb2.StateRef, memoryview]:
+    data = buffer_of(values)
+    dtype = str(values.dtype).removeprefix("torch.")
+    return shard_pb2.StateRef(tensor=tensor, key=key, start=start, bytes=data.nbytes, dtype=dtype, scalar=scalar), data
+
+
+def bring(binding: ModelBinding, state: Mapping[Tensor, Mapping[str, Any]] | None = None) -> Brought:
+    """The state that the script's optimizer has, checked; ``state``: another one, by parameter.
+
+    Raises ModelError if servers cannot go on from it.
+    """
+    arrays: dict[int, dict[str, Tensor]] = {}
+    scalars: dict[int, dict[str, Tensor]] = {}
+    rule, groups = RULES[binding.name], binding.hypers()
+    index_of = {id(parameter): index for index, parameter in enumerate(binding.parameters)}
+    for parameter, states in (binding.optimizer.state if state is None else state).items():
+        present = {key: value for key, value in states.items() if value is not None}
+        index = index_of.get(id(parameter))
+        if not present or index is None:  # state of a parameter that the optimizer no longer has
+            continue
+        spec = binding.specs[index]
+        hypers = groups[spec.group]
+        if binding.name == "adagrad" and _untouched(present, hypers):
+            continue  # torch has it from the start, servers from the first update on
+        off = {array for flag, array in rule.structural.items() if not hypers[flag]}
+        for key in sorted(present.keys() - rule.arrays - rule.scalars):
+            raise errors.ModelError(
+                f"the optimizer state of {spec.name!r} has {str(key)[:40]!r}, which torch.optim.{rule.title} does not "
+                "have: load state that this kind of optimizer has saved"
+            )
+        required = (rule.arrays | rule.scalars) - off
+        for key in sorted(required - present.keys()):
+            raise errors.ModelError(f"the optimizer state of {spec.name!r} lacks {key!r}: load all of it, or none")
+        master = torch.float64 if spec.dtype == "float64" else torch.float32
+        for key in sorted(required):  # what is switched off is never looked at, neither by torch
+            value = torch.as_tensor(present[key]).detach()
+            shape = () if key in rule.scalars else spec.shape
+            if value.numel() != math.prod(shape) or (shape and tuple(value.shape) != shape):
+                raise errors.ModelError(
+                    f"the optimizer state {key!r} of {spec.name!r} has shape {tuple(value.shape)}, its parameter has "
+                    f"{spec.shape}: load the state of this model"
+                )
+            flat = value.to("cpu", torch.float32 if key in rule.scalars else master).reshape(-1).clone()
+            if not is_finite(flat):
+                raise errors.ModelError(
+                    f"the optimizer state {key!r} of {spec.name!r} has a NaN or an infinite number: load finite state"
+                )
+            (scalars if key in rule.scalars else arrays).setdefault(index, {})[key] = flat
+    return Brought(arrays, scalars)
+
+
+def _untouched(states: Mapping[str, object], hypers: Hypers) -> bool:
+    """Adagrad's state of a parameter as its constructor makes it."""
+    total, first = states.get("sum"), hypers["initial_accumulator_value"]
+    assert isinstance(first, float)
+    fresh = torch.as_tensor(states.get("step", 1)).item() == 0
+    return fresh and isinstance(total, Tensor) and bool(torch.all(total == first))
+
+
+def in_torch_format(
+    binding: ModelBinding, layout: Layout, parts: Sequence[tuple[shard_pb2.StateRef, memoryview]]
+) -> dict[Tensor, dict[str, Tensor]]:
+    """What servers have told as the ``state`` of a torch optimizer: by parameter and key, in float32 or float64.
+
+    Arrays have the parameter's shape and are on its device. Raises ProtocolError for pieces that do not fit together.
+    """
+    rule, groups = RULES[binding.name], binding.hypers()
+    flat: dict[int, dict[str, Tensor]] = {}
+    filled: dict[tuple[int, str], int] = {}
+    for ref, data in parts:
+        if ref.tensor >= len(layout.tensors) or ref.key not in (rule.scalars if ref.scalar else rule.arrays):
+            raise errors.ProtocolError(f"a server sent the state {ref.key[:40]!r} of tensor {ref.tensor}")
+        placement = layout.placements[ref.tensor]
+        dtype = "float32" if ref.scalar else layout.segments[placement.segment].dtype
+        values = tensor_from(bytearray(data), dtype)
+        size = 1 if ref.scalar else placement.elements
+        if ref.dtype != dtype or ref.start + values.numel() > size:
+            raise errors.ProtocolError(f"a server sent the state {ref.key!r} of tensor {ref.tensor} in another shape")
+        states = flat.setdefault(ref.tensor, {})
+        if ref.key not in states:
+            states[ref.key] = torch.empty(size, dtype=torch_dtype(dtype))
+        states[ref.key][ref.start : ref.start + values.numel()] = values
+        if not ref.scalar:
+            filled[ref.tensor, ref.key] = filled.get((ref.tensor, ref.key), 0) + values.numel()
+    for (tensor, key), elements in filled.items():
+        if elements != layout.placements[tensor].elements:
+            raise errors.ProtocolError(f"the servers sent only a part of the state {key!r} of tensor {tensor}")
+    found: dict[Tensor, dict[str, Tensor]] = {}
+    for index, parameter in enumerate(binding.parameters):
+        spec = binding.specs[index]
+        states = flat.get(index, {})
+        if binding.name == "adagrad" and spec.kind is Kind.PARAMETER and not states:  # torch has it from the start
+            placement = layout.placements[index]
+            master = torch_dtype(layout.segments[placement.segment].dtype)
+            first = float(groups[spec.group]["initial_accumulator_value"])  # type: ignore[arg-type]
+            states = {"step": torch.zeros(1), "sum": torch.full((placement.elements,), first, dtype=master)}
+        if states:
+            found[parameter] = {
+                key: value.reshape(()) if key in rule.scalars else value.view(spec.shape).to(parameter.device)
+                for key, value in sorted(states.items())
+            }
+    return found
+
+
+def same(ours: Mapping[Any, Mapping[str, Any]], theirs: Mapping[Any, Mapping[str, Any]]) -> bool:
+    """Whether two states, by parameter number, are equal bit for bit; what is None or empty does not count."""
+    one, other = _without_none(ours), _without_none(theirs)
+    return one.keys() == other.keys() and all(
+        one[p].keys() == other[p].keys()
+        and all(_equal(torch.as_tensor(one[p][key]), torch.as_tensor(other[p][key])) for key in one[p])
+        for p in one
+    )
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one.cpu(), other.cpu())
+
+
+def _without_none(state: Mapping[Any, Mapping[str, Any]]) -> dict[Any, dict[str, Any]]:
+    kept = {p: {key: value for key, value in states.items() if value is not None} for p, states in state.items()}
+    return {p: states for p, states in kept.items() if states}

@@ -1,0 +1,165 @@
+"""What shards answer to a pull."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from paramserver import errors
+from paramserver.compress.base import Compressor
+from paramserver.compress.registry import compressible
+from paramserver.core.layout.plan import Kind, Plan
+from paramserver.core.versions.consistency import Consistency
+from paramserver.tensors.codec import Ref
+from paramserver.tensors.dtypes import wire_dtype
+from paramserver.v1 import shard_pb2
+from paramserver.wire.messages import consistency_from_proto
+from paramserver.worker.weights import arriving
+from paramserver.worker.weights.arriving import Rest
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What one shard answered: raw bytes by chunk index, and its header."""
+
+    version: int
+    min_clock: int
+    skipped: int
+    consistency: Consistency
+    chunks: dict[int, memoryview]
+    schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_UNSPECIFIED
+    # Slices of the step before that were given to others than their owners; server 0 knows.
+    taken: frozenset[int] = frozenset()
+    # Where the weights lie in memory shared with the server, if they do.
+    slot: int | None = None
+    # What is still arriving, where who asked takes that; then ``chunks`` are those that had come before.
+    rest: Rest | None = None
+    # A digest of the contributions that the version holds.
+    counted: bytes = b""
+
+    def drop(self) -> None:
+        """It is not wanted: what is still to come need not."""
+        if self.rest is not None:
+            self.rest.cancel()
+
+
+def checked(
+    ref: shard_pb2.ChunkRef | shard_pb2.StateRef,
+    plan: Plan,
+    server: int,
+    seen: Mapping[int, object],
+    rounding: Compressor | None = None,
+) -> int:
+    """The index of a chunk that this server may send, in the shape that the plan says, rounded as it was asked for."""
+    if not isinstance(ref, shard_pb2.ChunkRef):
+        raise errors.ProtocolError(f"server-{server} sent optimizer state where weights were asked for")
+    if ref.index >= len(plan.owner) or plan.owner[ref.index] != server or ref.index in seen:
+        raise errors.ProtocolError(f"server-{server} sent chunk {ref.index}, which is not its to send")
+    chunk = plan.layout.chunks[ref.index]
+    how = rounding if compressible(chunk) else None
+    encoding = shard_pb2.ENCODING_EXACT if how is None else how.encoding
+    if (ref.start, ref.encoding, ref.dtype) != (chunk.start, encoding, wire_dtype(chunk.dtype)):
+        raise errors.ProtocolError(f"server-{server} sent chunk {ref.index} of another shape")
+    if how is not None:
+        how.check(ref.bytes, chunk.elements)
+    elif ref.bytes != chunk.nbytes:
+        raise errors.ProtocolError(f"server-{server} sent chunk {ref.index} of another shape")
+    return ref.index
+
+
+def merge(results: Sequence[Pulled]) -> Mapping[int, memoryview]:
+    """All chunks of all shards."""
+    chunks: dict[int, memoryview] = {}
+    for result in results:
+        chunks.update(result.chunks)
+    return chunks
+
+
+def pulled_of(header: shard_pb2.PullHeader, chunks: dict[int, memoryview], rest: Rest | None = None) -> Pulled:
+    """The answer to a pull."""
+    return Pulled(
+        header.version,
+        header.min_clock,
+        header.skipped,
+        consistency_from_proto(header.consistency),
+        chunks,
+        header.schedule,
+        frozenset(header.taken),
+        header.slot if header.HasField("slot") else None,
+        rest,
+        header.counted,
+    )
+
+
+class Answer:
+    """The answer of one server to a pull, as its frames come.
+
+    ``begun``: gets it as soon as its version is known, if there is much to come then; it may have it from an attempt
+    that broke off.
+    """
+
+    def __init__(
+        self, plan: Plan, server: int, rounding: Compressor | None, begun: asyncio.Future[Pulled] | None
+    ) -> None:
+        self._plan, self._server, self._rounding, self._begun = plan, server, rounding, begun
+        self._header: shard_pb2.PullHeader | None = None
+        self._draft = 0
+        self._chunks: dict[int, memoryview] = {}
+        self._rest: Rest | None = None
+
+    @property
+    def waiting_for(self) -> str | None:
+        """Whom the server waits for, if it has said that there is no answer yet."""
+        return None if self._header is None or self._header.ready else self._header.waiting_for
+
+    def add(self, frame: shard_pb2.FrameHeader, parts: Iterable[tuple[Ref, memoryview]]) -> None:
+        """Take in a frame. Raises ProtocolError for what does not belong here, GoneError if it is another version."""
+        if self._header is None and frame.draft:
+            if frame.draft != self._draft:  # what was sent of another one came to nothing
+                self._draft, self._chunks = frame.draft, {}
+        elif self._header is None:
+            if frame.WhichOneof("first") != "pull":
+                raise errors.ProtocolError("the answer to a pull does not begin with its header")
+            self._header = frame.pull
+            if self._header.ready:
+                self._begin(self._header)
+        for ref, data in parts:
+            index = checked(ref, self._plan, self._server, self._chunks, self._rounding)
+            self._chunks[index] = data
+            if self._rest is not None:
+                self._rest.came(index, data)
+
+    def _begin(self, header: shard_pb2.PullHeader) -> None:
+        """It is known which version it is."""
+        if header.draft != self._draft:
+            self._chunks = {}
+        if self._begun is None:
+            return
+        if not self._begun.done():
+            self._rest = self._much(header)
+            if self._rest is not None:
+                self._begun.set_result(pulled_of(header, dict(self._chunks), self._rest))
+            return
+        former = self._begun.result()
+        if former.version != header.version:
+            raise errors.GoneError(f"server-{self._server} has version {header.version}, no longer {former.version}")
+        self._rest = former.rest
+        for index, data in self._chunks.items():
+            assert self._rest is not None
+            self._rest.came(index, data)
+
+    def _much(self, header: shard_pb2.PullHeader) -> Rest | None:
+        """What follows the header, if that is worth beginning without it."""
+        moving = (chunk for chunk in self._plan.chunks_of(self._server) if chunk.kind is not Kind.FROZEN)
+        left = [chunk for chunk in moving if chunk.index not in self._chunks]
+        complete = len(left) + len(self._chunks) == header.chunks
+        if not complete or sum(chunk.nbytes for chunk in left) < max(1, arriving.LEAST_BYTES):
+            return None
+        return Rest(self._server, (chunk.index for chunk in left))
+
+    def whole(self) -> tuple[shard_pb2.PullHeader, dict[int, memoryview]]:
+        """All of it. Raises UnavailableError if something is missing."""
+        if self._header is None or self._header.chunks != len(self._chunks):
+            raise errors.UnavailableError(f"the answer of server-{self._server} was cut short")
+        return self._header, self._chunks
