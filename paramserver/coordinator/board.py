@@ -49,6 +49,8 @@ class Board:
         self._started_at = time.monotonic()
         self._running_at: float | None = None
         self._ended_at: float | None = None
+        # Samples in the checkpoint that the job was told to go on from.
+        self.samples_before = 0
         # Workers that are gone, by name, with the totals of all processes that had the name; and lost servers.
         self._departed: dict[str, coordinator_pb2.ProcessStatus] = {}
         # Workers that were lost or failed and that nobody has replaced: name to reason.
@@ -153,6 +155,7 @@ class Board:
             broken_promises=self._job.promises.broken,
             closing=self._job.ending.closing,
             not_counted=self._job.ending.not_counted(),
+            samples_before=self.samples_before,
             data=data_to_proto(data) if data else None,
             steps_per_epoch=self._job.origin.steps_per_epoch if data and data.slice_size else 0,
         )
@@ -215,6 +218,7 @@ class Board:
     def restore(self, record: coordinator_pb2.JobRecord) -> None:
         """Go on from what an earlier coordinator has written down."""
         self._departed = {gone.name: gone for gone in record.departed}
+        self.samples_before = record.samples_before
         self._missed = {name: gone.reason for name, gone in self._departed.items() if name in record.missed}
 
     def training_s(self) -> float:

@@ -259,6 +259,7 @@ class Job:
             ready=self.registry.ready,
             departed=self.board.departed(),
             training_s=self.board.training_s(),
+            samples_before=self.board.samples_before,
             lost=self.lost,
             losses=self.losses,
             missed=self.board.missed,

@@ -49,7 +49,9 @@ def summarise(
         "epochs_planned": max((process.epochs_planned for process in workers), default=0),
         "seconds": round(seconds, 3),
         "samples": samples,
-        "samples_per_s": round(samples / seconds, 1) if seconds > 0 else 0.0,
+        # In the checkpoint that the job was told to go on from; `seconds` and `samples_per_s` are of this run alone.
+        "samples_before": status.samples_before,
+        "samples_per_s": round(max(0, samples - status.samples_before) / seconds, 1) if seconds > 0 else 0.0,
         "metrics": metrics_of(workers),
         "weights_sha256": result.weights_sha256(),
         "buffers_sha256": result.buffers_sha256(),

@@ -312,7 +312,7 @@ class ProcessStatus(_message.Message):
     def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., member: _Optional[int] = ..., server: _Optional[_Union[_shard_pb2.StatsResponse, _Mapping]] = ..., epochs_planned: _Optional[int] = ..., reason: _Optional[str] = ..., gone: bool = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("job", "view", "processes", "model", "data", "steps_per_epoch", "lost", "expected_workers", "expected_servers", "store", "uptime_s", "store_operations", "training_s", "term", "summary", "security", "finished", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "troubles", "broken_promises", "state", "reason", "losses", "idle", "poisoned", "closing", "not_counted")
+    __slots__ = ("job", "view", "processes", "model", "data", "steps_per_epoch", "lost", "expected_workers", "expected_servers", "store", "uptime_s", "store_operations", "training_s", "term", "summary", "security", "finished", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "troubles", "broken_promises", "state", "reason", "losses", "idle", "poisoned", "closing", "not_counted", "samples_before")
     class TroublesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -364,6 +364,7 @@ class StatusResponse(_message.Message):
     POISONED_FIELD_NUMBER: _ClassVar[int]
     CLOSING_FIELD_NUMBER: _ClassVar[int]
     NOT_COUNTED_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_BEFORE_FIELD_NUMBER: _ClassVar[int]
     job: str
     view: _types_pb2.View
     processes: _containers.RepeatedCompositeFieldContainer[ProcessStatus]
@@ -394,7 +395,8 @@ class StatusResponse(_message.Message):
     poisoned: _containers.RepeatedScalarFieldContainer[str]
     closing: bool
     not_counted: _containers.ScalarMap[str, int]
-    def __init__(self, job: _Optional[str] = ..., view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., steps_per_epoch: _Optional[int] = ..., lost: _Optional[_Iterable[str]] = ..., expected_workers: _Optional[int] = ..., expected_servers: _Optional[int] = ..., store: _Optional[str] = ..., uptime_s: _Optional[float] = ..., store_operations: _Optional[int] = ..., training_s: _Optional[float] = ..., term: _Optional[int] = ..., summary: _Optional[str] = ..., security: _Optional[str] = ..., finished: bool = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., troubles: _Optional[_Mapping[str, str]] = ..., broken_promises: _Optional[_Mapping[str, str]] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., losses: _Optional[int] = ..., idle: _Optional[_Iterable[str]] = ..., poisoned: _Optional[_Iterable[str]] = ..., closing: bool = ..., not_counted: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    samples_before: int
+    def __init__(self, job: _Optional[str] = ..., view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., steps_per_epoch: _Optional[int] = ..., lost: _Optional[_Iterable[str]] = ..., expected_workers: _Optional[int] = ..., expected_servers: _Optional[int] = ..., store: _Optional[str] = ..., uptime_s: _Optional[float] = ..., store_operations: _Optional[int] = ..., training_s: _Optional[float] = ..., term: _Optional[int] = ..., summary: _Optional[str] = ..., security: _Optional[str] = ..., finished: bool = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., troubles: _Optional[_Mapping[str, str]] = ..., broken_promises: _Optional[_Mapping[str, str]] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., losses: _Optional[int] = ..., idle: _Optional[_Iterable[str]] = ..., poisoned: _Optional[_Iterable[str]] = ..., closing: bool = ..., not_counted: _Optional[_Mapping[str, int]] = ..., samples_before: _Optional[int] = ...) -> None: ...
 
 class SettingsRequest(_message.Message):
     __slots__ = ("newcomer",)
@@ -619,7 +621,7 @@ class StopResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class JobRecord(_message.Message):
-    __slots__ = ("view", "settings", "expected_servers", "expected_workers", "members", "next_member", "data", "layout", "ready", "departed", "training_s", "lost", "finished", "summary", "address", "async_from", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "broken_promises", "losses", "missed", "poisoned", "deaths", "deaths_in_a_row", "edition", "script_ended", "orderly", "tallies", "epochs_planned", "histories", "loaded", "loading")
+    __slots__ = ("view", "settings", "expected_servers", "expected_workers", "members", "next_member", "data", "layout", "ready", "departed", "training_s", "lost", "finished", "summary", "address", "async_from", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "broken_promises", "losses", "missed", "poisoned", "deaths", "deaths_in_a_row", "samples_before", "edition", "script_ended", "orderly", "tallies", "epochs_planned", "histories", "loaded", "loading")
     class SettingsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -660,6 +662,7 @@ class JobRecord(_message.Message):
     POISONED_FIELD_NUMBER: _ClassVar[int]
     DEATHS_FIELD_NUMBER: _ClassVar[int]
     DEATHS_IN_A_ROW_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_BEFORE_FIELD_NUMBER: _ClassVar[int]
     EDITION_FIELD_NUMBER: _ClassVar[int]
     SCRIPT_ENDED_FIELD_NUMBER: _ClassVar[int]
     ORDERLY_FIELD_NUMBER: _ClassVar[int]
@@ -694,6 +697,7 @@ class JobRecord(_message.Message):
     poisoned: _containers.RepeatedCompositeFieldContainer[_types_pb2.SliceRef]
     deaths: _containers.RepeatedCompositeFieldContainer[_types_pb2.SliceRef]
     deaths_in_a_row: int
+    samples_before: int
     edition: int
     script_ended: bool
     orderly: bool
@@ -702,7 +706,7 @@ class JobRecord(_message.Message):
     histories: _containers.RepeatedScalarFieldContainer[str]
     loaded: LoadPlace
     loading: LoadPlace
-    def __init__(self, view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., settings: _Optional[_Mapping[str, str]] = ..., expected_servers: _Optional[int] = ..., expected_workers: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberRecord, _Mapping]]] = ..., next_member: _Optional[int] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., layout: _Optional[str] = ..., ready: bool = ..., departed: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., training_s: _Optional[float] = ..., lost: _Optional[_Iterable[str]] = ..., finished: bool = ..., summary: _Optional[str] = ..., address: _Optional[str] = ..., async_from: _Optional[int] = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., broken_promises: _Optional[_Mapping[str, str]] = ..., losses: _Optional[int] = ..., missed: _Optional[_Iterable[str]] = ..., poisoned: _Optional[_Iterable[_Union[_types_pb2.SliceRef, _Mapping]]] = ..., deaths: _Optional[_Iterable[_Union[_types_pb2.SliceRef, _Mapping]]] = ..., deaths_in_a_row: _Optional[int] = ..., edition: _Optional[int] = ..., script_ended: bool = ..., orderly: bool = ..., tallies: _Optional[_Iterable[_Union[Tally, _Mapping]]] = ..., epochs_planned: _Optional[int] = ..., histories: _Optional[_Iterable[str]] = ..., loaded: _Optional[_Union[LoadPlace, _Mapping]] = ..., loading: _Optional[_Union[LoadPlace, _Mapping]] = ...) -> None: ...
+    def __init__(self, view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., settings: _Optional[_Mapping[str, str]] = ..., expected_servers: _Optional[int] = ..., expected_workers: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberRecord, _Mapping]]] = ..., next_member: _Optional[int] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., layout: _Optional[str] = ..., ready: bool = ..., departed: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., training_s: _Optional[float] = ..., lost: _Optional[_Iterable[str]] = ..., finished: bool = ..., summary: _Optional[str] = ..., address: _Optional[str] = ..., async_from: _Optional[int] = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., broken_promises: _Optional[_Mapping[str, str]] = ..., losses: _Optional[int] = ..., missed: _Optional[_Iterable[str]] = ..., poisoned: _Optional[_Iterable[_Union[_types_pb2.SliceRef, _Mapping]]] = ..., deaths: _Optional[_Iterable[_Union[_types_pb2.SliceRef, _Mapping]]] = ..., deaths_in_a_row: _Optional[int] = ..., samples_before: _Optional[int] = ..., edition: _Optional[int] = ..., script_ended: bool = ..., orderly: bool = ..., tallies: _Optional[_Iterable[_Union[Tally, _Mapping]]] = ..., epochs_planned: _Optional[int] = ..., histories: _Optional[_Iterable[str]] = ..., loaded: _Optional[_Union[LoadPlace, _Mapping]] = ..., loading: _Optional[_Union[LoadPlace, _Mapping]] = ...) -> None: ...
 
 class MemberRecord(_message.Message):
     __slots__ = ("member", "role", "index", "address", "pid", "incarnation", "beside_worker")

@@ -82,6 +82,10 @@ def test_e16_the_same_bits(name: str, servers: int, tmp_path: Path) -> None:
     assert rig.orders.begun_with() in (3, 6)
     same(summary, twin(f"resume {name}", PROGRAMS[name](), slices_per_step=SLICES))
     assert summary["rollbacks"] == 0
+    before = {3: 3 * SLICES * BATCH, 6: SAMPLES + 2 * SLICES * BATCH}[rig.orders.begun_with()]
+    assert (summary["samples"], summary["samples_before"]) == (EPOCHS * SAMPLES, before)
+    rate = (EPOCHS * SAMPLES - before) / summary["seconds"]
+    assert summary["samples_per_s"] == pytest.approx(rate, rel=0.05), "of this run only"
 
 
 def test_it_goes_on_twice(tmp_path: Path) -> None:
@@ -108,6 +112,8 @@ def test_of_a_job_that_was_through(tmp_path: Path) -> None:
         first = rig.finish()
     _, summary = resumed(tmp_path, program(), servers=3)
     same(summary, first)
+    assert (first["samples_before"], summary["samples_before"]) == (0, EPOCHS * SAMPLES)
+    assert summary["samples_per_s"] == 0.0
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 3])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -14,11 +15,15 @@ import torch
 from torch import nn
 
 from paramserver import errors
-from paramserver.transport.shm.segments import Segment
+from paramserver.server.versions.sharing import STRANGERS
+from paramserver.transport.shm.meeting import Meeting
+from paramserver.transport.shm.segments import PAGE, Segment
+from paramserver.v1 import shard_pb2
 from paramserver.worker.context import Context
 from paramserver.worker.flat import FlatSpace
 from tests.cluster.harness import Cluster, Outcome, train, until
 from tests.cluster.programs import LedgerProgram, Program, adamw, dataset, fill, network, plain
+from tests.cluster.raw import Raw
 from tests.cluster.rollback import Rig, same, twin
 from tests.cluster.test_faults import SLICES, program
 from tests.cluster.test_rollback_sync import EVERY, MOMENTS, fresh
@@ -172,6 +177,51 @@ def test_slots_of_a_worker_that_is_lost_are_used_again() -> None:
         digests = cluster.outcome().digests
     program.each = None
     assert digests == train(program, workers=2).digests
+
+
+def test_who_attaches_again_and_again_keeps_no_descriptors_open() -> None:
+    """A worker whose attempts to attach get no answer; and many that are no workers."""
+
+    def knock(ctx: Context, slices: int) -> None:
+        if slices != 2:
+            return
+        raw = Raw(cluster)
+        first = attached(raw)
+        for _ in range(20):
+            attached(raw)
+        until("as few descriptors as after the first time", lambda: open_now() <= first)
+        for worker in range(1, STRANGERS):
+            attached(raw, worker)
+        most = open_now()
+        for worker in range(STRANGERS, 2 * STRANGERS):
+            attached(raw, worker)
+        until("no more than with the last one that was let in", lambda: open_now() <= most)
+
+    with Cluster(workers=1, transport="shm") as cluster:
+        cluster.train(Program(DATA, 8, model=wide, each=knock))
+
+
+def attached(raw: Raw, stranger: int = 0) -> int:
+    """Attach as a process that is no worker, and go away; how many descriptors there are afterwards."""
+    meeting = Meeting()
+    try:
+        request = shard_pb2.AttachRequest(
+            job=raw.job,
+            timeline=raw.timeline,
+            worker=raw.worker + stranger,
+            layout_digest=raw.layout.digest,
+            meeting=meeting.name,
+            inbox_bytes=PAGE,
+        )
+        raw.run(raw.channel.call("Shard.Attach", request, timeout=10.0))
+    finally:
+        meeting.close()
+    return open_now()
+
+
+def open_now() -> int:
+    """How many descriptors this process has."""
+    return len(os.listdir("/proc/self/fd"))
 
 
 class Idle(nn.Module):

@@ -244,6 +244,8 @@ class Recovery:
         await job.registry.publish()
         if elsewhere:
             await job.checkpoints.save_first(found.version)
+        if self._resuming:
+            job.board.samples_before = min(reply.samples for reply in await job.server_stats())
         asynchronous = job.consistency.mode is Mode.ASYNC and job.leasing.data is not None
         self._table = await lease_table(job) if asynchronous else None
         return found.version

@@ -37,9 +37,9 @@ class Slots:
         """There is memory for these slots only: give out no others any more."""
         self._useless = set(range(self._count)).difference(slots)
 
-    def join(self, reader: int) -> None:
-        """A reader, who reads from no slot yet."""
-        self._readers[reader] = set()
+    def join(self, reader: int, former: Iterable[int] = ()) -> None:
+        """A reader, who reads from no slot yet; or from those of the ``former`` readers, in whose place it comes."""
+        self._readers[reader] = {slot for one in former for slot in self._readers.pop(one, ())}
 
     def reads(self, reader: int, slots: Iterable[int]) -> None:
         """What a reader reads from, and nothing else."""

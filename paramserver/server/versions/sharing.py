@@ -32,6 +32,8 @@ log = structlog.get_logger("paramserver.server")
 
 # Memory is taken for those slots only that are used: three while all workers keep step, at most two more than workers.
 SLOTS = 32
+# So many attachments at most are of workers that this server has not heard of; each costs some descriptors.
+STRANGERS = 64
 Space = Callable[[Chunk], "Tensor"]
 
 
@@ -72,6 +74,8 @@ class Sharing:
         self._places: dict[tuple[int, int], Tensor] = {}
         self._weights: Segment | None = None
         self._attachments: dict[int, _Attachment] = {}
+        # The workers, as far as this server has heard of them.
+        self._workers: frozenset[int] = frozenset()
         self._numbers = itertools.count(1)
         self._complained = False
 
@@ -80,10 +84,14 @@ class Sharing:
     def attach(self, request: shard_pb2.AttachRequest, *sockets: int) -> shard_pb2.AttachResponse:
         """Meet a worker and exchange memory with it; refused, with the reason, where that is not possible.
 
-        It is also given ``sockets``, descriptors, for its calls; `answer` tells who answers them.
+        A worker has one attachment: a former one ends, since the worker uses it no more. It is also given
+        ``sockets``, descriptors, for its calls; `answer` tells who answers them.
         """
         if not available():
             return shard_pb2.AttachResponse(refusal="the server's system has no memory that can be shared")
+        known = request.worker in self._workers
+        if not known and sum(not one.known for one in self._attachments.values()) >= STRANGERS:
+            return shard_pb2.AttachResponse(refusal=f"{STRANGERS} processes that are no workers have attached already")
         nbytes = self._arena.weights_bytes(SLOTS)
         try:
             if self._weights is None:
@@ -94,8 +102,11 @@ class Sharing:
         except (OSError, ValueError) as error:
             return shard_pb2.AttachResponse(refusal=f"no memory can be shared with it: {error}")
         number = next(self._numbers)
-        self._attachments[number] = _Attachment(request.worker, request.inbox_bytes, visit)
-        self._slots.join(number)
+        former = [other for other, one in self._attachments.items() if one.worker == request.worker]
+        self._slots.join(number, former)  # its weights may still lie there
+        for other in former:
+            self._end(other)
+        self._attachments[number] = _Attachment(request.worker, request.inbox_bytes, visit, known=known)
         return shard_pb2.AttachResponse(attachment=number, weights_bytes=nbytes)
 
     def answer(self, number: int, line: Line) -> None:
@@ -107,6 +118,7 @@ class Sharing:
 
     def keep(self, workers: frozenset[int]) -> None:
         """Who the workers are: attachments of others end, but not of those that this server has not heard of yet."""
+        self._workers = workers
         newest = max(workers, default=0)
         for number, attachment in list(self._attachments.items()):
             if attachment.worker in workers:
