@@ -1,0 +1,120 @@
+"""The tour of docs/design.md: the functions that one gradient passes, and that a real step calls them in that order."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch.nn.functional as F
+from torch.utils.data import DataLoader
+
+from paramserver.worker.context import Context
+from paramserver.worker.links import exchange
+from tests.cluster.harness import Cluster
+from tests.cluster.programs import dataset, network, sgd
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "paramserver"
+# A step in the middle: the first ones set things up.
+STEP = 3
+
+# (file within the package, qualified name of a function)
+Stop = tuple[str, str]
+
+
+def stops() -> list[Stop]:
+    """The functions of the tour, in its order."""
+    text = (ROOT / "docs/design.md").read_text().partition("\n## The tour: one gradient")[2].partition("\n## ")[0]
+    return re.findall(r"^- `([\w/]+\.py): ([\w.]+)`", text, re.MULTILINE)
+
+
+def functions(path: Path) -> Iterator[str]:
+    """Qualified names of the functions of a file, without those inside of functions."""
+    todo: list[tuple[str, ast.AST]] = [("", ast.parse(path.read_text()))]
+    while todo:
+        prefix, node = todo.pop()
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield prefix + child.name
+            elif isinstance(child, ast.ClassDef):
+                todo.append((f"{prefix}{child.name}.", child))
+
+
+class Trace:
+    """Calls of the package's functions in all threads, in their order, while ``on``."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self.calls: list[Stop] = []
+
+    def note(self, frame: FrameType, event: str, _: object) -> None:
+        """For `sys.setprofile`."""
+        code = frame.f_code
+        if self.on and event == "call" and code.co_filename.startswith(f"{PACKAGE}/"):
+            self.calls.append((code.co_filename.removeprefix(f"{PACKAGE}/"), code.co_qualname))
+
+    @contextmanager
+    def threads(self) -> Iterator[None]:
+        """Threads that begin here are traced."""
+        threading.setprofile(self.note)
+        try:
+            yield
+        finally:
+            threading.setprofile(None)
+
+    def named(self) -> set[Stop]:
+        """The functions that were called, without comprehensions and lambdas."""
+        return {(file, name) for file, name in self.calls if "<" not in name}
+
+
+def one_step(trace: Trace) -> Any:
+    """A script that has one of its steps traced, from the backward pass until the new weights are there."""
+
+    def script(ctx: Context) -> None:
+        plain = network()
+        model, optimizer, loader = ctx.prepare(plain, sgd(plain.parameters()), DataLoader(dataset(48), 8))
+        for _ in ctx.epochs(1):
+            for n, (x, y) in enumerate(loader):
+                loss = F.cross_entropy(model(x), y)
+                trace.on = n == STEP
+                loss.backward()  # type: ignore[no-untyped-call]
+                assert not trace.calls or n != STEP, "on one host nothing of ours runs during the backward pass"
+                optimizer.step()
+                trace.on = False
+                optimizer.zero_grad()
+                assert ctx.version == n + 1
+
+    return script
+
+
+def test_the_functions_of_the_tour_exist() -> None:
+    assert len(stops()) > 20
+    for file, name in stops():
+        assert (PACKAGE / file).is_file(), file
+        assert name in functions(PACKAGE / file), f"{file}: {name}"
+
+
+def test_a_step_calls_them_in_that_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One host, shared memory, synchronous, one worker and one server; see also test_exchange."""
+    monkeypatch.setattr(exchange, "MOST_S", 20.0)  # however busy the machine is
+    monkeypatch.setattr("paramserver.core.work.tempo.Tempo.patience_s", lambda _: 20.0)
+    assert sys.getprofile() is None
+    trace = Trace()
+    with trace.threads(), Cluster(transport="shm") as cluster:
+        cluster.start(one_step(trace))
+        cluster.join()
+    called = trace.named()
+    print(f"one gradient: {len(called)} functions in {len({file for file, _ in called})} files are called")
+    rest = iter(trace.calls)
+    for before, stop in zip([None, *stops()], stops(), strict=False):
+        if stop not in rest:
+            again = " (it was called earlier)" if stop in called else ""
+            raise AssertionError(f"after {before} {stop} is not called{again}; mend the tour in docs/design.md")
