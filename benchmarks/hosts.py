@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.launch import SCRIPTS, environment
-from tests.machines.network import Network
+from tests.support.machines.network import Network
 
 SCRIPT = SCRIPTS / "ready.py"
 HEAD = "head"

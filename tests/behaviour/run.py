@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.behaviour.generate import Form, Script, draw, fits, of_labels, render, simpler
-from tests.behaviour.judge import WRONG, judge
-from tests.behaviour.known import KNOWN, known
-from tests.behaviour.play import play, play_plain
+from tests.support.behaviour.generate import Form, Script, draw, fits, of_labels, render, simpler
+from tests.support.behaviour.judge import WRONG, judge
+from tests.support.behaviour.play import play, play_plain
+from tests.support.pieces.known import KNOWN, known
 
 
 def trial(script: Script) -> str:

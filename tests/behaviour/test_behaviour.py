@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 import pytest
 
-from tests.behaviour.generate import Form, draw, fits, of_labels, render, simpler
-from tests.behaviour.kinds import KINDS
-from tests.behaviour.known import KNOWN, known
-from tests.behaviour.mutants import MUTANTS
-from tests.behaviour.pieces import Verdict
 from tests.behaviour.run import report, smallest, trial
+from tests.support.behaviour.generate import Form, draw, fits, of_labels, render, simpler
+from tests.support.behaviour.mutants import MUTANTS
+from tests.support.pieces.base import Verdict
+from tests.support.pieces.kinds import KINDS
+from tests.support.pieces.known import KNOWN, known
 
 # Each test runs this many scripts, one after the other.
 AT_ONCE = 10

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from paramserver import errors
-from tests.behaviour.generate import of_labels
-from tests.behaviour.judge import differs, judge
-from tests.behaviour.played import Played
+from tests.support.behaviour.generate import of_labels
+from tests.support.behaviour.judge import differs, judge
+from tests.support.behaviour.played import Played
 
 WEIGHTS = {"w": torch.tensor([1.0, 2.0], dtype=torch.float64)}
 FOUND = {"seen": [1.0, 0.5], "model": WEIGHTS}

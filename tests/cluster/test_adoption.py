@@ -14,9 +14,9 @@ from paramserver.core.job.membership import Role
 from paramserver.membership import session
 from paramserver.v1 import types_pb2
 from paramserver.worker.context import Context
-from tests.cluster.harness import Died, recorded, train, until, wait
-from tests.cluster.programs import LedgerProgram, Program, adamw, cosine, dataset, network
-from tests.cluster.takeover import Chief, Fleet
+from tests.support.cluster.harness import Died, recorded, train, until, wait
+from tests.support.cluster.programs import LedgerProgram, Program, adamw, cosine, dataset, network
+from tests.support.failover.takeover import Chief, Fleet
 
 # 14 slices an epoch, four to a step.
 SAMPLES, BATCH, EPOCHS = 107, 8, 2

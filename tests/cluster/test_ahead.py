@@ -10,11 +10,11 @@ import pytest
 
 from paramserver.server.versions import drafting
 from paramserver.server.versions.drafting import Drafting
-from tests.cluster.harness import train
-from tests.cluster.programs import Program, adamw, dataset, network, plain
-from tests.cluster.rollback import Rig, same, twin
-from tests.cluster.test_faults import BAD_STREAMS, SLICES, Death, calm, calm_over, program
-from tests.cluster.test_rollback_sync import EVERY, MOMENTS, fresh
+from tests.support.cluster.harness import train
+from tests.support.cluster.programs import Program, adamw, dataset, network, plain
+from tests.support.cluster.small_job import BAD_STREAMS, SLICES, Death, calm, calm_over, program
+from tests.support.failover.moments import EVERY, MOMENTS, fresh
+from tests.support.failover.rollback import Rig, same, twin
 
 DATA = dataset(48)
 

@@ -12,8 +12,8 @@ from paramserver.core.versions.names import AsyncName
 from paramserver.core.work.slices import DataSpec, slice_indices
 from paramserver.worker.context import Context
 from paramserver.worker.pace import AsyncPace
-from tests.cluster.harness import Applied, Cluster, recorded, train, until, wait
-from tests.cluster.programs import Aligned, LedgerProgram, Optimizer, Program, adamw, cosine, dataset, sgd
+from tests.support.cluster.harness import Applied, Cluster, recorded, train, until, wait
+from tests.support.cluster.programs import Aligned, LedgerProgram, Optimizer, Program, adamw, cosine, dataset, sgd
 
 STALENESS = [0, 3, "unbounded"]
 SAMPLES, BATCH, EPOCHS = 103, 4, 3

@@ -13,7 +13,7 @@ from paramserver.checkpoint.place import Place
 from paramserver.coordinator.history.checkpoints import CheckpointOptions
 from paramserver.server.saving import holding
 from paramserver.worker.context import Context
-from tests.cluster.harness import Cluster, until
+from tests.support.cluster.harness import Cluster, until
 
 EVERY, STEPS, WORKERS = 10, 40, 3
 

@@ -13,7 +13,7 @@ import torch
 import paramserver as ps
 from paramserver import errors
 from paramserver.worker.client import Array, RawClient
-from tests.cluster.harness import Cluster, at_once
+from tests.support.cluster.harness import Cluster, at_once
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import pytest
 
 from paramserver import errors
 from paramserver.v1 import types_pb2
-from tests.cluster.harness import Cluster, at_once, until
+from tests.support.cluster.harness import Cluster, at_once, until
 
 ZEROS = {"w": np.zeros(3, np.float32)}
 ONES = {"w": np.ones(3, np.float32)}

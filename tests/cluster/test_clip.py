@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from paramserver import errors
 from paramserver.core.work.slices import DataSpec, SyncSchedule, slice_indices
 from paramserver.worker.context import Context
-from tests.cluster.harness import train
-from tests.cluster.programs import Program, adamw, dataset, network, sgd
+from tests.support.cluster.harness import train
+from tests.support.cluster.programs import Program, adamw, dataset, network, sgd
 
 SLICES, BATCH, SAMPLES, EPOCHS = 4, 8, 100, 3
 # Some steps have a larger norm, others a smaller one; the first test counts them.

@@ -19,10 +19,10 @@ from paramserver.v1 import shard_pb2
 from paramserver.wire.messages import chunk_ref
 from paramserver.worker.context import Context
 from paramserver.worker.gradients.hooks import PushBucket
-from tests.cluster.harness import Cluster, Outcome, inside, train, until, wait
-from tests.cluster.programs import Program, adamw, dataset, network, sgd
-from tests.cluster.raw import Raw, SyncName
-from tests.cluster.rollback import Rig, Strike, same
+from tests.support.cluster.harness import Cluster, Outcome, inside, train, until, wait
+from tests.support.cluster.programs import Program, adamw, dataset, network, sgd
+from tests.support.cluster.raw import Raw, SyncName
+from tests.support.failover.rollback import Rig, Strike, same
 
 # 19 slices of up to 4 samples, in steps of four: the last step of an epoch has three.
 DATA = dataset(74)

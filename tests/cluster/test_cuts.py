@@ -14,8 +14,8 @@ from paramserver import errors
 from paramserver.core.versions.names import AsyncName
 from paramserver.testing.faults import Fault, FaultPlan, Rule
 from paramserver.worker.client import RawClient
-from tests.cluster.harness import Cluster, until
-from tests.cluster.raw import Raw
+from tests.support.cluster.harness import Cluster, until
+from tests.support.cluster.raw import Raw
 
 SHAPE = 96  # float64: 12 chunks of 64 bytes, on all servers
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.harness import Cluster, train
-from tests.cluster.programs import Program, adamw, dataset, network
-from tests.contract.movers import LateMover
+from tests.support.cluster.harness import Cluster, train
+from tests.support.cluster.programs import Program, adamw, dataset, network
+from tests.support.contract.movers import LateMover
 
 DATA = dataset(48)
 CASES: dict[str, dict[str, Any]] = {

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.harness import Cluster, alone, train
-from tests.cluster.programs import Optimizer, Program, Schedule, adamw, cosine, dataset, network, sgd
+from tests.support.cluster.harness import Cluster, alone, train
+from tests.support.cluster.programs import Optimizer, Program, Schedule, adamw, cosine, dataset, network, sgd
 
 SHAPES = [(1, 1), (2, 1), (2, 2), (3, 2), (4, 3), (6, 2)]
 SLICES = 4

@@ -10,12 +10,12 @@ import pytest
 from paramserver import errors
 from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.worker.context import Context
-from tests.cluster.harness import recorded, until, wait
-from tests.cluster.programs import LedgerProgram
-from tests.cluster.takeover import Fleet
-from tests.cluster.test_faults import program, twin
-from tests.cluster.test_leadership import Held
-from tests.cluster.test_takeover import BATCH, CELLS, counted_once
+from tests.support.cluster.harness import recorded, until, wait
+from tests.support.cluster.programs import LedgerProgram
+from tests.support.cluster.small_job import program, twin
+from tests.support.failover.held import Held
+from tests.support.failover.ledger import BATCH, CELLS, counted_once
+from tests.support.failover.takeover import Fleet
 
 ONE = ("leader",)
 

@@ -16,12 +16,10 @@ from paramserver.testing.faults import Fault, FaultPlan, Rule
 from paramserver.worker.context import Context
 from paramserver.worker.gradients import early
 from paramserver.worker.gradients.early import EarlyChunks, EarlyPushes
-from tests.cluster.harness import train, train_without
-from tests.cluster.programs import LedgerProgram, Program, adamw, dataset, network
-from tests.cluster.test_faults import Death
-
-DATA = dataset(48)
-OPTIONS: dict[str, Any] = {"workers": 2, "servers": 2, "settings": {"training.chunk_bytes": 832}}
+from tests.support.cluster.early import DATA, OPTIONS, clip, script
+from tests.support.cluster.harness import train, train_without
+from tests.support.cluster.programs import LedgerProgram, Program, adamw, network
+from tests.support.cluster.small_job import Death
 
 
 @pytest.fixture(autouse=True)
@@ -44,10 +42,6 @@ def count(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     monkeypatch.setattr(EarlyChunks, "seal", counted_seal)
     yield found
     assert found["begun"] > 0
-
-
-def script(each: Any = None, **options: Any) -> Program:
-    return Program(DATA, 8, 2, lambda: network(hidden=300, norm=True), adamw, each=each, **options)
 
 
 # The digests of the same training without anything of this.
@@ -84,10 +78,6 @@ def hidden(ctx: Context, number: int) -> None:
 def dropped(ctx: Context, number: int) -> None:
     if ctx.version % 2:
         of(ctx)[0].grad = None
-
-
-def clip(ctx: Context, number: int) -> None:
-    ctx.clip_grad_norm(0.1)
 
 
 def clipped(ctx: Context, number: int) -> None:

@@ -17,7 +17,7 @@ from paramserver.coordinator.history.checkpoints import CheckpointOptions
 from paramserver.v1 import coordinator_pb2
 from paramserver.worker.client import RawClient
 from paramserver.worker.context import Context
-from tests.cluster.harness import CALL_S, Cluster, Died, at_once, until
+from tests.support.cluster.harness import CALL_S, Cluster, Died, at_once, until
 
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 

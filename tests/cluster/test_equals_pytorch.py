@@ -13,8 +13,8 @@ from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from paramserver.worker.context import Context
-from tests.cluster.harness import Outcome, digest, train
-from tests.cluster.programs import (
+from tests.support.cluster.harness import Outcome, digest, train
+from tests.support.cluster.programs import (
     CLASSES,
     FEATURES,
     Aligned,
@@ -28,7 +28,7 @@ from tests.cluster.programs import (
     network,
     sgd,
 )
-from tests.cluster.reference import Batch, slice_by_slice, slices_of_steps, whole_batches
+from tests.support.cluster.reference import Batch, slice_by_slice, slices_of_steps, whole_batches
 
 # 10 slices, the last one of 6 samples, make 3 steps of an epoch, the last one of 2 slices.
 SAMPLES, BATCH, SLICES, STEPS_PER_EPOCH = 78, 8, 4, 3

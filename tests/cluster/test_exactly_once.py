@@ -13,8 +13,8 @@ from paramserver import errors
 from paramserver.testing.faults import Fault, FaultPlan, Rule
 from paramserver.v1 import shard_pb2
 from paramserver.worker.client import Array, RawClient
-from tests.cluster.harness import Cluster, Outcome
-from tests.cluster.raw import AsyncName, Raw, SyncName
+from tests.support.cluster.harness import Cluster, Outcome
+from tests.support.cluster.raw import AsyncName, Raw, SyncName
 
 DUPLICATE, ACCEPTED = shard_pb2.OUTCOME_DUPLICATE, shard_pb2.OUTCOME_ACCEPTED
 

@@ -10,8 +10,8 @@ from paramserver import errors
 from paramserver.server.rpc.exchange import Exchanges
 from paramserver.v1 import shard_pb2
 from paramserver.worker.links import exchange
-from tests.cluster.harness import Cluster, Outcome, train
-from tests.cluster.programs import Program, dataset
+from tests.support.cluster.harness import Cluster, Outcome, train
+from tests.support.cluster.programs import Program, dataset
 
 # Two workers, three steps an epoch.
 SCRIPT = Program(dataset(48), 8)

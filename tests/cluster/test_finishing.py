@@ -14,9 +14,9 @@ from paramserver.checkpoint import catalog
 from paramserver.checkpoint.place import Place
 from paramserver.results import gather as gathering
 from paramserver.roles import coordinating
-from tests.cluster.harness import until, wait
-from tests.cluster.rollback import Rig, Strike, same, twin
-from tests.cluster.test_faults import SLICES, program
+from tests.support.cluster.harness import until, wait
+from tests.support.cluster.small_job import SLICES, program
+from tests.support.failover.rollback import Rig, Strike, same, twin
 
 LAST = 8
 

@@ -15,9 +15,9 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader
 
 from paramserver.worker.context import Context
-from tests.cluster.harness import train
-from tests.cluster.programs import CLASSES, FEATURES, adamw, dataset, fill, network, sgd
-from tests.cluster.reference import slice_by_slice, slices_of_steps
+from tests.support.cluster.harness import train
+from tests.support.cluster.programs import CLASSES, FEATURES, adamw, dataset, fill, network, sgd
+from tests.support.cluster.reference import slice_by_slice, slices_of_steps
 
 BATCH, SAMPLES, EPOCHS = 8, 32, 2
 cross_entropy: Any = torch.nn.functional.cross_entropy

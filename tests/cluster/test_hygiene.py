@@ -23,7 +23,7 @@ from paramserver.membership.session import JoinOptions, Session
 from paramserver.store.memory import MemoryStore
 from paramserver.transport import grpc
 from paramserver.v1 import coordinator_pb2, types_pb2
-from tests.cluster.harness import until
+from tests.support.cluster.harness import until
 
 # Members that come and go: in `make test`, and in `make test-soak`.
 MEMBERS = int(os.environ.get("SOAK_MEMBERS", "200"))

@@ -16,29 +16,12 @@ from paramserver.membership.settings import adopted
 from paramserver.server.service import ShardService
 from paramserver.store.base import Entry
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
-from paramserver.worker.context import Context
-from tests.cluster.harness import CALL_S, Died, until, wait
-from tests.cluster.programs import LedgerProgram
-from tests.cluster.takeover import JOB, Chief, Fleet, Hand
-from tests.cluster.test_faults import program
-from tests.cluster.test_takeover import BATCH, CELLS, calm
-
-
-class Held:
-    """Holds all workers before their third slice. ``doomed``: then they die."""
-
-    def __init__(self) -> None:
-        self.doomed = False
-        self.reached, self.released = threading.Event(), threading.Event()
-        self.ranks: set[int] = set()
-
-    def __call__(self, ctx: Context, slices: int) -> None:
-        if slices == 2:
-            self.ranks.add(ctx.rank)
-            self.reached.set()
-            wait(self.released, "the release of the workers", 60.0)
-            if self.doomed:
-                raise Died
+from tests.support.cluster.harness import CALL_S, until, wait
+from tests.support.cluster.programs import LedgerProgram
+from tests.support.cluster.small_job import program
+from tests.support.failover.held import Held, lost_everything
+from tests.support.failover.ledger import BATCH, CELLS, calm
+from tests.support.failover.takeover import JOB, Chief, Fleet, Hand
 
 
 @pytest.fixture(autouse=True)
@@ -201,11 +184,6 @@ def test_f03_the_store_is_away_and_comes_back() -> None:
         assert time.monotonic() - back < 2.0
         assert [server.term for server in fleet.stats()] == [1, 1]
         lead_on(fleet, leader, held)
-
-
-def lost_everything(fleet: Fleet) -> None:
-    fleet.store._entries.clear()
-    fleet.store._lease, fleet.store._term = None, 0
 
 
 def older(fleet: Fleet) -> Callable[[Fleet], None]:

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from paramserver import errors
 from paramserver.worker.context import Context
-from tests.cluster.harness import Outcome, inside, train
-from tests.cluster.programs import Program, adamw, dataset, minimise, network, plain, sgd
+from tests.support.cluster.harness import Outcome, inside, train
+from tests.support.cluster.programs import Program, adamw, dataset, minimise, network, plain, sgd
 
 SAMPLES, BATCH = 40, 4
 ONES = TensorDataset(torch.ones(SAMPLES, 1), torch.zeros(SAMPLES))

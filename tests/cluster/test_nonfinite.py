@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from paramserver import errors
 from paramserver.core.work.slices import DataSpec, slice_indices
 from paramserver.worker.context import Context
-from tests.cluster.harness import Cluster, Outcome, train
-from tests.cluster.programs import Program, dataset, network, sgd
+from tests.support.cluster.harness import Cluster, Outcome, train
+from tests.support.cluster.programs import Program, dataset, network, sgd
 
 SAMPLES, BATCH, SLICES = 48, 4, 4  # 12 slices: 3 steps
 SPEC = DataSpec(SAMPLES, BATCH)

@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader
 
 from paramserver import errors
 from paramserver.worker.context import Context
-from tests.cluster.harness import Cluster, inside, train, until
-from tests.cluster.programs import Aligned, Program, adamw, dataset
-from tests.cluster.reference import slice_by_slice, slices_of_steps
-from tests.cluster.rollback import Rig, Strike, same, twin
+from tests.support.cluster.harness import Cluster, inside, train, until
+from tests.support.cluster.programs import Aligned, Program, adamw, dataset
+from tests.support.cluster.reference import slice_by_slice, slices_of_steps
+from tests.support.failover.rollback import Rig, Strike, same, twin
 
 SAMPLES, BATCH = 40, 8
 cross_entropy: Any = torch.nn.functional.cross_entropy

@@ -18,8 +18,9 @@ from paramserver import errors
 from paramserver.server import running
 from paramserver.server.versions.shard import ShardTensors
 from paramserver.v1 import shard_pb2
-from tests.cluster.harness import Cluster, until
-from tests.cluster.raw import AsyncName, Raw, SyncName
+from tests.support.cluster.harness import Cluster, until
+from tests.support.cluster.memory import resident_bytes
+from tests.support.cluster.raw import AsyncName, Raw, SyncName
 
 ACCEPTED, DUPLICATE = shard_pb2.OUTCOME_ACCEPTED, shard_pb2.OUTCOME_DUPLICATE
 # Numbers of `make test`; those of `make test-soak` are larger.
@@ -48,12 +49,6 @@ def slow_apply(monkeypatch: pytest.MonkeyPatch, seconds: float) -> Iterator[list
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards are taken for large ones, whose arithmetic has a thread."""
     monkeypatch.setattr(running, "_SMALL_BYTES", -1)
-
-
-def resident_bytes() -> int:
-    """What this process has in memory."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 async def again_and_again(raw: Raw, frames: list[bytes]) -> tuple[Any, int]:

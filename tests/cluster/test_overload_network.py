@@ -27,9 +27,9 @@ from paramserver.store.memory import MemoryStore
 from paramserver.transport import grpc
 from paramserver.transport.limits import Limits
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
-from tests.cluster.harness import Cluster
-from tests.cluster.raw import AsyncName, Raw
-from tests.cluster.test_overload import resident_bytes
+from tests.support.cluster.harness import Cluster
+from tests.support.cluster.memory import resident_bytes
+from tests.support.cluster.raw import AsyncName, Raw
 
 MIB = 1 << 20
 # Of the weights that somebody asks for and does not read.

@@ -19,8 +19,8 @@ from paramserver import errors
 from paramserver.core.versions.names import SyncName
 from paramserver.core.work.slices import slice_seed
 from paramserver.worker.context import Context
-from tests.cluster.harness import Cluster, Outcome, alone, inside, recorded, train, until, wait
-from tests.cluster.programs import dataset, network, sgd
+from tests.support.cluster.harness import Cluster, Outcome, alone, inside, recorded, train, until, wait
+from tests.support.cluster.programs import dataset, network, sgd
 
 STEPS = 6
 

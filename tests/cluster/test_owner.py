@@ -18,9 +18,9 @@ from paramserver.checkpoint.place import Place
 from paramserver.resume import claiming
 from paramserver.resume.claiming import Claim
 from paramserver.worker.context import Context
-from tests.cluster.harness import until, wait
-from tests.cluster.programs import Program, cosine, dataset, sgd
-from tests.cluster.rollback import Rig, Stop, Strike, same, twin
+from tests.support.cluster.harness import until, wait
+from tests.support.cluster.programs import Program, cosine, dataset, sgd
+from tests.support.failover.rollback import Rig, Stop, Strike, same, twin
 
 SLICES = 4
 # Steps of the program.

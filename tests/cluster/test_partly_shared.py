@@ -10,8 +10,8 @@ from paramserver.server.versions import drafting
 from paramserver.server.versions.drafting import Draft, Drafting
 from paramserver.worker.gradients import early
 from paramserver.worker.links import ShardLinks
-from tests.cluster.harness import Cluster, train
-from tests.cluster.programs import Program, adamw, dataset, network
+from tests.support.cluster.harness import Cluster, train
+from tests.support.cluster.programs import Program, adamw, dataset, network
 
 DATA = dataset(48)
 SETTINGS = {"training.chunk_bytes": 832}

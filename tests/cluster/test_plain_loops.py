@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader
 
 from paramserver import errors
 from paramserver.worker.context import Context
-from tests.cluster.harness import Cluster, alone, inside, recorded, train, until, wait
-from tests.cluster.programs import Ledger, Numbers, adamw, cosine, dataset, network, sgd
-from tests.cluster.rollback import Rig, Strike, same, twin
+from tests.support.cluster.harness import Cluster, alone, inside, recorded, train, until, wait
+from tests.support.cluster.programs import Ledger, Numbers, adamw, cosine, dataset, network, sgd
+from tests.support.failover.rollback import Rig, Strike, same, twin
 
 # 14 slices, the last one of 3 samples: 4 steps an epoch, the last one of 2 slices.
 SAMPLES, BATCH, SLICES, EPOCHS = 107, 8, 4, 3

@@ -12,8 +12,8 @@ from paramserver.cli.look.ledger import _lines
 from paramserver.membership import session
 from paramserver.v1 import coordinator_pb2
 from paramserver.worker.context import Context
-from tests.cluster.harness import CALL_S, JOB_S, Cluster, Died, Worker, until
-from tests.cluster.programs import Program, dataset
+from tests.support.cluster.harness import CALL_S, JOB_S, Cluster, Died, Worker, until
+from tests.support.cluster.programs import Program, dataset
 
 SAMPLES, BATCH, EPOCHS, SLICES = 48, 4, 2, 12
 BAD = 7

@@ -12,12 +12,12 @@ import pytest
 from paramserver.coordinator import service as coordinating
 from paramserver.coordinator.leadership import takeover as taking
 from paramserver.worker.context import Context
-from tests.cluster.harness import Died
-from tests.cluster.programs import LedgerProgram
-from tests.cluster.rollback import Rig, Strike, same, twin
-from tests.cluster.test_faults import SLICES, program
-from tests.cluster.test_rollback_async import exact
-from tests.cluster.test_takeover import BATCH, CELLS, PER_EPOCH
+from tests.support.cluster.harness import Died
+from tests.support.cluster.programs import LedgerProgram
+from tests.support.cluster.small_job import SLICES, program
+from tests.support.failover.kills import exact
+from tests.support.failover.ledger import BATCH, CELLS, PER_EPOCH
+from tests.support.failover.rollback import Rig, Strike, same, twin
 
 PLACES = (
     "push.recv",

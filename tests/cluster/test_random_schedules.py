@@ -19,8 +19,8 @@ from paramserver.core.versions.events import (
 from paramserver.core.versions.names import AsyncName, Name
 from paramserver.core.versions.shard import ShardState
 from paramserver.core.work.leases import SliceLeases
-from tests.cluster.imagined import Tally
-from tests.cluster.schedules import Schedule
+from tests.support.cluster.imagined import Tally
+from tests.support.schedules.schedules import Schedule
 
 SCHEDULES, CASES = 100_000, 10
 # So many tenths with every `make test`, all of them with `make test-long`.

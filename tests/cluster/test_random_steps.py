@@ -9,7 +9,7 @@ import pytest
 
 from paramserver.core.versions.consistency import History
 from paramserver.core.versions.reduction import Added, Node, Reducer
-from tests.cluster.steps import Steps
+from tests.support.schedules.steps import Steps
 
 SCHEDULES, CASES = 8000, 4
 

@@ -28,10 +28,20 @@ from paramserver.worker.engine import Engine
 from paramserver.worker.weights import arriving
 from paramserver.worker.weights.arriving import Arriving
 from paramserver.worker.weights.reads import Reads
-from tests.cluster.harness import Cluster, digest, train, train_without, until
-from tests.cluster.programs import CLASSES, FEATURES, LedgerProgram, Program, adamw, dataset, fill, network, plain
-from tests.cluster.taps import Commands, TappedChannel
-from tests.cluster.test_early import DATA, OPTIONS, clip, script
+from tests.support.cluster.early import DATA, OPTIONS, clip, script
+from tests.support.cluster.harness import Cluster, digest, train, train_without, until
+from tests.support.cluster.programs import (
+    CLASSES,
+    FEATURES,
+    LedgerProgram,
+    Program,
+    adamw,
+    dataset,
+    fill,
+    network,
+    plain,
+)
+from tests.support.cluster.taps import Commands, TappedChannel
 
 
 @pytest.fixture(autouse=True)

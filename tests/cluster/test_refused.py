@@ -15,8 +15,8 @@ from torch.utils.data import WeightedRandomSampler as Weighted
 
 from paramserver import errors
 from paramserver.worker.context import Context
-from tests.cluster.harness import Cluster, inside, until
-from tests.cluster.programs import dataset, minimise, network, plain, sgd
+from tests.support.cluster.harness import Cluster, inside, until
+from tests.support.cluster.programs import dataset, minimise, network, plain, sgd
 
 
 class Empty(nn.Module):

@@ -17,14 +17,14 @@ from paramserver.checkpoint.place import Place
 from paramserver.config import load_settings
 from paramserver.coordinator import service as coordinating
 from paramserver.resume import checkpointing
-from tests.cluster.harness import until, wait
-from tests.cluster.programs import LedgerProgram, Program, adamw, cosine, dataset, network, plain, sgd
-from tests.cluster.rollback import Rig, Stop, same, twin
-from tests.cluster.test_faults import BATCH, EPOCHS, SAMPLES, SLICES
-from tests.cluster.test_rollback_async import exact
-from tests.cluster.test_rollback_sync import PerEpoch
-from tests.cluster.test_takeover import BATCH as PAIR
-from tests.cluster.test_takeover import CELLS
+from tests.support.cluster.harness import until, wait
+from tests.support.cluster.programs import LedgerProgram, Program, adamw, cosine, dataset, network, plain, sgd
+from tests.support.cluster.small_job import BATCH, EPOCHS, SAMPLES, SLICES
+from tests.support.failover.kills import exact
+from tests.support.failover.ledger import BATCH as PAIR
+from tests.support.failover.ledger import CELLS
+from tests.support.failover.moments import PerEpoch
+from tests.support.failover.rollback import Rig, Stop, same, twin
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:

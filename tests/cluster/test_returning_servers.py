@@ -14,12 +14,12 @@ from paramserver.testing.faults import Fault, Rule
 from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.wire.messages import PROTOCOL
 from paramserver.worker.context import Context
-from tests.cluster.harness import Died, recorded, until, wait
-from tests.cluster.programs import LedgerProgram
-from tests.cluster.takeover import Fleet
-from tests.cluster.test_faults import program, twin
-from tests.cluster.test_leadership import Held
-from tests.cluster.test_takeover import BATCH, CELLS, calm, change_once, counted_once
+from tests.support.cluster.harness import Died, recorded, until, wait
+from tests.support.cluster.programs import LedgerProgram
+from tests.support.cluster.small_job import program, twin
+from tests.support.failover.held import Held
+from tests.support.failover.ledger import BATCH, CELLS, calm, change_once, counted_once
+from tests.support.failover.takeover import Fleet
 
 
 @pytest.fixture(autouse=True)

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from paramserver import errors
 from paramserver.coordinator import service as coordinating
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
-from paramserver.worker.context import Context
-from tests.cluster.harness import until, wait
-from tests.cluster.programs import LedgerProgram
-from tests.cluster.rollback import Rig, Strike
-from tests.cluster.test_leadership import Held
-from tests.cluster.test_rollback_sync import fresh
-from tests.cluster.test_takeover import BATCH, CELLS, PER_EPOCH
-from tests.cluster.test_toggle import Pacer
+from tests.support.cluster.harness import until, wait
+from tests.support.cluster.pacer import Pacer
+from tests.support.cluster.programs import LedgerProgram
+from tests.support.failover.held import Held
+from tests.support.failover.kills import Kills, exact
+from tests.support.failover.ledger import BATCH, CELLS, PER_EPOCH
+from tests.support.failover.moments import fresh
+from tests.support.failover.rollback import Rig, Strike
 
 EVERY = 10
 
@@ -30,31 +27,6 @@ EVERY = 10
 def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     """These jobs last a second: the coordinator looks more often whether a checkpoint is due."""
     monkeypatch.setattr(coordinating, "_TICK_S", 0.02)
-
-
-class Kills:
-    """Kills processes when so many slices have been begun, all workers together."""
-
-    def __init__(self, *at: tuple[int, tuple[str, ...]]) -> None:
-        self.left = sorted(at)
-        self.rig: Rig | None = None
-        self._begun = 0
-        self._lock = threading.Lock()
-
-    def __call__(self, ctx: Context, slices: int) -> None:
-        with self._lock:
-            self._begun += 1
-            while self.left and self._begun >= self.left[0][0]:
-                assert self.rig is not None
-                self.rig.kill_now(*self.left.pop(0)[1])
-
-
-def exact(rig: Rig, summary: Mapping[str, Any], epochs: int, slices_per_step: int = 1) -> None:
-    """Each cell once per epoch, and as many contributions as there are slices."""
-    assert torch.equal(rig.final("cells"), torch.full((CELLS,), float(epochs)))
-    assert summary["contributions_applied"] == PER_EPOCH * epochs
-    if slices_per_step == 1:
-        assert summary["steps"] == PER_EPOCH * epochs
 
 
 def random_kills(chance: random.Random, slices: int) -> Kills:

@@ -11,15 +11,15 @@ import pytest
 from paramserver.coordinator import service as coordinating
 from paramserver.coordinator.leadership import takeover as taking
 from paramserver.worker.context import Context
-from tests.cluster.harness import until
-from tests.cluster.programs import LedgerProgram
-from tests.cluster.rollback import Rig, Strike, same, twin
-from tests.cluster.taps import Trap
-from tests.cluster.test_faults import SLICES, program
-from tests.cluster.test_leadership import lost_everything
-from tests.cluster.test_rollback_async import Kills, exact
-from tests.cluster.test_rollback_sync import EVERY, fresh
-from tests.cluster.test_takeover import BATCH, CELLS, PER_EPOCH
+from tests.support.cluster.harness import until
+from tests.support.cluster.programs import LedgerProgram
+from tests.support.cluster.small_job import SLICES, program
+from tests.support.cluster.taps import Trap
+from tests.support.failover.held import lost_everything
+from tests.support.failover.kills import Kills, exact
+from tests.support.failover.ledger import BATCH, CELLS, PER_EPOCH
+from tests.support.failover.moments import EVERY, fresh
+from tests.support.failover.rollback import Rig, Strike, same, twin
 
 
 @pytest.fixture(autouse=True)

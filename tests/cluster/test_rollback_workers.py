@@ -19,11 +19,11 @@ from paramserver.v1 import types_pb2
 from paramserver.worker.client import RawClient
 from paramserver.worker.context import Context
 from paramserver.worker.engine import Engine
-from tests.cluster.harness import JOB_S, until, wait
-from tests.cluster.programs import Program, adamw, cosine, dataset, network
-from tests.cluster.rollback import Rig, Strike, same, twin
-from tests.cluster.takeover import JOB
-from tests.cluster.test_faults import BATCH, SAMPLES, SLICES, program
+from tests.support.cluster.harness import JOB_S, until, wait
+from tests.support.cluster.programs import Program, adamw, cosine, dataset, network
+from tests.support.cluster.small_job import BATCH, SAMPLES, SLICES, program
+from tests.support.failover.rollback import Rig, Strike, same, twin
+from tests.support.failover.takeover import JOB
 
 
 def client(rig: Rig) -> RawClient:

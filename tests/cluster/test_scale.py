@@ -6,10 +6,10 @@ import pytest
 
 from paramserver import errors
 from paramserver.v1 import coordinator_pb2, types_pb2
-from tests.cluster.harness import until, wait
-from tests.cluster.takeover import Chief, Fleet
-from tests.cluster.test_faults import program, twin
-from tests.cluster.test_leadership import Held
+from tests.support.cluster.harness import until, wait
+from tests.support.cluster.small_job import program, twin
+from tests.support.failover.held import Held
+from tests.support.failover.takeover import Chief, Fleet
 
 ONE = ("leader",)
 

@@ -13,9 +13,9 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR
 from torch.utils.data import DataLoader
 
 from paramserver.worker.context import Context
-from tests.cluster.harness import Cluster, until, wait
-from tests.cluster.programs import dataset, network, sgd
-from tests.cluster.rollback import Rig
+from tests.support.cluster.harness import Cluster, until, wait
+from tests.support.cluster.programs import dataset, network, sgd
+from tests.support.failover.rollback import Rig
 
 # 24 slices, 8 steps an epoch.
 SAMPLES, BATCH, SLICES, EPOCHS = 96, 4, 3, 4

@@ -21,12 +21,12 @@ from paramserver.transport.shm.segments import PAGE, Segment
 from paramserver.v1 import shard_pb2
 from paramserver.worker.context import Context
 from paramserver.worker.flat import FlatSpace
-from tests.cluster.harness import Cluster, Outcome, train, until
-from tests.cluster.programs import LedgerProgram, Program, adamw, dataset, fill, network, plain
-from tests.cluster.raw import Raw
-from tests.cluster.rollback import Rig, same, twin
-from tests.cluster.test_faults import SLICES, program
-from tests.cluster.test_rollback_sync import EVERY, MOMENTS, fresh
+from tests.support.cluster.harness import Cluster, Outcome, train, until
+from tests.support.cluster.programs import LedgerProgram, Program, adamw, dataset, fill, network, plain
+from tests.support.cluster.raw import Raw
+from tests.support.cluster.small_job import SLICES, program
+from tests.support.failover.moments import EVERY, MOMENTS, fresh
+from tests.support.failover.rollback import Rig, same, twin
 
 DATA = dataset(48)
 

@@ -16,8 +16,8 @@ from paramserver.core.versions.names import SyncName
 from paramserver.core.work.slices import assign
 from paramserver.testing.faults import Fault, FaultPlan, Rule
 from paramserver.worker.context import Context
-from tests.cluster.harness import Applied, Cluster, Outcome, recorded, train, until, wait
-from tests.cluster.programs import LedgerProgram, Numbers, Program, adamw, cosine, dataset, network
+from tests.support.cluster.harness import Applied, Cluster, Outcome, recorded, train, until, wait
+from tests.support.cluster.programs import LedgerProgram, Numbers, Program, adamw, cosine, dataset, network
 
 # 96 samples in slices of 2: three steps of 16 slices an epoch, two epochs.
 SAMPLES, BATCH, SLICES, EPOCHS, STEPS = 96, 2, 16, 2, 6

@@ -12,8 +12,8 @@ from paramserver.core.versions.names import AsyncName
 from paramserver.worker.context import Context
 from paramserver.worker.engine import Engine
 from paramserver.worker.pace import Item, SyncPace
-from tests.cluster.harness import Cluster, recorded, train, until, wait
-from tests.cluster.programs import LedgerProgram, Program, adamw, cosine, dataset, network
+from tests.support.cluster.harness import Cluster, recorded, train, until, wait
+from tests.support.cluster.programs import LedgerProgram, Program, adamw, cosine, dataset, network
 
 SAMPLES, BATCH, SLICES, EPOCHS = 96, 4, 6, 12
 CELLS = 60

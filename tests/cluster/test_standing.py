@@ -18,9 +18,9 @@ from paramserver.results.verdict import closing_lines
 from paramserver.testing.faults import Fault, FaultPlan, Rule
 from paramserver.v1 import coordinator_pb2
 from paramserver.worker.context import Context
-from tests.cluster.harness import CALL_S, Cluster, Died, Worker, until, wait
-from tests.cluster.programs import Program, dataset
-from tests.cluster.takeover import Fleet
+from tests.support.cluster.harness import CALL_S, Cluster, Died, Worker, until, wait
+from tests.support.cluster.programs import Program, dataset
+from tests.support.failover.takeover import Fleet
 
 SAMPLES, BATCH, EPOCHS = 48, 4, 2
 

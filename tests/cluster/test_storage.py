@@ -14,10 +14,10 @@ from paramserver import errors
 from paramserver.checkpoint import catalog, probe
 from paramserver.checkpoint.place import Place
 from paramserver.coordinator.history import overdue
-from tests.cluster.harness import until, wait
-from tests.cluster.processes import running_process
-from tests.cluster.programs import Program, cosine, dataset, sgd
-from tests.cluster.rollback import Rig, Strike, same, twin
+from tests.support.cluster.harness import until, wait
+from tests.support.cluster.processes import running_process
+from tests.support.cluster.programs import Program, cosine, dataset, sgd
+from tests.support.failover.rollback import Rig, Strike, same, twin
 
 SLICES = 4
 # Steps of the program.

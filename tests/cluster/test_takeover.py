@@ -4,53 +4,29 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Mapping
-from typing import Any
 
 import pytest
 
-from paramserver import errors
 from paramserver.coordinator.leadership import takeover as taking
 from paramserver.coordinator.work.toggle import Toggle
 from paramserver.core.versions.names import AsyncName, SyncName
 from paramserver.core.work.leases import SliceLeases
 from paramserver.testing.faults import Fault, FaultPlan, Rule
-from paramserver.v1 import coordinator_pb2, types_pb2
+from paramserver.v1 import types_pb2
 from paramserver.worker.context import Context
-from tests.cluster.harness import Applied, Died, recorded, until, wait
-from tests.cluster.programs import LedgerProgram
-from tests.cluster.takeover import Fleet
-from tests.cluster.taps import Trap
-from tests.cluster.test_faults import EPOCHS, SAMPLES, program, twin
-from tests.cluster.test_toggle import Pacer
-
-# The ledger: slices of 2 samples, 24 an epoch.
-CELLS, BATCH = 48, 2
-PER_EPOCH = CELLS // BATCH
+from tests.support.cluster.harness import Died, recorded, until, wait
+from tests.support.cluster.pacer import Pacer
+from tests.support.cluster.programs import LedgerProgram
+from tests.support.cluster.small_job import program, twin
+from tests.support.cluster.taps import Trap
+from tests.support.failover.ledger import BATCH, CELLS, PER_EPOCH, calm, change_once, counted_once
+from tests.support.failover.takeover import Fleet
 
 
 @pytest.fixture(autouse=True)
 def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever died with the leader is given up soon."""
     monkeypatch.setattr(taking, "_FIND_S", 1.0)
-
-
-def calm(summary: Mapping[str, Any]) -> None:
-    """It came out as if nothing had happened."""
-    found = summary["weights_sha256"], summary["optimizer_sha256"], summary["buffers_sha256"]
-    assert found == twin()
-    assert summary["contributions_applied"] == 14 * EPOCHS
-    assert summary["samples"] == SAMPLES * EPOCHS
-
-
-def counted_once(log: list[Applied], epochs: int, slices_per_step: int = 1) -> None:
-    """Both shards have applied the same names, none twice, and all slices of all epochs."""
-    for shard in {applied.shard for applied in log}:
-        names = [applied.contribution.name for applied in log if applied.shard == shard]
-        assert len(names) == len(set(names)), "a name was applied twice"
-        assert sum(name.slices for name in names) == PER_EPOCH * epochs
-        samples = sum(applied.contribution.samples for applied in log if applied.shard == shard)
-        assert samples == CELLS * epochs
 
 
 # ---- at every point where it does something
@@ -189,22 +165,6 @@ TOGGLES = [
     ("async", "COMMIT", 1, "between"),
     ("async", "COMMIT", 1, "after"),
 ]
-
-
-def change_once(fleet: Fleet, mode: str) -> str:
-    """Ask the first leader to change the mode; how that ended."""
-    request = coordinator_pb2.ChangeConsistencyRequest(mode=mode_number(mode), wait_s=20.0)
-    if mode == "async":
-        request.staleness = 2
-    try:
-        fleet.ask("Coordinator.SetConsistency", request, "leader")
-    except errors.UnavailableError as error:
-        return str(error)
-    return ""
-
-
-def mode_number(mode: str) -> Any:
-    return types_pb2.MODE_ASYNC if mode == "async" else types_pb2.MODE_SYNC
 
 
 @pytest.mark.parametrize(("start", "phase", "nth", "when"), TOGGLES)

@@ -10,9 +10,9 @@ import pytest
 from paramserver.server.versions import drafting
 from paramserver.worker.gradients import turns
 from paramserver.worker.gradients.turns import Turns
-from tests.cluster.harness import train
-from tests.cluster.programs import Program, adamw, dataset, network
-from tests.cluster.test_faults import BAD_STREAMS, SLICES, Death, calm, calm_over, program
+from tests.support.cluster.harness import train
+from tests.support.cluster.programs import Program, adamw, dataset, network
+from tests.support.cluster.small_job import BAD_STREAMS, SLICES, Death, calm, calm_over, program
 
 DATA = dataset(48)
 SMALL = {"training.chunk_bytes": 832}

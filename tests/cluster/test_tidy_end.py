@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 
 from paramserver.v1 import types_pb2
-from tests.cluster.harness import until
-from tests.cluster.programs import LedgerProgram
-from tests.cluster.takeover import Fleet
+from tests.support.cluster.harness import until
+from tests.support.cluster.programs import LedgerProgram
+from tests.support.failover.takeover import Fleet
 
 
 def test_k05_the_model_is_forgotten_although_servers_leave_before_the_coordinator_is_told_to_end() -> None:

@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader
 
 from paramserver.worker.context import Context
 from paramserver.worker.links import exchange
-from tests.cluster.harness import Cluster
-from tests.cluster.programs import dataset, network, sgd
+from tests.support.cluster.harness import Cluster
+from tests.support.cluster.programs import dataset, network, sgd
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "paramserver"

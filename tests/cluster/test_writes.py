@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 
 from paramserver import errors
 from paramserver.worker.context import Context
-from tests.cluster.harness import Outcome, train
-from tests.cluster.programs import Aligned, dataset, sgd
+from tests.support.cluster.harness import Outcome, train
+from tests.support.cluster.programs import Aligned, dataset, sgd
 
 BATCH, SAMPLES = 8, 48
 Act = Callable[[nn.Module], None]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.compose.harness import BUILD_S, IMAGE, Cluster, compose_command, run, run_here
+from tests.support.compose.harness import BUILD_S, IMAGE, Cluster, compose_command, run, run_here
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.compose.harness import Cluster, Container, digests, run, until
+from tests.support.compose.harness import Cluster, Container, digests, run, until
 
 pytestmark = pytest.mark.timeout(1800)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.compose.harness import ROOT, Cluster
+from tests.support.compose.harness import ROOT, Cluster
 
 FILE = ROOT / "docker-compose.yml"
 

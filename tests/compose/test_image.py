@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compose.harness import BUILD_S, ROOT, run
+from tests.support.compose.harness import BUILD_S, ROOT, run
 
 pytestmark = pytest.mark.timeout(1800)
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.compose.harness import Cluster, until
+from tests.support.compose.harness import Cluster, until
 
 pytestmark = pytest.mark.timeout(1800)
 

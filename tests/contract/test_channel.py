@@ -11,20 +11,25 @@ from typing import Any
 import pytest
 
 from paramserver import errors
-from paramserver.transport.base import MAX_MESSAGE_BYTES, Channel
+from paramserver.transport.base import MAX_MESSAGE_BYTES
 from paramserver.transport.failures import CLASSES
 from paramserver.v1 import coordinator_pb2, shard_pb2
+from tests.support.contract.channels import WIRES, Parked, Stub, Wires, echo, run, spawn
+from tests.support.contract.requests import (
+    ASK,
+    MIB,
+    PULL,
+    PUSH,
+    SESSION,
+    STATUS,
+    WANT,
+    T,
+    collect,
+    one_of_each,
+    reporting,
+    silence,
+)
 
-from .channels import DEADLINE_S, WIRES, Parked, Stub, Wires, echo, run, spawn
-
-STATUS = "Coordinator.Status"
-PUSH = "Shard.Push"
-PULL = "Shard.Pull"
-SESSION = "Coordinator.Session"
-T = DEADLINE_S
-ASK = coordinator_pb2.StatusRequest(model=True)
-WANT = shard_pb2.PullRequest(job="j")
-MIB = 2**20
 # Frames of 4 MiB that may be under way: gRPC's windows and the kernel's buffers, never a whole transfer.
 AHEAD = 24
 
@@ -39,29 +44,6 @@ def wires(request: pytest.FixtureRequest) -> type[Wires]:
 async def requests(*messages: coordinator_pb2.SessionRequest) -> AsyncIterator[coordinator_pb2.SessionRequest]:
     for message in messages:
         yield message
-
-
-async def silence() -> AsyncIterator[coordinator_pb2.SessionRequest]:
-    await asyncio.Event().wait()
-    yield coordinator_pb2.SessionRequest()
-
-
-async def collect(channel: Channel, method: str = PULL) -> list[bytes]:
-    return [frame async for frame in channel.download(method, WANT, timeout=T)]
-
-
-async def one_of_each(channel: Channel) -> list[Callable[[], Any]]:
-    """A call of each kind, as something to await."""
-
-    async def talk() -> list[Any]:
-        return [reply async for reply in channel.session(SESSION, silence())]
-
-    return [
-        lambda: channel.call(STATUS, ASK, timeout=T),
-        lambda: channel.upload(PUSH, [b"frame"], timeout=T),
-        lambda: collect(channel),
-        talk,
-    ]
 
 
 def failing(error: Callable[[], BaseException]) -> tuple[tuple[str, object], tuple[str, object]]:
@@ -486,22 +468,6 @@ def test_closing_a_channel_ends_its_calls(wires: type[Wires]) -> None:
 
 
 # ---- uploads that break
-
-
-def reporting(ended: asyncio.Queue[str], arrived: asyncio.Event) -> Callable[..., Any]:
-    """A push that says how its stream of frames ended."""
-
-    async def push(frames: AsyncIterator[bytes]) -> shard_pb2.PushResponse:
-        try:
-            async for _ in frames:
-                arrived.set()
-            ended.put_nowait("normally")
-        except BaseException as error:
-            ended.put_nowait(type(error).__name__)
-            raise
-        return shard_pb2.PushResponse()
-
-    return push
 
 
 def test_an_upload_whose_frames_fail_never_ends_normally(wires: type[Wires]) -> None:

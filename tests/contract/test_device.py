@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paramserver.worker.device import CudaMover, Mover, PlainMover, mover_for
-from tests.contract.movers import LateMover
+from tests.support.contract.movers import LateMover
 
 SIZES = (1, 1000, 1 << 20)
 KINDS = ["plain", "late", *(["cuda"] if torch.cuda.is_available() else [])]

@@ -18,7 +18,7 @@ from paramserver.transport.security.policy import COORDINATOR, WORKER
 from paramserver.transport.shm import channel as local
 from paramserver.v1 import shard_pb2
 from paramserver.v1.local_pb2 import Envelope
-from tests.contract.channels import DEADLINE_S, Parked, Stub
+from tests.support.contract.channels import DEADLINE_S, Parked, Stub
 
 REQUEST = shard_pb2.ExchangeRequest(push=shard_pb2.PushHeader(job="job", used=b"x" * 1000))
 LONG_S = 10.0

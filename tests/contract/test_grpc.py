@@ -21,9 +21,8 @@ from paramserver.transport.grpcio import grpc
 from paramserver.transport.security.access import Security
 from paramserver.v1 import coordinator_pb2, shard_pb2
 from paramserver.worker.background import Background
-
-from .channels import DEADLINE_S, GrpcWires, Parked, Stub, echo, run, spawn
-from .test_channel import ASK, PULL, PUSH, STATUS, WANT, T, collect, reporting
+from tests.support.contract.channels import DEADLINE_S, GrpcWires, Parked, Stub, echo, run, spawn
+from tests.support.contract.requests import ASK, PULL, PUSH, STATUS, WANT, T, collect, reporting
 
 HERE = Path(__file__)
 ROOT = HERE.parents[2]
@@ -246,7 +245,7 @@ def test_a_sender_killed_in_an_upload_never_ends_it_normally() -> None:
 
 SERVER = """
 import asyncio
-from tests.contract.channels import Parked, Stub, echo
+from tests.support.contract.channels import Parked, Stub, echo
 from paramserver.transport.grpc import serve
 
 async def main():
@@ -287,7 +286,7 @@ def test_a_killed_server_ends_all_calls_as_unavailable() -> None:
 def test_forked_children_refuse_to_call_and_end_cleanly(how: str) -> None:
     """With a call parked and others running; the parent goes on. See forking.py."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.contract.forking", how],
+        [sys.executable, "-m", "tests.support.contract.forking", how],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,10 @@ from paramserver.transport.base import MAX_MESSAGE_BYTES
 from paramserver.transport.grpc import connect, serve
 from paramserver.transport.grpcio import grpc
 from paramserver.transport.limits import LIMITS, Limits
-from paramserver.v1 import coordinator_pb2, shard_pb2
-
-from .channels import DEADLINE_S, GrpcWires, Parked, Stub, echo, run, spawn
-from .test_channel import ASK, MIB, PUSH, STATUS, T
-from .trust import JOIN, bearer, knock, plain
+from paramserver.v1 import coordinator_pb2
+from tests.support.contract.channels import DEADLINE_S, GrpcWires, Parked, Stub, echo, run, spawn
+from tests.support.contract.requests import ASK, MIB, PUSH, STATUS, T
+from tests.support.contract.trust import JOIN, bearer, knock, plain
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = "Coordinator.Settings"
@@ -164,8 +162,7 @@ def test_too_much_metadata_or_message_is_refused(token: str) -> None:
 
 SERVER = """
 import asyncio, sys
-from tests.contract.channels import Stub, echo
-from tests.contract.test_limits import swallow
+from tests.support.contract.channels import Stub, echo, swallow
 from paramserver.transport.grpc import serve
 
 async def main():
@@ -176,13 +173,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-async def swallow(frames: AsyncIterator[bytes]) -> shard_pb2.PushResponse:
-    """A service that refuses frames that do not begin as ours do."""
-    async for frame in frames:
-        raise errors.ProtocolError(f"{len(frame)} bytes that begin with {frame[:2].hex()}")
-    return shard_pb2.PushResponse()
 
 
 def peak_bytes(pid: int) -> int:

@@ -19,7 +19,7 @@ from paramserver.transport.base import Channel
 from paramserver.transport.grpc import connector
 from paramserver.transport.security.access import Security
 from paramserver.v1 import coordinator_pb2, shard_pb2
-from tests.contract.channels import WIRES, GrpcWires, Stub, Wires, run
+from tests.support.contract.channels import WIRES, GrpcWires, Stub, Wires, run
 
 FRAMES = [b"one", b"two", b"three"]
 TIMEOUT_S = 10.0

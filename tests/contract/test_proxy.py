@@ -13,11 +13,10 @@ import pytest
 
 from paramserver import errors
 from paramserver.testing.proxy import Proxy, Way
-
-from .channels import DEADLINE_S, GrpcWires, Stub, echo
-from .channels import run as run_wires
-from .redis_servers import Authority
-from .test_channel import ASK, STATUS, T
+from tests.support.contract.channels import DEADLINE_S, GrpcWires, Stub, echo
+from tests.support.contract.channels import run as run_wires
+from tests.support.contract.redis_servers import Authority
+from tests.support.contract.requests import ASK, STATUS, T
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 received: list[bytes] = []

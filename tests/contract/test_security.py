@@ -24,10 +24,9 @@ from paramserver.transport.security import tls, tokens
 from paramserver.transport.security.access import DENIED, RefusalLog, Security
 from paramserver.transport.security.policy import ADMIN_METHODS, ANYBODY, CALLERS, ROLES
 from paramserver.v1 import coordinator_pb2, shard_pb2
-
-from .channels import DEADLINE_S, GrpcWires, MemoryWires, Stub, echo, run
-from .test_channel import ASK, PULL, PUSH, SESSION, STATUS, WANT, T, one_of_each
-from .trust import ADMIN_TOKEN, JOIN, bearer, knock, member, plain, replace_files, stock
+from tests.support.contract.channels import DEADLINE_S, GrpcWires, MemoryWires, Stub, echo, run
+from tests.support.contract.requests import ASK, PULL, PUSH, SESSION, STATUS, WANT, T, one_of_each
+from tests.support.contract.trust import ADMIN_TOKEN, JOIN, bearer, knock, member, plain, replace_files, stock
 
 ROOT = Path(__file__).parents[2]
 
@@ -255,8 +254,8 @@ def test_every_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatc
 SERVER = """
 import asyncio, sys
 from pathlib import Path
-from tests.contract.channels import Stub, echo
-from tests.contract.trust import member
+from tests.support.contract.channels import Stub, echo
+from tests.support.contract.trust import member
 from paramserver.transport.grpc import serve
 
 async def main():

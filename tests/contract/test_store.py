@@ -14,8 +14,7 @@ import pytest
 from paramserver.errors import FencedError
 from paramserver.store import ConflictError, Entry, Lead, Store, open_store
 from paramserver.store.memory import MemoryStore
-
-from .redis_servers import RedisServer, programs, serving
+from tests.support.contract.redis_servers import RedisServer, programs, serving
 
 DEADLINE_S = 20.0
 SERVERS = sorted(programs())

@@ -17,8 +17,7 @@ import redis
 import paramserver.store.redis as implementation
 from paramserver.errors import ConfigError, StoreError
 from paramserver.store import Entry, Lead, Store, TransientStoreError, open_store
-
-from .redis_servers import (
+from tests.support.contract.redis_servers import (
     DEADLINE_S,
     PREFIX,
     TTL_S,

@@ -17,8 +17,7 @@ import paramserver.store.redis as implementation
 from paramserver.errors import FencedError
 from paramserver.store import ConflictError, Entry, Lead, Store, TransientStoreError, open_store
 from paramserver.testing.proxy import Proxy, Way
-
-from .redis_servers import DEADLINE_S, PREFIX, TTL_S, RedisServer, programs, serving
+from tests.support.contract.redis_servers import DEADLINE_S, PREFIX, TTL_S, RedisServer, programs, serving
 
 
 @pytest.fixture(scope="module", params=sorted(programs()))

@@ -16,8 +16,7 @@ import paramserver.store.redis as implementation
 from paramserver.errors import StoreError
 from paramserver.store import Entry, Store, TransientStoreError, open_store
 from paramserver.testing.proxy import Proxy
-
-from .redis_servers import (
+from tests.support.contract.redis_servers import (
     PASSWORD,
     PREFIX,
     TTL_S,

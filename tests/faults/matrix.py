@@ -13,8 +13,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.faults import document, runs
-from tests.faults.cases import Case, campaign, kills, matrix
+from tests.support.faults import document, runs
+from tests.support.faults.cases import Case, campaign, kills, matrix
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "build" / "faults" / "results.json"

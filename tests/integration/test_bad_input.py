@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paramserver.cli.main import main
-from tests.integration.harness import SCRIPTS, Place, complaint, place_fixture
+from tests.support.integration.harness import SCRIPTS, Place, complaint, place_fixture
 
 SCRIPT = str(SCRIPTS / "train.py")
 SMALL = ["--servers", "1", "--workers", "1", "--store", "memory"]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.harness import read_summary, until
-from tests.integration.roles import Cluster, alive, cluster_fixture, reference, same_result
+from tests.support.integration.harness import read_summary, until
+from tests.support.integration.roles import Cluster, alive, cluster_fixture, reference, same_result
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.harness import SCRIPTS, Place, place_fixture
+from tests.support.integration.harness import SCRIPTS, Place, place_fixture
 
 PLAN = """
 [[fault]]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.harness import SCRIPTS, Place, complaint, place_fixture, read_summary
+from tests.support.integration.harness import SCRIPTS, Place, complaint, place_fixture, read_summary
 
 SCRIPT = SCRIPTS / "tiny.py"
 SMALL = ("--servers", "1", "--workers", "1", "--store", "memory")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.cases import Case, sampled
-from tests.faults.runs import Bench
+from tests.support.faults.cases import Case, sampled
+from tests.support.faults.runs import Bench
 
 
 @pytest.fixture(scope="module")

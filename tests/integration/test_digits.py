@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.harness import DIGITS, ROOT, Place, place_fixture, read_summary
+from tests.support.integration.harness import DIGITS, ROOT, Place, place_fixture, read_summary
 
 CONFIG = "configs/digits.toml"
 SLICES = 43  # 1,347 digits in batches of 32

@@ -31,8 +31,8 @@ from paramserver.transport.grpc import connector
 from paramserver.transport.security.access import OPEN, Security
 from paramserver.v1 import coordinator_pb2, shard_pb2
 from paramserver.wire.messages import PROTOCOL
-from tests.contract.redis_servers import RedisServer, programs, serving
-from tests.integration.harness import Place, place_fixture
+from tests.support.contract.redis_servers import RedisServer, programs, serving
+from tests.support.integration.harness import Place, place_fixture
 
 DEADLINE_S = 60.0
 

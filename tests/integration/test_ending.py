@@ -8,7 +8,7 @@ import pytest
 
 from paramserver.checkpoint import catalog
 from paramserver.checkpoint.place import Place as Checkpoints
-from tests.integration.harness import SCRIPTS, Place, place_fixture, read_summary
+from tests.support.integration.harness import SCRIPTS, Place, place_fixture, read_summary
 
 UNEVEN = SCRIPTS / "uneven.py"
 

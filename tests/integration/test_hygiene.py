@@ -14,7 +14,16 @@ import pytest
 from paramserver.coordinator.leadership.journal import parse_record
 from paramserver.machine.valkey import EmbeddedStore
 from paramserver.v1 import types_pb2
-from tests.integration.harness import GONE_S, SCRIPTS, Place, Running, complaint, free_address, place_fixture, until
+from tests.support.integration.harness import (
+    GONE_S,
+    SCRIPTS,
+    Place,
+    Running,
+    complaint,
+    free_address,
+    place_fixture,
+    until,
+)
 
 TRAIN = SCRIPTS / "train.py"
 SHARED_MEMORY = Path("/dev/shm")

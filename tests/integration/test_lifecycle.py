@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.harness import Place, place_fixture, read_summary
-from tests.integration.paced import TRAIN, counts, training
+from tests.support.integration.harness import Place, place_fixture, read_summary
+from tests.support.integration.paced import TRAIN, counts, training
 
 FAST_STORE = ["--store", "memory"]
 # Nothing that dies is started again; test_restarts.py is about that.

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.integration.harness import SCRIPTS, Place, read_summary
+from tests.support.integration.harness import SCRIPTS, Place, read_summary
 
 # `make test-scale` has 32; starting them is all that takes long.
 WORKERS = int(os.environ.get("MANY_WORKERS", "12"))

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.harness import Place, Running, complaint, read_summary, until
-from tests.integration.roles import TRAIN, Cluster, cluster_fixture, kill, reference, same_result
+from tests.support.integration.harness import Place, Running, complaint, read_summary, until
+from tests.support.integration.roles import TRAIN, Cluster, cluster_fixture, kill, reference, same_result
 
 EPOCHS = 12
 SCRIPT = ("--epochs", str(EPOCHS))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.harness import Place, place_fixture, read_summary
+from tests.support.integration.harness import Place, place_fixture, read_summary
 
 SCRIPT = """
 import os, signal, torch

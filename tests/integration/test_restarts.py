@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.harness import SCRIPTS, Place, Running, place_fixture, read_summary, until
+from tests.support.integration.harness import SCRIPTS, Place, Running, place_fixture, read_summary, until
 
 TRAIN = SCRIPTS / "train.py"
 EPOCHS = ("--epochs", "12")

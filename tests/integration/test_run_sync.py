@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.harness import SCRIPTS, Place, place_fixture, read_summary
+from tests.support.integration.harness import SCRIPTS, Place, place_fixture, read_summary
 
 TRAIN = SCRIPTS / "train.py"
 SLICES_PER_STEP = 4

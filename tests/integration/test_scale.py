@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.harness import SCRIPTS, Place, complaint, place_fixture, read_summary
+from tests.support.integration.harness import SCRIPTS, Place, complaint, place_fixture, read_summary
 
 TRAIN = SCRIPTS / "train.py"
 EPOCHS = ("--epochs", "10")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.harness import complaint, read_summary
-from tests.integration.roles import Cluster, cluster_fixture, reference, same_result
+from tests.support.integration.harness import complaint, read_summary
+from tests.support.integration.roles import Cluster, cluster_fixture, reference, same_result
 
 SCRIPT = ("--epochs", "3")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.harness import GONE_S, SCRIPTS, Place, place_fixture, read_summary, until
+from tests.support.integration.harness import GONE_S, SCRIPTS, Place, place_fixture, read_summary, until
 
 TRAIN = SCRIPTS / "train.py"
 SAME = ("weights_sha256", "buffers_sha256", "optimizer_sha256", "steps", "contributions_applied")

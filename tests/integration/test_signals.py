@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.harness import GONE_S, Place, place_fixture, until
-from tests.integration.paced import TRAIN, counts, training
+from tests.support.integration.harness import GONE_S, Place, place_fixture, until
+from tests.support.integration.paced import TRAIN, counts, training
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from paramserver.simulate.cluster import simulate
 from paramserver.simulate.costs import Costs
 from paramserver.simulate.parts.stragglers import parse
 from paramserver.simulate.scenario import Scenario
-from tests.integration.harness import SCRIPTS, Place, place_fixture
+from tests.support.integration.harness import SCRIPTS, Place, place_fixture
 
 FEATURES, CLASSES, SMALL = 64, 10, 256
 # This part of the versions, at either end, is left aside: processes start, and run out of slices.

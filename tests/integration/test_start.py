@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.harness import complaint, free_address, read_summary, until
-from tests.integration.roles import Cluster, cluster_fixture, reference, same_result
+from tests.support.integration.harness import complaint, free_address, read_summary, until
+from tests.support.integration.roles import Cluster, cluster_fixture, reference, same_result
 
 PACED = ("--epochs", "100000", "--pace", "0.05")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.harness import complaint
-from tests.integration.roles import Cluster, cluster_fixture
+from tests.support.integration.harness import complaint
+from tests.support.integration.roles import Cluster, cluster_fixture
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ import pytest
 
 from paramserver.cli.look.status import describe
 from paramserver.machine.jobs import fetch_status
-from tests.integration.harness import SCRIPTS, Place, place_fixture, read_summary, until
+from tests.support.integration.harness import SCRIPTS, Place, place_fixture, read_summary, until
 
 TRAIN = SCRIPTS / "train.py"
 SLICES, SAMPLES, EPOCHS = 15, 230, 40

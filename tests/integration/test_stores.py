@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.harness import GONE_S, SCRIPTS, Place, Running, place_fixture, until
+from tests.support.integration.harness import GONE_S, SCRIPTS, Place, Running, place_fixture, until
 
 TRAIN = SCRIPTS / "train.py"
 ONE = ("--servers", "1", "--workers", "1")

@@ -16,8 +16,8 @@ import pytest
 from paramserver.coordinator.leadership.journal import parse_record
 from paramserver.store import open_store
 from paramserver.v1 import coordinator_pb2, types_pb2
-from tests.integration.harness import Place, complaint, read_summary, until
-from tests.integration.roles import LEASE_S, TRAIN, Cluster, cluster_fixture, kill, reference, same_result
+from tests.support.integration.harness import Place, complaint, read_summary, until
+from tests.support.integration.roles import LEASE_S, TRAIN, Cluster, cluster_fixture, kill, reference, same_result
 
 EPOCHS = 12
 SCRIPT = ("--epochs", str(EPOCHS))

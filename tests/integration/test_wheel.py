@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.harness import ROOT
+from tests.support.integration.harness import ROOT
 
 
 def run(*argv: str | Path, cwd: Path, environ: Mapping[str, str] | None = None) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.harness import DIGITS, Place, read_summary
-from tests.machines.cluster import EPOCHS, MACHINES, SEED, SLICES_PER_STEP, Site
-from tests.machines.network import Network
+from tests.support.integration.harness import DIGITS, Place, read_summary
+from tests.support.machines.cluster import EPOCHS, MACHINES, SEED, SLICES_PER_STEP, Site
+from tests.support.machines.network import Network
 
 # Megabits per second on every cable, for all tests; by default there is no limit.
 _ENV_RATE = "MACHINES_MEGABITS"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.machines.cluster import (
+from tests.support.machines.cluster import (
     EPOCHS,
     LEASE_S,
     PACED,
@@ -20,7 +20,7 @@ from tests.machines.cluster import (
     digests,
     processes,
 )
-from tests.machines.network import Cut
+from tests.support.machines.network import Cut
 
 pytestmark = pytest.mark.timeout(TEST_S)
 

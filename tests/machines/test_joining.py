@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from paramserver.pki import certs
-from tests.integration.harness import DIGITS, complaint
-from tests.machines.cluster import PATIENCE_S, SERVERS, TEST_S, WORKERS, Cluster, Site, trust
-from tests.machines.network import BLACK_HOLE, NOBODY
-from tests.machines.stranger import ask
+from tests.support.integration.harness import DIGITS, complaint
+from tests.support.machines.cluster import PATIENCE_S, SERVERS, TEST_S, WORKERS, Cluster, Site, trust
+from tests.support.machines.network import BLACK_HOLE, NOBODY
+from tests.support.machines.stranger import ask
 
 pytestmark = pytest.mark.timeout(TEST_S)
 

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.harness import ROOT, until
-from tests.machines.cluster import HEAD, SERVERS, WORKERS
-from tests.machines.guard import namespaces
-from tests.machines.network import PREFIX, Cut, Network
+from tests.support.integration.harness import ROOT, until
+from tests.support.machines.cluster import HEAD, SERVERS, WORKERS
+from tests.support.machines.guard import namespaces
+from tests.support.machines.network import PREFIX, Cut, Network
 
 GONE_S = 20.0
 _OTHER = """
 import subprocess, sys, time
 from pathlib import Path
-from tests.machines.network import Network
+from tests.support.machines.network import Network
 network = Network(["one"])
 network.start()
 subprocess.Popen(network.inside("one", "sleep", "600"), start_new_session=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.harness import DIGITS, Done
-from tests.machines.cluster import (
+from tests.support.integration.harness import DIGITS, Done
+from tests.support.machines.cluster import (
     EPOCHS,
     HEAD,
     PACED,
@@ -26,7 +26,7 @@ from tests.machines.cluster import (
     digests,
     processes,
 )
-from tests.machines.stranger import ask
+from tests.support.machines.stranger import ask
 
 pytestmark = pytest.mark.timeout(TEST_S)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.harness import SCRIPTS, Place, place_fixture, read_summary, until
+from tests.support.integration.harness import SCRIPTS, Place, place_fixture, read_summary, until
 
 TRAIN = SCRIPTS / "train.py"
 KILLS = int(os.environ.get("SOAK_KILLS", "100"))

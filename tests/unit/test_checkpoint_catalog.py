@@ -25,7 +25,7 @@ from paramserver.checkpoint.catalog import (
 from paramserver.checkpoint.place import Inside, Place
 from paramserver.errors import CheckpointError
 from paramserver.failpoints import arm
-from tests.unit.checkpoints import content, manifest, save, save_files, temporary_files
+from tests.support.unit.checkpoints import content, manifest, save, save_files, temporary_files
 
 T50, T60, T70 = "step-00000050-t1", "step-00000060-t1", "step-00000070-t1"
 

@@ -15,16 +15,7 @@ from paramserver.checkpoint.place import Place
 from paramserver.checkpoint.storage.disk import DiskWriter
 from paramserver.errors import CheckpointError
 from paramserver.failpoints import arm
-from tests.unit.checkpoints import (
-    PLACES,
-    WRITING,
-    Crash,
-    CrashAt,
-    Watch,
-    content,
-    save,
-    temporary_files,
-)
+from tests.support.unit.checkpoints import PLACES, WRITING, Crash, CrashAt, Watch, content, save, temporary_files
 
 FILES = 4
 # Where, and at which file.

@@ -18,8 +18,8 @@ from paramserver.checkpoint.place import Place
 from paramserver.errors import CheckpointError, ConfigError
 from paramserver.failpoints import arm
 from paramserver.tensors.dtypes import buffer_of
-from tests.unit.checkpoints import Watch
-from tests.unit.trained import OPTIMIZERS, Net, make, save, train
+from tests.support.unit.checkpoints import Watch
+from tests.support.unit.trained import OPTIMIZERS, Net, make, save, train
 
 
 def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:

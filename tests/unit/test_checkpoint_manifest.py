@@ -12,7 +12,7 @@ import pytest
 from paramserver.checkpoint.manifest import Manifest, NewerFormatError, decode, encode
 from paramserver.checkpoint.tensorfile import FileInfo
 from paramserver.errors import CheckpointError
-from tests.unit.checkpoints import manifest
+from tests.support.unit.checkpoints import manifest
 
 SHA = "0123456789abcdef" * 4
 

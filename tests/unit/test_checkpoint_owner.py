@@ -17,7 +17,7 @@ from paramserver.checkpoint.place import Place
 from paramserver.errors import CheckpointError, ConfigError
 from paramserver.resume import checkpointing, claiming
 from paramserver.resume.claiming import Claim
-from tests.unit.checkpoints import manifest, save_files
+from tests.support.unit.checkpoints import manifest, save_files
 
 ENDED = Owner("digits", ("a", "b"), live=False, ended=True)
 CRASHED = Owner("digits", ("a", "b"))

@@ -28,7 +28,7 @@ from paramserver.checkpoint.tensorfile import Entry, FileInfo, TensorFile, write
 from paramserver.errors import CheckpointError
 from paramserver.failpoints import arm
 from paramserver.tensors.dtypes import SIZES, buffer_of, dtype_name, torch_dtype
-from tests.unit.checkpoints import WRITING, CrashAt, Watch, temporary_files
+from tests.support.unit.checkpoints import WRITING, CrashAt, Watch, temporary_files
 
 NAME = "step-00000050-t1"
 FILE = "weights.safetensors"

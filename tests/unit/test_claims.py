@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from paramserver.core.work.claims import Ask, Claims, Standing
-from tests.unit.pacing import Simulation
+from tests.support.unit.pacing import Simulation
 
 # Slices of 16, dealt out to 4 workers.
 OF, WORKERS = 16, 4

@@ -24,8 +24,8 @@ from paramserver.server.saving.restoring import Restored, restore
 from paramserver.server.versions.shard import ShardTensors
 from paramserver.v1 import types_pb2
 from paramserver.wire.messages import layout_of
-from tests.unit import trained
-from tests.unit.checkpoints import MODEL, facts, manifest, save, save_files
+from tests.support.unit import trained
+from tests.support.unit.checkpoints import MODEL, facts, manifest, save, save_files
 
 T50, T60, T70 = "step-00000050-t1", "step-00000060-t1", "step-00000070-t1"
 

@@ -11,8 +11,8 @@ import pytest
 from paramserver.testing.fired import Fired
 from paramserver.testing.places import PLACES
 from paramserver.testing.plan import Plan, Planned, parse
-from tests.faults import document, runs
-from tests.faults.cases import WHEN, Case, Job, campaign, kills, matrix, sampled
+from tests.support.faults import document, runs
+from tests.support.faults.cases import WHEN, Case, Job, campaign, kills, matrix, sampled
 
 
 def outcome(name: str, place: str, when: str, verdict: str = "ok", total_s: float | None = None) -> runs.Outcome:

@@ -27,8 +27,8 @@ from paramserver.tensors.hypers import groups_from_proto, groups_to_proto
 from paramserver.tensors.optimizers import describe
 from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.wire.messages import plan_of, tensor_to_proto
-from tests.unit.checkpoints import manifest
-from tests.unit.trained import OPTIMIZERS
+from tests.support.unit.checkpoints import manifest
+from tests.support.unit.trained import OPTIMIZERS
 
 SHAPES = {"a": (37, 5), "b": (11,), "c": (64,)}
 BEFORE, AFTER = 3, 4

@@ -10,7 +10,7 @@ from typing import Any
 from paramserver.coordinator.service import CoordinatorService
 from paramserver.core.job.membership import Disconnected, Presence, Renewed, Role
 from paramserver.v1 import coordinator_pb2, types_pb2
-from tests.unit.test_admission import request, with_job
+from tests.support.unit.joins import request, with_job
 
 
 async def join(job: CoordinatorService, **given: object) -> coordinator_pb2.JoinResponse:

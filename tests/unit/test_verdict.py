@@ -9,7 +9,7 @@ from typing import Any
 from paramserver.checkpoint.place import Place
 from paramserver.results.verdict import closing_lines, exit_code, look_at_checkpoint
 from paramserver.v1 import coordinator_pb2
-from tests.unit.checkpoints import save
+from tests.support.unit.checkpoints import save
 
 SUMMARY: dict[str, Any] = {
     "steps": 330,

@@ -1,0 +1,178 @@
+"""What scripts get for ``import paramserver as ps`` when they run as plain torch: the reference.
+
+Nothing is replaced but the order of samples: a loader gives the batches of whole steps, in the order of a job with this
+seed. All else is torch's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from paramserver.core.work.slices import DataSpec, SyncSchedule, slice_indices, slice_seed
+from paramserver.worker.script.seeding import seed_everything
+from tests.support.behaviour.generate import Form
+
+Array = np.ndarray[Any, Any] | torch.Tensor
+
+
+class Batches:
+    """The samples of each step: a pass gives all epochs up to its own, as far as no pass has given them.
+
+    Passes are numbered, or the context says of which epoch a pass is.
+    """
+
+    def __init__(self, context: Context, data: DataSpec) -> None:
+        self._context, self._data = context, data
+        self._schedule = SyncSchedule(data.slices_per_epoch, context.slices)
+        self._passes = self._done = 0
+
+    def __len__(self) -> int:
+        return self._schedule.steps_per_epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch = self._passes if self._context.epoch is None else self._context.epoch
+        self._passes += 1
+        while self._done < (epoch + 1) * len(self):
+            step = self._schedule.step(self._done)
+            self._done += 1
+            # Scripts that draw random numbers have one slice in a step.
+            self._context.seeds = slice_seed(0, step.epoch, step.slices[0], "model")
+            yield [index for one in step.slices for index in slice_indices(self._data, 0, step.epoch, one)]
+
+
+class Loader:
+    """Iterates over the batches, seeded as the slices of a job are."""
+
+    def __init__(self, context: Context, loader: DataLoader[Any]) -> None:
+        shuffle = not isinstance(loader.sampler, torch.utils.data.SequentialSampler)
+        data = DataSpec(len(loader.dataset), loader.batch_size or 1, loader.drop_last, shuffle)  # type: ignore[arg-type]
+        self._context = context
+        self._inner: DataLoader[Any] = DataLoader(
+            loader.dataset, batch_sampler=Batches(context, data), collate_fn=loader.collate_fn
+        )
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._inner:
+            seed_everything(self._context.seeds)
+            yield batch
+
+
+@dataclass(slots=True)
+class Context:
+    """What ``ps.init`` gives."""
+
+    slices: int
+    rank: int = 0
+    world_size: int = 1
+    is_main: bool = True
+    # The epoch in a loop over `epochs`.
+    epoch: int | None = None
+    seeds: int = 0
+    # Whether a loader is prepared, and the steps without one.
+    loader: bool = False
+    steps: int = 0
+    models: list[nn.Module] = field(default_factory=list)
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+
+    def prepare(self, *objects: Any) -> Any:
+        """The same objects; of a loader one in the order of the job."""
+        self.models += [o for o in objects if isinstance(o, nn.Module)]
+        self.optimizers += [o for o in objects if isinstance(o, torch.optim.Optimizer)]
+        self.loader = self.loader or any(isinstance(o, DataLoader) for o in objects)
+        if self.models and self.optimizers and not self.loader and not self.seeds:
+            self._seed()
+            self.optimizers[0].register_step_post_hook(lambda *args: self._seed(1))
+        given = tuple(Loader(self, o) if isinstance(o, DataLoader) else o for o in objects)
+        return given[0] if len(given) == 1 else given
+
+    def _seed(self, more: int = 0) -> None:
+        """For the batch that the script draws next: it has no loader."""
+        self.steps += more
+        self.seeds = slice_seed(0, 0, self.steps, "model")
+        seed_everything(self.seeds)
+
+    def slice_seed(self, purpose: str = "batch") -> int:
+        """Of the slice that the next batch is of."""
+        return slice_seed(0, 0, self.steps, purpose)
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """All of them."""
+        for self.epoch in range(count):
+            yield self.epoch
+        self.epoch = None
+
+    def clip_grad_norm(self, limit: float) -> None:
+        """Of the whole step, as far as it is trained."""
+        nn.utils.clip_grad_norm_([p for group in self.optimizers[0].param_groups for p in group["params"]], limit)
+
+    def log(self, **metrics: Any) -> None:
+        """Nobody looks."""
+
+    def close(self) -> None:
+        """There is nothing to leave."""
+
+
+class Client:
+    """What ``ps.Client`` is."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._arrays: dict[str, torch.Tensor] = {}
+        self._numpy = True
+        self._optimizer: torch.optim.Optimizer | None = None
+
+    def init(self, arrays: Mapping[str, Array], optimizer: Any = "sum", **hypers: float) -> dict[str, Array]:
+        """Copies of the arrays, and the optimizer, None for "sum"."""
+        self._numpy = all(isinstance(value, np.ndarray) for value in arrays.values())
+        self._arrays = {name: torch.as_tensor(value).clone() for name, value in arrays.items()}
+        if isinstance(optimizer, torch.optim.Optimizer):
+            options = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
+            self._optimizer = type(optimizer)([*self._arrays.values()], **options)
+        elif optimizer != "sum":
+            kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad}[optimizer]
+            self._optimizer = kind([*self._arrays.values()], **hypers)
+        return self.pull()
+
+    def push(self, grads: Mapping[str, Array], samples: int = 1) -> int:
+        """One step."""
+        for name, value in self._arrays.items():
+            value.grad = torch.as_tensor(np.asarray(grads[name]).copy()) if name in grads else None
+            if self._optimizer is None and value.grad is not None:
+                value += value.grad
+        if self._optimizer is not None:
+            self._optimizer.step()
+        self.version += 1
+        return self.version
+
+    def pull(self) -> dict[str, Array]:
+        """Copies."""
+        copies = {name: value.clone() for name, value in self._arrays.items()}
+        return {name: value.numpy() if self._numpy else value for name, value in copies.items()}
+
+    def close(self) -> None:
+        """There is nothing to leave."""
+
+
+class Paramserver:
+    """Stands for the module."""
+
+    Client = Client
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+        self.context = Context(form.slices)
+
+    def init(self, **settings: Any) -> Context:
+        """As the real one seeds."""
+        seed_everything(0)
+        return self.context

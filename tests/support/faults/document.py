@@ -1,0 +1,153 @@
+"""Writes docs/reliability.md out of the results."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from tests.support.faults import cases
+from tests.support.faults.runs import Outcome, Recovery
+
+_WHEN = ("first", "second", "middle", "last")
+
+
+def line(outcome: Outcome) -> str:
+    """One case, for the terminal."""
+    totals = [recovery.total_s for recovery in outcome.recoveries if recovery.total_s is not None]
+    recovery = f", recovery {max(totals):.2f} s" if totals else ""
+    detail = f": {outcome.detail}" if outcome.detail else ""
+    return f"{outcome.verdict:12} {outcome.name}  ({outcome.seconds:.1f} s{recovery}){detail}"
+
+
+def document(former: str, outcomes: Mapping[str, Outcome]) -> str:
+    """The whole page: what people have written at its beginning stays, the results after it are written anew."""
+    written, heading, _ = former.partition(f"{_MEASURED}\n")
+    if not heading:
+        raise ValueError(f"the page has no heading {_MEASURED!r}: put it where the results are to stand")
+    return written + text(outcomes)
+
+
+def text(outcomes: Mapping[str, Outcome]) -> str:
+    """The results."""
+    campaign = [o for o in outcomes.values() if o.name.startswith("campaign")]
+    kills = [o for o in outcomes.values() if o.name.startswith("kills")]
+    matrix = [o for o in outcomes.values() if o not in campaign and o not in kills]
+    return "\n".join([*_HEAD, *_matrix(matrix), *_campaign(campaign), *_kills(kills)]).rstrip() + "\n"
+
+
+_MEASURED = "## Faults on purpose"
+_HEAD = f"""\
+{_MEASURED}
+
+From here on the page is written by `make test-faults`, which takes about an hour; in pieces:
+
+```
+python -m tests.faults.matrix matrix --range 0:40
+python -m tests.faults.matrix campaign --seed 1 --faults 200
+python -m tests.faults.matrix kills --kills 50
+python -m tests.faults.matrix document
+```
+
+Every case is a run of real processes: two servers, two workers, twelve steps of four slices, a checkpoint every three
+steps. It is "ok" if the planned fault struck, the run ended with exit code 0, weights, optimizer state and buffers are
+bit-identical to those of a run without faults, every contribution counts exactly once, and no process or temporary file
+is left. Asynchronous runs train a ledger, a tensor in which every sample that counts adds exactly 1, so they are
+compared as well. Recovery is the time from the kill to the next published version, the longest of the cases in a row;
+three cases ran at a time on two cores, so it says little about speed: the last table does.
+""".splitlines()
+
+
+def _matrix(outcomes: Sequence[Outcome]) -> list[str]:
+    lines = ["", "### The crash matrix", ""]
+    if not outcomes:
+        return [*lines, "Not run."]
+    verdicts = Counter(outcome.verdict for outcome in outcomes)
+    order = {case.name: number for number, case in enumerate(cases.matrix())}
+    outcomes = sorted(outcomes, key=lambda outcome: order.get(outcome.name, len(order)))
+    found = ", ".join(f"{n} {verdict}" for verdict, n in verdicts.most_common())
+    lines += [f"{len(outcomes)} of {len(order)} cases have been run: {found}.", ""]
+    lines += [
+        "| who is killed | at | first step | second | middle | last | recovery |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for (who, place), row in _grouped(outcomes).items():
+        cells = [_cell([outcome for outcome in row if outcome.when.startswith(when)]) for when in _WHEN]
+        lines.append(f"| {who} | `{place}` | {' | '.join(cells)} | {_longest(row)} |")
+    return lines
+
+
+def _grouped(outcomes: Iterable[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
+    rows: dict[tuple[str, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        rows.setdefault((outcome.who, outcome.place), []).append(outcome)
+    return rows
+
+
+def _cell(outcomes: Sequence[Outcome]) -> str:
+    if not outcomes:
+        return "–"
+    bad = [outcome.verdict for outcome in outcomes if outcome.verdict != "ok"]
+    text = ", ".join(sorted(set(bad))) or "ok"
+    return f"{text} ({len(outcomes)})" if len(outcomes) > 1 else text
+
+
+def _longest(outcomes: Iterable[Outcome]) -> str:
+    totals = [r.total_s for outcome in outcomes for r in outcome.recoveries if r.total_s is not None]
+    return f"{max(totals):.2f} s" if totals else "–"
+
+
+def _campaign(outcomes: Sequence[Outcome]) -> list[str]:
+    lines = ["", "### Random campaigns", ""]
+    if not outcomes:
+        return [*lines, "Not run."]
+    good = [outcome for outcome in outcomes if outcome.verdict == "ok"]
+    lines.append(
+        f"{len(outcomes)} runs, {sum(o.struck for o in outcomes)} faults that struck (kills, stops, delays, errors, "
+        "and messages dropped, duplicated, delayed, reordered, cut): "
+        f"{len(good)} runs ok, {len(outcomes) - len(good)} not. "
+        f"{sum(o.duplicate for o in outcomes)} contributions arrived once more and changed nothing."
+    )
+    for outcome in outcomes:
+        if outcome.verdict != "ok":
+            lines.append(f"- {outcome.name}: {outcome.verdict}, {outcome.detail}")
+    return lines
+
+
+def _kills(outcomes: Sequence[Outcome]) -> list[str]:
+    lines = ["", "### Recovery times", ""]
+    if not outcomes:
+        return [*lines, "Not run."]
+    lines += [
+        "Processes killed again and again in a run of three workers whose slices take 20 ms, on "
+        f"{os.cpu_count()} cores ({platform.machine()}). Detection is from the kill to the moment the coordinator acts "
+        "on it, repair from there to the next published version, total from the kill to that version. Other workers "
+        "take the slices of a lost one as soon as they have nothing else to do, often before anybody has noticed that "
+        "it is lost: repair is 0 then. A server starts again, which takes most of the time, and all go back to the "
+        "last checkpoint.",
+        "",
+        "| killed | kills | | p50 | p95 | max |",
+        "|---|---|---|---|---|---|",
+    ]
+    for role in ("worker", "server"):
+        found = [r for o in outcomes if o.who == role for r in o.recoveries]
+        lines += _rows(role, found)
+    bad = [outcome for outcome in outcomes if outcome.verdict != "ok"]
+    return [*lines, *(f"\n{outcome.name}: {outcome.verdict}, {outcome.detail}" for outcome in bad)]
+
+
+def _rows(role: str, found: Sequence[Recovery]) -> list[str]:
+    rows = []
+    for what in ("detection_s", "repair_s", "total_s"):
+        values = sorted(value for recovery in found if (value := getattr(recovery, what)) is not None)
+        if values:
+            cells = " | ".join(f"{_quantile(values, q):.2f} s" for q in (0.5, 0.95, 1.0))
+            rows.append(f"| {role} | {len(values)} | {what.removesuffix('_s')} | {cells} |")
+    return rows
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that is not below this share of them."""
+    return values[max(0, math.ceil(share * len(values)) - 1)]

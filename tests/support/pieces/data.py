@@ -1,0 +1,113 @@
+"""Data sets and loaders. The first piece of each kind is the plainest."""
+
+from __future__ import annotations
+
+from tests.support.pieces.base import Need, Piece, Verdict
+
+DATA: list[Piece] = [
+    Piece("data", "plain"),
+    Piece("data", "shuffled", {"options": ", shuffle=True"}),
+    Piece("data", "drop_last", {"options": ", shuffle=True, drop_last=True"}),
+    Piece("data", "fewer samples than a batch", {"samples": "3"}),
+    Piece("data", "one sample", {"samples": "1"}, without=("model",)),
+    Piece("data", "a process that loads", {"options": ", shuffle=True, num_workers=1"}, needs=(Need.SINGLE,)),
+    Piece(
+        "data",
+        "collate_fn",
+        {
+            "data": "def collate(rows):\n    xs, ys = zip(*rows, strict=True)\n"
+            "    return torch.stack(xs) * 0.5, torch.stack(ys)\n\n",
+            "options": ", shuffle=True, collate_fn=collate",
+        },
+    ),
+    Piece(
+        "data",
+        "a data set of its own",
+        {
+            "data": """\
+class Mine(Dataset):
+    def __len__(self):
+        return $samples - 2
+
+    def __getitem__(self, index):
+        return inputs[index] * 2, targets[index]
+
+data = Mine()
+""",
+            "options": ", shuffle=True",
+        },
+    ),
+    Piece(
+        "data",
+        "IterableDataset",
+        {
+            "data": """\
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([(inputs[k], targets[k]) for k in range($samples)])
+
+rows, data = data, Stream()
+"""
+        },
+        Verdict.REFUSED,
+        ("IterableDataset",),
+        without=("state",),
+    ),
+    Piece(
+        "data",
+        "WeightedRandomSampler",
+        {"options": ", sampler=WeightedRandomSampler([1.0] * $samples, $samples)"},
+        Verdict.REFUSED,
+        ("WeightedRandomSampler",),
+    ),
+    Piece(
+        "data",
+        "SubsetRandomSampler",
+        {"options": ", sampler=SubsetRandomSampler(range(4))"},
+        Verdict.REFUSED,
+        ("SubsetRandomSampler",),
+    ),
+    Piece(
+        "data",
+        "drawn with replacement",
+        {"options": ", sampler=RandomSampler(data, replacement=True)"},
+        Verdict.REFUSED,
+        ("RandomSampler",),
+    ),
+    Piece(
+        "data",
+        "drawn a number of times",
+        {"options": ", sampler=RandomSampler(data, num_samples=5)"},
+        Verdict.REFUSED,
+        ("num_samples",),
+    ),
+    Piece(
+        "data",
+        "batch_sampler",
+        {"loader": "loader = DataLoader(data, batch_sampler=[[0, 1], [2]])\n"},
+        Verdict.REFUSED,
+        ("batch_size", "batch_sampler"),
+    ),
+    Piece(
+        "data",
+        "no batch size",
+        {"loader": "loader = DataLoader(data, batch_size=None)\n"},
+        Verdict.REFUSED,
+        ("batch_size",),
+    ),
+    Piece("data", "empty", {"samples": "0"}, Verdict.REFUSED, ("empty",), without=("state",)),
+    Piece(
+        "data",
+        "nothing is left",
+        {"samples": "1", "options": ", drop_last=True"},
+        Verdict.REFUSED,
+        ("no slice",),
+    ),
+    Piece(
+        "data",
+        "two loaders",
+        {"after": "loader = ctx.prepare(DataLoader(data, batch_size=2))\n"},
+        Verdict.REFUSED,
+        ("loader already",),
+    ),
+]
