@@ -92,7 +92,12 @@ async def run_coordinator(settings: Settings) -> int:
         private=bool(os.environ.get(ENV_PRIVATE)),
     )
     coordinating = Coordinating(
-        settings, options, lambda: open_store(url, f"paramserver:{job}"), os.environ.get(ENV_STORE_NAME, ""), security
+        settings,
+        options,
+        lambda: open_store(url, f"paramserver:{job}"),
+        os.environ.get(ENV_STORE_NAME, ""),
+        security,
+        grpc.connector(security, "server"),
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, coordinating.on_signal, number)

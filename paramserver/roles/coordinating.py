@@ -31,7 +31,7 @@ from paramserver.resume.options import Options
 from paramserver.resume.resuming import Resuming
 from paramserver.roles.standby import Standby
 from paramserver.store.base import Store
-from paramserver.transport.grpc import connector
+from paramserver.transport.base import Channel
 from paramserver.transport.security.access import Security
 from paramserver.v1 import coordinator_pb2, types_pb2
 
@@ -46,7 +46,10 @@ _TELL_S = 2.0
 
 
 class Coordinating:
-    """One coordinator process. ``say`` prints a line for people."""
+    """One coordinator process.
+
+    ``connect`` makes a channel to the server at an address; ``say`` prints a line for people.
+    """
 
     def __init__(
         self,
@@ -55,6 +58,7 @@ class Coordinating:
         open_store: Callable[[], Store],
         store_name: str,
         security: Security,
+        connect: Callable[[str], Channel],
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.front = Front(settings.cluster.job)
@@ -65,9 +69,10 @@ class Coordinating:
         self._open_store = open_store
         self._store_name = store_name
         self._security = security
+        self._connect = connect
         self._say = say
         self._warned: set[str] = set()
-        self._resuming = Resuming(self.front, settings, connector(security, "server"), store_name)
+        self._resuming = Resuming(self.front, settings, connect, store_name)
         self._stop = asyncio.Event()
         self._signal = 0
 
@@ -150,7 +155,7 @@ class Coordinating:
                 f"{record.address or '?'}) is gone: {go_on}forget it with --fresh, or choose another name with --job"
             )
         holding = await hold(self._settings, self._options, self.address, record if resume else None, stood_by)
-        service = CoordinatorService(self._job_options(holding), connector(self._security, "server"), journal)
+        service = CoordinatorService(self._job_options(holding), self._connect, journal)
         service.address = self.address
         service.confirm = leadership.confirm
         service.forgets = forgets or self._resuming.forgets
@@ -336,7 +341,7 @@ class Coordinating:
             await service.conclude(types_pb2.JOB_STATE_STOPPED, "ended without training")
             return 0
         run, directory = self._settings.run, self._settings.checkpoint.dir
-        summary = await gather(status, connector(self._security, "server"), run, None, directory)
+        summary = await gather(status, self._connect, run, None, directory)
         lines = closing_lines(status, summary)
         for line in lines:
             self._say(line)

@@ -79,6 +79,7 @@ async def _coordinate(settings: Settings, options: Options) -> int:
             lambda: open_store(url, f"paramserver:{cluster.job}", cluster.store_password_file),
             store_name,
             security,
+            grpc.connector(security, "server"),
             say=lambda line: print(line, flush=True),
         )
         for number in (signal.SIGTERM, signal.SIGINT):

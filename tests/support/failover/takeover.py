@@ -46,17 +46,6 @@ Script = Callable[[Context], object]
 JOB = "test"
 
 
-class _Net(Security):
-    """Connections of a process in memory."""
-
-    def __init__(self, connect: Callable[[str], Channel]) -> None:
-        super().__init__()
-        self._connect = connect
-
-    def connector(self, peer: str, lanes: int = 1) -> Callable[[str], Channel]:
-        return self._connect
-
-
 class Chief:
     """One coordinator process at the address ``place``."""
 
@@ -68,7 +57,7 @@ class Chief:
         self._fleet = fleet
         self._trap = None if fleet.chiefs else fleet.trap
         self.coordinating = Coordinating(
-            settings, options, lambda: self.store, "memory", _Net(self._connect), self.said.append
+            settings, options, lambda: self.store, "memory", Security(), self._connect, self.said.append
         )
         self.coordinating.address = place
         fleet.network.serve_in(
@@ -123,7 +112,7 @@ class Keeper:
         coordinator = coordinator_channel(fleet.places, connect)
         self.service = ShardService(JOB, connect, JOB_S)
         self.node = ServerNode.create(self.service, coordinator, address, index, JOB_S, replaces=replaces)
-        self._serving = Serving(fleet.settings, _Net(connect), coordinator, index)
+        self._serving = Serving(fleet.settings, Security(), coordinator, index)
         fleet.network.serve_in(self.process, address, [("Shard", self.service)])
         self.task = self.process.start(self._run())
 
