@@ -29,7 +29,6 @@ from paramserver.tensors.uncompiled import postpone_compiler
 from paramserver.transport.allocation import keep_memory
 from paramserver.transport.base import Channel
 from paramserver.transport.grpc import connector
-from paramserver.transport.limits import LANES
 from paramserver.transport.security.access import Security
 from paramserver.v1 import types_pb2
 from paramserver.worker.background import Background
@@ -212,7 +211,7 @@ def _connected(
     )
     engine = Engine(
         background,
-        connector(security, "server", settings.cluster.channels_per_server or LANES),
+        connector(security, "server"),
         coordinator,
         options,
         settings.cluster.wait_timeout_s,

@@ -127,9 +127,6 @@ class Cluster(Section):
         "host, else over gRPC; a worker near some of the servers only sends large models to all over gRPC. shm: in "
         "shared memory, or not at all.",
     )
-    channels_per_server: Annotated[
-        int, BeforeValidator(refuse_bool), Field(ge=0, le=16), Must("an integer from 0 to 16")
-    ] = Field(default=0, description="Connections from a worker to each server. 0: chosen.")
     max_restarts: Count = Field(
         default=3,
         description="How often in a row `run` starts a process again while the job gets no further. 0: never.",

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 
 from paramserver.transport.base import MAX_MESSAGE_BYTES
 
-# Connections to a peer, where no number is configured: on one machine more were not faster.
-LANES = 1
-
 Option = tuple[str, int | str]
 
 

@@ -91,7 +91,7 @@ def test_a_host_name_that_nobody_knows_is_unavailable() -> None:
     run(GrpcWires, test)
 
 
-# ---- several connections
+# ---- one connection
 
 
 def connections(port: int) -> int:
@@ -101,9 +101,8 @@ def connections(port: int) -> int:
     return sum(line[2].endswith(f":{port:04X}") and line[3] == "01" for line in lines)
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 3])
-def test_uploads_and_downloads_take_connections_of_their_own(lanes: int) -> None:
-    """Of three, downloads have two, in turn. All of them end with the channel."""
+def test_all_calls_of_a_channel_share_one_connection() -> None:
+    """The connection ends with the channel."""
 
     async def push(frames: AsyncIterator[bytes]) -> shard_pb2.PushResponse:
         return shard_pb2.PushResponse(version=sum([len(frame) async for frame in frames]))
@@ -114,15 +113,13 @@ def test_uploads_and_downloads_take_connections_of_their_own(lanes: int) -> None
     async def test(w: GrpcWires) -> None:
         server = await serve([("Shard", Stub(push=push, pull=pull)), ("Coordinator", Stub(status=echo))])
         w.opened.append(server)
-        channel = connect(server.address, lanes=lanes)
+        channel = connect(server.address)
         w.opened.append(channel)
         for _ in range(2):
             assert await channel.upload(PUSH, [b"frame"], timeout=T) == shard_pb2.PushResponse(version=5)
-        assert connections(server.port) == 1
-        for _ in range(3):
-            assert await collect(channel) == [b"frame"]
+        assert await collect(channel) == [b"frame"]
         assert await channel.call(STATUS, ASK, timeout=T)
-        assert connections(server.port) == lanes
+        assert connections(server.port) == 1
         await channel.close()
         with pytest.raises(errors.UnavailableError, match="this channel is closed"):
             await collect(channel)

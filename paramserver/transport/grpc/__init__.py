@@ -23,6 +23,6 @@ from paramserver.transport.security.access import Security
 __all__ = ["GrpcChannel", "GrpcServer", "connect", "connector", "serve"]
 
 
-def connector(security: Security, peer: str, lanes: int = 1) -> Callable[[str], Channel]:
-    """A function from an address to a channel to a ``peer`` (a role) there, with ``lanes`` connections."""
-    return lambda address: through(connect(address, security, peer, lanes=lanes))
+def connector(security: Security, peer: str) -> Callable[[str], Channel]:
+    """A function from an address to a channel to a ``peer`` (a role) there."""
+    return lambda address: through(connect(address, security, peer))

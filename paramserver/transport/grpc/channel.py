@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Sequence
-from itertools import cycle
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine
 from typing import Any
 
 from google.protobuf.message import Message
@@ -31,49 +30,40 @@ _SMALL_BYTES = 64 * 1024
 _FAILED_WRITE = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 
 
-def connect(
-    address: str, security: Security = OPEN, peer: str = COORDINATOR, limits: Limits = LIMITS, lanes: int = 1
-) -> GrpcChannel:
+def connect(address: str, security: Security = OPEN, peer: str = COORDINATOR, limits: Limits = LIMITS) -> GrpcChannel:
     """A channel to "host:port" or "[::1]:port". It connects at the first call and belongs to the loop that makes it.
 
-    ``peer`` is the role that has to be there, if there is TLS; ``lanes`` is how many connections there are. Raises
-    ConfigError if that is no address, or not safe to connect to with this ``security``; calls raise that of a host
-    name, and DeniedError if the certificate of this process is out of date.
+    ``peer`` is the role that has to be there, if there is TLS. Raises ConfigError if ``address`` is no address, or not
+    safe to connect to with this ``security``; calls raise ConfigError for an unsafe host name, and DeniedError if the
+    certificate of this process is out of date.
     """
-    return GrpcChannel(address, security, peer, limits, lanes)
+    return GrpcChannel(address, security, peer, limits)
 
 
 class _Wire:
-    """Channels of gRPC, each a connection of its own, for as long as the certificates are the same.
+    """A channel of gRPC, which is one connection, for as long as the certificates are the same."""
 
-    Of several, uploads take the first half in turn, and downloads the second half.
-    """
-
-    def __init__(self, channels: Sequence[grpc.aio.Channel], identity: Identity | None) -> None:
-        self.channels = channels
+    def __init__(self, channel: grpc.aio.Channel, identity: Identity | None) -> None:
         self.identity = identity
         self.calls: set[_Call] = set()
-        half = len(channels) // 2
-        self._lanes = {MethodKind.UPLOAD: cycle(channels[: max(1, half)]), MethodKind.DOWNLOAD: cycle(channels[half:])}
-        self._multicallables: dict[tuple[str, grpc.aio.Channel], Any] = {}
+        self._channel = channel
+        self._multicallables: dict[str, Any] = {}
 
     def starter(self, method: Method) -> Any:
         """gRPC's callable that starts a call."""
-        channel = next(self._lanes[method.kind]) if method.kind in self._lanes else self.channels[0]
-        if (method.name, channel) not in self._multicallables:
+        if method.name not in self._multicallables:
             make: Any = {
-                MethodKind.UNARY: channel.unary_unary,
-                MethodKind.UPLOAD: channel.stream_unary,
-                MethodKind.DOWNLOAD: channel.unary_stream,
-                MethodKind.SESSION: channel.stream_stream,
+                MethodKind.UNARY: self._channel.unary_unary,
+                MethodKind.UPLOAD: self._channel.stream_unary,
+                MethodKind.DOWNLOAD: self._channel.unary_stream,
+                MethodKind.SESSION: self._channel.stream_stream,
             }[method.kind]
-            self._multicallables[method.name, channel] = make(method.path)
-        return self._multicallables[method.name, channel]
+            self._multicallables[method.name] = make(method.path)
+        return self._multicallables[method.name]
 
     async def close(self) -> None:
-        """Close all of them."""
-        for channel in self.channels:
-            await channel.close()
+        """Close the connection."""
+        await self._channel.close()
 
 
 class GrpcChannel:
@@ -90,16 +80,13 @@ class GrpcChannel:
         security: Security = OPEN,
         peer: str = COORDINATOR,
         limits: Limits = LIMITS,
-        lanes: int = 1,
     ) -> None:
-        assert lanes > 0, "there is no channel without a connection"
         self.address = address
         self.security = security
         self._target = target(address)
         security.check_numeric(address)
         self._peer = peer
         self._limits = limits
-        self._lanes = lanes
         self._wire: _Wire | None = None
         self._retired: set[_Wire] = set()
         self._closing: set[asyncio.Task[None]] = set()
@@ -211,8 +198,7 @@ class GrpcChannel:
         if self._wire is not None and self._wire.identity is identity:
             return self._wire
         self._loop = asyncio.get_running_loop()
-        channels = [self._connection(identity) for _ in range(self._lanes)]
-        old, self._wire = self._wire, _Wire(channels, identity)
+        old, self._wire = self._wire, _Wire(self._connection(identity), identity)
         if old is not None:
             self._retired.add(old)
             self.ended(old)
