@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from paramserver import logs
 from paramserver.alone.job import InProcessJob
 from paramserver.config import load_settings
-from paramserver.coordinator.job import JobOptions
+from paramserver.coordinator.options import JobOptions
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.tensors.codec import split_frame
 from paramserver.transport.base import Channel, Frames, Neighbour, each

@@ -18,7 +18,7 @@ import structlog
 from paramserver import errors, logs
 from paramserver.alone.job import InProcessJob
 from paramserver.config import Settings, load_settings, split_addresses
-from paramserver.coordinator.job import JobOptions
+from paramserver.coordinator.options import JobOptions
 from paramserver.failpoints import known_as
 from paramserver.machine.hosts import route_to
 from paramserver.membership.session import JoinOptions

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 
-from paramserver.coordinator.job import JobOptions
 from paramserver.coordinator.leadership.journal import Journal
+from paramserver.coordinator.options import JobOptions
 from paramserver.coordinator.service import CoordinatorService
 from paramserver.core.versions.consistency import Consistency
 from paramserver.membership.session import JoinOptions

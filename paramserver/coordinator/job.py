@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar, cast
 
 import structlog
@@ -17,7 +16,7 @@ from google.protobuf.message import Message
 
 from paramserver import errors
 from paramserver.coordinator.board import Board
-from paramserver.coordinator.history.checkpoints import CheckpointOptions, Checkpoints
+from paramserver.coordinator.history.checkpoints import Checkpoints
 from paramserver.coordinator.history.loads import Loads, to_proto
 from paramserver.coordinator.history.recovery import Recovery
 from paramserver.coordinator.leadership.cluster import Connect, Servers
@@ -25,6 +24,7 @@ from paramserver.coordinator.leadership.journal import Journal
 from paramserver.coordinator.leadership.keeping import Keeping
 from paramserver.coordinator.leadership.snapshots import Snapshots
 from paramserver.coordinator.model import ModelRegistry
+from paramserver.coordinator.options import JobOptions
 from paramserver.coordinator.promises import Promises
 from paramserver.coordinator.scaling import Scaling
 from paramserver.coordinator.watching.ending import Ending
@@ -39,7 +39,6 @@ from paramserver.core.job.membership import (
     Membership,
     Role,
 )
-from paramserver.core.versions.consistency import Consistency
 from paramserver.core.versions.ranges import complement
 from paramserver.core.work.slices import SyncSchedule
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
@@ -64,46 +63,6 @@ def _beginning() -> int:
 
 async def _nothing() -> None:
     """There is nobody else."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobOptions:
-    """What the coordinator is told about the job. ``slices_per_step`` 0: the number of workers it starts with."""
-
-    job: str
-    servers: int
-    workers: int
-    consistency: Consistency
-    slices_per_step: int = 0
-    seed: int = 0
-    lease_s: float = 5.0
-    grace_s: float = 1.0
-    # How long a worker that lives may get nowhere; 0: for ever.
-    stall_s: float = 8.0
-    call_timeout_s: float = 30.0
-    # Which server takes how much of the model; see `core.layout.placement`.
-    placement: str = "auto"
-    # How fast the links between hosts are, in Mb/s.
-    link_mbps: float = 1000.0
-    # How large a model may be.
-    max_model_bytes: int = 64 << 30
-    # How long the members of the start are waited for; 0: for ever.
-    join_timeout_s: float = 0.0
-    # How long a job waits when a server, or every worker, is gone.
-    max_idle_s: float = 600.0
-    # By dotted name, as text: the settings that members take over.
-    settings: Mapping[str, str] = field(default_factory=dict)
-    # There is a launcher that starts and ends workers.
-    launched: bool = False
-    # How members talk to each other, for status pages.
-    security: str = "plain"
-    checkpoints: CheckpointOptions = field(default_factory=CheckpointOptions)
-    # What becomes of a slice that kills whoever computes it: "fail" or "skip".
-    poison: str = "fail"
-    # Workers keep what compression leaves out: who joins or leaves takes some of it along.
-    residuals: bool = False
-    # What servers hold of an earlier run is forgotten.
-    forgets: bool = False
 
 
 class Job:

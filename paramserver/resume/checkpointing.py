@@ -13,8 +13,8 @@ from paramserver.checkpoint.manifest import Manifest, parse_name
 from paramserver.checkpoint.owner import Holding, Wish
 from paramserver.checkpoint.place import Place
 from paramserver.config import Settings
-from paramserver.coordinator.history.checkpoints import CheckpointOptions
 from paramserver.coordinator.history.manifests import model_of, position_of
+from paramserver.coordinator.options import CheckpointOptions
 from paramserver.core.versions.consistency import Mode
 from paramserver.v1 import coordinator_pb2
 from paramserver.wire.messages import (

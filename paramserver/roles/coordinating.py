@@ -16,10 +16,10 @@ from paramserver.checkpoint import catalog
 from paramserver.checkpoint.owner import Holding
 from paramserver.config import FEEDBACK, Settings
 from paramserver.coordinator.front import Front
-from paramserver.coordinator.job import JobOptions
 from paramserver.coordinator.leadership.journal import Journal
 from paramserver.coordinator.leadership.leader import Leadership
 from paramserver.coordinator.leadership.takeover import take_over, unfinished
+from paramserver.coordinator.options import JobOptions
 from paramserver.coordinator.service import CoordinatorService
 from paramserver.membership.settings import consistency_of, shared
 from paramserver.results.gather import gather

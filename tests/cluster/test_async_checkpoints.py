@@ -10,7 +10,7 @@ import torch
 
 from paramserver.checkpoint import catalog
 from paramserver.checkpoint.place import Place
-from paramserver.coordinator.history.checkpoints import CheckpointOptions
+from paramserver.coordinator.options import CheckpointOptions
 from paramserver.server.saving import holding
 from paramserver.worker.context import Context
 from tests.support.cluster.harness import Cluster, until

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from paramserver.checkpoint import catalog
 from paramserver.checkpoint.place import Place
-from paramserver.coordinator.history.checkpoints import CheckpointOptions
+from paramserver.coordinator.options import CheckpointOptions
 from paramserver.v1 import coordinator_pb2
 from paramserver.worker.client import RawClient
 from paramserver.worker.context import Context

@@ -14,8 +14,8 @@ import pytest
 import paramserver as ps
 from paramserver import logs
 from paramserver.coordinator.front import Front
-from paramserver.coordinator.job import JobOptions
 from paramserver.coordinator.leadership.journal import Journal
+from paramserver.coordinator.options import JobOptions
 from paramserver.coordinator.service import CoordinatorService
 from paramserver.core.job.membership import Role
 from paramserver.core.versions.consistency import Consistency, Mode

@@ -14,8 +14,8 @@ import torch
 
 from paramserver import errors, logs
 from paramserver.coordinator.front import Front
-from paramserver.coordinator.job import JobOptions
 from paramserver.coordinator.leadership.journal import Journal
+from paramserver.coordinator.options import JobOptions
 from paramserver.coordinator.service import CoordinatorService
 from paramserver.core.job.membership import Presence, Role
 from paramserver.core.versions.consistency import Consistency, Mode

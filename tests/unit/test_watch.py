@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from paramserver.coordinator.job import JobOptions
+from paramserver.coordinator.options import JobOptions
 from paramserver.coordinator.service import CoordinatorService
 from paramserver.coordinator.watching import watch as watching
 from paramserver.coordinator.watching.watch import Watch

@@ -6,18 +6,18 @@ import asyncio
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import structlog
 
 from paramserver import errors
 from paramserver.checkpoint import catalog
 from paramserver.checkpoint.manifest import COPIES_KEPT, checkpoint_name
-from paramserver.checkpoint.owner import Holding
 from paramserver.checkpoint.place import Place
 from paramserver.coordinator.history.manifests import manifest_of
 from paramserver.coordinator.history.overdue import Overdue
+from paramserver.coordinator.history.sweeping import Sweep
+from paramserver.coordinator.options import CheckpointOptions
 from paramserver.coordinator.work.counted import counted
 from paramserver.core.versions.consistency import Mode
 from paramserver.failpoints import reach
@@ -33,32 +33,6 @@ _CUT_S = 120.0
 _LOST_S = 1.0
 # While workers are held back; what they have begun takes one slice.
 _HELD_S = 20.0
-# How long servers are waited for that still write what nobody needs.
-_SWEEP_S = 10.0
-_SWEEP_LOOK_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointOptions:
-    """``place``: a directory or URL; empty: no checkpoints. ``every``: steps (asynchronous: slices); 0: only the first
-    and the last version. ``keep``: how many are kept. ``run``: how the job was started, for who goes on with it.
-    ``holding``: by what right the place is the job's; None: nobody else comes there.
-    """
-
-    place: str = ""
-    every: int = 0
-    keep: int = 3
-    run: dict[str, Any] | None = None
-    holding: Holding | None = None
-
-    @property
-    def private(self) -> bool:
-        """Whether the place goes when the job ends: nobody was promised that checkpoints stay."""
-        return self.holding is not None and self.holding.private
-
-    def ours(self, history: str) -> bool:
-        """Whether checkpoints of this history are the job's."""
-        return self.holding is None or self.holding.ours(history)
 
 
 class Checkpoints:
@@ -76,12 +50,12 @@ class Checkpoints:
         # Versions of this timeline that are complete (True) or never will be (False).
         self._settled: dict[int, bool] = {}
         self._settling: set[int] = set()
-        self._sweeping: set[int] = set()
         # Of those that are not complete: what may be tried again, and for how many seconds. Some server had no room for
         # another copy, or the mode changed meanwhile.
         self._again: dict[int, float] = {}
         self._changed = asyncio.Condition()
         self._cutting = asyncio.Lock()
+        self._sweep = Sweep(job, self.place, options.holding, self._given_up, self._cutting)
         self._next = options.every
 
     def new_timeline(self, version: int) -> None:
@@ -114,7 +88,7 @@ class Checkpoints:
             self._job.loosely(self._release(again))
         for version in again:  # a server came to it after it was given up
             if not self._settled[version]:
-                self._job.loosely(self.sweep(version))
+                self._sweep.begin(version)
         self.look()
 
     def _judge(self, version: int) -> None:
@@ -180,7 +154,7 @@ class Checkpoints:
             newest=self.last or "none",
         )
         await self._settle(version, False)
-        self._job.loosely(self.sweep(version))
+        self._sweep.begin(version)
 
     async def _look_at_last(self) -> None:
         """The newest checkpoint may be gone, together with the place of all."""
@@ -192,35 +166,12 @@ class Checkpoints:
         except errors.CheckpointError as error:
             log.debug("the newest checkpoint cannot be looked at", error=str(error))
 
-    async def sweep(self, version: int) -> None:
-        """Remove what was written of a version that was given up, once nobody writes it any more."""
-        if version not in self._sweeping:
-            self._sweeping.add(version)
-            try:
-                await self._sweep(version)
-            finally:
-                self._sweeping.discard(version)
+    def _given_up(self, version: int) -> bool:
+        return self._settled.get(version) is False
 
-    async def _sweep(self, version: int) -> None:
-        job, timeline, place, holding = self._job, self._job.timeline, self.place, self.options.holding
-        assert place is not None
-        deadline = time.monotonic() + _SWEEP_S
-        while time.monotonic() < deadline:
-            try:
-                async with self._cutting:  # nobody begins it again meanwhile
-                    if self._settled.get(version) is not False or timeline != job.timeline:
-                        return
-                    if not any(copy.version == version for reply in await job.server_stats() for copy in reply.copies):
-                        if holding is not None:
-                            await asyncio.to_thread(holding.check)
-                        await asyncio.to_thread(catalog.discard, place, checkpoint_name(version, timeline))
-                        return
-            except errors.CheckpointError as error:
-                log.debug("what was written of a checkpoint could not be removed", error=str(error))
-                return
-            except errors.ParamServerError as error:
-                log.debug("sweep", error=str(error))
-            await asyncio.sleep(_SWEEP_LOOK_S)
+    async def sweep(self, version: int) -> None:
+        """Return when nothing is left of a version that was given up; see `Sweep.finish`."""
+        await self._sweep.finish(version)
 
     async def _settle(self, version: int, good: bool) -> None:
         self._settled[version] = good
@@ -404,7 +355,7 @@ class Checkpoints:
                 await asyncio.sleep(_LOOK_S)
             elif reached >= version:
                 for missing in [other for other, good in self._settled.items() if not good]:
-                    await self._sweep(missing)
+                    await self.sweep(missing)
                 self.overdue.last_missing(reached, self.last)
                 return
 

@@ -26,7 +26,7 @@ from paramserver import errors, logs
 from paramserver.alone.finish import gather
 from paramserver.alone.job import COORDINATOR, InProcessJob, worker_options
 from paramserver.config import load_settings
-from paramserver.coordinator.job import JobOptions
+from paramserver.coordinator.options import JobOptions
 from paramserver.core.layout.plan import Chunk
 from paramserver.membership.settings import consistency_of
 from paramserver.results.collect import Result

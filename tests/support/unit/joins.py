@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from paramserver.coordinator.job import JobOptions
 from paramserver.coordinator.leadership.journal import Journal
+from paramserver.coordinator.options import JobOptions
 from paramserver.coordinator.service import CoordinatorService
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.membership.session import versions
