@@ -27,6 +27,7 @@ from paramserver.coordinator.model import ModelRegistry
 from paramserver.coordinator.options import JobOptions
 from paramserver.coordinator.promises import Promises
 from paramserver.coordinator.scaling import Scaling
+from paramserver.coordinator.unattended import unattended
 from paramserver.coordinator.watching.ending import Ending
 from paramserver.coordinator.watching.idle import Idle
 from paramserver.coordinator.watching.poison import PoisonWatch
@@ -229,6 +230,7 @@ class Job:
             summary=self.summary,
             address=self.address,
             async_from=self.async_from,
+            wanted=consistency_to_proto(self.toggle.wanted) if self.toggle.wanted is not None else None,
             checkpoint=self.checkpoints.last,
             rollbacks=self.recovery.count,
             steps_redone=self.recovery.steps_redone,
@@ -426,9 +428,14 @@ class Job:
             self.members.of(Role.SERVER), method, lambda _: request, self.options.call_timeout_s
         )
 
-    def loosely(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Work that goes on although the call that began it may end; stopped when the service closes."""
+    def loosely(self, work: Coroutine[Any, Any, T], awaited: bool = False) -> asyncio.Task[T]:
+        """Work that goes on although the call that began it may end; stopped when the service closes.
+
+        ``awaited``: somebody waits for it, and hears of its errors; others stand in the log.
+        """
         task = asyncio.create_task(work)
         self._loose.add(task)
         task.add_done_callback(self._loose.discard)
+        if not awaited:
+            unattended(task)
         return task

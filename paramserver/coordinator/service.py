@@ -242,7 +242,7 @@ class CoordinatorService(Job):
     async def _carry_out(self, effects: list[Effect]) -> None:
         """Perform them to the end, even if the caller is cancelled: the others must hear of every change."""
         if effects:
-            await asyncio.shield(self.loosely(self._perform(effects)))
+            await asyncio.shield(self.loosely(self._perform(effects), awaited=True))
 
     async def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:

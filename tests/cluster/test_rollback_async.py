@@ -14,6 +14,7 @@ from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from tests.support.cluster.harness import until, wait
 from tests.support.cluster.pacer import Pacer
 from tests.support.cluster.programs import LedgerProgram
+from tests.support.cluster.taps import Trap
 from tests.support.failover.held import Held
 from tests.support.failover.kills import Kills, exact
 from tests.support.failover.ledger import BATCH, CELLS, PER_EPOCH
@@ -121,6 +122,32 @@ def test_the_setting_is_brought_back(start: str, every: int, tmp_path: Path) -> 
         summary = rig.finish()
         exact(rig, summary, epochs)
         assert leader.service is None
+    assert summary["mode"] == other
+
+
+@pytest.mark.parametrize(
+    ("start", "what"),
+    [
+        ("sync", "call Shard.SetConsistency PREPARE"),
+        ("async", "call Shard.SetConsistency PREPARE"),
+        ("async", "call Shard.Activate"),
+    ],
+)
+def test_another_coordinator_brings_the_setting_back(start: str, what: str, tmp_path: Path) -> None:
+    """The leader dies when it is about to do so, or before it has written down that the job went back."""
+    other, epochs, pacer, trap = "async" if start == "sync" else "sync", 6, Pacer(), Trap("nothing yet", 1, "after")
+    places = ("leader", "standby")
+    with Rig(tmp_path, 0, places=places, mode=start, slices_per_step=1, training__chunk_bytes=64, trap=trap) as rig:
+        rig.begin(LedgerProgram(CELLS, BATCH, epochs, pacer))
+        pacer.go(31)
+        pacer.free()
+        rig.toggle(other)
+        trap.what = what
+        rig.kill_now("server-0")
+        wait(trap.fired, "the leader's death")
+        summary = rig.finish()
+        exact(rig, summary, epochs)
+        assert len(rig.reigns) == 2
     assert summary["mode"] == other
 
 

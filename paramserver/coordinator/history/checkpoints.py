@@ -228,7 +228,7 @@ class Checkpoints:
                 return await self._copy_all(timeline)
             finally:
                 if hold and timeline == job.timeline:
-                    await asyncio.shield(job.loosely(self._let_go(timeline)))
+                    await asyncio.shield(job.loosely(self._let_go(timeline), awaited=True))
 
     async def _copy_all(self, timeline: int) -> int:
         job, last = self._job, -1

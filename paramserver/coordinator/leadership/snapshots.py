@@ -42,7 +42,7 @@ class Snapshots:
         Raises StaleViewError if the job is synchronous, where every version is a cut, RolledBackError if it goes back.
         """
         if self._coming is None or self._coming.done():
-            self._coming = self._job.loosely(self._next(timeline))
+            self._coming = self._job.loosely(self._next(timeline), awaited=True)
         return await asyncio.shield(self._coming)
 
     async def _next(self, timeline: int) -> coordinator_pb2.SnapshotResponse:

@@ -89,6 +89,8 @@ async def take_over(
     job.board.restore(record)
     job.poison.restore(record)
     job.loads.restore(record.loaded)
+    if record.HasField("wanted"):
+        job.toggle.restore(consistency_from_proto(record.wanted))
     members = [_member(entry) for entry in record.members]
     job.members.restore(members, math.inf)
     if record.HasField("data"):
@@ -109,6 +111,8 @@ async def take_over(
                     "the coordinator was lost in the middle of ctx.load, and there is no checkpoint: set checkpoint.dir"
                 )
             record.ready, lost = True, lost or [_STRAYED]  # what was published before is in a checkpoint
+        if record.view.state == types_pb2.JOB_STATE_RECOVERING and job.checkpoints.place is not None:
+            lost = lost or [_STRAYED]  # the record and the servers may speak of different moments: go back again
         if lost:
             await _take_over_without(job, record, model, members, lost)
             return
@@ -138,8 +142,8 @@ async def take_over(
     if _stopping(record):
         job.state, job.reason = record.view.state, record.view.reason
         job.end("stopped")
-    if job.options.residuals and published and record.view.state == types_pb2.JOB_STATE_RECOVERING:
-        job.recovery.begin("the coordinator was lost while the job went back")  # workers may have changed
+    if job.state == types_pb2.JOB_STATE_RUNNING:
+        job.toggle.bring_back()
     await job.refresh()
     job.ending.look()
     log.info("took over", term=job.term, generation=job.members.generation, members=len(members))

@@ -55,7 +55,7 @@ class Leasing:
         """A worker is gone, or has begun anew: its slices go to others."""
         self._revisions.pop(worker, None)
         if self.table is not None and self.table.give_back(worker):
-            asyncio.get_running_loop().create_task(self.notify())
+            self._job.loosely(self.notify())
 
     async def lease(self, request: coordinator_pb2.LeaseRequest) -> coordinator_pb2.LeaseResponse:
         """Note what is done, then hand out up to ``want`` slices, waiting up to ``wait_s`` for the first."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import structlog
 
 from paramserver import errors
+from paramserver.coordinator.unattended import unattended
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.work.leases import SliceLeases
@@ -55,6 +56,16 @@ class Toggle:
         self._closed = False
         self._background: set[asyncio.Task[Any]] = set()
 
+    @property
+    def wanted(self) -> Consistency | None:
+        """What is agreed on, or was in force before the job went back; None if that is in force."""
+        wanted = self._wanted
+        return None if wanted is None or _same(wanted, self._job.consistency) else wanted
+
+    def restore(self, wanted: Consistency) -> None:
+        """After another coordinator: what it had not brought into force yet."""
+        self._wanted = wanted
+
     async def change(self, request: coordinator_pb2.ChangeConsistencyRequest) -> Consistency:
         """Bring the wanted setting into force; returns it with the version from which it counts.
 
@@ -69,11 +80,12 @@ class Toggle:
         if self._job.state != types_pb2.JOB_STATE_RUNNING:
             raise errors.UnavailableError("the job is not running yet: try again when all members are there")
         wanted = Consistency(mode, staleness)
-        change = self._start(self._change(wanted))
+        change = self._start(self._change(wanted), awaited=True)
         try:
             return await asyncio.wait_for(asyncio.shield(change), wait_s)
         except asyncio.CancelledError:
-            if not self._closed:
+            if not self._closed:  # the caller has gone; the change goes on
+                unattended(change)
                 raise
             raise errors.UnavailableError(
                 f"the change to {wanted} was interrupted, since all servers begin anew: look at `paramserver status`, "
@@ -81,6 +93,7 @@ class Toggle:
             ) from None
         except TimeoutError as error:
             if self._committed:
+                unattended(change)
                 raise errors.DeadlineError(
                     f"the change to {wanted} is agreed, but its version was not reached within {wait_s:g} s: it comes "
                     "into force then; see `paramserver status` for whom the job waits"
@@ -199,9 +212,10 @@ class Toggle:
 
     def bring_back(self) -> None:
         """The job went back to when another setting was in force: change to the one of before again."""
-        wanted = self._wanted
-        if wanted is None or _same(wanted, self._job.consistency):
-            self._wanted = None
+        if self._lock.locked():  # a change is under way, which counts more
+            return
+        wanted = self._wanted = self.wanted
+        if wanted is None:
             return
         log.info("the setting in force before is brought back", consistency=str(wanted))
         self._start(self._bring_back(wanted))
@@ -224,10 +238,12 @@ class Toggle:
 
             self._start(self._insist(tell))
 
-    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def _start(self, work: Coroutine[Any, Any, T], awaited: bool = False) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        if not awaited:
+            unattended(task)
         return task
 
     async def close(self) -> None:
