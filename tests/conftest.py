@@ -17,3 +17,7 @@ def _own_log() -> Iterator[None]:
     """How a test has set the log up is no concern of the next one."""
     yield
     structlog.reset_defaults()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rewrite", action="store_true", help="write the transcripts of tests/testdata again")

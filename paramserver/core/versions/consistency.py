@@ -96,6 +96,8 @@ class Missing:
     def __str__(self) -> str:
         if not self.of:
             return f"step {self.step}: all slices"
+        if not self.slices:
+            return f"step {self.step}: all of its {self.of} slices are here"
         gaps = [str(lo) if hi == lo + 1 else f"{lo} to {hi - 1}" for lo, hi in self.slices]
         return f"step {self.step}: slices {', '.join(gaps)} of {self.of}"
 
