@@ -7,7 +7,6 @@ import socket
 
 from paramserver import errors
 from paramserver.config import Settings, split_addresses
-from paramserver.transport.addresses import join
 
 DEFAULT_PORT = 8790
 _ALL = ("0.0.0.0", "::")
@@ -88,11 +87,6 @@ def is_here(host: str) -> bool:
         except OSError:
             continue
     return False
-
-
-def advertised_address(host: str, port: int) -> str:
-    """As "host:port"."""
-    return join(host, port)
 
 
 def _listen(text: str, port: int) -> tuple[str, int]:

@@ -149,7 +149,7 @@ def _unit(role: str, request: Request, command: Sequence[str], more: _Lines, har
         ("RuntimeDirectoryPreserve", "yes"),
         (
             "Environment",
-            f"XDG_RUNTIME_DIR=/run/{_RUNTIME} XDG_STATE_HOME={posixpath.dirname(STATE)} PYTHONUNBUFFERED=1",
+            f"XDG_RUNTIME_DIR=/run/{_RUNTIME} XDG_STATE_HOME={_STATE_HOME} PYTHONUNBUFFERED=1",
         ),
         *more,
         ("ExecStart", unit_words(command)),

@@ -37,7 +37,6 @@ from paramserver.v1 import coordinator_pb2, types_pb2
 
 log = structlog.get_logger("paramserver.coordinator")
 
-_SAY_S = 5.0
 _RETRY_S = 0.5
 # How long members have to leave when the job has ended.
 _LEAVE_S = 15.0

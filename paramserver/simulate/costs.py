@@ -63,26 +63,6 @@ class Costs:
         return max(1.0, min(float(threads), self.parallel))
 
 
-# Nothing but computing takes time.
-FREE = Costs(
-    call_s=0.0,
-    serve_s=0.0,
-    push_bytes_s=math.inf,
-    pull_bytes_s=math.inf,
-    sum_ns=0.0,
-    apply_ns={"sgd": 0.0},
-    check_ns=0.0,
-    hand_ns=0.0,
-    parallel=1.0,
-    frame_s=0.0,
-    send_ns=0.0,
-    take_ns=0.0,
-    local_call_s=0.0,
-    local_serve_s=0.0,
-    uneven=0.0,
-)
-
-
 def save(costs: Costs, path: Path) -> None:
     """Write them as JSON. Raises ConfigError if that cannot be done."""
     try:

@@ -124,5 +124,3 @@ if not holder or left <= 0 then
 end
 return {tonumber(redis.call('GET', KEYS[2]) or '0'), holder, left}
 """)
-
-ALL = (SAVE, DELETE, LEAD, RESIGN, LEADER)

@@ -39,7 +39,6 @@ SIZES: Mapping[str, int] = MappingProxyType(
 WIRE: Mapping[str, types.DType] = MappingProxyType(
     {"float32": types.DTYPE_FLOAT32, "float64": types.DTYPE_FLOAT64},
 )
-_NAMES: Mapping[int, str] = MappingProxyType({int(number): name for name, number in WIRE.items()})
 
 
 def itemsize(dtype: str) -> int:
@@ -56,22 +55,6 @@ def wire_dtype(dtype: str) -> types.DType:
     if number is None:
         raise ModelError(f"element type {dtype[:40]!r} does not travel; convert to one of {', '.join(WIRE)} first")
     return number
-
-
-def wire_name(number: int) -> str:
-    """The name of a type on the wire. Raises ProtocolError for an unknown number."""
-    name = _NAMES.get(number)
-    if name is None:
-        raise ProtocolError(f"element type number {number} is unknown; this version knows {sorted(_NAMES)}")
-    return name
-
-
-def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """The numpy type, little-endian. Raises ModelError for bfloat16, which numpy lacks, and for unknown types."""
-    itemsize(dtype)
-    if dtype == "bfloat16":
-        raise ModelError("numpy has no bfloat16; convert the tensor to float32 first")
-    return np.dtype(dtype).newbyteorder("<")
 
 
 def torch_dtype(dtype: str) -> torch.dtype:

@@ -227,7 +227,7 @@ class InitializeResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("job", "timeline", "worker", "min_version", "exact_version", "clock", "join", "latest", "wait_s", "include_frozen", "have_version", "header_only", "standing", "shared", "ahead", "encoding", "arrivals")
+    __slots__ = ("job", "timeline", "worker", "min_version", "exact_version", "clock", "join", "latest", "wait_s", "include_frozen", "header_only", "standing", "shared", "ahead", "encoding", "arrivals")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -238,7 +238,6 @@ class PullRequest(_message.Message):
     LATEST_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_FROZEN_FIELD_NUMBER: _ClassVar[int]
-    HAVE_VERSION_FIELD_NUMBER: _ClassVar[int]
     HEADER_ONLY_FIELD_NUMBER: _ClassVar[int]
     STANDING_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
@@ -255,14 +254,13 @@ class PullRequest(_message.Message):
     latest: bool
     wait_s: float
     include_frozen: bool
-    have_version: int
     header_only: bool
     standing: Standing
     shared: SharedPull
     ahead: bool
     encoding: Encoding
     arrivals: bool
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., min_version: _Optional[int] = ..., exact_version: _Optional[int] = ..., clock: _Optional[int] = ..., join: bool = ..., latest: bool = ..., wait_s: _Optional[float] = ..., include_frozen: bool = ..., have_version: _Optional[int] = ..., header_only: bool = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., shared: _Optional[_Union[SharedPull, _Mapping]] = ..., ahead: bool = ..., encoding: _Optional[_Union[Encoding, str]] = ..., arrivals: bool = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., min_version: _Optional[int] = ..., exact_version: _Optional[int] = ..., clock: _Optional[int] = ..., join: bool = ..., latest: bool = ..., wait_s: _Optional[float] = ..., include_frozen: bool = ..., header_only: bool = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., shared: _Optional[_Union[SharedPull, _Mapping]] = ..., ahead: bool = ..., encoding: _Optional[_Union[Encoding, str]] = ..., arrivals: bool = ...) -> None: ...
 
 class SharedPull(_message.Message):
     __slots__ = ("attachment", "reading")

@@ -14,6 +14,7 @@ from paramserver.server.team import Team
 from paramserver.server.versions.shard import Contribution, ShardTensors
 from paramserver.server.versions.version import Version
 from paramserver.tensors.optimizers import describe
+from tests.support.states import exported
 
 SPECS = [
     TensorSpec("a", (37, 5), "float32"),
@@ -65,7 +66,7 @@ class Shard:
     def bits(self) -> list[bytes]:
         """The present weights, and the optimizer state."""
         weights = [t.numpy().tobytes() for _, t in sorted(self.version.tensors.items())]
-        return weights + [entry[3].numpy().tobytes() for entry in self.tensors.export_state()]
+        return weights + [entry[3].numpy().tobytes() for entry in exported(self.tensors)]
 
 
 def plain(optimizer: str) -> list[bytes]:

@@ -27,6 +27,7 @@ from paramserver.tensors.hypers import groups_from_proto, groups_to_proto
 from paramserver.tensors.optimizers import describe
 from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.wire.messages import plan_of, tensor_to_proto
+from tests.support.states import exported
 from tests.support.unit.checkpoints import manifest
 from tests.support.unit.trained import OPTIMIZERS
 
@@ -77,7 +78,7 @@ class Shard:
 def content(tensors: ShardTensors, version: Version) -> list[tuple[object, ...]]:
     """Every number of a shard, as bytes."""
     found: list[tuple[object, ...]] = [(i, t.numpy().tobytes()) for i, t in sorted(version.tensors.items())]
-    found += sorted((e[0], e[1], e[2], e[3].numpy().tobytes(), e[4]) for e in tensors.export_state())
+    found += sorted((e[0], e[1], e[2], e[3].numpy().tobytes(), e[4]) for e in exported(tensors))
     return found
 
 

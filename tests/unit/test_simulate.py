@@ -14,7 +14,7 @@ from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.errors import ConfigError
 from paramserver.simulate import formulas
 from paramserver.simulate.cluster import simulate
-from paramserver.simulate.costs import FREE, Costs
+from paramserver.simulate.costs import Costs
 from paramserver.simulate.machinery import maxplus
 from paramserver.simulate.machinery.blame import NOTHING, Part, between
 from paramserver.simulate.machinery.clock import VirtualClock
@@ -23,6 +23,7 @@ from paramserver.simulate.parts.seats import seating
 from paramserver.simulate.parts.stragglers import draws, parse
 from paramserver.simulate.scenario import Outcome, Record, Scenario
 from paramserver.simulate.suggest import Servers, numbers, suggest
+from tests.support.costs import FREE
 
 SYNC = Consistency(Mode.SYNC)
 

@@ -12,13 +12,13 @@ from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.versions.names import SyncName
 from paramserver.errors import ConfigError
 from paramserver.simulate.cluster import simulate
-from paramserver.simulate.costs import FREE
 from paramserver.simulate.machinery.blame import NOTHING, Chain, Part
 from paramserver.simulate.machinery.clock import VirtualClock
 from paramserver.simulate.machinery.cores import Cores, Thread
 from paramserver.simulate.parts.drafts import Coming, Draft, Drafts
 from paramserver.simulate.parts.seats import seating
 from paramserver.simulate.scenario import Outcome, Scenario
+from tests.support.costs import FREE
 
 # ---- processors
 
@@ -201,7 +201,7 @@ def test_chunks_are_those_of_a_real_plan() -> None:
     assert seating(replace(job, with_server=False, hosts=1)).plan.layout.chunk_bytes == 1 << 20
     split = seating(replace(job, placement="split")).plan
     # n = 4, k = 2: one alone takes 6 parts, one beside a worker 2.
-    of_all = [split.nbytes_of(server) / 24e6 for server in range(6)]
+    of_all = [sum(chunk.nbytes for chunk in split.chunks_of(server)) / 24e6 for server in range(6)]
     assert of_all == pytest.approx([0.3, 0.3, 0.1, 0.1, 0.1, 0.1], abs=0.011)
 
 

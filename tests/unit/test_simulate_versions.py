@@ -8,13 +8,13 @@ from itertools import repeat
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.versions.events import AtLeast
 from paramserver.core.versions.names import SyncName
-from paramserver.simulate.costs import FREE
 from paramserver.simulate.machinery.blame import NOTHING, Part
 from paramserver.simulate.machinery.clock import Process, VirtualClock, start
 from paramserver.simulate.machinery.cores import Cores
 from paramserver.simulate.parts.hosts import Network, Program, host
 from paramserver.simulate.parts.member import Member
 from paramserver.simulate.parts.server import Server
+from tests.support.costs import FREE
 
 
 class Pair:

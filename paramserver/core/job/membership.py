@@ -212,7 +212,3 @@ class Membership:
             return []
         self.generation += 1
         return [GenerationRose(self.generation, reason)]
-
-    def next_expiry(self) -> float | None:
-        """When the next lease ends if nothing is heard, or None without members."""
-        return min((m.expires_at for m in self._members.values()), default=None)

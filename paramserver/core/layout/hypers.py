@@ -42,8 +42,7 @@ class Rule:
 
     ``arrays``: state with a number per element. ``scalars``: state that is one number for the whole tensor.
     ``structural``: hyper-parameters that decide which arrays exist, with the array each needs; they cannot be switched
-    on or off once training has begun. ``elementwise``: each element is updated from itself alone, so that any cut of a
-    tensor gives the same result.
+    on or off once training has begun.
     """
 
     title: str
@@ -51,7 +50,6 @@ class Rule:
     arrays: frozenset[str]
     scalars: frozenset[str]
     structural: Mapping[str, str]
-    elementwise: bool = True
 
 
 _NUMBER = Field()

@@ -167,8 +167,8 @@ class ShardState:
 
     # ---- the one door
 
-    def handle(self, event: Event, now: float = 0.0) -> list[Effect]:
-        """Take in what happened; return what is to be done. ``now`` is unused: a shard has no clock of its own."""
+    def handle(self, event: Event) -> list[Effect]:
+        """Take in what happened; return what is to be done. A shard has no clock of its own."""
         match event:
             case Arrived():
                 return self._arrived(event)

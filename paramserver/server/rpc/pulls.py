@@ -89,9 +89,7 @@ class Pulls(Host):
             return shard_pb2.PullHeader(version=state.version, timeline=state.timeline, waiting_for=waiting), None
         version = shard.versions[pulled.version]
         frozen = request.include_frozen
-        bare = request.header_only or (
-            request.HasField("have_version") and request.have_version == version.number and not frozen
-        )
+        bare = request.header_only
         slot = await self._slot(shard, version) if pulling.attached and not bare else None
         if slot is not None and not shard.sharing.lend(request.shared.attachment, slot):
             slot = None

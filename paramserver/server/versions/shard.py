@@ -309,11 +309,6 @@ class ShardTensors:
                 copy.keep(index)
             self.copy_s += time.monotonic() - started
 
-    def export_state(self) -> list[StateEntry]:
-        """Copies of the optimizer state by chunk: (tensor, key, first element, data, is one number for the tensor)."""
-        copy = StateCopy(self.states, self._lock)
-        return [entry for index in sorted(self.states) for entry in copy.use(index)]
-
 
 def leading(contributions: Sequence[Contribution]) -> Contribution:
     """The contribution whose hyper-parameters count: the first whose worker knows the schedule.

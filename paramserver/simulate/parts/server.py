@@ -276,7 +276,7 @@ class Server:
     # ---- the state machine and its effects
 
     def _happen(self, event: Event, chain: Chain) -> None:
-        effects = self.state.handle(event, self._clock.now)
+        effects = self.state.handle(event)
         answers = [effect for effect in effects if isinstance(effect, AnswerPull)]
         if len(answers) > 1:  # sent side by side: each server begins with another worker, as packets mix
             turn = self.index % len(answers)

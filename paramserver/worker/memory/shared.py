@@ -12,8 +12,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import cast
 
-import structlog
-
 from paramserver.core.layout.arena import Arena, make_arena
 from paramserver.core.layout.plan import Chunk, Kind, Plan
 from paramserver.transport.base import Channel, Neighbour
@@ -22,8 +20,6 @@ from paramserver.transport.shm.meeting import Meeting
 from paramserver.transport.shm.segments import PAGE, Foreign, available
 from paramserver.v1 import shard_pb2
 from paramserver.worker.memory.inbox import Inbox
-
-log = structlog.get_logger("paramserver.worker")
 
 
 @dataclass(frozen=True, slots=True)
