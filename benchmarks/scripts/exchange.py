@@ -59,13 +59,13 @@ def ours(args: argparse.Namespace) -> None:
             for (part,) in loader:
                 item, ctx._item = ctx._item, None
                 assert item is not None
-                node = engine.pool.take()
-                node.samples = 1
+                partial = engine.pool.take()
+                partial.samples = 1
                 for index in range(TENSORS):
-                    node.space.view(index).fill_(gradient(int(part)))
-                    node.used.add(index)
+                    partial.space.view(index).fill_(gradient(int(part)))
+                    partial.used.add(index)
                 step, began = ctx.version, time.monotonic()
-                engine.contribute(item, node, binding.groups())
+                engine.contribute(item, partial, binding.groups())
                 if ctx.version == step + 1:
                     times.append((began, time.monotonic()))
         transport, weight = engine.links.kind, next(model.parameters())[0].item()

@@ -1,4 +1,4 @@
-"""A whole job in one process: what a script gets when no cluster is configured, and what tests of many nodes use.
+"""A whole job in one process: what a script gets when no cluster is configured, and what tests of many processes use.
 
 The same coordinator, shards and workers as on a cluster, joined by the memory transport in one event loop.
 """
@@ -12,7 +12,7 @@ from paramserver.coordinator.options import JobOptions
 from paramserver.coordinator.service import CoordinatorService
 from paramserver.core.versions.consistency import Consistency
 from paramserver.membership.session import JoinOptions
-from paramserver.server.node import ServerNode
+from paramserver.server.member import ServerMember
 from paramserver.server.service import ShardService
 from paramserver.store.memory import MemoryStore
 from paramserver.transport.memory import MemoryNetwork
@@ -36,7 +36,7 @@ class InProcessJob:
         self.network = MemoryNetwork()
         self.background = background or Background()
         self.coordinator: CoordinatorService
-        self.nodes: list[ServerNode] = []
+        self.servers: list[ServerMember] = []
 
     def start(self) -> None:
         """Start coordinator and servers."""
@@ -53,9 +53,11 @@ class InProcessJob:
             service = ShardService(self.options.job, self.network.connect)
             self.network.serve(address, [("Shard", service)])
             beside = index >= self.options.servers - self._beside_workers
-            node = ServerNode.create(service, self.network.connect(COORDINATOR), address, index, beside_worker=beside)
-            await node.join()
-            self.nodes.append(node)
+            server = ServerMember.create(
+                service, self.network.connect(COORDINATOR), address, index, beside_worker=beside
+            )
+            await server.join()
+            self.servers.append(server)
 
     def worker(
         self,
@@ -88,10 +90,10 @@ class InProcessJob:
         self.background.close()
 
     async def _close(self) -> None:
-        for node in self.nodes:
-            await node.close()
+        for server in self.servers:
+            await server.close()
         await self.coordinator.close()
-        for index in range(len(self.nodes)):
+        for index in range(len(self.servers)):
             self.network.kill(f"server-{index}")
         self.network.kill(COORDINATOR)
 

@@ -15,7 +15,6 @@ import structlog
 from google.protobuf.message import Message
 
 from paramserver import errors
-from paramserver.coordinator.board import Board
 from paramserver.coordinator.history.checkpoints import Checkpoints
 from paramserver.coordinator.history.loads import Loads, to_proto
 from paramserver.coordinator.history.recovery import Recovery
@@ -26,6 +25,7 @@ from paramserver.coordinator.leadership.snapshots import Snapshots
 from paramserver.coordinator.model import ModelRegistry
 from paramserver.coordinator.options import JobOptions
 from paramserver.coordinator.promises import Promises
+from paramserver.coordinator.reports import Reports
 from paramserver.coordinator.scaling import Scaling
 from paramserver.coordinator.unattended import unattended
 from paramserver.coordinator.watching.ending import Ending
@@ -35,7 +35,7 @@ from paramserver.coordinator.watching.stalls import Stalls
 from paramserver.coordinator.watching.stuck import Stuck
 from paramserver.coordinator.watching.watch import Watch
 from paramserver.coordinator.work.leasing import Leasing
-from paramserver.coordinator.work.toggle import Toggle
+from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.core.job.membership import (
     Membership,
     Role,
@@ -125,9 +125,9 @@ class Job:
         self.recovery = Recovery(self)
         self.registry = ModelRegistry(self)
         self.leasing = Leasing(self)
-        self.toggle = Toggle(self)
+        self.mode_change = ModeChange(self)
         self.snapshots = Snapshots(self)
-        self.board = Board(self)
+        self.reports = Reports(self)
         self.watch = Watch(self)
         self.stalls = Stalls(self)
         self.idle = Idle(self)
@@ -217,12 +217,12 @@ class Job:
             data=data_to_proto(self.leasing.data) if self.leasing.data else None,
             layout=self.registry.digest,
             ready=self.registry.ready,
-            departed=self.board.departed(),
-            training_s=self.board.training_s(),
-            samples_before=self.board.samples_before,
+            departed=self.reports.departed(),
+            training_s=self.reports.training_s(),
+            samples_before=self.reports.samples_before,
             lost=self.lost,
             losses=self.losses,
-            missed=self.board.missed,
+            missed=self.reports.missed,
             poisoned=self.poison.refs(),
             deaths=self.poison.deaths(),
             deaths_in_a_row=self.poison.in_a_row,
@@ -230,7 +230,7 @@ class Job:
             summary=self.summary,
             address=self.address,
             async_from=self.async_from,
-            wanted=consistency_to_proto(self.toggle.wanted) if self.toggle.wanted is not None else None,
+            wanted=consistency_to_proto(self.mode_change.wanted) if self.mode_change.wanted is not None else None,
             checkpoint=self.checkpoints.last,
             rollbacks=self.recovery.count,
             steps_redone=self.recovery.steps_redone,
@@ -285,7 +285,7 @@ class Job:
             self.reason = self.missing()
             if self.registry.ready and not self.reason:
                 self.state = types_pb2.JOB_STATE_RUNNING
-                self.board.started()
+                self.reports.started()
                 log.info("running", consistency=str(self.consistency), slices_per_step=self.slices_per_step)
                 if self.options.residuals and self.options.checkpoints.place and not self.options.checkpoints.every:
                     log.warning(
@@ -361,7 +361,7 @@ class Job:
         self.state, self.reason, self.finished = types_pb2.JOB_STATE_WAITING, "", False
         self.lost.clear()
         self._begin(record.view.generation + 1, max(record.next_member, self._first_ident()))
-        # After the toggle, which goes on counting from the revision that was in force.
+        # After the mode change, which goes on counting from the revision that was in force.
         self.consistency = self.options.consistency
         self.schedule_mode = self.consistency.mode
         self.origin = SyncSchedule(0, self.slices_per_step)

@@ -60,7 +60,7 @@ class Scaling:
             leaving = present[wanted:]
             log.info("scaling", workers=wanted, leaving=[member.name for member in leaving])
             job.draining.update(member.ident for member in leaving)
-        job.board.excuse()
+        job.reports.excuse()
         job.lost[:] = [name for name in job.lost if not name.startswith("worker-")]
         await job.refresh()
         await job.journal.settled()

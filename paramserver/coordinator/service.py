@@ -71,7 +71,7 @@ class CoordinatorService(Job):
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
-        await self.toggle.close()
+        await self.mode_change.close()
         await self.servers.close()
         await self.journal.close()
 
@@ -123,7 +123,7 @@ class CoordinatorService(Job):
         member = next(effect.member for effect in effects if isinstance(effect, Admitted))
         if member.role is not Role.OBSERVER:
             self.lost[:] = [name for name in self.lost if name != member.name]
-            self.board.admitted(member)
+            self.reports.admitted(member)
         if role is Role.SERVER:
             if not request.holds and member.index in gone and self.recovery.possible:
                 self.recovery.begin(f"{member.name} has begun anew", member.ident)
@@ -131,7 +131,7 @@ class CoordinatorService(Job):
                 self.recovery.begin(f"{member.name} came back from an older timeline", member.ident)
         await self._carry_out(effects)
         if role is Role.SERVER:
-            self.toggle.server_back(member)
+            self.mode_change.server_back(member)
         log.debug("joined", name=member.name, pid=request.pid, address=request.address)
         return member
 
@@ -174,7 +174,7 @@ class CoordinatorService(Job):
         check_report(request.worker)
         text("the reason of a failure", request.failure)
         await self._happen(Renewed(request.member))
-        self.board.hear(request)
+        self.reports.hear(request)
         member = self.members.get(request.member)
         if request.HasField("worker") and member is not None:
             self.stalls.hear(member, request.worker)
@@ -193,7 +193,7 @@ class CoordinatorService(Job):
                 self.ending.script_ended = self.ending.script_ended or request.ended
                 if request.failure:
                     log.warning("a worker's script failed", worker=member.name, reason=request.failure)
-                self.board.leaving(member, request)
+                self.reports.leaving(member, request)
             await self._happen(Left(request.member))
 
     async def _tick(self) -> None:
@@ -259,7 +259,7 @@ class CoordinatorService(Job):
         if lost and member.role is not Role.OBSERVER:
             self.losses += 1
             self.lost.append(member.name)
-        self.board.removed(member, lost, reason)
+        self.reports.removed(member, lost, reason)
         if member.role is Role.SERVER:
             await self.servers.forget(member.ident)
             if self.registry.model is not None and (
@@ -271,7 +271,7 @@ class CoordinatorService(Job):
         if member.role is Role.WORKER:
             self.leasing.give_back(member.ident)
             self.stalls.gone(member.ident)
-            await self.poison.gone(member, lost or self.board.script_failed(member))
+            await self.poison.gone(member, lost or self.reports.script_failed(member))
             self.loads.worker_gone(member.ident)
             self.registry.worker_gone(member.ident)
             self.draining.discard(member.ident)
@@ -335,7 +335,7 @@ class CoordinatorService(Job):
         self, request: coordinator_pb2.ChangeConsistencyRequest
     ) -> coordinator_pb2.ChangeConsistencyResponse:
         """Change mode or staleness at a version boundary; answers when it is in force on all shards."""
-        changed = await self.toggle.change(request)
+        changed = await self.mode_change.change(request)
         return coordinator_pb2.ChangeConsistencyResponse(consistency=consistency_to_proto(changed))
 
     async def begin(self, request: coordinator_pb2.BeginRequest) -> coordinator_pb2.BeginResponse:
@@ -362,7 +362,7 @@ class CoordinatorService(Job):
 
     async def _check_reached(self, version: int) -> None:
         """Raise ProtocolError for a version that no server has: it would be waited for, again and again."""
-        if version <= self.board.newest_version():
+        if version <= self.reports.newest_version():
             return
         try:
             newest = max((stats.version for stats in await self.server_stats()), default=0)
@@ -388,7 +388,7 @@ class CoordinatorService(Job):
 
     async def status(self, request: coordinator_pb2.StatusRequest) -> coordinator_pb2.StatusResponse:
         """Everything a status page shows."""
-        return self.board.status(request)
+        return self.reports.status(request)
 
     async def settings(self, request: coordinator_pb2.SettingsRequest) -> coordinator_pb2.SettingsResponse:
         """What a newcomer has to know before it starts."""

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from paramserver.core.job.standing import WELL, State
+from paramserver.core.job.status import WELL, State
 from paramserver.results.verdict import mode_text
 from paramserver.v1 import coordinator_pb2, types_pb2
 

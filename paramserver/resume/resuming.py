@@ -9,7 +9,7 @@ import structlog
 
 from paramserver import errors
 from paramserver.config import Settings
-from paramserver.coordinator.front import Front, Knock
+from paramserver.coordinator.endpoint import Endpoint, Knock
 from paramserver.coordinator.leadership.cluster import Connect
 from paramserver.coordinator.leadership.finding import find
 from paramserver.coordinator.leadership.journal import Journal, recorded
@@ -29,15 +29,15 @@ _ATTEMPTS = 5
 class Resuming:
     """What one coordinator process finds of an earlier one's job. ``where`` names its store."""
 
-    def __init__(self, front: Front, settings: Settings, connect: Connect, where: str) -> None:
+    def __init__(self, endpoint: Endpoint, settings: Settings, connect: Connect, where: str) -> None:
         # The highest term that anybody has heard of; the store may have forgotten it.
         self.floor = 0
         # Servers hold shards of a job that cannot be gone on with, since it had not begun.
         self.forgets = False
         # Servers whose shards are none of this job, by address.
         self._others: set[str] = set()
-        self._front, self._connect, self._where = front, connect, where
-        self._job, self._patience_s = front.job, settings.cluster.join_timeout_s
+        self._endpoint, self._connect, self._where = endpoint, connect, where
+        self._job, self._patience_s = endpoint.job, settings.cluster.join_timeout_s
         self._find_s = 2 * settings.cluster.lease_s
         self._has_checkpoints = bool(settings.checkpoint.dir)
 
@@ -67,7 +67,7 @@ class Resuming:
             if now - said >= _SAY_S:
                 said = now
                 log.info(f"the store knows no job {self._job!r}; waiting for servers that hold a part of it")
-            self._front.standing = f"waits for servers that hold a part of job {self._job!r}, to go on with it"
+            self._endpoint.doing = f"waits for servers that hold a part of job {self._job!r}, to go on with it"
             await asyncio.sleep(_LOOK_S)
 
     async def newest(self, journal: Journal) -> coordinator_pb2.JobRecord | None:
@@ -115,7 +115,7 @@ class Resuming:
             await asyncio.sleep(_LOOK_S)
 
     def _holders(self) -> list[Knock]:
-        return [knock for knock in self._front.holders() if knock.address not in self._others]
+        return [knock for knock in self._endpoint.holders() if knock.address not in self._others]
 
     def refuse(self) -> errors.ConfigError:
         """What a coordinator says that was told neither to go on with the job nor to forget it."""

@@ -102,7 +102,7 @@ async def run_coordinator(settings: Settings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, coordinating.on_signal, number)
     host, _, port = (settings.cluster.coordinator or "127.0.0.1:0").rpartition(":")
-    server = await grpc.serve([("Coordinator", coordinating.front)], host.strip("[]"), int(port), security)
+    server = await grpc.serve([("Coordinator", coordinating.endpoint)], host.strip("[]"), int(port), security)
     coordinating.address = server.address
     try:
         code = await coordinating.run(lambda: _say_ready(server.address))

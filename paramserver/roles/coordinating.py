@@ -15,7 +15,7 @@ from paramserver import errors
 from paramserver.checkpoint import catalog
 from paramserver.checkpoint.owner import Holding
 from paramserver.config import FEEDBACK, Settings
-from paramserver.coordinator.front import Front
+from paramserver.coordinator.endpoint import Endpoint
 from paramserver.coordinator.leadership.journal import Journal
 from paramserver.coordinator.leadership.leader import Leadership
 from paramserver.coordinator.leadership.takeover import take_over, unfinished
@@ -60,7 +60,7 @@ class Coordinating:
         connect: Callable[[str], Channel],
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self.front = Front(settings.cluster.job)
+        self.endpoint = Endpoint(settings.cluster.job)
         # Where others reach it; set before `run`.
         self.address = ""
         self._settings = settings
@@ -71,14 +71,14 @@ class Coordinating:
         self._connect = connect
         self._say = say
         self._warned: set[str] = set()
-        self._resuming = Resuming(self.front, settings, connect, store_name)
+        self._resuming = Resuming(self.endpoint, settings, connect, store_name)
         self._stop = asyncio.Event()
         self._signal = 0
 
     @property
     def leads(self) -> bool:
         """Whether this coordinator is the one that members talk to."""
-        return self.front.service is not None
+        return self.endpoint.service is not None
 
     def on_signal(self, number: signal.Signals) -> None:
         """Leave the job to another coordinator."""
@@ -113,7 +113,7 @@ class Coordinating:
                 stood_by = await self._standby().wait(store, leadership) or stood_by
                 code = await self._lead(store, leadership, stood_by, leading)
             finally:
-                self.front.service = None
+                self.endpoint.service = None
                 await to_the_end(_give_back(leadership, store))
             if code is not None:
                 return code
@@ -121,7 +121,7 @@ class Coordinating:
 
     def _standby(self) -> Standby:
         return Standby(
-            self.front,
+            self.endpoint,
             self._settings,
             self._options.standby,
             self._resuming,
@@ -143,7 +143,7 @@ class Coordinating:
         record = journal.found if forgets else await self._resuming.newest(journal)
         resume = unfinished(record) and (stood_by or not self._options.fresh)
         if stood_by and record is not None and not unfinished(record):
-            self._say(f"job {self.front.job} has ended: {record.view.reason}")
+            self._say(f"job {self.endpoint.job} has ended: {record.view.reason}")
             await journal.close()
             return 0
         if resume and not (stood_by or self._options.resume):
@@ -166,7 +166,7 @@ class Coordinating:
                 assert record is not None
                 await self._take_over(service, record)
                 if service.over.done() and service.over.result() == "replaced":
-                    self.front.standing = "was replaced by another one"
+                    self.endpoint.doing = "was replaced by another one"
                     return None
             elif record is not None and unfinished(record):
                 await service.begin_again(record)
@@ -183,18 +183,18 @@ class Coordinating:
                 service.journal.record(service)
             await service.start()
             led = True
-            self.front.service = service
+            self.endpoint.service = service
             leading()
             service.loosely(self._resuming.watch(service))
             how = await asyncio.shield(service.over)
             if how == "found":
                 if not (stood_by or self._options.resume):
                     raise self._resuming.refuse()
-                self.front.standing = "goes on with the job of which servers hold shards"
+                self.endpoint.doing = "goes on with the job of which servers hold shards"
                 return None
             return await self._conclude(service, how)
         finally:
-            self.front.service = None
+            self.endpoint.service = None
             # A signal that comes now must not leave half of it undone.
             await to_the_end(self._wind_up(service, led, keeping))
 
@@ -235,12 +235,12 @@ class Coordinating:
         if differing:
             raise errors.ConfigError("; ".join(differing) + ": start this coordinator with the settings of the job")
         try:
-            self.front.standing = "takes the job over"
+            self.endpoint.doing = "takes the job over"
             patience_s = max(self._settings.cluster.lease_s, self._settings.cluster.join_timeout_s)
             deadline = time.monotonic() + patience_s
             while True:
                 try:
-                    await take_over(service, record, deadline - time.monotonic(), self.front.newcomers)
+                    await take_over(service, record, deadline - time.monotonic(), self.endpoint.newcomers)
                     return
                 except errors.RetryableError as error:
                     if time.monotonic() >= deadline:
@@ -288,7 +288,7 @@ class Coordinating:
 
     async def _conclude(self, service: CoordinatorService, how: str) -> int | None:
         if how == "replaced":
-            self.front.standing = "was replaced by another one"
+            self.endpoint.doing = "was replaced by another one"
             return None
         if not self._options.gather:
             await self._stop.wait()

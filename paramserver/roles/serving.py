@@ -16,7 +16,7 @@ from paramserver.transport.security.access import Security
 from paramserver.v1 import types_pb2
 
 if TYPE_CHECKING:
-    from paramserver.server.node import ServerNode
+    from paramserver.server.member import ServerMember
     from paramserver.transport.base import Channel
 
 log = structlog.get_logger("paramserver.server")
@@ -39,7 +39,7 @@ class Serving:
         self._coordinator = coordinator
         self._index = index
         self._replaces = replaces
-        self.node: ServerNode | None = None
+        self.member: ServerMember | None = None
 
     async def run(
         self,
@@ -47,7 +47,7 @@ class Serving:
         port: int,
         advertised: str,
         stop: asyncio.Event,
-        listening: Callable[[int, ServerNode], None] = lambda port, node: None,
+        listening: Callable[[int, ServerMember], None] = lambda port, member: None,
     ) -> None:
         """Listen, join, serve until ``stop`` or the end of the job. ``listening`` is told the port.
 
@@ -56,7 +56,7 @@ class Serving:
         """
         import torch
 
-        from paramserver.server.node import ServerNode
+        from paramserver.server.member import ServerMember
         from paramserver.server.service import ShardService
         from paramserver.server.team import threads_for
         from paramserver.tensors.uncompiled import postpone_compiler
@@ -75,7 +75,7 @@ class Serving:
             settings.training.threads_per_server or threads_for(_servers_here(settings)),
         )
         server = await grpc.serve([("Shard", service)], host, port, self._security)
-        self.node = ServerNode.create(
+        self.member = ServerMember.create(
             service,
             self._coordinator,
             join(advertised, server.port),
@@ -85,28 +85,28 @@ class Serving:
             self._replaces,
             settings.cluster.beside_worker,
         )
-        listening(server.port, self.node)
+        listening(server.port, self.member)
         try:
-            await self.node.join()
-            known_as(self.node.session.name)
-            await self._until_over(self.node, stop)
+            await self.member.join()
+            known_as(self.member.session.name)
+            await self._until_over(self.member, stop)
         finally:
-            await self.node.close()
+            await self.member.close()
             await server.stop(0.2)
 
-    async def _until_over(self, node: ServerNode, stop: asyncio.Event) -> None:
+    async def _until_over(self, member: ServerMember, stop: asyncio.Event) -> None:
         said = time.monotonic()
         while not stop.is_set():
-            if failure := node.service.failure:
+            if failure := member.service.failure:
                 raise errors.JobFailedError(failure)
-            if node.session.failure is not None:
-                raise node.session.failure
-            view = node.session.view
+            if member.session.failure is not None:
+                raise member.session.failure
+            view = member.session.view
             if view.state == types_pb2.JOB_STATE_FAILED:
                 raise errors.JobFailedError(view.reason)
             if view.state in _ENDED and view.released and self._settings.cluster.when_done == "exit":
                 return
-            self._check_alone(node)
+            self._check_alone(member)
             if view.state == types_pb2.JOB_STATE_WAITING and time.monotonic() - said >= self._settings.log.interval_s:
                 said = time.monotonic()
                 log.info(f"waiting for {view.reason or 'the model'}")
@@ -116,11 +116,11 @@ class Serving:
             except TimeoutError:
                 pass
 
-    def _check_alone(self, node: ServerNode) -> None:
-        limit, lost_at = self._settings.cluster.max_idle_s, node.session.lost_at
+    def _check_alone(self, member: ServerMember) -> None:
+        limit, lost_at = self._settings.cluster.max_idle_s, member.session.lost_at
         if lost_at is None:
             return
-        if time.monotonic() - max(lost_at, node.service.used_at) > limit:
+        if time.monotonic() - max(lost_at, member.service.used_at) > limit:
             raise errors.UnavailableError(
                 f"no coordinator and no worker for {limit:g} s (cluster.max_idle_s): this server gives up"
             )

@@ -10,7 +10,7 @@ import structlog
 
 from paramserver import errors
 from paramserver.config import Settings
-from paramserver.coordinator.front import Front
+from paramserver.coordinator.endpoint import Endpoint
 from paramserver.coordinator.leadership.journal import recorded_term
 from paramserver.coordinator.leadership.leader import Leadership
 from paramserver.resume.resuming import Resuming
@@ -30,7 +30,7 @@ class Standby:
 
     def __init__(
         self,
-        front: Front,
+        endpoint: Endpoint,
         settings: Settings,
         stands_by: bool,
         resuming: Resuming,
@@ -39,7 +39,7 @@ class Standby:
         warned: set[str],
         say: Callable[[str], None],
     ) -> None:
-        self._front, self._settings, self._stands_by = front, settings, stands_by
+        self._endpoint, self._settings, self._stands_by = endpoint, settings, stands_by
         self._resuming, self._address, self._store_name = resuming, address, where
         self._warned, self._say = warned, say
 
@@ -70,32 +70,32 @@ class Standby:
                         log.warning("the store has forgotten who leads the job; whoever does may write it again")
                         hold_until = time.monotonic() + self._settings.cluster.lease_s
                         continue
-                claimed = await leadership.claim(self._resuming.floor)
+                acquired = await leadership.acquire(self._resuming.floor)
             except errors.StoreError as error:
                 away = True
-                self._front.standing = "waits for the store"
+                self._endpoint.doing = "waits for the store"
                 if time.monotonic() - started >= limit:
                     raise
                 lead: Lead | None = None
                 waiting = f"the store: {error}"
             else:
-                lead = claimed
-                if claimed.leads:
+                lead = acquired
+                if acquired.leads:
                     return stood_by
                 if not self._stands_by:
                     raise errors.ConfigError(
-                        f"job {self._settings.cluster.job!r} is led by a coordinator at {claimed.holder} already: "
+                        f"job {self._settings.cluster.job!r} is led by a coordinator at {acquired.holder} already: "
                         "choose another name with --job"
                     )
                 if not stood_by:
                     self._say(
-                        f"standing by at {self._address} for the coordinator of job {self._front.job} "
-                        f"at {claimed.holder}"
+                        f"standing by at {self._address} for the coordinator of job {self._endpoint.job} "
+                        f"at {acquired.holder}"
                     )
                 stood_by, held = True, False
-                self._resuming.floor = max(self._resuming.floor, claimed.term)
-                waiting = f"the coordinator at {claimed.holder} (term {claimed.term}), for which this one stands by"
-                self._front.standing = f"stands by for the one at {claimed.holder}"
+                self._resuming.floor = max(self._resuming.floor, acquired.term)
+                waiting = f"the coordinator at {acquired.holder} (term {acquired.term}), for which this one stands by"
+                self._endpoint.doing = f"stands by for the one at {acquired.holder}"
                 started = time.monotonic()
             if time.monotonic() - said >= _SAY_S:
                 said = time.monotonic()

@@ -27,7 +27,7 @@ from paramserver.testing.arming import arm_if_told
 
 if TYPE_CHECKING:
     from paramserver.resume.options import Options
-    from paramserver.server.node import ServerNode
+    from paramserver.server.member import ServerMember
     from paramserver.transport.security.access import Security
     from paramserver.worker.engine import Engine
 
@@ -84,7 +84,7 @@ async def _coordinate(settings: Settings, options: Options) -> int:
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, coordinating.on_signal, number)
-        server = await grpc.serve([("Coordinator", coordinating.front)], host, port, security)
+        server = await grpc.serve([("Coordinator", coordinating.endpoint)], host, port, security)
         coordinating.address = join(advertised, server.port)
         # Commands given on this machine find it here.
         near = join("127.0.0.1" if host in ("0.0.0.0", "::") else host, server.port)
@@ -208,17 +208,17 @@ async def _serve(settings: Settings, config: Path | None, overrides: dict[str, o
         asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
     security = load_security(settings, "server")
     coordinator = to_coordinator(settings.cluster.coordinator, security)
-    node: ServerNode | None = None
+    member: ServerMember | None = None
 
     def beat() -> None:
         if (code := companions.failed()) and not stop.is_set():
             log.error("another server that was started here has ended: this one ends, too", exit_code=code)
             got.append(code if code > 0 else 1)
             stop.set()
-        if node is None:
+        if member is None:
             presence.update(state="joining")
         else:
-            presence.update(name=node.session.name or "server", ready=bool(node.session.member), state="serving")
+            presence.update(name=member.session.name or "server", ready=bool(member.session.member), state="serving")
 
     with _present("server", settings, "") as presence:
         beating = asyncio.create_task(_beat(beat))
@@ -233,9 +233,9 @@ async def _serve(settings: Settings, config: Path | None, overrides: dict[str, o
             host, port, advertised = server_place(settings)
             near = "127.0.0.1" if host in ("0.0.0.0", "::") else host
 
-            def listening(number: int, made: ServerNode) -> None:
-                nonlocal node
-                node = made
+            def listening(number: int, made: ServerMember) -> None:
+                nonlocal member
+                member = made
                 presence.update(address=join(near, number))
 
             await Serving(settings, security, coordinator, None).run(host, port, advertised, stop, listening)

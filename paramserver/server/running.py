@@ -44,11 +44,11 @@ from paramserver.server.arithmetic.hypers import Hyperparameters
 from paramserver.server.arithmetic.norms import NormExchange
 from paramserver.server.saving.holding import Holding
 from paramserver.server.saving.saver import Saver
-from paramserver.server.versions.arrivals import Arrivals
-from paramserver.server.versions.claiming import ClaimDesk
+from paramserver.server.versions.acks import Acks
 from paramserver.server.versions.drafting import Draft, Drafting
 from paramserver.server.versions.shard import Contribution, ShardTensors, StateCopy, leading
 from paramserver.server.versions.sharing import Sharing, own
+from paramserver.server.versions.stealing import StealingAdvice
 from paramserver.server.versions.version import Version
 from paramserver.v1 import shard_pb2
 
@@ -119,9 +119,9 @@ class RunningShard:
         self.kept: Kept | None = None
         self.versions: dict[int, Version] = {}
         self.buffers: dict[int, Contribution] = {}
-        self.claims = ClaimDesk()
+        self.stealing = StealingAdvice()
         self.drafting = Drafting(tensors, self.arithmetic)
-        self.arrivals = Arrivals()
+        self.acks = Acks()
         self._pool, self._failed = pool, failed
         self._calls: dict[int, asyncio.Future[Any]] = {}
         # Calls that wait for a copy of the optimizer state, and from which version on they take it.
@@ -361,7 +361,7 @@ class RunningShard:
 
     def _publish(self, version: Version, buffers: Sequence[int]) -> None:
         self.versions[version.number] = version
-        self.claims.published(version.number)
+        self.stealing.published(version.number)
         for buffer in buffers:
             self.buffers.pop(buffer, None)
         self._building = False

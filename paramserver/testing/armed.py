@@ -71,7 +71,7 @@ class Armed:
             self._strike_others(step)
         for number, fault in enumerate(self._plan.faults):
             meant = fault.strikes("at", name, self.name) and fault.step in (None, step)
-            if meant and self._turn(number, fault) and self._claim(number, fault, name, step):
+            if meant and self._turn(number, fault) and self._take(number, fault, name, step):
                 self._strike(fault, name)
 
     def through(self, channel: Any) -> Any:
@@ -84,7 +84,7 @@ class Armed:
         for number, fault in enumerate(self._plan.faults):
             if not fault.strikes("call", method, self.name) or (fault.step is not None and self.step < fault.step):
                 continue
-            if self._turn(number, fault) and self._claim(number, fault, method, self.step):
+            if self._turn(number, fault) and self._take(number, fault, method, self.step):
                 return Rule(method, _CALLS[fault.do], delay_s=fault.seconds)
         return None
 
@@ -95,8 +95,8 @@ class Armed:
             seen = self._seen[number]
         return seen >= fault.nth and chance(self._plan.seed, number, self.name, seen) < fault.share
 
-    def _claim(self, number: int, fault: Planned, what: str, step: int) -> bool:
-        return self._fired.claim(number, fault.times, self.name, what, fault.do, step)
+    def _take(self, number: int, fault: Planned, what: str, step: int) -> bool:
+        return self._fired.take(number, fault.times, self.name, what, fault.do, step)
 
     # ---- this process
 
@@ -144,7 +144,7 @@ class Armed:
         if pid is None:
             return
         self._open.pop(number, None)
-        if not self._fired.claim(number, fault.times, fault.who, "", fault.do, self.step, pid):
+        if not self._fired.take(number, fault.times, fault.who, "", fault.do, self.step, pid):
             return
         if fault.do == "stop":
             self._stop(pid, fault.seconds)

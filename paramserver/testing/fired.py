@@ -40,7 +40,7 @@ class FiredLog:
         """The one that belongs to the plan in this file."""
         return cls(plan.with_name(plan.name + ".fired"))
 
-    def claim(self, fault: int, times: int, who: str, what: str, do: str, step: int, pid: int = 0) -> bool:
+    def take(self, fault: int, times: int, who: str, what: str, do: str, step: int, pid: int = 0) -> bool:
         """Write down that a fault strikes now; False if it has struck ``times`` times already (0: no limit).
 
         ``pid``: the process that is struck, if it is not this one.

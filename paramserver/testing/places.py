@@ -50,7 +50,7 @@ PLACES: Mapping[str, Place] = {
     "coord.after_timeline": Place("coordinator", "the job has gone back to a checkpoint", steps=False),
     "restore.before_load": Place("server", "it is about to read its part of a checkpoint", steps=False),
     "restore.after_load": Place("server", "its part is read, and not published", steps=False),
-    "slice.claimed": Place("coordinator", "slices are leased, the worker has not heard", False, _ASKED_AGAIN),
+    "slice.leased": Place("coordinator", "slices are leased, the worker has not heard", False, _ASKED_AGAIN),
     "slice.before_done": Place("coordinator", "finished slices are about to be noted", False, _ASKED_AGAIN),
     "redis.before_script": Place("coordinator", "a script is about to run in the store", steps=False),
     "redis.after_script": Place("coordinator", "a script has run in the store", steps=False),

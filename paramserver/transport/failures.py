@@ -186,7 +186,7 @@ def travelling(error: BaseException, where: str) -> tuple[type[errors.ParamServe
     return kind_of, text if len(text) <= MAX_TEXT_CHARS else text[: MAX_TEXT_CHARS - 2] + " …"
 
 
-def arrived(name: str, text: str) -> errors.ParamServerError:
+def remote_error(name: str, text: str) -> errors.ParamServerError:
     """The error that a peer sent. An unknown name gives the base class."""
     return CLASSES.get(name, errors.ParamServerError)(text)
 

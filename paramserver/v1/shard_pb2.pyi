@@ -72,24 +72,24 @@ class Frame(_message.Message):
     def __init__(self, header: _Optional[_Union[FrameHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class FrameHeader(_message.Message):
-    __slots__ = ("push", "initialize", "pull", "chunks", "states", "draft", "arrived")
+    __slots__ = ("push", "initialize", "pull", "chunks", "states", "draft", "acks")
     PUSH_FIELD_NUMBER: _ClassVar[int]
     INITIALIZE_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
-    ARRIVED_FIELD_NUMBER: _ClassVar[int]
+    ACKS_FIELD_NUMBER: _ClassVar[int]
     push: PushHeader
     initialize: InitializeHeader
     pull: PullHeader
     chunks: _containers.RepeatedCompositeFieldContainer[ChunkRef]
     states: _containers.RepeatedCompositeFieldContainer[StateRef]
     draft: int
-    arrived: _containers.RepeatedCompositeFieldContainer[Arrived]
-    def __init__(self, push: _Optional[_Union[PushHeader, _Mapping]] = ..., initialize: _Optional[_Union[InitializeHeader, _Mapping]] = ..., pull: _Optional[_Union[PullHeader, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[ChunkRef, _Mapping]]] = ..., states: _Optional[_Iterable[_Union[StateRef, _Mapping]]] = ..., draft: _Optional[int] = ..., arrived: _Optional[_Iterable[_Union[Arrived, _Mapping]]] = ...) -> None: ...
+    acks: _containers.RepeatedCompositeFieldContainer[Ack]
+    def __init__(self, push: _Optional[_Union[PushHeader, _Mapping]] = ..., initialize: _Optional[_Union[InitializeHeader, _Mapping]] = ..., pull: _Optional[_Union[PullHeader, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[ChunkRef, _Mapping]]] = ..., states: _Optional[_Iterable[_Union[StateRef, _Mapping]]] = ..., draft: _Optional[int] = ..., acks: _Optional[_Iterable[_Union[Ack, _Mapping]]] = ...) -> None: ...
 
-class Arrived(_message.Message):
+class Ack(_message.Message):
     __slots__ = ("nonce", "chunks")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
@@ -183,14 +183,14 @@ class PushHeader(_message.Message):
     def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., sync: _Optional[_Union[SyncName, _Mapping]] = ..., samples: _Optional[int] = ..., overflow: bool = ..., base_version: _Optional[int] = ..., clock: _Optional[int] = ..., used: _Optional[bytes] = ..., groups: _Optional[_Iterable[_Union[_types_pb2.GroupHypers, _Mapping]]] = ..., chunks: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., clip_norm: _Optional[float] = ..., nonce: _Optional[int] = ..., shared: _Optional[_Union[SharedPush, _Mapping]] = ..., **kwargs) -> None: ...
 
 class SharedPush(_message.Message):
-    __slots__ = ("attachment", "node", "checked")
+    __slots__ = ("attachment", "slot", "checked")
     ATTACHMENT_FIELD_NUMBER: _ClassVar[int]
-    NODE_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
     CHECKED_FIELD_NUMBER: _ClassVar[int]
     attachment: int
-    node: int
+    slot: int
     checked: bool
-    def __init__(self, attachment: _Optional[int] = ..., node: _Optional[int] = ..., checked: bool = ...) -> None: ...
+    def __init__(self, attachment: _Optional[int] = ..., slot: _Optional[int] = ..., checked: bool = ...) -> None: ...
 
 class PushResponse(_message.Message):
     __slots__ = ("outcome", "version", "own")
@@ -227,7 +227,7 @@ class InitializeResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("job", "timeline", "worker", "min_version", "exact_version", "clock", "join", "latest", "wait_s", "include_frozen", "header_only", "standing", "shared", "ahead", "encoding", "arrivals")
+    __slots__ = ("job", "timeline", "worker", "min_version", "exact_version", "clock", "join", "latest", "wait_s", "include_frozen", "header_only", "assignment", "shared", "ahead", "encoding", "acks")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -239,11 +239,11 @@ class PullRequest(_message.Message):
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_FROZEN_FIELD_NUMBER: _ClassVar[int]
     HEADER_ONLY_FIELD_NUMBER: _ClassVar[int]
-    STANDING_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
     AHEAD_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
-    ARRIVALS_FIELD_NUMBER: _ClassVar[int]
+    ACKS_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     worker: int
@@ -255,12 +255,12 @@ class PullRequest(_message.Message):
     wait_s: float
     include_frozen: bool
     header_only: bool
-    standing: Standing
+    assignment: Assignment
     shared: SharedPull
     ahead: bool
     encoding: Encoding
-    arrivals: bool
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., min_version: _Optional[int] = ..., exact_version: _Optional[int] = ..., clock: _Optional[int] = ..., join: bool = ..., latest: bool = ..., wait_s: _Optional[float] = ..., include_frozen: bool = ..., header_only: bool = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., shared: _Optional[_Union[SharedPull, _Mapping]] = ..., ahead: bool = ..., encoding: _Optional[_Union[Encoding, str]] = ..., arrivals: bool = ...) -> None: ...
+    acks: bool
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., min_version: _Optional[int] = ..., exact_version: _Optional[int] = ..., clock: _Optional[int] = ..., join: bool = ..., latest: bool = ..., wait_s: _Optional[float] = ..., include_frozen: bool = ..., header_only: bool = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., shared: _Optional[_Union[SharedPull, _Mapping]] = ..., ahead: bool = ..., encoding: _Optional[_Union[Encoding, str]] = ..., acks: bool = ...) -> None: ...
 
 class SharedPull(_message.Message):
     __slots__ = ("attachment", "reading")
@@ -314,7 +314,7 @@ class IdleResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class Standing(_message.Message):
+class Assignment(_message.Message):
     __slots__ = ("place", "workers", "work_s")
     PLACE_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
@@ -324,25 +324,25 @@ class Standing(_message.Message):
     work_s: float
     def __init__(self, place: _Optional[int] = ..., workers: _Optional[int] = ..., work_s: _Optional[float] = ...) -> None: ...
 
-class ClaimRequest(_message.Message):
-    __slots__ = ("job", "timeline", "worker", "step", "of", "standing", "finished")
+class StealRequest(_message.Message):
+    __slots__ = ("job", "timeline", "worker", "step", "of", "assignment", "finished")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     OF_FIELD_NUMBER: _ClassVar[int]
-    STANDING_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     worker: int
     step: int
     of: int
-    standing: Standing
+    assignment: Assignment
     finished: _containers.RepeatedCompositeFieldContainer[_types_pb2.Range]
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., step: _Optional[int] = ..., of: _Optional[int] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., finished: _Optional[_Iterable[_Union[_types_pb2.Range, _Mapping]]] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., step: _Optional[int] = ..., of: _Optional[int] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., finished: _Optional[_Iterable[_Union[_types_pb2.Range, _Mapping]]] = ...) -> None: ...
 
-class ClaimResponse(_message.Message):
+class StealResponse(_message.Message):
     __slots__ = ("slice", "complete")
     SLICE_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]

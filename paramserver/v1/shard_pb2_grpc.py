@@ -80,10 +80,10 @@ class ShardServiceStub(object):
                 request_serializer=paramserver_dot_v1_dot_shard__pb2.IdleRequest.SerializeToString,
                 response_deserializer=paramserver_dot_v1_dot_shard__pb2.IdleResponse.FromString,
                 _registered_method=True)
-        self.Claim = channel.unary_unary(
-                '/paramserver.v1.ShardService/Claim',
-                request_serializer=paramserver_dot_v1_dot_shard__pb2.ClaimRequest.SerializeToString,
-                response_deserializer=paramserver_dot_v1_dot_shard__pb2.ClaimResponse.FromString,
+        self.Steal = channel.unary_unary(
+                '/paramserver.v1.ShardService/Steal',
+                request_serializer=paramserver_dot_v1_dot_shard__pb2.StealRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_shard__pb2.StealResponse.FromString,
                 _registered_method=True)
         self.Export = channel.unary_stream(
                 '/paramserver.v1.ShardService/Export',
@@ -201,7 +201,7 @@ class ShardServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Claim(self, request, context):
+    def Steal(self, request, context):
         """Synchronous mode: which slice a worker that has time should compute. Server 0 is asked first, another one only if
         nothing is missing there.
         """
@@ -331,10 +331,10 @@ def add_ShardServiceServicer_to_server(servicer, server):
                     request_deserializer=paramserver_dot_v1_dot_shard__pb2.IdleRequest.FromString,
                     response_serializer=paramserver_dot_v1_dot_shard__pb2.IdleResponse.SerializeToString,
             ),
-            'Claim': grpc.unary_unary_rpc_method_handler(
-                    servicer.Claim,
-                    request_deserializer=paramserver_dot_v1_dot_shard__pb2.ClaimRequest.FromString,
-                    response_serializer=paramserver_dot_v1_dot_shard__pb2.ClaimResponse.SerializeToString,
+            'Steal': grpc.unary_unary_rpc_method_handler(
+                    servicer.Steal,
+                    request_deserializer=paramserver_dot_v1_dot_shard__pb2.StealRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_shard__pb2.StealResponse.SerializeToString,
             ),
             'Export': grpc.unary_stream_rpc_method_handler(
                     servicer.Export,
@@ -647,7 +647,7 @@ class ShardService(object):
             _registered_method=True)
 
     @staticmethod
-    def Claim(request,
+    def Steal(request,
             target,
             options=(),
             channel_credentials=None,
@@ -660,9 +660,9 @@ class ShardService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/paramserver.v1.ShardService/Claim',
-            paramserver_dot_v1_dot_shard__pb2.ClaimRequest.SerializeToString,
-            paramserver_dot_v1_dot_shard__pb2.ClaimResponse.FromString,
+            '/paramserver.v1.ShardService/Steal',
+            paramserver_dot_v1_dot_shard__pb2.StealRequest.SerializeToString,
+            paramserver_dot_v1_dot_shard__pb2.StealResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -122,13 +122,13 @@ class RawClient:
     def _contribute(self, tensors: Mapping[str, torch.Tensor], samples: int) -> bool:
         item = self._engine.next_item(0, False)
         assert item is not None, "without a data set there is always a next slice"
-        node = self._engine.pool.take()
-        node.samples = samples
+        partial = self._engine.pool.take()
+        partial.samples = samples
         for name, tensor in tensors.items():
             index = self._index[name]
-            node.space.view(index).copy_(tensor).mul_(samples)
-            node.used.add(index)
-        return self._engine.contribute(item, node, self._groups)
+            partial.space.view(index).copy_(tensor).mul_(samples)
+            partial.used.add(index)
+        return self._engine.contribute(item, partial, self._groups)
 
     def pull(self, names: Sequence[str] | None = None, consistent: bool = True) -> dict[str, Array]:
         """Copies of the arrays (all, or those named) as they are now: what was counted before this call is in them.

@@ -23,7 +23,7 @@ from paramserver.core.work.passes import Passes
 from paramserver.core.work.slices import main_place, slice_samples, slice_seed
 from paramserver.v1 import coordinator_pb2, shard_pb2
 from paramserver.worker.engine import Engine
-from paramserver.worker.flat import FlatSpace, Node
+from paramserver.worker.flat import FlatSpace, PartialSum
 from paramserver.worker.gradients.hooks import PushHook, built_in, of_script
 from paramserver.worker.gradients.outgoing import Outgoing
 from paramserver.worker.pace import Item
@@ -73,7 +73,7 @@ class Context:
         self._in_loop = False
         # The contribution that is leaving while it is computed, and what was said of it: of which tensors it is, the
         # hyper-parameters, the norm to clip to. What the one before consisted of, if one like it can leave so.
-        self._early: Node | None = None
+        self._early: PartialSum | None = None
         self._early_said: tuple[object, ...] = ()
         self._used: frozenset[int] = frozenset()
         # How often in a row it was not what was contributed in the end; so many slices are computed without now.
@@ -413,7 +413,7 @@ class Context:
         """False: another worker's contribution of this name counts instead, and this one under another name."""
         binding = self._binding
         assert binding is not None
-        taken: Node | None = None
+        taken: PartialSum | None = None
         if self._item is None:
             if self._loader is not None:
                 raise errors.UserError("optimizer.step() belongs once into each iteration over the prepared loader")
@@ -431,45 +431,45 @@ class Context:
         plain = not (unscale != 1.0 or overflow or clipped_here)
         early, self._early = self._early, None
         if early is not None and binding.backward.end() and plain:
-            node = early
-            binding.gather_buffers(node, samples)
+            partial = early
+            binding.gather_buffers(partial, samples)
         elif taken is not None:
-            node = taken
+            partial = taken
         else:
-            node = self.engine.pool.take()
-            binding.gather(node, samples, unscale)
+            partial = self.engine.pool.take()
+            binding.gather(partial, samples, unscale)
         if early is not None:
-            right = node is early and self._early_said == (node.used, binding.groups(), self._clip_norm)
+            right = partial is early and self._early_said == (partial.used, binding.groups(), self._clip_norm)
             # A script that changes its gradients mostly does so in each step.
             self._early_misses = 0 if right else self._early_misses + 1
             self._early_rest = 0 if right else min(2**self._early_misses, _MOST_REST)
-        self._used = frozenset(node.used if plain else ())
-        bad = None if overflow else binding.non_finite(node)
+        self._used = frozenset(partial.used if plain else ())
+        bad = None if overflow else binding.non_finite(partial)
         if overflow or bad is not None:
-            node = self._without_gradient(node, item, bad)
+            partial = self._without_gradient(partial, item, bad)
         elif clipped_here:
-            binding.clip(node, self._clip_norm)
+            binding.clip(partial, self._clip_norm)
         self.engine.clip_norm, self._clip_norm = self._clip_norm, 0.0
-        return self._hand_in(item, node)
+        return self._hand_in(item, partial)
 
-    def _without_gradient(self, node: Node, item: Item, bad: str | None) -> Node:
+    def _without_gradient(self, partial: PartialSum, item: Item, bad: str | None) -> PartialSum:
         policy = self.settings.training.nonfinite
         if bad is not None:
             text = f"the gradient of {bad!r} is not finite ({item.name})"
             if policy == "fail":
                 raise errors.NonFiniteError(f"{text}; training.nonfinite = fail ends the run")
             log.warning(f"{text}: {'the step is skipped' if policy == 'skip' else 'the slice is left out'}")
-        self.engine.discard(node)
+        self.engine.discard(partial)
         empty = self.engine.pool.take()
         # An overflow that GradScaler found is always a skipped step, as it is without a cluster.
         empty.overflow = bad is None or policy == "skip"
         return empty
 
-    def _hand_in(self, item: Item, node: Node) -> bool:
+    def _hand_in(self, item: Item, partial: PartialSum) -> bool:
         assert self._binding is not None
         self._item = None
         self.passes.stepped = True
-        return self.engine.contribute(item, node, self._binding.groups())
+        return self.engine.contribute(item, partial, self._binding.groups())
 
     def _steps_count(self) -> bool:
         """True where the script's steps are the job's: inside the loop over the loader, or anywhere without one."""

@@ -34,7 +34,7 @@ class FlatSpace:
         self.number = number
         # The memory is somebody else's.
         self.lent = memory is not None
-        # Of a node: the tensors in whose places there may be something else than zeros.
+        # Of a partial sum: the tensors in whose places there may be something else than zeros.
         self.written: set[int] = set()
 
         def zeros(segment: Segment) -> torch.Tensor:
@@ -103,7 +103,7 @@ class FlatSpace:
 
 
 @dataclass(slots=True)
-class Node:
+class PartialSum:
     """The sum over some slices of (samples × mean gradient), and for buffers of (samples × change).
 
     Whoever writes a tensor's place writes all of it and adds the tensor to ``used``. What is in other places counts
@@ -121,8 +121,8 @@ class Node:
             self.space.view(index).zero_()
         self.space.written = set(self.used)
 
-    def absorb(self, right: Node) -> None:
-        """Become the parent of this node and its right neighbour, both of them settled."""
+    def absorb(self, right: PartialSum) -> None:
+        """Become the parent of this partial sum and its right neighbour, both of them settled."""
         self.space.add(right.space)
         self.space.written |= right.used
         self.samples += right.samples
@@ -135,8 +135,8 @@ def no_space() -> FlatSpace | None:
     return None
 
 
-class NodePool:
-    """Reuses the memory of nodes: a step needs a few, every step the same.
+class PartialSumPool:
+    """Reuses the memory of partial sums: a step needs a few, every step the same.
 
     ``spaces`` gives memory that servers can read where it is, while it has some.
     """
@@ -147,21 +147,21 @@ class NodePool:
         self._free: list[FlatSpace] = []
         self._lent: list[tuple[int, FlatSpace, Callable[[], bool]]] = []
 
-    def take(self) -> Node:
-        """A node of nothing; its memory may hold what it held before."""
+    def take(self) -> PartialSum:
+        """A partial of nothing; its memory may hold what it held before."""
         if not self._free:
             space = self._spaces()
-            return Node(space or FlatSpace(self._layout, self.device, (Kind.PARAMETER, Kind.BUFFER)))
-        return Node(self._free.pop())
+            return PartialSum(space or FlatSpace(self._layout, self.device, (Kind.PARAMETER, Kind.BUFFER)))
+        return PartialSum(self._free.pop())
 
-    def give(self, node: Node) -> None:
-        """The node is no longer needed."""
-        node.space.written |= node.used
-        self._free.append(node.space)
+    def give(self, partial: PartialSum) -> None:
+        """The partial sum is no longer needed."""
+        partial.space.written |= partial.used
+        self._free.append(partial.space)
 
-    def lend(self, node: Node, step: int, sent: Callable[[], bool]) -> None:
-        """Servers read the node where it is until the step is done, whether or not the push that names it is over."""
-        self._lent.append((step, node.space, sent))
+    def lend(self, partial: PartialSum, step: int, sent: Callable[[], bool]) -> None:
+        """Servers read the partial sum where it is until the step is done, whether or not the push that names it is over."""
+        self._lent.append((step, partial.space, sent))
 
     def installed(self, version: int) -> None:
         """All shards have published ``version``: what they were lent for earlier steps is no longer read."""

@@ -241,7 +241,7 @@ def test_broken_pushes_change_nothing(mode: str) -> None:
         assert raw.cluster.outcome().digests == before.digests
         # Those of another job or timeline are not this one's to count.
         assert raw.stats().refused == len(BROKEN) - 2
-        assert not raw.cluster.job.nodes[0].service.buffered
+        assert not raw.cluster.job.servers[0].service.buffered
         assert sent(proper(raw, mode)).outcome == shard_pb2.OUTCOME_ACCEPTED
         if mode == "sync":
             raw.push(raw.contribution(SyncName(0, 1, 2, 2), {A: torch.full((40,), 2.0), B: torch.full((24,), 3.0)}))
@@ -372,15 +372,15 @@ def test_junk_and_mutated_messages(seed: int) -> None:
 # ---- questions for work
 
 
-def question(raw: Raw, **fields: Any) -> shard_pb2.ClaimResponse:
+def question(raw: Raw, **fields: Any) -> shard_pb2.StealResponse:
     """Ask which slice to compute, for a worker that has the second slice of the first step and is through with it."""
-    request = shard_pb2.ClaimRequest(
+    request = shard_pb2.StealRequest(
         job=raw.job,
         timeline=raw.timeline,
         worker=2,
         step=0,
         of=2,
-        standing=shard_pb2.Standing(place=1, workers=2, work_s=0.001),
+        assignment=shard_pb2.Assignment(place=1, workers=2, work_s=0.001),
         finished=[types_pb2.Range(start=1, stop=2)],
     )
     for key, value in fields.items():
@@ -388,11 +388,11 @@ def question(raw: Raw, **fields: Any) -> shard_pb2.ClaimResponse:
             del request.finished[:]
             request.finished.extend(value)
         elif key in ("place", "workers", "work_s"):
-            setattr(request.standing, key, value)
+            setattr(request.assignment, key, value)
         else:
             setattr(request, key, value)
-    reply = raw.run(raw.channel.call("Shard.Claim", request, timeout=CALL_S))
-    assert isinstance(reply, shard_pb2.ClaimResponse)
+    reply = raw.run(raw.channel.call("Shard.Steal", request, timeout=CALL_S))
+    assert isinstance(reply, shard_pb2.StealResponse)
     return reply
 
 
@@ -429,4 +429,4 @@ def test_questions_for_work_are_answered_for_the_open_step_only() -> None:
         values = {A: torch.full((40,), 2.0)}
         raw.push(raw.contribution(SyncName(0, 1, 2, 2), values))
         raw.published(1)
-        assert question(raw) == shard_pb2.ClaimResponse(complete=True)
+        assert question(raw) == shard_pb2.StealResponse(complete=True)

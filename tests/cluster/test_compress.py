@@ -397,7 +397,7 @@ def test_a_broken_payload_is_refused_and_changes_nothing(
         ref = chunk_ref(raw.layout.chunks[0], encoding[name], made.numel())
         with pytest.raises(error):
             raw.push(raw.frames(raw.header(slice_0, [0]), [(ref, bytes(buffer_of(made)))]))
-        assert cluster.call_in_loop(lambda: cluster.job.nodes[0].service.buffered) == 0
+        assert cluster.call_in_loop(lambda: cluster.job.servers[0].service.buffered) == 0
         client.close()
 
 

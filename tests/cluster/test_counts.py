@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.counting import Counts, count
-from paramserver.core.work.tempo import Tempo
+from paramserver.core.work.speed import Speed
 
 
 @pytest.fixture(autouse=True)
 def _equally_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine a worker may wait so long for another one that it offers its help, which are calls, too."""
-    monkeypatch.setattr(Tempo, "patience_s", lambda _: 30.0)
-    monkeypatch.setattr(Tempo, "asks", lambda *_: False)
+    monkeypatch.setattr(Speed, "patience_s", lambda _: 30.0)
+    monkeypatch.setattr(Speed, "asks", lambda *_: False)
 
 
 def check(counts: Counts) -> None:

@@ -168,7 +168,7 @@ def test_a_sender_that_dies_in_the_middle_has_sent_nothing(after: int, mode: str
             raw.push(breaking(frames, after))
         stats = raw.stats()
         assert (stats.applied, stats.version, stats.bytes_pushed) == (0, 0, 0)
-        service = cluster.job.nodes[0].service
+        service = cluster.job.servers[0].service
         assert not service.buffered
         assert raw.push(frames).outcome == ACCEPTED
         raw.published(1)

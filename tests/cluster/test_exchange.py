@@ -46,7 +46,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 @pytest.mark.parametrize("servers", [1, 2])
 def test_a_step_is_one_call(servers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "MOST_S", 20.0)
-    monkeypatch.setattr("paramserver.core.work.tempo.Tempo.patience_s", lambda _: 20.0)
+    monkeypatch.setattr("paramserver.core.work.speed.Speed.patience_s", lambda _: 20.0)
     calls = counted(monkeypatch)
     outcome = on_one_host(servers)
     assert calls == {"exchange": SLICES * servers, "push": SLICES * servers}

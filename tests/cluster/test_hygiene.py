@@ -13,7 +13,7 @@ import pytest
 
 import paramserver as ps
 from paramserver import logs
-from paramserver.coordinator.front import Front
+from paramserver.coordinator.endpoint import Endpoint
 from paramserver.coordinator.leadership.journal import Journal
 from paramserver.coordinator.options import JobOptions
 from paramserver.coordinator.service import CoordinatorService
@@ -68,9 +68,9 @@ def test_k01_members_that_come_and_go_leave_no_files() -> None:
         journal = await Journal.open(MemoryStore(), "memory", 1)
         service = CoordinatorService(JobOptions("test", 1, 1, Consistency(Mode.SYNC)), grpc.connect, journal)
         await service.start()
-        front = Front("test")
-        front.service = service
-        server = await grpc.serve([("Coordinator", front)])
+        endpoint = Endpoint("test")
+        endpoint.service = service
+        server = await grpc.serve([("Coordinator", endpoint)])
         found: list[tuple[int, int, int]] = []
         for number in range(20 + MEMBERS):
             if number == 20:
@@ -83,8 +83,8 @@ def test_k01_members_that_come_and_go_leave_no_files() -> None:
                 await asyncio.sleep(0.05)
         assert service.members.generation >= 2 * MEMBERS
         # What is written down of them does not grow either, nor is any slice of theirs forgotten.
-        assert len(service.board.departed()) == 1
-        assert sum(gone.slices for gone in service.board.departed()) == 20 + MEMBERS
+        assert len(service.reports.departed()) == 1
+        assert sum(gone.slices for gone in service.reports.departed()) == 20 + MEMBERS
         print(f"files, threads, tasks: {found[0]} after 20, {_residue()} after {20 + MEMBERS} members")
         await server.stop()
         await service.close()

@@ -24,8 +24,8 @@ class Squares(Dataset[torch.Tensor]):
         return torch.tensor([index, index * index])
 
 
-def item(index: int, aside: bool = False) -> Item:
-    return Item(SyncName(0, index, index + 1, 10), 0, index, aside)
+def item(index: int, unplanned: bool = False) -> Item:
+    return Item(SyncName(0, index, index + 1, 10), 0, index, unplanned)
 
 
 class Position:
@@ -64,7 +64,15 @@ class Position:
 def test_slices_of_others_come_in_between_and_the_own_ones_are_loaded_once(processes: int) -> None:
     plain = DataLoader(Squares(), batch_size=BATCH, shuffle=True, num_workers=processes)
     data = describe_loader(plain)
-    order = [item(0), item(7, aside=True), item(1), item(9, aside=True), item(8, aside=True), item(2), item(3)]
+    order = [
+        item(0),
+        item(7, unplanned=True),
+        item(1),
+        item(9, unplanned=True),
+        item(8, unplanned=True),
+        item(2),
+        item(3),
+    ]
     position = Position(order, [0, 1, 2, 3])
     loader = SliceLoader(plain, data, 5, torch.device("cpu"), position, lambda: 1)
     batches = list(loader)

@@ -68,7 +68,7 @@ def test_h01_thirty_two_pushers_and_a_slow_server(monkeypatch: pytest.MonkeyPatc
         client = cluster.client(0)
         client.init({"ledger": torch.zeros(elements)}, "sum")
         raw = Raw(cluster)
-        service = cluster.job.nodes[0].service
+        service = cluster.job.servers[0].service
         service.intake.budget_bytes = room * elements * 4
         contributions = [raw.contribution(AsyncName(0, i), raw.one_hot(0, i)) for i in range(pushers)]
         before, most = resident_bytes(), 0
@@ -107,7 +107,7 @@ def test_a_synchronous_step_is_never_too_large() -> None:
         client = cluster.client(0)
         client.init({"ledger": torch.zeros(CELLS)}, "sum")
         raw = Raw(cluster)
-        cluster.job.nodes[0].service.intake.budget_bytes = 1
+        cluster.job.servers[0].service.intake.budget_bytes = 1
         for index in range(16):
             name = SyncName(0, index, index + 1, 16)
             assert raw.push(raw.contribution(name, raw.one_hot(0, index))).outcome == ACCEPTED
@@ -122,7 +122,7 @@ def test_h01_workers_do_not_notice_more_than_a_delay(monkeypatch: pytest.MonkeyP
         clients = [cluster.client(index) for index in range(4)]
         for client in clients:
             client.init({"ledger": torch.zeros(CELLS)}, "sum")
-        service = cluster.job.nodes[0].service
+        service = cluster.job.servers[0].service
         monkeypatch.setattr("paramserver.server.versions.intake._AT_LEAST", 1)
         service.intake.budget_bytes = 1
         with slow_apply(monkeypatch, 0.02):
@@ -166,7 +166,7 @@ def test_h09_a_deadline_that_passes_while_a_push_waits(monkeypatch: pytest.Monke
             raw.run(both())
             assert raw.push(second).outcome == DUPLICATE
         assert len(made) == 2
-        until("nothing is kept", lambda: not cluster.job.nodes[0].service.buffered)
+        until("nothing is kept", lambda: not cluster.job.servers[0].service.buffered)
         outcome = cluster.outcome()
         client.close()
     assert outcome.tensor("ledger")[:2].tolist() == [1.0, 1.0]
@@ -231,7 +231,7 @@ def test_memory_does_not_grow_with_the_number_of_contributions(mode: str) -> Non
         client.init({"ledger": torch.zeros(CELLS)}, "sum")
         raw = Raw(cluster)
         parts = raw.parts(raw.one_hot(0, 0))
-        service = cluster.job.nodes[0].service
+        service = cluster.job.servers[0].service
 
         async def some(first: int, last: int) -> None:
             for index in range(first, last):

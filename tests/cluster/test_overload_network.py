@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from paramserver import errors, logs
-from paramserver.coordinator.front import Front
+from paramserver.coordinator.endpoint import Endpoint
 from paramserver.coordinator.leadership.journal import Journal
 from paramserver.coordinator.options import JobOptions
 from paramserver.coordinator.service import CoordinatorService
@@ -56,9 +56,9 @@ def test_h02_members_are_heard_while_too_much_is_asked(monkeypatch: pytest.Monke
         service = CoordinatorService(options, grpc.connect, journal)
         service.probe = probe  # type: ignore[method-assign]
         await service.start()
-        front = Front("test")
-        front.service = service
-        server = await grpc.serve([("Coordinator", front)], limits=Limits(calls=limit))
+        endpoint = Endpoint("test")
+        endpoint.service = service
+        server = await grpc.serve([("Coordinator", endpoint)], limits=Limits(calls=limit))
         member = Session(
             grpc.connect(server.address),
             JoinOptions(types_pb2.ROLE_WORKER, "test", pid=1),
@@ -113,7 +113,7 @@ def test_h04_a_client_that_does_not_read_what_it_asked_for(caplog: pytest.LogCap
         client = cluster.client(0)
         client.init({"weights": torch.zeros(elements)}, "sum")
         raw = Raw(cluster)
-        service = cluster.job.nodes[0].service
+        service = cluster.job.servers[0].service
         request = shard_pb2.PullRequest(job=raw.job, timeline=raw.timeline, worker=raw.worker, latest=True)
 
         async def pull(channel: Any) -> int:

@@ -25,8 +25,8 @@ from paramserver.testing.faults import Fault, FaultPlan, Rule
 from paramserver.transport.base import Channel
 from paramserver.worker.context import Context
 from paramserver.worker.engine import Engine
-from paramserver.worker.weights import arriving
-from paramserver.worker.weights.arriving import Arriving
+from paramserver.worker.weights import incoming
+from paramserver.worker.weights.incoming import IncomingWeights
 from paramserver.worker.weights.reads import Reads
 from tests.support.cluster.early import DATA, OPTIONS, clip, script
 from tests.support.cluster.harness import Cluster, digest, train, train_without, until
@@ -48,9 +48,9 @@ from tests.support.cluster.taps import Commands, TappedChannel
 def count(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     """Scripts begin before the weights of small models are there, too. Counts how often, and what came of it."""
     found: Counter[str] = Counter()
-    made, settle = Arriving.__init__, Engine._settle
+    made, settle = IncomingWeights.__init__, Engine._settle
 
-    def counted(self: Arriving, *args: Any) -> None:
+    def counted(self: IncomingWeights, *args: Any) -> None:
         found["begun"] += 1
         made(self, *args)
 
@@ -59,15 +59,15 @@ def count(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
         found["in vain"] += not right
         return right
 
-    monkeypatch.setattr(arriving, "LEAST_BYTES", 0)
-    monkeypatch.setattr(Arriving, "__init__", counted)
+    monkeypatch.setattr(incoming, "LEAST_BYTES", 0)
+    monkeypatch.setattr(IncomingWeights, "__init__", counted)
     monkeypatch.setattr(Engine, "_settle", settled)
     yield found
     assert found["begun"] > 0
 
 
 # The digests of the same training where every forward waits for all weights.
-plainly = partial(train_without, arriving)
+plainly = partial(train_without, incoming)
 
 
 @pytest.mark.parametrize("each", [None, clip], ids=["ahead", "clipped"])

@@ -80,7 +80,7 @@ def test_a_leader_that_takes_over_waits_for_it_too() -> None:
         until("that is written", lambda: list(fleet.record().lost) == ["server-1"])
         fleet.kill(leader)
         standby = fleet.chiefs[1].coordinating
-        until("the standby takes over", lambda: standby.front.standing == "takes the job over")
+        until("the standby takes over", lambda: standby.endpoint.doing == "takes the job over")
         fleet.call(fleet.keepers[1].heal)
         fleet.took_over()
         until("it is a member again", lambda: back(fleet))
@@ -139,7 +139,7 @@ def test_a_server_of_another_run_is_sent_away() -> None:
         fleet.begin(program(held))
         wait(held.reached, "the workers in their third slice")
         cut_off(fleet, True)
-        missed = fleet.keepers[1].node.session.incarnation
+        missed = fleet.keepers[1].member.session.incarnation
         digest, _ = fleet.keepers[1].service.holding()
         for incarnation, holds, timeline in [(5, digest, 0), (missed, "another", 0), (missed, digest, 1)]:
             request = coordinator_pb2.JoinRequest(
@@ -170,7 +170,7 @@ def test_the_answer_to_its_request_to_join_is_lost() -> None:
             fleet.work(program(held))
         wait(held.reached, "the workers in their third slice")
         late.process.out.check()
-        until("it knows that it is a member", lambda: bool(late.node.session.member))
+        until("it knows that it is a member", lambda: bool(late.member.session.member))
         assert leader.service is not None
         assert [server.name for server in leader.service.server_infos()] == ["server-0", "server-1"]
         held.released.set()

@@ -116,7 +116,7 @@ def test_the_setting_is_brought_back(start: str, every: int, tmp_path: Path) -> 
         leader = rig.begin(LedgerProgram(CELLS, BATCH, epochs, pacer))
         pacer.go(31)
         pacer.free()
-        rig.toggle(other)
+        rig.change_mode(other)
         rig.kill_now("server-0")
         until("the job went back", lambda: rig.rollbacks == 1)
         summary = rig.finish()
@@ -141,7 +141,7 @@ def test_another_coordinator_brings_the_setting_back(start: str, what: str, tmp_
         rig.begin(LedgerProgram(CELLS, BATCH, epochs, pacer))
         pacer.go(31)
         pacer.free()
-        rig.toggle(other)
+        rig.change_mode(other)
         trap.what = what
         rig.kill_now("server-0")
         wait(trap.fired, "the leader's death")
@@ -169,7 +169,7 @@ def test_a_change_that_is_agreed_on_survives_a_roll_back(tmp_path: Path) -> None
         asking.start()
         service = leader.service
         assert service is not None
-        until("the change is agreed on", lambda: service.toggle._committed)
+        until("the change is agreed on", lambda: service.mode_change._committed)
         rig.kill_now("server-1")
         until("the job went back", lambda: rig.rollbacks == 1)
         asking.join(30.0)
@@ -205,7 +205,7 @@ def insist(rig: Rig, mode: str) -> None:
 
     def asked() -> bool:
         try:
-            rig.toggle(mode)
+            rig.change_mode(mode)
         except (errors.RetryableError, errors.FencedError):
             return False
         return True

@@ -61,7 +61,7 @@ def test_a_launcher_sees_the_wish_and_a_takeover_keeps_it() -> None:
         leader = fleet.coordinate("leader", gather=False)
         until("somebody leads", lambda: leader.service is not None)
         standby = fleet.coordinate("standby", gather=False)
-        until("the other one stands by", lambda: "stands by" in standby.coordinating.front.standing)
+        until("the other one stands by", lambda: "stands by" in standby.coordinating.endpoint.doing)
         for index in range(2):
             fleet.serve(index)
             fleet.work(program(held))

@@ -162,7 +162,7 @@ def test_the_mode_changes_and_the_job_goes_back(began: str, tmp_path: Path) -> N
     with Rig(tmp_path, 4 if began == "sync" else 12, mode=began, slices_per_step=SLICES) as rig:
         rig.begin(script)
         script.at(24)
-        asked = threading.Thread(target=rig.toggle, args=(other,), daemon=True)
+        asked = threading.Thread(target=rig.change_mode, args=(other,), daemon=True)
         asked.start()
         script.go(24)
         script.at(60)

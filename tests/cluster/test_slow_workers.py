@@ -114,7 +114,7 @@ def test_equal_workers_add_up_what_they_have_and_push_it_as_one() -> None:
 
 
 def test_without_answers_to_questions_everybody_does_its_own_slices() -> None:
-    plan = FaultPlan([Rule("Shard.Claim", Fault.DROP_REQUEST)])
+    plan = FaultPlan([Rule("Shard.Steal", Fault.DROP_REQUEST)])
     each = paces(*[SLICE_S / 4] * SLOWEST, SLICE_S)
     with recorded() as log, Cluster(WORKERS, 2, slices_per_step=SLICES, faults=plan) as cluster:
         outcome = cluster.train(program(each))
@@ -125,7 +125,7 @@ def test_without_answers_to_questions_everybody_does_its_own_slices() -> None:
 
 
 def test_answers_to_questions_that_get_lost_change_no_bit() -> None:
-    plan = FaultPlan([Rule("Shard.Claim", Fault.LOSE_REPLY, 0.3), Rule("Shard.Claim", Fault.DUPLICATE, 0.3)], seed=3)
+    plan = FaultPlan([Rule("Shard.Steal", Fault.LOSE_REPLY, 0.3), Rule("Shard.Steal", Fault.DUPLICATE, 0.3)], seed=3)
     each = paces(*[SLICE_S / 4] * SLOWEST, SLICE_S)
     outcome = train(program(each), WORKERS, 2, slices_per_step=SLICES, faults=plan)
     plan.check()

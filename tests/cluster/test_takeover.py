@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from paramserver.coordinator.leadership import takeover as taking
-from paramserver.coordinator.work.toggle import Toggle
+from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.core.versions.names import AsyncName, SyncName
 from paramserver.core.work.leases import SliceLeases
 from paramserver.testing.faults import Fault, FaultPlan, Rule
@@ -153,7 +153,7 @@ def test_leader_and_worker_die_at_once(mode: str) -> None:
 
 # ---- while the mode changes
 
-TOGGLES = [
+MODE_CHANGES = [
     ("sync", "PREPARE", 0, "between"),
     ("sync", "PREPARE", 1, "after"),
     ("sync", "COMMIT", 0, "between"),
@@ -167,7 +167,7 @@ TOGGLES = [
 ]
 
 
-@pytest.mark.parametrize(("start", "phase", "nth", "when"), TOGGLES)
+@pytest.mark.parametrize(("start", "phase", "nth", "when"), MODE_CHANGES)
 def test_the_leader_is_killed_while_the_mode_changes(start: str, phase: str, nth: int, when: str) -> None:
     """What one shard has committed, all commit; what none has, is taken back. Either way each sample counts once."""
     other = "async" if start == "sync" else "sync"
@@ -295,9 +295,9 @@ def test_a_server_is_away_while_the_job_is_taken_over() -> None:
         fleet.begin(program(each))
         wait(cut, "the cut")
         standby = fleet.chiefs[1].coordinating
-        until("the standby takes over", lambda: standby.front.standing == "takes the job over")
+        until("the standby takes over", lambda: standby.endpoint.doing == "takes the job over")
         assert not threading.Event().wait(2.0)
-        assert standby.front.service is None
+        assert standby.endpoint.service is None
         fleet.call(fleet.keepers[1].heal)
         fleet.took_over()
         assert not fleet.record().losses
@@ -346,10 +346,10 @@ def test_without_reconciling_a_lost_reply_would_stop_the_job(monkeypatch: pytest
 def test_without_settling_a_change_that_was_prepared_would_stop_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests of changes above can fail: a boundary that nobody commits or takes back is never passed."""
 
-    async def nothing(self: Toggle, *_: object) -> None:
+    async def nothing(self: ModeChange, *_: object) -> None:
         pass
 
-    monkeypatch.setattr(Toggle, "settle", nothing)
+    monkeypatch.setattr(ModeChange, "settle", nothing)
     pacer, trap = Pacer(), Trap("call Shard.SetConsistency PREPARE", 1, "after")
     with Fleet(slices_per_step=3, trap=trap) as fleet:
         fleet.begin(LedgerProgram(CELLS, BATCH, 5, pacer))

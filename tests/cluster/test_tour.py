@@ -105,7 +105,7 @@ def test_the_functions_of_the_tour_exist() -> None:
 def test_a_step_calls_them_in_that_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """One host, shared memory, synchronous, one worker and one server; see also test_exchange."""
     monkeypatch.setattr(exchange, "MOST_S", 20.0)  # however busy the machine is
-    monkeypatch.setattr("paramserver.core.work.tempo.Tempo.patience_s", lambda _: 20.0)
+    monkeypatch.setattr("paramserver.core.work.speed.Speed.patience_s", lambda _: 20.0)
     assert sys.getprofile() is None
     trace = Trace()
     with trace.threads(), Cluster(transport="shm") as cluster:

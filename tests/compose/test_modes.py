@@ -1,4 +1,4 @@
-"""The toggle: asynchronous mode from the shell's environment, and commands to a job that trains."""
+"""A change of mode: asynchronous mode from the shell's environment, and commands to a job that trains."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from paramserver.wire.messages import plan_of
-from paramserver.worker.flat import FlatSpace, Node
+from paramserver.worker.flat import FlatSpace, PartialSum
 from paramserver.worker.script.binding import ModelBinding
 
 
@@ -28,7 +28,7 @@ def test_all_buffers_at_once_are_as_one_by_one(odd: bool) -> None:
     model[1](model[0](torch.randn(8, 3, generator=torch.Generator().manual_seed(1)))).sum().backward()
     if odd:
         idle.running_mean[0] = 1.0  # type: ignore[index]
-    single, together = (Node(FlatSpace(plan.layout, torch.device("cpu"))) for _ in range(2))
+    single, together = (PartialSum(FlatSpace(plan.layout, torch.device("cpu"))) for _ in range(2))
     binding.gather(single, 3)
     gradients = set(binding._trained)
     binding._gather_buffers(together, 3)

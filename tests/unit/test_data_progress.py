@@ -66,7 +66,7 @@ class Imagined:
             self.done[self.epoch].add(min(left))
             self.version += 1
 
-    def toggle(self) -> None:
+    def change_mode(self) -> None:
         """As the coordinator does it."""
         if self.mode is Mode.SYNC:
             self.mode, self.async_from = Mode.ASYNC, self.version
@@ -98,7 +98,7 @@ def test_it_is_the_truth_across_any_changes_and_after_going_back(seed: int) -> N
         chance = rng.random()
         if chance < 0.1:
             before = job.progress, job.version
-            job.toggle()
+            job.change_mode()
             assert job.progress.slices(before[1]) == before[0].slices(before[1]), "a change alone moves nothing"
         elif chance < 0.15:
             saved = job.copy()

@@ -17,8 +17,8 @@ from paramserver.transport.failures import (
     MAX_TEXT_CHARS,
     MEANINGS,
     answered,
-    arrived,
     from_code,
+    remote_error,
     travelling,
 )
 from paramserver.transport.grpcio import grpc
@@ -39,7 +39,7 @@ def test_every_class_has_a_code_and_travels() -> None:
     for kind in everything:
         assert CODES[kind] is not grpc.StatusCode.OK
         name, text = (lambda pair: (pair[0].__name__, pair[1]))(travelling(kind("a × b"), WHERE))
-        error = arrived(name, text)
+        error = remote_error(name, text)
         assert type(error) is kind
         assert str(error) == "a × b"
 
@@ -72,7 +72,7 @@ def test_errors_survive_pickling() -> None:
 
 def test_an_unknown_name_gives_the_base_class() -> None:
     for name in ("", "SystemExit", "os.system", "ParamServerError2", "annotations"):
-        assert type(arrived(name, "text")) is errors.ParamServerError
+        assert type(remote_error(name, "text")) is errors.ParamServerError
 
 
 def test_a_foreign_class_of_the_same_name_is_no_class_of_ours() -> None:

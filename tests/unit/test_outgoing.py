@@ -8,7 +8,7 @@ import torch
 from paramserver.compress.options import Wire
 from paramserver.core.layout.plan import Kind, Layout, TensorSpec, make_layout
 from paramserver.tensors.dtypes import buffer_of
-from paramserver.worker.flat import FlatSpace, Node
+from paramserver.worker.flat import FlatSpace, PartialSum
 from paramserver.worker.gradients.outgoing import Outgoing
 
 CPU = torch.device("cpu")
@@ -27,14 +27,14 @@ def layout() -> Layout:
     return make_layout(tensors, 1024)
 
 
-def contribution(layout: Layout, seed: int, *used: int) -> Node:
-    node = Node(FlatSpace(layout, CPU, (Kind.PARAMETER, Kind.BUFFER)), 4)
+def contribution(layout: Layout, seed: int, *used: int) -> PartialSum:
+    partial = PartialSum(FlatSpace(layout, CPU, (Kind.PARAMETER, Kind.BUFFER)), 4)
     generator = torch.Generator().manual_seed(seed)
     for tensor in used:
-        view = node.space.view(tensor)
+        view = partial.space.view(tensor)
         view.copy_(torch.randn(view.shape, generator=generator, dtype=view.dtype))
-        node.used.add(tensor)
-    return node
+        partial.used.add(tensor)
+    return partial
 
 
 def out(push: str) -> Outgoing:
@@ -51,19 +51,19 @@ def test_without_compression_nothing_is_lossy() -> None:
 
 @pytest.mark.parametrize("push", ["bf16", "fp16", "int8", "topk"])
 def test_servers_read_what_the_node_holds_then(push: str, layout: Layout) -> None:
-    """Only trained float32 is compressed, and the node holds what comes out at the other end."""
-    outgoing, node = out(push), contribution(layout, 1, WEIGHT, BIAS, DOUBLE, MEAN)
+    """Only trained float32 is compressed, and the partial sum holds what comes out at the other end."""
+    outgoing, partial = out(push), contribution(layout, 1, WEIGHT, BIAS, DOUBLE, MEAN)
     before = contribution(layout, 1, WEIGHT, BIAS, DOUBLE, MEAN)
-    encoded = outgoing.encode(0, node, node.space, flush=False)
+    encoded = outgoing.encode(0, partial, partial.space, flush=False)
     assert set(encoded) == {0, 1}
     assert outgoing.compressor is not None
     for index, made in encoded.items():
         chunk = layout.chunks[index]
         read = outgoing.compressor.decode(buffer_of(made.payload), chunk.elements)
-        assert read.equal(node.space.chunk(index))
+        assert read.equal(partial.space.chunk(index))
     for tensor in (DOUBLE, MEAN):
-        assert node.space.view(tensor).equal(before.space.view(tensor))
-    assert not node.space.view(WEIGHT).equal(before.space.view(WEIGHT))
+        assert partial.space.view(tensor).equal(before.space.view(tensor))
+    assert not partial.space.view(WEIGHT).equal(before.space.view(WEIGHT))
 
 
 @pytest.mark.parametrize("push", ["int8", "topk"])
@@ -73,11 +73,11 @@ def test_nothing_gets_lost(push: str, layout: Layout) -> None:
     sent = torch.zeros(300, dtype=torch.float64)
     wanted = torch.zeros(300, dtype=torch.float64)
     for step in range(6):
-        node = contribution(layout, step, WEIGHT, BIAS)
-        wanted += node.space.view(WEIGHT)
-        encoded = outgoing.encode(2, node, node.space, flush=step == 5)
+        partial = contribution(layout, step, WEIGHT, BIAS)
+        wanted += partial.space.view(WEIGHT)
+        encoded = outgoing.encode(2, partial, partial.space, flush=step == 5)
         assert bool(encoded) == (step != 5)
-        sent += node.space.view(WEIGHT)
+        sent += partial.space.view(WEIGHT)
         if step == 2:
             assert float((sent - wanted).abs().max()) > 1e-3
     assert torch.allclose(sent, wanted, atol=1e-4)
@@ -88,9 +88,9 @@ def test_positions_do_not_touch_each_other(layout: Layout) -> None:
     def sent(positions: list[int]) -> torch.Tensor:
         outgoing = out("topk")
         for step, position in enumerate(positions):
-            node = contribution(layout, 50 if step == len(positions) - 1 else step, WEIGHT)
-            outgoing.encode(position, node, node.space, flush=False)
-        return node.space.view(WEIGHT)
+            partial = contribution(layout, 50 if step == len(positions) - 1 else step, WEIGHT)
+            outgoing.encode(position, partial, partial.space, flush=False)
+        return partial.space.view(WEIGHT)
 
     assert sent([1, 1, 0]).equal(sent([0]))
     assert not sent([0, 0, 0]).equal(sent([0]))
@@ -116,12 +116,12 @@ def test_a_tensor_without_gradient_keeps_its_part_for_later(layout: Layout) -> N
 
 def test_a_slice_that_counts_for_nothing_keeps_nothing_at_a_flush(layout: Layout) -> None:
     outgoing = out("int8")
-    node = contribution(layout, 1, WEIGHT)
-    outgoing.encode(0, node, node.space, flush=False)
+    partial = contribution(layout, 1, WEIGHT)
+    outgoing.encode(0, partial, partial.space, flush=False)
     empty = contribution(layout, 2)
     assert outgoing.encode(0, empty, empty.space, flush=False) == {}
     assert outgoing.keep(()) == 1
-    outgoing.encode(0, node, node.space, flush=False)
+    outgoing.encode(0, partial, partial.space, flush=False)
     outgoing.encode(0, empty, empty.space, flush=True)
     assert outgoing.keep(()) == 0
     assert empty.used == set()
@@ -130,8 +130,8 @@ def test_a_slice_that_counts_for_nothing_keeps_nothing_at_a_flush(layout: Layout
 def test_positions_that_go_to_others_are_forgotten_and_counted(layout: Layout) -> None:
     outgoing = out("int8")
     for position in range(4):
-        node = contribution(layout, 1, WEIGHT)
-        outgoing.encode(position, node, node.space, flush=False)
+        partial = contribution(layout, 1, WEIGHT)
+        outgoing.encode(position, partial, partial.space, flush=False)
     assert outgoing.keep(range(1, 3)) == 2
     assert outgoing.keep(range(1, 3)) == 0
     outgoing.reset()

@@ -103,8 +103,8 @@ class Port:
     def send(self, sender: SendingPort, weight: float = 1.0) -> None:
         stream = Stream(self._receiver, 10.0, Part.WORKER_LINK, Part.SERVER_LINK, weight)
         for block in range(5):
-            arrived = self.chains.append if block == 4 else lambda _: None
-            sender.send(Block(stream, 2.0, 0.0, NOTHING, arrived))
+            delivered = self.chains.append if block == 4 else lambda _: None
+            sender.send(Block(stream, 2.0, 0.0, NOTHING, delivered))
 
 
 def test_a_link_is_shared_by_streams_in_turn() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from paramserver.cli.target import Target, find_target
-from paramserver.core.job.standing import WELL
+from paramserver.core.job.status import WELL
 from paramserver.errors import UnavailableError
 
 if TYPE_CHECKING:

@@ -202,7 +202,7 @@ class Checkpoints:
         due = self.place is not None and self.options.every and job.consistency.mode is Mode.ASYNC
         if not due or job.state != types_pb2.JOB_STATE_RUNNING or self._cutting.locked():
             return
-        reached = job.board.newest_version()
+        reached = job.reports.newest_version()
         if reached >= self._next:
             self._next = (reached // self.options.every + 1) * self.options.every
             job.loosely(self._cut_quietly())

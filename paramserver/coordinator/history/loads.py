@@ -99,7 +99,7 @@ class Loads:
         """Who will come to the same place; a worker that has not begun yet is let in when the load is done."""
         job = self._job
         alive = job.members.of(Role.WORKER)
-        beginning = job.board.newest_version() == 0
+        beginning = job.reports.newest_version() == 0
         return [one.ident for one in alive if beginning or one.ident in job.registry.registered]
 
     def _alive(self) -> list[int]:
@@ -236,7 +236,7 @@ class Loads:
     async def _begin(self) -> None:
         """All shards begin another timeline, for which one of the workers uploads what was loaded."""
         job = self._job
-        await job.toggle.close()
+        await job.mode_change.close()
         table = None
         if job.consistency.mode is Mode.ASYNC and job.leasing.data is not None:
             table = await lease_table(job)
@@ -248,12 +248,12 @@ class Loads:
         job.checkpoints.new_timeline(self.version)
         # Under a number that no worker has heard of.
         now = job.consistency
-        revision = job.toggle.next_revision()
+        revision = job.mode_change.next_revision()
         job.consistency = Consistency(now.mode, now.staleness, revision, now.from_version)
         await job.refresh()
         await job.settled()
         await self._configure()
-        job.toggle = job.toggle.successor()
+        job.mode_change = job.mode_change.successor()
         await job.leasing.begin(table)
         job.registry.upload_again()
         job.state, job.reason = types_pb2.JOB_STATE_INITIALISING, ""
@@ -288,7 +288,7 @@ class Loads:
         if load is not None:
             self.agreement.complete(load)
             self._job.state = types_pb2.JOB_STATE_RUNNING
-            self._job.toggle.bring_back()
+            self._job.mode_change.bring_back()
             log.info("the scripts have loaded weights or optimizer state", version=self.version, place=str(load.place))
 
 

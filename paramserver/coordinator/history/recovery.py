@@ -87,7 +87,7 @@ class Recovery:
             self._anew = self._anew or newcomer not in self._included
             return
         log.warning("the job goes back to a checkpoint", reason=reason)
-        self._reached = job.board.newest_version()
+        self._reached = job.reports.newest_version()
         if job.loads.under_way is not None:  # what was to be replaced is published, in checkpoints
             job.registry.ready = True
         job.loads.abandon()
@@ -136,7 +136,7 @@ class Recovery:
         if not await job.tell_members():  # of those who came or went meanwhile
             job.tell_members_later()
         if job.state == types_pb2.JOB_STATE_RUNNING:
-            job.toggle.bring_back()
+            job.mode_change.bring_back()
 
     async def _begin(self) -> None:
         """Nothing of the old timeline goes on."""
@@ -144,7 +144,7 @@ class Recovery:
         self._started = time.monotonic()
         await job.refresh()
         await job.checkpoints.rolled_back()
-        await job.toggle.close()
+        await job.mode_change.close()
         await job.leasing.begin(None)
 
     async def _insist(self) -> int | None:
@@ -245,7 +245,7 @@ class Recovery:
         if elsewhere:
             await job.checkpoints.save_first(found.version)
         if self._resuming:
-            job.board.samples_before = min(reply.samples for reply in await job.server_stats())
+            job.reports.samples_before = min(reply.samples for reply in await job.server_stats())
         asynchronous = job.consistency.mode is Mode.ASYNC and job.leasing.data is not None
         self._table = await lease_table(job) if asynchronous else None
         return found.version
@@ -305,7 +305,7 @@ class Recovery:
     def _consistency(self, where: coordinator_pb2.JobRecord) -> Consistency:
         """As it was, under a number that no worker has heard of."""
         was = consistency_from_proto(where.view.consistency)
-        return Consistency(was.mode, was.staleness, self._job.toggle.next_revision(), was.from_version)
+        return Consistency(was.mode, was.staleness, self._job.mode_change.next_revision(), was.from_version)
 
     async def _configure_anew(self) -> None:
         """Version 0 had not been published: some worker uploads it again."""
@@ -322,7 +322,7 @@ class Recovery:
         """All servers have ``version``: let the workers follow."""
         job = self._job
         running = job.state == types_pb2.JOB_STATE_RECOVERING
-        job.toggle = job.toggle.successor()
+        job.mode_change = job.mode_change.successor()
         if version < 0:
             job.registry.upload_again()
         else:

@@ -42,7 +42,7 @@ class Leadership:
         self._sure_until = 0.0
         self._replaced: Callable[[str], Awaitable[None]] | None = None
 
-    async def claim(self, floor: int = 0) -> Lead:
+    async def acquire(self, floor: int = 0) -> Lead:
         """Become leader if nobody is, under a term above ``floor``. Raises StoreError."""
         if self._former:
             await self._store.resign(self._former)

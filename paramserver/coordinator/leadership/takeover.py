@@ -86,11 +86,11 @@ async def take_over(
     job.lost[:] = record.lost
     job.losses = record.losses
     job.promises.restore(record.broken_promises)
-    job.board.restore(record)
+    job.reports.restore(record)
     job.poison.restore(record)
     job.loads.restore(record.loaded)
     if record.HasField("wanted"):
-        job.toggle.restore(consistency_from_proto(record.wanted))
+        job.mode_change.restore(consistency_from_proto(record.wanted))
     members = [_member(entry) for entry in record.members]
     job.members.restore(members, math.inf)
     if record.HasField("data"):
@@ -133,7 +133,7 @@ async def take_over(
     if published:
         if record.ready or any(reply.version for reply in stats.values()):
             job.state = types_pb2.JOB_STATE_RUNNING
-            job.board.started(record.training_s)
+            job.reports.started(record.training_s)
         await _restore_consistency(job, record, stats)
     elif job.leasing.data is not None:
         await job.leasing.register(job.leasing.data)
@@ -143,7 +143,7 @@ async def take_over(
         job.state, job.reason = record.view.state, record.view.reason
         job.end("stopped")
     if job.state == types_pb2.JOB_STATE_RUNNING:
-        job.toggle.bring_back()
+        job.mode_change.bring_back()
     await job.refresh()
     job.ending.look()
     log.info("took over", term=job.term, generation=job.members.generation, members=len(members))
@@ -160,7 +160,7 @@ async def _take_over_without(
     job.registry.restore(model, record, [m.ident for m in members if m.role is Role.WORKER], record.ready)
     job.consistency = consistency_from_proto(record.view.consistency)
     job.state = types_pb2.JOB_STATE_RUNNING if record.ready else types_pb2.JOB_STATE_INITIALISING
-    job.board.started(record.training_s)
+    job.reports.started(record.training_s)
     job.members.restore([m for m in members if m.name not in lost], time.monotonic() + job.options.lease_s + _FIND_S)
     for member in members:
         if member.name in lost:
@@ -250,12 +250,12 @@ async def _restore_consistency(
     job.origin = schedule_from_proto(record.view, data.slices_per_epoch if data else 0)
     agreed = {c.revision: c for c in (_agreed(reply) for reply in stats.values())}
     newest = agreed[max(agreed)]
-    await job.toggle.settle(newest, [r.scheduled.revision for r in stats.values() if r.HasField("scheduled")])
+    await job.mode_change.settle(newest, [r.scheduled.revision for r in stats.values() if r.HasField("scheduled")])
     # Before the data is known nothing has been handed out.
     was_async = job.consistency.mode is Mode.ASYNC and data is not None
     table = await lease_table(job) if was_async else None
     if newest.revision > job.consistency.revision:
-        await job.toggle.complete(newest, table)
+        await job.mode_change.complete(newest, table)
     elif was_async:
         await job.leasing.begin(table)
 

@@ -48,8 +48,8 @@ class Stuck:
         workers = job.members.of(Role.WORKER)
         if not workers and not missed:
             return None
-        reports = job.board.worker_reports()
-        servers = job.board.server_reports()
+        reports = job.reports.worker_reports()
+        servers = job.reports.server_reports()
         if any(copy.state == shard_pb2.COPY_STATE_WRITING for report in servers.values() for copy in report.copies):
             return None  # which may hold the next version up, and is looked at elsewhere
         names = {one.ident: one.name for one in (*workers, *job.members.of(Role.SERVER))}
@@ -67,7 +67,7 @@ class Stuck:
             watched=bool(job.options.stall_s and data is not None and data.slice_size),
             waits=[
                 f"{names[ident]} waits for {waiting}"
-                for ident, waiting in sorted(job.board.waits().items())
+                for ident, waiting in sorted(job.reports.waits().items())
                 if waiting and ident in names
             ],
             missed=missed,
@@ -85,14 +85,14 @@ class Stuck:
             + f"; {end}"
             for _, server in sorted(job.watch.absent.items())
         ]
-        if job.board.missed and not job.members.of(Role.WORKER):
+        if job.reports.missed and not job.members.of(Role.WORKER):
             found.append(
-                f"{', '.join(job.board.missed)} is lost, and no worker is left: run: "
+                f"{', '.join(job.reports.missed)} is lost, and no worker is left: run: "
                 f"paramserver start worker --join {job.address} -- SCRIPT"
             )
         return found
 
     def _moving_s(self, workers: int) -> float:
         """How long the weights take to all workers and the gradients back, all over one link."""
-        nbytes = sum(report.shard_bytes for report in self._job.board.server_reports().values())
+        nbytes = sum(report.shard_bytes for report in self._job.reports.server_reports().values())
         return 2 * max(workers, 1) * nbytes * 8 / (self._job.options.link_mbps * 1e6)

@@ -80,7 +80,7 @@ class Leasing:
         except TimeoutError:
             response.waiting_for = self._waiting_for(request.max_epoch)
         if response.slices:
-            reach("slice.claimed")
+            reach("slice.leased")
         return response
 
     def _check(self, request: coordinator_pb2.LeaseRequest) -> None:

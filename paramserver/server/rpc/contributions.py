@@ -68,11 +68,11 @@ class Contributions(Host):
         self._ready().happen(WentIdle(request.worker))
         return shard_pb2.IdleResponse()
 
-    async def claim(self, request: shard_pb2.ClaimRequest) -> shard_pb2.ClaimResponse:
+    async def steal(self, request: shard_pb2.StealRequest) -> shard_pb2.StealResponse:
         """A slice of the open step for a worker that has time, if there is a useful one."""
         self._check_job(request.job)
         shard = self._ready()
-        return shard.claims.answer(request, shard.state)
+        return shard.stealing.answer(request, shard.state)
 
     async def push(self, frames: AsyncIterator[bytes]) -> shard_pb2.PushResponse:
         """Count a contribution, once. Refused ones change nothing."""
@@ -82,13 +82,13 @@ class Contributions(Host):
         lying: dict[int, Tensor] = {}
         coming: Contribution | None = None
         drafted = False
-        arrived: Callable[[], None] | None = None
+        ack: Callable[[], None] | None = None
 
         def expect(header: shard_pb2.FrameHeader) -> tuple[Mapping[int, Chunk], int]:
-            nonlocal coming, drafted, arrived
+            nonlocal coming, drafted, ack
             reach("push.recv", header.push.base_version)
             used = self._checked_used(header.push, shard)
-            arriving.enter_context(self.intake.arriving(shard.queued, shard.nbytes))
+            receiving.enter_context(self.intake.receiving(shard.queued, shard.nbytes))
             needed = shard.tensors.chunks_used(used)
             coming = contribution_of(header.push, chunks, shard, used)
             if header.push.HasField("shared"):
@@ -96,17 +96,17 @@ class Contributions(Host):
                 needed = {}
             else:
                 drafted = shard.drafts(coming, header.push)
-                arrived = arriving.enter_context(shard.arrivals.counting(header.push.worker, header.push.nonce))
+                ack = receiving.enter_context(shard.acks.counting(header.push.worker, header.push.nonce))
             return needed, header.push.chunks
 
         def came(chunk: int) -> None:
-            if arrived is not None:
-                arrived()
+            if ack is not None:
+                ack()
             if drafted and coming is not None:
                 shard.drafting.came(coming, chunk)
 
         try:
-            with ExitStack() as arriving:
+            with ExitStack() as receiving:
                 upload = await receive(frames, "push", expect, chunks=chunks, came=came, decode=self._arithmetic)
                 chunks.update(lying)
                 contribution = coming

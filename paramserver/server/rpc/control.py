@@ -39,7 +39,7 @@ class Control(Host):
         if request.generation >= shard.state.generation:
             shard.sharing.keep(workers)
         shard.happen(MembersChanged(request.generation, workers))
-        shard.claims.keep(workers)
+        shard.stealing.keep(workers)
         return shard_pb2.SetMembersResponse()
 
     async def set_consistency(self, request: shard_pb2.SetConsistencyRequest) -> shard_pb2.SetConsistencyResponse:

@@ -24,7 +24,7 @@ class Exchanges(Contributions, Pulls):
             if not (header.HasField("shared") and header.shared.checked):
                 raise errors.ProtocolError("gradients that do not lie in shared memory, or are not checked, are pushed")
             pulling = self._pulling(request.pull)
-            with self.intake.arriving(shard.queued, shard.nbytes):
+            with self.intake.receiving(shard.queued, shard.nbytes):
                 needed = shard.tensors.chunks_used(used)
                 lying = shard.sharing.contribution(header.shared, header.worker, needed)
                 contribution = contribution_of(header, lying, shard, used)

@@ -42,7 +42,7 @@ class Pulls(Host):
         shard, rounding = pulling.shard, pulling.rounding
         ahead = None
         if request.ahead and not pulling.attached:
-            worker = request.worker if request.arrivals else None
+            worker = request.worker if request.acks else None
             ahead = Ahead(shard, pulling.ask, request.wait_s, rounding, worker)
             async with aclosing(ahead.frames()) as drafts:
                 async for frame in drafts:
@@ -105,12 +105,12 @@ class Pulls(Host):
             skipped=shard.tensors.skipped,
             chunks=len(version.moving(frozen)) if follow else 0,
             schedule=shard.tensors.schedule,
-            taken=shard.claims.taken(version.number),
+            taken=shard.stealing.taken(version.number),
             slot=slot,
             draft=0 if frozen else version.draft,
             counted=state.marks.of(version.number),
         )
-        shard.claims.given(request, version.number)
+        shard.stealing.given(request, version.number)
         return header, version if follow else None
 
     async def _passing(self, version: Version, frozen: bool, rounding: Compressor | None) -> AsyncIterator[bytes]:

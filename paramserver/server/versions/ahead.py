@@ -53,8 +53,8 @@ class Ahead:
             with self._news(stir) as news:
                 while not answer.done():
                     stir.clear()
-                    if arrived := news():
-                        yield encode_frame(shard_pb2.FrameHeader(arrived=arrived), ())
+                    if acks := news():
+                        yield encode_frame(shard_pb2.FrameHeader(acks=acks), ())
                     frame = self._next()
                     if frame is not None:
                         yield frame
@@ -65,8 +65,8 @@ class Ahead:
             drafting.listeners.discard(stir)
             answer.cancel()
 
-    def _news(self, stir: asyncio.Event) -> AbstractContextManager[Callable[[], list[shard_pb2.Arrived]]]:
-        return nullcontext(list) if self._worker is None else self._shard.arrivals.heard(self._worker, stir)
+    def _news(self, stir: asyncio.Event) -> AbstractContextManager[Callable[[], list[shard_pb2.Ack]]]:
+        return nullcontext(list) if self._worker is None else self._shard.acks.heard(self._worker, stir)
 
     def _next(self) -> bytes | None:
         """A frame of the present draft that has not been sent."""

@@ -26,22 +26,22 @@ class Intake:
         self.turned_away = 0
         # The most there were at a time.
         self.most = 0
-        self._arriving = 0
+        self._receiving = 0
 
     @contextmanager
-    def arriving(self, queued: int, shard_bytes: int) -> Iterator[None]:
+    def receiving(self, queued: int, shard_bytes: int) -> Iterator[None]:
         """While the bytes of a contribution come in. ``queued``: others that wait to be applied.
 
         ``shard_bytes``: how large a whole contribution is. Raises OverloadedError if there is no room.
         """
         room = min(_AT_MOST, max(_AT_LEAST, self.budget_bytes // max(shard_bytes, 1)))
-        present = self._arriving + queued
+        present = self._receiving + queued
         if present >= room:
             self.turned_away += 1
             raise OverloadedError(f"this server has {present} contributions on its hands already: try again soon")
-        self._arriving += 1
+        self._receiving += 1
         self.most = max(self.most, present + 1)
         try:
             yield
         finally:
-            self._arriving -= 1
+            self._receiving -= 1

@@ -158,10 +158,10 @@ class Sharing:
             except (OSError, ValueError) as error:
                 self._end(shared.attachment)
                 raise errors.GoneError(f"the worker's memory cannot be read: {error}") from error
-        base = shared.node * self._arena.slot_bytes
+        base = shared.slot * self._arena.slot_bytes
         if base + self._arena.slot_bytes > attachment.inbox_bytes:
-            raise errors.ProtocolError(f"node {shared.node} does not exist in the inbox of worker {worker}")
-        views = attachment.views.setdefault(shared.node, {})
+            raise errors.ProtocolError(f"slot {shared.slot} does not exist in the inbox of worker {worker}")
+        views = attachment.views.setdefault(shared.slot, {})
         for index, chunk in chunks.items():
             if index not in views:
                 start = base + self._arena.start(chunk)

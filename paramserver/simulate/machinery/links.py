@@ -35,13 +35,13 @@ class Stream:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """Some bytes of a stream, sent since ``begun_at``. ``arrived`` hears the chain."""
+    """Some bytes of a stream, sent since ``begun_at``. ``delivered`` hears the chain."""
 
     stream: Stream
     nbytes: float
     begun_at: float
     chain: Chain
-    arrived: Callable[[Chain], None]
+    delivered: Callable[[Chain], None]
     # When the sending port began with it, and when it is through there.
     left_at: float = 0.0
     sent_at: float = 0.0
@@ -122,7 +122,7 @@ class ReceivingPort:
     def _through(self, block: Block, began_at: float, took_s: float) -> None:
         chain = self._blamed(block, began_at, took_s)
         self._next()
-        block.arrived(chain)
+        block.delivered(chain)
 
     def _blamed(self, block: Block, began_at: float, took_s: float) -> Chain:
         """The chain of a block that this port began with at ``began_at``.

@@ -70,8 +70,8 @@ class Transfer:
         self._clock, self._costs = clock, costs
         self._source, self._to, self._stream = source, to, stream
 
-    def send(self, piece: Piece, chain: Chain, arrived: Callable[[Chain], None]) -> None:
-        """Send a piece after those before; ``arrived`` hears the chain."""
+    def send(self, piece: Piece, chain: Chain, delivered: Callable[[Chain], None]) -> None:
+        """Send a piece after those before; ``delivered`` hears the chain."""
         costs, began_at = self._costs, self._clock.now
         frames_s = costs.frame_s / 2 * piece.frames
 
@@ -90,7 +90,7 @@ class Transfer:
             came_at = self._clock.now
 
             def done() -> None:
-                arrived(longer(chain, Part.COPIES, self._clock.now - came_at))
+                delivered(longer(chain, Part.COPIES, self._clock.now - came_at))
 
             self._to.takes.run(costs.take_ns * 1e-9 * piece.nbytes, lambda: self._to.loop.run(frames_s, done))
 

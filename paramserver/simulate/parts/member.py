@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from paramserver.core.versions.events import AtLeast, Exactly, Want
 from paramserver.core.versions.names import Name
-from paramserver.core.work.claims import Standing
+from paramserver.core.work.stealing import Assignment
 from paramserver.simulate.machinery.blame import NOTHING, Chain, Part, longer
 from paramserver.simulate.machinery.clock import Process, Signal, VirtualClock, every
 from paramserver.simulate.parts.hosts import Program
@@ -47,7 +47,7 @@ class Member:
         self.versions = [0] * len(servers)
         # When each slice was begun and done.
         self.spans: list[tuple[float, float]] = []
-        self.standing: Standing | None = None
+        self.assignment: Assignment | None = None
         # How long it has waited for weights in the midst of the last slice.
         self.stalled_s = 0.0
         self._rests: list[Rest] = []
@@ -125,7 +125,7 @@ class Member:
         ``ahead``: they may be sent while they are made.
         """
         asked = [
-            server.pull(self.program, self.ident, want, self.standing, self.chain, ahead, self._begins)
+            server.pull(self.program, self.ident, want, self.assignment, self.chain, ahead, self._begins)
             for server in self.servers
         ]
 
@@ -155,7 +155,7 @@ class Member:
             oldest = min(answer.version for answer in answers)
             ahead = [server for server, answer in enumerate(answers) if answer.version > oldest]
             asked = [
-                self.servers[s].pull(self.program, self.ident, Exactly(oldest), self.standing, self.chain)[0]
+                self.servers[s].pull(self.program, self.ident, Exactly(oldest), self.assignment, self.chain)[0]
                 for s in ahead
             ]
             again, last = yield every(asked)

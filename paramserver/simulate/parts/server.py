@@ -27,7 +27,7 @@ from paramserver.core.versions.events import (
 from paramserver.core.versions.names import Name, SyncName
 from paramserver.core.versions.reduction import is_node
 from paramserver.core.versions.shard import ShardState
-from paramserver.core.work.claims import Ask, Claims, Standing
+from paramserver.core.work.stealing import Ask, Assignment, Stealing
 from paramserver.simulate.costs import Costs
 from paramserver.simulate.machinery.blame import NOTHING, Chain, Part, longer
 from paramserver.simulate.machinery.clock import Signal, VirtualClock
@@ -98,7 +98,7 @@ class _Delivery:
 class _Call:
     answer: Signal[Answer]
     caller: Program
-    standing: Standing | None = None
+    assignment: Assignment | None = None
     ahead: bool = False
     begins: bool = False
     asked: bool = False
@@ -151,8 +151,8 @@ class Server:
         self._building = False
         # By version, the draft that it was.
         self._was: dict[int, Draft] = {}
-        self._claims = Claims()
-        self._claims.begin(0, 0.0)
+        self._stealing = Stealing()
+        self._stealing.begin(0, 0.0)
         self._calls: dict[int, _Call] = {}
         self._numbers = itertools.count(1)
         self._brought: dict[int, _Brought] = {}
@@ -190,7 +190,7 @@ class Server:
             self._compute(self._costs.check_ns * self._params, chain, checked)
 
         def checked(chain: Chain) -> None:
-            self._arrived(coming, caller, base, clock, push.answer, chain)
+            self._received(coming, caller, base, clock, push.answer, chain)
 
         push = Push(self._pieces, send, at_once)
         return push
@@ -200,7 +200,7 @@ class Server:
         caller: Program,
         worker: int,
         want: Want,
-        standing: Standing | None,
+        assignment: Assignment | None,
         chain: Chain,
         ahead: bool = False,
         begins: bool = False,
@@ -210,7 +210,7 @@ class Server:
         ``ahead``: they may be sent while they are made. ``begins``: the answer may come before most of them.
         """
         number = next(self._numbers)
-        call = _Call(Signal(), caller, standing, ahead, begins)
+        call = _Call(Signal(), caller, assignment, ahead, begins)
         if not self.program.near(caller):
             call.transfer = self._network.open(self.program, caller, self._costs.pull_bytes_s)
 
@@ -231,8 +231,8 @@ class Server:
         self._serve(caller, chain, asked)
         return call.answer, call_off
 
-    def claim(self, caller: Program, ask: Ask) -> Signal[Work]:
-        """A worker has time; as `server.versions.claiming` answers it."""
+    def steal(self, caller: Program, ask: Ask) -> Signal[Work]:
+        """A worker has time; as `server.versions.stealing` answers it."""
         answer: Signal[Work] = Signal()
 
         def asked(_: Chain) -> None:
@@ -241,7 +241,7 @@ class Server:
                 work = Work(None, complete=ask.step <= self.state.version)
             else:
                 gaps = missing.slices if missing.of else ((0, ask.of),)
-                work = Work(self._claims.ask(ask, gaps, self._clock.now), complete=False)
+                work = Work(self._stealing.ask(ask, gaps, self._clock.now), complete=False)
             self._back(caller, NOTHING, lambda _: answer.set(work))
 
         self._serve(caller, NOTHING, asked)
@@ -265,7 +265,7 @@ class Server:
         call_s, serve_s = self._costs.call(self.program.near(caller))
         caller.loop.run((call_s - serve_s) / 2, lambda: then(longer(chain, Part.CALLS, self._clock.now - begun_at)))
 
-    def _arrived(
+    def _received(
         self, coming: Coming, caller: Program, base: int, clock: int, answer: Signal[Answer], chain: Chain
     ) -> None:
         number = next(self._numbers)
@@ -306,9 +306,9 @@ class Server:
 
     def _give(self, call: _Call, version: int, min_clock: int, chain: Chain) -> None:
         """Send a version to whoever asked for it, but for what of it has been sent before."""
-        if call.standing is not None:
-            self._claims.given(call.standing, version)
-        taken = self._claims.taken(version)
+        if call.assignment is not None:
+            self._stealing.given(call.assignment, version)
+        taken = self._stealing.taken(version)
 
         def answer(chain: Chain, rest: Rest | None = None) -> None:
             self._back(
@@ -396,7 +396,7 @@ class Server:
 
     def _built(self, effect: Build, chain: Chain) -> None:
         self._building = False
-        self._claims.begin(effect.version, self._clock.now)
+        self._stealing.begin(effect.version, self._clock.now)
         brought = [self._brought.pop(buffer) for buffer in effect.buffers]
         last = max(effect.buffers)  # they are numbered as they come
         worker = brought[effect.buffers.index(last)].coming.worker

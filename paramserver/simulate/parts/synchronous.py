@@ -1,4 +1,4 @@
-"""A simulated synchronous worker: the loop of `worker.pace.SyncPace`, with the real claims, tempo and tree."""
+"""A simulated synchronous worker: the loop of `worker.pace.SyncPace`, with the real stealing, speed and tree."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from paramserver.core.versions.events import AtLeast
 from paramserver.core.versions.names import SyncName
 from paramserver.core.versions.reduction import Node, Reducer, cover
-from paramserver.core.work.claims import Ask, Standing
 from paramserver.core.work.slices import assign
-from paramserver.core.work.tempo import Tempo
+from paramserver.core.work.speed import Speed
+from paramserver.core.work.stealing import Ask, Assignment
 from paramserver.simulate.machinery.blame import Chain, Part, longer
 from paramserver.simulate.machinery.clock import Process, Signal
 from paramserver.simulate.parts.member import All, Member
@@ -37,7 +37,7 @@ class SyncWorker:
         self._given: int | None = None
         self._hurry = False
         self._given_away = False
-        self._tempo = Tempo()
+        self._speed = Speed()
         self._asked = 0  # the server that is asked for work
         self._reducer = Reducer(slices, self._range)
         self._held: set[Node] = set()
@@ -53,10 +53,10 @@ class SyncWorker:
             if position is None:
                 yield from self._wait_for_next()
                 continue
-            self._tempo.begun(self._member.clock.now)
+            self._speed.begun(self._member.clock.now)
             early = self._begin_early(position)
             yield from self._member.compute(early)
-            self._tempo.finished(self._member.clock.now - self._member.stalled_s)
+            self._speed.finished(self._member.clock.now - self._member.stalled_s)
             self._contribute(position)
             if next(self._mine(), None) is None:
                 self._release()
@@ -66,12 +66,12 @@ class SyncWorker:
         """Take a new version in."""
         version = answers[0].version
         lost = sum(self._range[0] <= slice_ < self._range[1] for slice_ in answers[0].taken)
-        self._tempo.step(self._member.clock.now, lost, max(1, version - self._version))
+        self._speed.step(self._member.clock.now, lost, max(1, version - self._version))
         self._version = version
         self._done.clear()
         self._left.clear()
         self._held.clear()
-        self._given, self._given_away, self._hurry = None, False, self._tempo.slow
+        self._given, self._given_away, self._hurry = None, False, self._speed.slow
         self._reducer = Reducer(self._of, self._range)
         self._asked = 0
 
@@ -93,26 +93,26 @@ class SyncWorker:
         position, self._given = self._given, None
         if position in self._done:
             return None
-        aside = position in self._left or not self._range[0] <= position < self._range[1]
-        self.moved += aside
-        self._left.update(p for p in self._mine() if aside or p < position)
+        unplanned = position in self._left or not self._range[0] <= position < self._range[1]
+        self.moved += unplanned
+        self._left.update(p for p in self._mine() if unplanned or p < position)
         return position
 
     def _asks(self) -> bool:
-        return self._moves and (self._given_away or self._tempo.asks(self._member.clock.now, not self._done))
+        return self._moves and (self._given_away or self._speed.asks(self._member.clock.now, not self._done))
 
     def _ask(self) -> Process[Work]:
         """Ask a server which slice to compute; where nothing is missing, another is asked next."""
         began_at = self._member.clock.now
-        ask = Ask(self._standing(), self._version, self._of, frozenset(self._done))
-        work: Work = yield self._member.servers[self._asked].claim(self._member.program, ask)
+        ask = Ask(self._assignment(), self._version, self._of, frozenset(self._done))
+        work: Work = yield self._member.servers[self._asked].steal(self._member.program, ask)
         self._member.chain = longer(self._member.chain, Part.CALLS, self._member.clock.now - began_at)
         if work.complete:
             self._asked = (self._asked + 1) % len(self._member.servers)
         return work
 
-    def _standing(self) -> Standing:
-        return Standing(self._member.ident, self._member.rank, self._workers, self._tempo.work_s)
+    def _assignment(self) -> Assignment:
+        return Assignment(self._member.ident, self._member.rank, self._workers, self._speed.work_s)
 
     def _contribute(self, position: int) -> None:
         """Sum with its neighbours as far as the fixed tree allows; push what is as large as it will get."""
@@ -148,7 +148,7 @@ class SyncWorker:
     def _ask_for_next(self) -> tuple[All, Callable[[], None]]:
         """Ask for the next version, once."""
         if self._asked_for is None:
-            self._member.standing = self._standing() if self._moves else None
+            self._member.assignment = self._assignment() if self._moves else None
             self._asked_for = self._member.asking(AtLeast(self._version + 1), ahead=True)
         return self._asked_for
 
@@ -169,7 +169,7 @@ class SyncWorker:
             began_at = member.clock.now
             yield from member.wait_all(self._pushes)
             self._pushes.clear()
-            self._tempo.pushed(member.clock.now - began_at)
+            self._speed.pushed(member.clock.now - began_at)
         since, chain = member.clock.now, member.chain
 
         def there() -> bool:
@@ -187,7 +187,7 @@ class SyncWorker:
             work = yield from self._ask()
             if there():
                 break
-            self._tempo.answered(work.slice is not None)
+            self._speed.answered(work.slice is not None)
             if work.slice is not None:
                 call_off()
                 self._given = work.slice
@@ -199,7 +199,7 @@ class SyncWorker:
         """The answers, or None when this worker's patience is over."""
         first: Signal[_Heard] = Signal()
         if self._moves:
-            alarm = self._member.clock.after(self._tempo.patience_s(), lambda: first.set(None))
+            alarm = self._member.clock.after(self._speed.patience_s(), lambda: first.set(None))
 
             def heard(value: tuple[list[Answer], Answer]) -> None:
                 alarm.cancel()

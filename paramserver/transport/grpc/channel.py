@@ -13,7 +13,7 @@ from paramserver import errors
 from paramserver.transport import fork
 from paramserver.transport.addresses import target
 from paramserver.transport.base import Frames, Method, MethodKind, each, find, frame
-from paramserver.transport.failures import ERROR_KEY, arrived, connection_hint, denied, from_code, unavailable
+from paramserver.transport.failures import ERROR_KEY, connection_hint, denied, from_code, remote_error, unavailable
 from paramserver.transport.grpc.server import END
 from paramserver.transport.grpcio import grpc
 from paramserver.transport.limits import LIMITS, Limits
@@ -291,7 +291,7 @@ class _Call:
         for key, value in metadata or ():
             if key == ERROR_KEY:
                 self._channel.heard = True
-                error = arrived(value if isinstance(value, str) else value.decode("ascii", "replace"), details)
+                error = remote_error(value if isinstance(value, str) else value.decode("ascii", "replace"), details)
                 return denied(self._where) if isinstance(error, errors.DeniedError) and details == DENIED else error
         return from_code(code, details, self._where, self._timeout, self._hint(details))
 

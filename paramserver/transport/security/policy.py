@@ -44,7 +44,7 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "Shard.Pull": frozenset({WORKER, COORDINATOR, ADMIN}),
     "Shard.Exchange": frozenset({WORKER}),
     "Shard.Idle": frozenset({WORKER, COORDINATOR}),  # the coordinator: for a worker that gets nowhere
-    "Shard.Claim": frozenset({WORKER}),
+    "Shard.Steal": frozenset({WORKER}),
     "Shard.Export": frozenset({WORKER, COORDINATOR, ADMIN}),
     "Shard.ShareNorms": frozenset({SERVER}),
     "Shard.Stats": frozenset({COORDINATOR, SERVER, ADMIN}),  # a server's health check bears the server's certificate

@@ -32,7 +32,7 @@ from paramserver.transport.base import (
     set_caller,
 )
 from paramserver.transport.envelopes import WINDOW, pack, unpack
-from paramserver.transport.failures import answered, arrived, in_time, unavailable, unknown_call
+from paramserver.transport.failures import answered, in_time, remote_error, unavailable, unknown_call
 from paramserver.transport.security.policy import CALLERS
 from paramserver.v1.local_pb2 import Envelope
 
@@ -61,7 +61,7 @@ class _Stream:
         self._come.extend(envelope.messages)
         self._credit += envelope.credit
         if envelope.error:
-            self.failure = arrived(envelope.error, envelope.text)
+            self.failure = remote_error(envelope.error, envelope.text)
         self.ended = self.ended or envelope.end or bool(envelope.error)
         self._changed.set()
 

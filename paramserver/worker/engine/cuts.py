@@ -24,7 +24,7 @@ class Cuts(Weights):
         if self.consistency.mode is Mode.SYNC:
             self._pull_latest()
             return
-        self._arrived()
+        self._wait_for_copy()
         try:
             results = self._watch(self.background.submit(self.links.pull_cut(self._snapshot)))
         except errors.FencedError:

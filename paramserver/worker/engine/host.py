@@ -18,7 +18,7 @@ from paramserver.transport.base import Channel
 from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.worker.background import Background
 from paramserver.worker.device import Mover, Ticket
-from paramserver.worker.flat import FlatSpace, NodePool
+from paramserver.worker.flat import FlatSpace, PartialSumPool
 from paramserver.worker.gradients import early
 from paramserver.worker.gradients.outgoing import Outgoing
 from paramserver.worker.gradients.staging import Staging
@@ -28,7 +28,7 @@ from paramserver.worker.pace import AsyncPace, SyncPace
 from paramserver.worker.script.handed import HandedIn
 from paramserver.worker.script.state import NOTHING
 from paramserver.worker.startup import Offer
-from paramserver.worker.weights.arriving import Arriving
+from paramserver.worker.weights.incoming import IncomingWeights
 from paramserver.worker.weights.pulled import Pulled
 from paramserver.worker.weights.reads import Reads
 
@@ -87,7 +87,7 @@ class Host:
         self._session: Session | None = None
         self._links: ShardLinks | None = None
         self._weights: FlatSpace | None = None
-        self._pool: NodePool | None = None
+        self._pool: PartialSumPool | None = None
         self._on_weights: Callable[[FlatSpace], None] = lambda weights: None
         # Called between two slices, while all weights are there: what the script has written to them would be lost.
         self.before_next: Callable[[], None] = lambda: None
@@ -122,7 +122,7 @@ class Host:
         # What tells of reads of the parameters, where the script may begin before all weights are there; what it
         # begins with just now; how long it has waited for weights in the present slice.
         self.reads: Reads | None = None
-        self._arriving: Arriving | None = None
+        self._incoming: IncomingWeights | None = None
         self.stalled_s = 0.0
         # The setting that the pace was made for.
         self._paced: Consistency | None = None
@@ -140,7 +140,7 @@ class Host:
         return self._links
 
     @property
-    def pool(self) -> NodePool:
+    def pool(self) -> PartialSumPool:
         """Memory for contributions."""
         assert self._pool is not None, "register a model first"
         return self._pool

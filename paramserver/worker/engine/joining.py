@@ -18,7 +18,7 @@ from paramserver.wire.messages import data_to_proto, plan_of
 from paramserver.worker import startup
 from paramserver.worker.device import mover_for
 from paramserver.worker.engine.weights import Weights
-from paramserver.worker.flat import FlatSpace, NodePool, no_space
+from paramserver.worker.flat import FlatSpace, PartialSumPool, no_space
 from paramserver.worker.gradients.staging import Staging
 from paramserver.worker.memory.inplace import InPlace
 from paramserver.worker.pace import AsyncPace
@@ -146,13 +146,13 @@ class Joining(Weights):
         self.handed.begin_again()
         device, shared = self._weights.device, self.links.shared
         inbox = shared.inbox.space if shared is not None else no_space
-        self._arrived()
+        self._wait_for_copy()
         if self._mover is not None:
             self._mover.release()
         self._mover = self._mover or mover_for(device)
         self._staging = Staging(plan.layout, self._mover, inbox) if self._mover is not None else None
         near = shared if self._mover is None else None
-        self._pool = NodePool(plan.layout, device, inbox if self._mover is None else no_space)
+        self._pool = PartialSumPool(plan.layout, device, inbox if self._mover is None else no_space)
         exact = self.rounding is None
         self.in_place = InPlace(near) if near is not None and exact and InPlace.possible(near) else None
         if self.in_place is None and self._weights.lent:

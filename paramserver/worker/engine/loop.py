@@ -17,7 +17,7 @@ from paramserver.wire.messages import schedule_from_proto
 from paramserver.worker.engine.leaving import Leaving
 from paramserver.worker.engine.loading import Loading
 from paramserver.worker.engine.states import States
-from paramserver.worker.flat import Node
+from paramserver.worker.flat import PartialSum
 from paramserver.worker.pace import AsyncPace, Item, SyncPace, make_pace
 
 # How long the coordinator has to take note of a slice.
@@ -102,21 +102,21 @@ class Engine(States, Loading, Leaving):
             self._pace is not None and not self.rolled_back() and not self.mode_changed() and self._pace.expects(item)
         )
 
-    def contribute(self, item: Item, node: Node, groups: Sequence[types_pb2.GroupHypers]) -> bool:
+    def contribute(self, item: Item, partial: PartialSum, groups: Sequence[types_pb2.GroupHypers]) -> bool:
         """Hand in what a slice yielded; returns with the next version, or with more work on this one.
 
         Without a data set the name of a slice does not say what it yields: False then means that another worker's
         contribution of this name counts instead of this one.
         """
         reach("worker.after_grad", self.version)
-        node.settle()
+        partial.settle()
         self.stalled_s = 0.0
         try:
-            right = self._settle(frozenset(node.used))
+            right = self._settle(frozenset(partial.used))
             # Weights may have been waited for since before the slice began.
             self._slice_times.append(max(0.0, time.monotonic() - self._begun_at - self.stalled_s))
             if not right:
-                self.discard(node)
+                self.discard(partial)
                 self._refresh()
                 return True
             self.before_next()
@@ -124,10 +124,10 @@ class Engine(States, Loading, Leaving):
             return self._follow()
         self.computing = None
         self.slices += 1
-        self.samples += node.samples
+        self.samples += partial.samples
         assert self._pace is not None, "an item comes before its contribution"
         try:
-            return self._pace.contribute(item, node, groups)
+            return self._pace.contribute(item, partial, groups)
         except errors.RolledBackError:
             return self._follow()
 

@@ -12,7 +12,7 @@ from paramserver.v1 import shard_pb2
 from paramserver.worker.engine.leases import Leases
 from paramserver.worker.engine.weights import Weights
 from paramserver.worker.weights.pulled import Pulled
-from paramserver.worker.weights.spare import Spare
+from paramserver.worker.weights.stealing import Thief
 
 
 class Pulls(Weights, Leases):
@@ -54,21 +54,21 @@ class Pulls(Weights, Leases):
 
     def begin_pull(self, version: int) -> concurrent.futures.Future[list[Pulled]]:
         """Ask every shard for ``version`` or a later one."""
-        self._arrived()
+        self._wait_for_copy()
         begun = self._early.pull(version)
         return begun or self.background.submit(self.links.pull_version(version, ahead=True, begin=self._may_begin))
 
-    def spare(self) -> Spare:
+    def thief(self) -> Thief:
         """What fills the time in which a worker waits for others."""
-        return Spare(self.links)
+        return Thief(self.links)
 
-    def ask_for_work(self, spare: Spare, question: shard_pb2.ClaimRequest) -> shard_pb2.ClaimResponse | None:
+    def ask_for_work(self, thief: Thief, question: shard_pb2.StealRequest) -> shard_pb2.StealResponse | None:
         """Ask a server which slice to compute now; None if there is no answer."""
-        return self._watch(self.background.submit(spare.ask(question)))
+        return self._watch(self.background.submit(thief.ask(question)))
 
     def pull_now(self, want: Want) -> int | None:
         """Pull at a clock from every shard; returns the slowest clock, None if the job is synchronous by now."""
-        self._arrived()
+        self._wait_for_copy()
         try:
             results = self._watch(self.background.submit(self.links.pull(want, begin=self._may_begin)))
         except errors.FencedError:

@@ -16,7 +16,7 @@ from paramserver.core.versions.names import Name, SyncName
 from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.worker.device import Ticket
 from paramserver.worker.engine.weights import Weights
-from paramserver.worker.flat import Node
+from paramserver.worker.flat import PartialSum
 from paramserver.worker.gradients import early
 from paramserver.worker.gradients.contribution import PushFacts
 from paramserver.worker.gradients.outgoing import ANY, Encoded
@@ -34,24 +34,24 @@ class Pushes(Weights):
     """Brings what slices have yielded."""
 
     def push(
-        self, name: Name, node: Node, groups: Sequence[types_pb2.GroupHypers], clock: int, flush: bool = False
+        self, name: Name, partial: PartialSum, groups: Sequence[types_pb2.GroupHypers], clock: int, flush: bool = False
     ) -> concurrent.futures.Future[frozenset[shard_pb2.Outcome]]:
         """Begin to bring a contribution to all shards; its memory is reused afterwards.
 
         ``flush``: nothing of it is left for later ones. Raises what `Outgoing.encode` raises.
         """
-        self._arrived()
+        self._wait_for_copy()
         ticket, pool = None, self.pool
         if self._staging is not None:
-            of_device, pool = node, self._staging.pool
-            node, ticket = self._staging.fetch(node)
+            of_device, pool = partial, self._staging.pool
+            partial, ticket = self._staging.fetch(partial)
             if self.outgoing.lossy:
                 ticket.wait()
-        space = node.space
+        space = partial.space
         position = name.lo if isinstance(name, SyncName) else ANY
-        encoded = self.outgoing.encode(position, node, space, flush) if self.outgoing.lossy else {}
-        facts = self._facts(name, node, groups, clock, encoded)
-        begun = self._early.complete(node, facts)
+        encoded = self.outgoing.encode(position, partial, space, flush) if self.outgoing.lossy else {}
+        facts = self._facts(name, partial, groups, clock, encoded)
+        begun = self._early.complete(partial, facts)
         future = begun or self.background.submit(_when(ticket, self.links.push(facts, space.read)))
         self._pushing.add(future)
         if not self.named_by_data:
@@ -63,15 +63,15 @@ class Pushes(Weights):
             gpu = self.pool
             future.add_done_callback(lambda _: gpu.give(of_device))
         if space.number is None:
-            future.add_done_callback(lambda _: pool.give(node))
+            future.add_done_callback(lambda _: pool.give(partial))
         elif isinstance(name, SyncName):  # servers read it when they have all of the step
-            pool.lend(node, name.step, future.done)
+            pool.lend(partial, name.step, future.done)
         else:  # answered when it is in a version; after an error a server may still be about to read it
-            future.add_done_callback(lambda done: pool.give(node) if _succeeded(done) else None)
+            future.add_done_callback(lambda done: pool.give(partial) if _succeeded(done) else None)
         return future
 
     def exchange(
-        self, name: SyncName, node: Node, groups: Sequence[types_pb2.GroupHypers], patience_s: float
+        self, name: SyncName, partial: PartialSum, groups: Sequence[types_pb2.GroupHypers], patience_s: float
     ) -> bool | None:
         """Push a contribution, and wait so long for the version that it is the last one of; both without the loop.
 
@@ -82,12 +82,12 @@ class Pushes(Weights):
         wait_s = min(patience_s, exchanges.MOST_S)
         self._waiting += 1
         try:
-            found = exchanges.exchange(self.links, self._facts(name, node, groups, 0, {}), name.step + 1, wait_s)
+            found = exchanges.exchange(self.links, self._facts(name, partial, groups, 0, {}), name.step + 1, wait_s)
         finally:
             self._waiting -= 1
         if found is False:
             return None
-        self.pool.lend(node, name.step, lambda: True)
+        self.pool.lend(partial, name.step, lambda: True)
         if found is True:
             return False
         self._install(found)
@@ -95,10 +95,10 @@ class Pushes(Weights):
 
     def begin_early(
         self, item: Item, samples: int, used: frozenset[int], groups: Callable[[], Sequence[types_pb2.GroupHypers]]
-    ) -> tuple[Node, early.EarlyChunks] | None:
+    ) -> tuple[PartialSum, early.EarlyChunks] | None:
         """Begin to push what ``item`` is going to yield, while it is computed; None where that is not possible.
 
-        ``used``: the tensors of which it is expected to have gradients or changes. Returns the node to fill, which
+        ``used``: the tensors of which it is expected to have gradients or changes. Returns the partial sum to fill, which
         :meth:`contribute` must get, and who is to be told of each tensor in it.
         """
         pace = self._pace
@@ -115,18 +115,18 @@ class Pushes(Weights):
         )
         if pace is None or not possible:
             return None
-        node = self.pool.take()
-        node.samples = samples
+        partial = self.pool.take()
+        partial.samples = samples
         clock = pace.clock if isinstance(pace, AsyncPace) else 0
-        facts = self._facts(item.name, node, groups(), clock, {}, used)
-        return node, self._early.begin(self.links, node, facts, self.pool, self._may_begin)
+        facts = self._facts(item.name, partial, groups(), clock, {}, used)
+        return partial, self._early.begin(self.links, partial, facts, self.pool, self._may_begin)
 
-    def discard(self, node: Node) -> None:
-        """A node that is not contributed."""
-        if self._early.has(node):
+    def discard(self, partial: PartialSum) -> None:
+        """A partial that is not contributed."""
+        if self._early.has(partial):
             self._early.drop()
         else:
-            self.pool.give(node)
+            self.pool.give(partial)
 
     def keep_residuals(self, positions: range) -> None:
         """These slice positions belong to this worker; what was left out of contributions to others is lost."""
@@ -161,18 +161,18 @@ class Pushes(Weights):
     def _facts(
         self,
         name: Name,
-        node: Node,
+        partial: PartialSum,
         groups: Sequence[types_pb2.GroupHypers],
         clock: int,
         encoded: Mapping[int, Encoded],
         used: frozenset[int] | None = None,
     ) -> PushFacts:
         """What is said of a contribution. ``used``: what it is going to have, if it is not complete yet."""
-        present = frozenset() if node.overflow else frozenset(node.used)
+        present = frozenset() if partial.overflow else frozenset(partial.used)
         return PushFacts(
             name=name,
-            samples=node.samples,
-            overflow=node.overflow,
+            samples=partial.samples,
+            overflow=partial.overflow,
             used=present if used is None else used,
             groups=groups,
             base_versions=list(self._versions),
@@ -180,7 +180,7 @@ class Pushes(Weights):
             schedule=self.schedule,
             clip_norm=self.clip_norm if isinstance(name, SyncName) else 0.0,
             nonce=secrets.randbits(63) | 1,
-            node=node.space.number,
+            slot=partial.space.number,
             encoded=encoded,
         )
 

@@ -12,7 +12,7 @@ from paramserver.core.versions.events import Latest
 from paramserver.failpoints import reach
 from paramserver.worker.engine.host import Host
 from paramserver.worker.flat import FlatSpace
-from paramserver.worker.weights.arriving import Arriving
+from paramserver.worker.weights.incoming import IncomingWeights
 from paramserver.worker.weights.pulled import Pulled, merge
 
 log = structlog.get_logger("paramserver.worker")
@@ -41,7 +41,7 @@ class Weights(Host):
         if self._consistency is None or newest.revision > self._consistency.revision:
             self._consistency = newest
         self._on_weights(self._weights)
-        if self._arriving is not None and not self._listens(self._arriving, self._weights):
+        if self._incoming is not None and not self._listens(self._incoming, self._weights):
             self.reads = None
             self._complete()
             self._on_weights(self._weights)  # which may have copied what was not there
@@ -55,7 +55,7 @@ class Weights(Host):
             if any(result.rest is not None for result in results):
                 self._begin(results, self._weights)
             return
-        self._arrived()
+        self._wait_for_copy()
         for result in results:
             if result.slot is not None:
                 for _, source in self._weights.places(result.chunks, self.rounding):
@@ -66,7 +66,7 @@ class Weights(Host):
     @property
     def whole(self) -> bool:
         """Whether all weights of the version at hand are there."""
-        return self._arriving is None
+        return self._incoming is None
 
     # ---- weights that the script begins with before all of them are there
 
@@ -83,14 +83,14 @@ class Weights(Host):
             if self.rolled_back():
                 raise errors.RolledBackError("the job goes back to a checkpoint")
 
-        self._arriving = Arriving(space, results, self.rounding, goes_on, self._stalls)
+        self._incoming = IncomingWeights(space, results, self.rounding, goes_on, self._stalls)
         for placement, spec in zip(space.layout.placements, space.layout.tensors, strict=True):
             if spec.kind is Kind.BUFFER:  # of which the model has copies
-                self._arriving.read(placement.tensor)
+                self._incoming.read(placement.tensor)
 
-    def _listens(self, arriving: Arriving, space: FlatSpace) -> bool:
+    def _listens(self, incoming: IncomingWeights, space: FlatSpace) -> bool:
         """Have it told what the script reads; False if that cannot be, as with this script it never will."""
-        return self.reads is not None and self.reads.begin(arriving, [space.view(i) for i in range(self.reads.count)])
+        return self.reads is not None and self.reads.begin(incoming, [space.view(i) for i in range(self.reads.count)])
 
     def _stalls(self, whom: str) -> None:
         """The script waits for somebody, or (if that is empty) goes on."""
@@ -104,7 +104,7 @@ class Weights(Host):
 
     def _pull_latest(self) -> None:
         """Take in the newest version, all of it."""
-        self._arrived()
+        self._wait_for_copy()
         sync = self.consistency.mode is Mode.SYNC
         pull = self.links.pull_version(self.version) if sync else self.links.pull(Latest())
         self._install(self._watch(self.background.submit(pull)))
@@ -114,22 +114,22 @@ class Weights(Host):
 
         Raises what keeps them from coming.
         """
-        arriving, self._arriving = self._arriving, None
-        if arriving is None:
+        incoming, self._incoming = self._incoming, None
+        if incoming is None:
             return True
         if self.reads is not None:
             self.reads.end()
         with torch._C.DisableTorchFunction():
-            unread = arriving.unread(used)
+            unread = incoming.unread(used)
             try:
-                arriving.settle()
+                incoming.settle()
             except errors.FencedError:
                 raise
             except errors.StaleViewError as error:
                 log.info("some weights of the version at hand did not come any more", reason=str(error))
                 return False
             finally:
-                self.stalled_s += arriving.waited_s
+                self.stalled_s += incoming.waited_s
         if unread:
             self.reads = None
             log.info(
@@ -140,13 +140,13 @@ class Weights(Host):
 
     def _forget(self) -> None:
         """Weights that are still to come are those of yesterday."""
-        arriving, self._arriving = self._arriving, None
-        if arriving is not None:
-            arriving.drop()
+        incoming, self._incoming = self._incoming, None
+        if incoming is not None:
+            incoming.drop()
             if self.reads is not None:
                 self.reads.end()
 
-    def _arrived(self) -> None:
+    def _wait_for_copy(self) -> None:
         """Wait until weights are no longer read where they came from; before that nobody asks for another version."""
         if self._bringing is not None:
             self._bringing.wait()

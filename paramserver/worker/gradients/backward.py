@@ -11,7 +11,7 @@ import torch
 if TYPE_CHECKING:
     from torch import nn
 
-    from paramserver.worker.flat import Node
+    from paramserver.worker.flat import PartialSum
     from paramserver.worker.gradients.early import EarlyChunks
 
 # Elements that are compared at a time: they stay in cache.
@@ -34,7 +34,7 @@ class Backward:
 
     def __init__(self, parameters: Mapping[int, nn.Parameter]) -> None:
         self._parameters = parameters
-        self._node: Node | None = None
+        self._partial: PartialSum | None = None
         self._chunks: EarlyChunks | None = None
         self._again = False
         for index, parameter in parameters.items():
@@ -42,36 +42,36 @@ class Backward:
                 continue
             parameter.register_post_accumulate_grad_hook(partial(self._made, index))  # type: ignore[no-untyped-call]
 
-    def begin(self, node: Node, chunks: EarlyChunks) -> None:
-        """Gradients go into ``node`` from now on, and ``chunks`` hears of each."""
-        self._node, self._chunks, self._again = node, chunks, False
+    def begin(self, partial: PartialSum, chunks: EarlyChunks) -> None:
+        """Gradients go into ``partial`` from now on, and ``chunks`` hears of each."""
+        self._partial, self._chunks, self._again = partial, chunks, False
 
     def end(self) -> bool:
         """The script is done with its gradients: whether they are, bit for bit, what was taken up."""
-        node, self._node = self._node, None
+        partial, self._partial = self._partial, None
         self._chunks = None
-        if node is None or self._again:
+        if partial is None or self._again:
             return False
         with torch.no_grad():
             for index, parameter in self._parameters.items():
                 gradient = parameter.grad
-                if (gradient is None) == (index in node.used):
+                if (gradient is None) == (index in partial.used):
                     return False
-                if gradient is not None and not _same(node.space.view(index), gradient, node.samples):
+                if gradient is not None and not _same(partial.space.view(index), gradient, partial.samples):
                     return False
         return True
 
     def _made(self, index: int, parameter: torch.Tensor) -> None:
         """Autograd has finished a gradient."""
-        node, chunks, gradient = self._node, self._chunks, parameter.grad
-        if node is None or chunks is None or gradient is None:
+        partial, chunks, gradient = self._partial, self._chunks, parameter.grad
+        if partial is None or chunks is None or gradient is None:
             return
-        if gradient.is_sparse or index in node.used:  # a second backward pass adds to what may have left already
+        if gradient.is_sparse or index in partial.used:  # a second backward pass adds to what may have left already
             self._again = True
             return
         with torch.no_grad():
-            put(node.space.view(index), gradient, node.samples)
-        node.used.add(index)
+            put(partial.space.view(index), gradient, partial.samples)
+        partial.used.add(index)
         chunks.ready(index)
 
 

@@ -26,7 +26,7 @@ _FRAME_BYTES = 256 << 10
 class PushFacts:
     """A contribution but for its bytes. ``base_versions``: by server, the version it was computed on.
 
-    ``node``: its place in this worker's inbox, if it lies there. ``encoded``: the chunks that go over the network in
+    ``slot``: its place in this worker's inbox, if it lies there. ``encoded``: the chunks that go over the network in
     another form.
     """
 
@@ -40,7 +40,7 @@ class PushFacts:
     schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_OTHER
     clip_norm: float = 0.0
     nonce: int = 0
-    node: int | None = None
+    slot: int | None = None
     encoded: Mapping[int, Encoded] = field(default_factory=dict)
 
 
@@ -76,7 +76,7 @@ async def frames_as_ready(
 
 def put_place(header: shard_pb2.PushHeader, attached: Attached, facts: PushFacts) -> None:
     """Say where in the inbox a contribution lies, which has been looked through for NaN."""
-    header.shared.attachment, header.shared.node, header.shared.checked = attached.number, facts.node or 0, True
+    header.shared.attachment, header.shared.slot, header.shared.checked = attached.number, facts.slot or 0, True
 
 
 def _part(

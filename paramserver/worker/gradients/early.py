@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from paramserver.core.layout.plan import Plan
     from paramserver.v1 import shard_pb2
     from paramserver.worker.background import Background
-    from paramserver.worker.flat import Node, NodePool
+    from paramserver.worker.flat import PartialSum, PartialSumPool
     from paramserver.worker.gradients.contribution import PushFacts
     from paramserver.worker.links import ShardLinks
     from paramserver.worker.weights.pulled import Pulled
@@ -90,17 +90,17 @@ class EarlyChunks:
 
 @dataclass(frozen=True, slots=True)
 class Early:
-    """A contribution that has begun to leave. ``node`` is filled by the script's thread."""
+    """A contribution that has begun to leave. ``partial`` is filled by the script's thread."""
 
-    node: Node
+    partial: PartialSum
     facts: PushFacts
     chunks: EarlyChunks
     push: concurrent.futures.Future[frozenset[shard_pb2.Outcome]]
-    pool: NodePool
+    pool: PartialSumPool
 
     def give_back(self) -> None:
-        """The memory of the node goes back to the pool once the push is over; the script is done with it."""
-        self.push.add_done_callback(lambda _: self.pool.give(self.node))
+        """The memory of the partial sum goes back to the pool once the push is over; the script is done with it."""
+        self.push.add_done_callback(lambda _: self.pool.give(self.partial))
 
     def break_off(self) -> None:
         """It is not wanted."""
@@ -117,43 +117,45 @@ class EarlyPushes:
         self._pull: tuple[int, concurrent.futures.Future[list[Pulled]]] | None = None
 
     def begin(
-        self, links: ShardLinks, node: Node, facts: PushFacts, pool: NodePool, begin_pull: bool = False
+        self, links: ShardLinks, partial: PartialSum, facts: PushFacts, pool: PartialSumPool, begin_pull: bool = False
     ) -> EarlyChunks:
-        """Begin to bring a contribution to all shards; the memory of ``node`` goes back to the pool by itself, later.
+        """Begin to bring a contribution to all shards; the memory of ``partial`` goes back to the pool by itself, later.
 
         ``begin_pull``: what the pull brings may be used before all of it is there.
         """
         self.drop()
         chunks = EarlyChunks(links.plan, facts.used, self._background.loop)
-        push = self._background.submit(links.push(facts, node.space.read, chunks))
-        self._present = Early(node, facts, chunks, push, pool)
+        push = self._background.submit(links.push(facts, partial.space.read, chunks))
+        self._present = Early(partial, facts, chunks, push, pool)
         if isinstance(facts.name, AsyncName):  # what it leads to depends on others, too
             return chunks
         version = min(facts.base_versions) + 1
         self._pull = version, self._background.submit(links.pull_version(version, ahead=True, begin=begin_pull))
         return chunks
 
-    def complete(self, node: Node, facts: PushFacts) -> concurrent.futures.Future[frozenset[shard_pb2.Outcome]] | None:
+    def complete(
+        self, partial: PartialSum, facts: PushFacts
+    ) -> concurrent.futures.Future[frozenset[shard_pb2.Outcome]] | None:
         """The push of this contribution if it is the one that is leaving; anything else that leaves breaks off.
 
-        Without one, ``node`` is the caller's again.
+        Without one, ``partial`` is the caller's again.
         """
         early, self._present = self._present, None
         if early is None:
             return None
-        if node is early.node and replace(facts, nonce=early.facts.nonce) == early.facts:
+        if partial is early.partial and replace(facts, nonce=early.facts.nonce) == early.facts:
             early.chunks.seal()
             early.give_back()
             return early.push
-        if node is early.node:
+        if partial is early.partial:
             early.push.cancel()
         else:
             early.break_off()
         return None
 
-    def has(self, node: Node) -> bool:
+    def has(self, partial: PartialSum) -> bool:
         """Whether this is what is leaving."""
-        return self._present is not None and self._present.node is node
+        return self._present is not None and self._present.partial is partial
 
     def pull(self, version: int) -> concurrent.futures.Future[list[Pulled]] | None:
         """The pull that was begun with the push, if it asks for this version."""

@@ -12,7 +12,7 @@ from paramserver.compress.casts import Cast
 from paramserver.compress.registry import CASTS, compressible
 from paramserver.core.layout.plan import Chunk
 from paramserver.tensors.finite import is_finite
-from paramserver.worker.flat import Node
+from paramserver.worker.flat import PartialSum
 from paramserver.worker.gradients.outgoing import Encoded, Hook
 
 PushHook = Callable[[Any, "PushBucket"], torch.Tensor | torch.futures.Future[torch.Tensor]]
@@ -65,7 +65,7 @@ def built_in(name: str) -> Hook:
             'to step, so the whole job has to know of them: set training.push_compression to "int8" or "topk"'
         )
 
-    def hook(node: Node, chunk: Chunk, values: torch.Tensor, last: bool) -> Encoded | None:
+    def hook(partial: PartialSum, chunk: Chunk, values: torch.Tensor, last: bool) -> Encoded | None:
         return Encoded(cast.encoding, cast.encode(values, values)) if compressible(chunk) else None
 
     return hook
@@ -76,9 +76,9 @@ def of_script(state: Any, function: PushHook, parameters: Sequence[torch.nn.Para
     name = getattr(function, "__qualname__", repr(function))
     casts = {cast.dtype: cast for cast in CASTS.values()}
 
-    def hook(node: Node, chunk: Chunk, values: torch.Tensor, last: bool) -> Encoded | None:
+    def hook(partial: PartialSum, chunk: Chunk, values: torch.Tensor, last: bool) -> Encoded | None:
         try:
-            found = function(state, PushBucket(chunk, values, node.samples, last, parameters))
+            found = function(state, PushBucket(chunk, values, partial.samples, last, parameters))
             if isinstance(found, torch.futures.Future):
                 found = found.wait()
         except Exception as error:

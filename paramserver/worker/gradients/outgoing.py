@@ -17,7 +17,7 @@ from paramserver.compress.options import Wire
 from paramserver.compress.registry import compressible, push_compressor
 from paramserver.core.layout.plan import Chunk, Kind
 from paramserver.v1 import shard_pb2
-from paramserver.worker.flat import FlatSpace, Node
+from paramserver.worker.flat import FlatSpace, PartialSum
 
 # In place of a slice position, asynchronous mode: a worker has one residual.
 ANY = -1
@@ -33,7 +33,7 @@ class Encoded:
 
 # Gets a chunk, its numbers and whether it is the last one of its contribution; returns how they are to be sent, if not
 # as they are, after putting in their place what servers will read.
-Hook = Callable[[Node, Chunk, torch.Tensor, bool], Encoded | None]
+Hook = Callable[[PartialSum, Chunk, torch.Tensor, bool], Encoded | None]
 
 
 class Outgoing:
@@ -68,13 +68,13 @@ class Outgoing:
         """Nothing has been left out so far."""
         self._kept.clear()
 
-    def encode(self, position: int, node: Node, space: FlatSpace, flush: bool) -> dict[int, Encoded]:
-        """Compress what ``node`` has, as it lies in ``space`` in main memory; by chunk, what is to be sent of it.
+    def encode(self, position: int, partial: PartialSum, space: FlatSpace, flush: bool) -> dict[int, Encoded]:
+        """Compress what ``partial`` has, as it lies in ``space`` in main memory; by chunk, what is to be sent of it.
 
         Chunks that are not among them are sent as they lie there. With ``flush`` all are, and nothing is kept; tensors
         of which something had been kept are used then. Raises NonFiniteError, and what a hook raises.
         """
-        if not node.used:
+        if not partial.used:
             if flush:  # the contribution counts for nothing, and so does what belongs into it
                 self._kept.pop(position, None)
             return {}
@@ -83,20 +83,20 @@ class Outgoing:
             residual = self._kept.pop(position, None)
             if flush:
                 if residual is not None:
-                    residual.give_all(node, space)
+                    residual.give_all(partial, space)
                 return {}
             residual = residual or _Residual(FlatSpace(space.layout, torch.device("cpu"), (Kind.PARAMETER,)))
             self._kept[position] = residual
         encoded: dict[int, Encoded] = {}
-        chunks = _used_chunks(node, space)
+        chunks = _used_chunks(partial, space)
         for chunk in chunks:
             values = space.chunk(chunk.index)
             made = None
             if self.hook is not None:
-                made = self.hook(node, chunk, values, chunk is chunks[-1])
+                made = self.hook(partial, chunk, values, chunk is chunks[-1])
             elif self.compressor is not None and compressible(chunk):
                 if residual is not None:
-                    made = residual.encode(self.compressor, node, chunk, values)
+                    made = residual.encode(self.compressor, partial, chunk, values)
                 else:
                     made = Encoded(self.compressor.encoding, self.compressor.encode(values, values))
             if made is not None:
@@ -111,7 +111,7 @@ class _Residual:
         self._space = space
         self._tensors: set[int] = set()
 
-    def encode(self, compressor: Compressor, node: Node, chunk: Chunk, values: torch.Tensor) -> Encoded:
+    def encode(self, compressor: Compressor, partial: PartialSum, chunk: Chunk, values: torch.Tensor) -> Encoded:
         """Compress the numbers of a chunk with what was left out before, and keep what is left out now.
 
         Tensors that have no gradient this time keep theirs.
@@ -120,7 +120,7 @@ class _Residual:
         spans = [
             slice(piece.chunk_start, piece.chunk_start + piece.elements)
             for piece in chunk.pieces
-            if piece.tensor in node.used
+            if piece.tensor in partial.used
         ]
         if len(spans) == len(chunk.pieces):  # with the padding, which is zero
             spans = [slice(0, chunk.elements)]
@@ -130,16 +130,16 @@ class _Residual:
         encoded = Encoded(compressor.encoding, compressor.encode(values, values))
         for span in spans:
             kept[span] -= values[span]
-        self._tensors.update(piece.tensor for piece in chunk.pieces if piece.tensor in node.used)
+        self._tensors.update(piece.tensor for piece in chunk.pieces if piece.tensor in partial.used)
         return encoded
 
-    def give_all(self, node: Node, space: FlatSpace) -> None:
+    def give_all(self, partial: PartialSum, space: FlatSpace) -> None:
         """Add everything to a contribution."""
         for tensor in self._tensors:
             space.view(tensor).add_(self._space.view(tensor))
-        node.used |= self._tensors
-        node.space.written |= self._tensors
+        partial.used |= self._tensors
+        partial.space.written |= self._tensors
 
 
-def _used_chunks(node: Node, space: FlatSpace) -> list[Chunk]:
-    return [chunk for chunk in space.layout.chunks if chunk.kind is Kind.PARAMETER and chunk.uses(node.used)]
+def _used_chunks(partial: PartialSum, space: FlatSpace) -> list[Chunk]:
+    return [chunk for chunk in space.layout.chunks if chunk.kind is Kind.PARAMETER and chunk.uses(partial.used)]

@@ -9,7 +9,7 @@ import torch
 from paramserver.core.layout.plan import Kind, Layout, Segment
 from paramserver.tensors.dtypes import torch_dtype
 from paramserver.worker.device import Mover, Ticket
-from paramserver.worker.flat import FlatSpace, Node, NodePool, no_space
+from paramserver.worker.flat import FlatSpace, PartialSum, PartialSumPool, no_space
 
 
 class Staging:
@@ -17,13 +17,13 @@ class Staging:
 
     def __init__(self, layout: Layout, mover: Mover, inbox: Callable[[], FlatSpace | None] = no_space) -> None:
         self._layout, self._mover, self._inbox = layout, mover, inbox
-        self.pool = NodePool(layout, torch.device("cpu"), self._space)
+        self.pool = PartialSumPool(layout, torch.device("cpu"), self._space)
 
-    def fetch(self, node: Node) -> tuple[Node, Ticket]:
-        """Begin to copy a settled node; it must not be written to before the ticket has been waited for."""
+    def fetch(self, partial: PartialSum) -> tuple[PartialSum, Ticket]:
+        """Begin to copy a settled partial sum; it must not be written to before the ticket has been waited for."""
         space = self.pool.take().space
-        copy = Node(space, node.samples, node.overflow, set(node.used))
-        return copy, self._mover.fetch(node.space.segments(), space.segments())
+        copy = PartialSum(space, partial.samples, partial.overflow, set(partial.used))
+        return copy, self._mover.fetch(partial.space.segments(), space.segments())
 
     def _space(self) -> FlatSpace:
         space = self._inbox()

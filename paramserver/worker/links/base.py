@@ -15,7 +15,7 @@ from paramserver.compress.casts import Cast
 from paramserver.core.layout.plan import Plan
 from paramserver.transport.base import Channel
 from paramserver.v1 import shard_pb2
-from paramserver.worker.gradients.turns import Traffic
+from paramserver.worker.gradients.flow_control import FlowControl
 from paramserver.worker.memory.shared import Attached, SharedMemory
 from paramserver.worker.weights.pulled import Pulled
 
@@ -48,7 +48,7 @@ class Base:
         # How many workers share a step, where that is known.
         self.workers = 1
         # What this worker says of itself when it pulls, where it says anything.
-        self.standing: shard_pb2.Standing | None = None
+        self.assignment: shard_pb2.Assignment | None = None
         # Shared with those of the servers that are on this host; set once, by whoever attaches.
         self.shared: SharedMemory | None = None
         # What weights are rounded to on their way here.
@@ -56,7 +56,7 @@ class Base:
         # Pulls of which somebody has been given the first part.
         self._pulls: set[asyncio.Task[Pulled]] = set()
         self._nbytes = [sum(chunk.nbytes for chunk in plan.chunks_of(server)) for server in range(len(self.channels))]
-        self._traffic = Traffic(len(self.channels), plan.layout.chunk_bytes)
+        self._flow_control = FlowControl(len(self.channels), plan.layout.chunk_bytes)
         self._worker = worker
         self._wait_timeout_s = wait_timeout_s
         self._log_interval_s = log_interval_s

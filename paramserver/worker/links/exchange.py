@@ -30,7 +30,7 @@ def exchange(links: ShardLinks, facts: PushFacts, version: int, wait_s: float) -
     True: all have counted the contribution, but the version has to be pulled. False: it has to be pushed.
     """
     shared, ways = links.shared, links.direct()
-    if shared is None or ways is None or facts.node is None or planned("worker.between_shards"):
+    if shared is None or ways is None or facts.slot is None or planned("worker.between_shards"):
         return False
     lines = [way.direct for way in ways]
     requests = [_request(links, server, way, facts, version, wait_s) for server, way in enumerate(ways)]

@@ -23,7 +23,7 @@ from paramserver.worker.weights.pulled import Answer, Pulled, pulled_of
 log = structlog.get_logger("paramserver.worker")
 
 _PARK_S = 5.0
-_CLAIM_S = 2.0
+_STEAL_S = 2.0
 
 
 class Pulling(Base):
@@ -125,7 +125,7 @@ class Pulling(Base):
             while True:
                 request = self.pull_request(want, _PARK_S)
                 request.include_frozen, request.ahead, request.header_only = frozen, ahead, bare
-                request.arrivals = ahead and len(self.channels) > 1
+                request.acks = ahead and len(self.channels) > 1
                 if self.shared is not None:
                     if self.shared.outdated(server, request.worker):  # joined again, as another member
                         await self._persist(server, "to attach", partial(self._attach, self.shared, server))
@@ -156,7 +156,7 @@ class Pulling(Base):
     def pull_request(self, want: Want, wait_s: float) -> shard_pb2.PullRequest:
         """A question for weights that may wait so long for its answer."""
         request = shard_pb2.PullRequest(
-            job=self.job, timeline=self.timeline, worker=self._worker(), wait_s=wait_s, standing=self.standing
+            job=self.job, timeline=self.timeline, worker=self._worker(), wait_s=wait_s, assignment=self.assignment
         )
         put_want(request, want)
         if self.rounding is not None:
@@ -180,12 +180,12 @@ class Pulling(Base):
     ) -> Pulled | str:
         answer = Answer(self.plan, server, self.rounding, begun)
         stream = self._way(server).download("Shard.Pull", request, timeout=timeout_s + _PARK_S)
-        with self._traffic.telling(server, request.arrivals):
+        with self._flow_control.telling(server, request.acks):
             async with aclosing(stream) as frames:
                 async for raw in frames:
                     frame, parts = split_frame(raw)
-                    if frame.arrived:
-                        self._traffic.arrived(server, frame.arrived)
+                    if frame.acks:
+                        self._flow_control.acknowledged(server, frame.acks)
                         continue
                     answer.add(frame, parts)
                     if answer.waiting_for is not None:
@@ -211,12 +211,12 @@ class Pulling(Base):
 
         await asyncio.gather(*(one(server) for server in range(len(self.channels))))
 
-    async def claim(self, server: int, request: shard_pb2.ClaimRequest) -> shard_pb2.ClaimResponse | None:
+    async def steal(self, server: int, request: shard_pb2.StealRequest) -> shard_pb2.StealResponse | None:
         """Ask a server for a slice of the open step; None if it does not answer."""
         request.job, request.timeline, request.worker = self.job, self.timeline, self._worker()
         try:
-            reply = await self._way(server).call("Shard.Claim", request, timeout=_CLAIM_S)
+            reply = await self._way(server).call("Shard.Steal", request, timeout=_STEAL_S)
         except errors.ParamServerError as error:
             log.debug("no answer to a question for work", error=str(error))
             return None
-        return cast(shard_pb2.ClaimResponse, reply)
+        return cast(shard_pb2.StealResponse, reply)

@@ -16,7 +16,7 @@ from paramserver.v1 import shard_pb2
 from paramserver.wire.messages import chunk_ref, pack_mask, put_name
 from paramserver.worker.gradients.contribution import PushFacts, frames_as_ready, frames_of, put_place
 from paramserver.worker.gradients.early import EarlyChunks
-from paramserver.worker.gradients.turns import Turns
+from paramserver.worker.gradients.flow_control import Flow
 from paramserver.worker.links.base import Base
 
 # A piece of optimizer state, and its bytes.
@@ -40,7 +40,7 @@ class Pushing(Base):
         first = 0 if between else self._worker() % servers  # not all workers at the same server
         wanted = [[c for c in self.plan.chunks_of(server) if c.uses(facts.used)] for server in range(servers)]
         bytes_of = [sum(chunk.nbytes for chunk in chunks) for chunks in wanted]
-        with self._traffic.leaving(facts.nonce, bytes_of, first, self.workers):
+        with self._flow_control.leaving(facts.nonce, bytes_of, first, self.workers):
             tasks = {
                 server: asyncio.ensure_future(self._push_in_turn(server, facts, wanted[server], read, between, early))
                 for server in (*range(first, servers), *range(first))
@@ -83,16 +83,16 @@ class Pushing(Base):
         read: Callable[[int], memoryview],
         early: EarlyChunks | None = None,
     ) -> shard_pb2.Outcome:
-        begin, turns = early, self._traffic.turns(facts.nonce)  # only the first attempt
+        begin, flow = early, self._flow_control.flow(facts.nonce)  # only the first attempt
 
         async def attempt(timeout_s: float) -> shard_pb2.PushResponse:
-            nonlocal begin, turns
+            nonlocal begin, flow
             now, begin = begin, None
-            mine, turns = turns, None
+            mine, flow = flow, None
             if early is not None and now is None:
                 await early.whole()
             attached = None
-            if self.shared is not None and facts.node is not None:
+            if self.shared is not None and facts.slot is not None:
                 attached = self.shared.attached(server, self._worker())
             header = self.push_header(server, facts, 0 if attached is not None else len(wanted))
             if now is not None and attached is None:
@@ -112,13 +112,11 @@ class Pushing(Base):
         reply = await self._persist(server, f"to push {facts.name}", attempt, self._nbytes[server])
         return shard_pb2.OUTCOME_ACCEPTED if reply.own else reply.outcome
 
-    async def _upload(
-        self, server: int, frames: Frames, turns: Turns | None, timeout_s: float
-    ) -> shard_pb2.PushResponse:
-        if turns is None:
+    async def _upload(self, server: int, frames: Frames, flow: Flow | None, timeout_s: float) -> shard_pb2.PushResponse:
+        if flow is None:
             reply = await self.channels[server].upload("Shard.Push", frames, timeout=timeout_s)
             return cast(shard_pb2.PushResponse, reply)
-        async with aclosing(turns.keep(server, each(frames))) as leaving:
+        async with aclosing(flow.keep(server, each(frames))) as leaving:
             reply = await self.channels[server].upload("Shard.Push", leaving, timeout=timeout_s)
         return cast(shard_pb2.PushResponse, reply)
 

@@ -13,23 +13,23 @@ from paramserver.worker.flat import FlatSpace
 
 log = structlog.get_logger("paramserver.worker")
 
-# Memory is taken for those places only that are used: as many as a worker pushes in a step, and one.
-NODES = 64
+# Memory is taken for those slots only that are used: as many as a worker pushes in a step, and one.
+SLOTS = 64
 
 
 class Inbox:
-    """Room for up to ``NODES`` contributions, in one piece of memory that every server on this host sees."""
+    """Room for up to ``SLOTS`` contributions, in one piece of memory that every server on this host sees."""
 
     def __init__(self, arena: Arena) -> None:
         """Raises OSError if there is no such memory."""
         self._arena = arena
-        self.memory = segments.Segment(NODES * arena.slot_bytes)
+        self.memory = segments.Segment(SLOTS * arena.slot_bytes)
         self._taken = 0
         self._full = False
 
     def space(self) -> FlatSpace | None:
-        """A space of zeros in the next place, for good; None if there is no room."""
-        if self._full or self._taken == NODES:
+        """A space of zeros in the next slot, for good; None if there is no room."""
+        if self._full or self._taken == SLOTS:
             return None
         base = self._taken * self._arena.slot_bytes
         try:

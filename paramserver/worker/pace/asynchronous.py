@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from paramserver.core.versions.events import AtClock, Joining, Want
 from paramserver.core.versions.names import AsyncName
 from paramserver.v1 import types_pb2
-from paramserver.worker.flat import Node
+from paramserver.worker.flat import PartialSum
 from paramserver.worker.pace.base import Item
 
 if TYPE_CHECKING:
@@ -118,14 +118,14 @@ class AsyncPace:
             position += 1
             yield Item(name, name.epoch, name.index)
 
-    def contribute(self, item: Item, node: Node, groups: Sequence[types_pb2.GroupHypers]) -> bool:
+    def contribute(self, item: Item, partial: PartialSum, groups: Sequence[types_pb2.GroupHypers]) -> bool:
         """Push the slice, count one clock on, and wait until the bound allows the next one."""
         assert isinstance(item.name, AsyncName)
         assert self._queue, "a slice was leased before it is handed in"
         assert self._queue[0] == item.name, "slices are handed in as they were handed out"
         if len(self._queue) <= _LEASE_LOW and self._pending is None:
             self._pending = self._lease(item.epoch, False, 0.0)
-        counted = self._engine.wait_all([self._engine.push(item.name, node, groups, self.clock)])
+        counted = self._engine.wait_all([self._engine.push(item.name, partial, groups, self.clock)])
         self._queue.popleft()
         self._popped += 1
         self._done.append(item.name)

@@ -8,17 +8,17 @@ from typing import Protocol
 
 from paramserver.core.versions.names import Name
 from paramserver.v1 import types_pb2
-from paramserver.worker.flat import Node
+from paramserver.worker.flat import PartialSum
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One slice to compute: its name, and where it lies in the data. ``aside``: it is none of those foreseen."""
+    """One slice to compute: its name, and where it lies in the data. ``unplanned``: it is none of those foreseen."""
 
     name: Name
     epoch: int
     index: int
-    aside: bool = False
+    unplanned: bool = False
 
 
 class Pace(Protocol):
@@ -36,7 +36,7 @@ class Pace(Protocol):
     def alone(self, item: Item) -> bool:
         """Whether what the slice yields is pushed as it is, with nothing added up to it."""
 
-    def contribute(self, item: Item, node: Node, groups: Sequence[types_pb2.GroupHypers]) -> bool:
+    def contribute(self, item: Item, partial: PartialSum, groups: Sequence[types_pb2.GroupHypers]) -> bool:
         """Hand in what the slice yielded; returns when this worker may begin the next slice.
 
         False: without a data set, another worker's contribution of this name counts instead.

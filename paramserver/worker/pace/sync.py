@@ -14,9 +14,9 @@ from paramserver.core.versions.reduction import Node as TreeNode
 from paramserver.core.versions.reduction import Reducer, cover
 from paramserver.core.work.positions import fixed_share, flushes
 from paramserver.core.work.slices import SyncSchedule, assign
-from paramserver.core.work.tempo import Tempo
+from paramserver.core.work.speed import Speed
 from paramserver.v1 import shard_pb2, types_pb2
-from paramserver.worker.flat import Node
+from paramserver.worker.flat import PartialSum
 from paramserver.worker.pace.base import Item
 
 if TYPE_CHECKING:
@@ -43,11 +43,11 @@ class SyncPace:
         self._given: int | None = None  # the slice that this worker was given to compute next
         self._hurry = False  # others wait in this step: nothing is held back
         self._given_away = False  # slices of the own range may have been given to others
-        self._tempo = Tempo()
-        self._spare = engine.spare()
+        self._speed = Speed()
+        self._thief = engine.thief()
         self._reducer: Reducer | None = None
-        self._held: dict[TreeNode, Node] = {}
-        self._unsent: list[tuple[SyncName, Node]] = []  # contributions that are about to be pushed
+        self._held: dict[TreeNode, PartialSum] = {}
+        self._unsent: list[tuple[SyncName, PartialSum]] = []  # contributions that are about to be pushed
         self._pushes: list[concurrent.futures.Future[frozenset[shard_pb2.Outcome]]] = []
         self._groups: Sequence[types_pb2.GroupHypers] = ()
 
@@ -59,7 +59,7 @@ class SyncPace:
             if step.epoch > epoch:
                 return None
             if (item := self._slice()) is not None:
-                self._tempo.begun(time.monotonic())
+                self._speed.begun(time.monotonic())
                 return item
             if self._wait_for_next():
                 return None
@@ -70,7 +70,7 @@ class SyncPace:
             mine = next(self._mine(), None)
             if mine is None or not self._asks():
                 return None if mine is None else self._item(self._version, mine)
-            reply = self._engine.ask_for_work(self._spare, self._question())
+            reply = self._engine.ask_for_work(self._thief, self._question())
             if reply is None:  # as if nobody else were there
                 return self._item(self._version, mine)
             self._hurry = self._given_away = True
@@ -82,14 +82,14 @@ class SyncPace:
         position, self._given = self._given, None
         if position in self._done:
             return None
-        aside = position in self._left or not self._range[0] <= position < self._range[1]
-        self._left.update(p for p in self._mine() if aside or p < position)
-        return self._item(self._version, position, aside)
+        unplanned = position in self._left or not self._range[0] <= position < self._range[1]
+        self._left.update(p for p in self._mine() if unplanned or p < position)
+        return self._item(self._version, position, unplanned)
 
     def _asks(self) -> bool:
         """Whether to ask before a slice of the own range is begun."""
         now, first = time.monotonic(), not self._done
-        return self._moves and (self._given_away or self._tempo.asks(now, first))
+        return self._moves and (self._given_away or self._speed.asks(now, first))
 
     @property
     def _moves(self) -> bool:
@@ -100,10 +100,10 @@ class SyncPace:
         """The slices of the own range that are still to be computed here."""
         return (p for p in range(*self._range) if p not in self._done and p not in self._left)
 
-    def _item(self, version: int, position: int, aside: bool = False) -> Item:
+    def _item(self, version: int, position: int, unplanned: bool = False) -> Item:
         step = self._schedule.step(version)
         name = SyncName(version, position, position + 1, len(step.slices))
-        return Item(name, step.epoch, step.slices[position], aside)
+        return Item(name, step.epoch, step.slices[position], unplanned)
 
     def expects(self, item: Item) -> bool:
         """It is of the present step, and not handed in."""
@@ -144,13 +144,13 @@ class SyncPace:
         generation, (rank, workers) = self._engine.generation, self._engine.place()
         if self._version != self._engine.version:
             lost = sum(self._range[0] <= slice_ < self._range[1] for slice_ in self._engine.taken)
-            self._tempo.step(time.monotonic(), lost, max(1, self._engine.version - self._version))
+            self._speed.step(time.monotonic(), lost, max(1, self._engine.version - self._version))
             self._version = self._engine.version
             self._of = len(self._schedule.step(self._version).slices)
             self._done.clear()
-            self._given, self._given_away, self._hurry = None, False, self._tempo.slow
-            for node in self._held.values():  # others have finished the step meanwhile
-                self._engine.pool.give(node)
+            self._given, self._given_away, self._hurry = None, False, self._speed.slow
+            for partial in self._held.values():  # others have finished the step meanwhile
+                self._engine.pool.give(partial)
             self._held.clear()
         elif generation == self._generation:
             return
@@ -174,30 +174,30 @@ class SyncPace:
 
     def _release(self) -> None:
         """Have what is held for merging sent as it is."""
-        for (lo, hi), node in sorted(self._held.items()):
-            self._push(lo, hi, node)
+        for (lo, hi), partial in sorted(self._held.items()):
+            self._push(lo, hi, partial)
         self._held.clear()
 
-    def contribute(self, item: Item, node: Node, groups: Sequence[types_pb2.GroupHypers]) -> bool:
+    def contribute(self, item: Item, partial: PartialSum, groups: Sequence[types_pb2.GroupHypers]) -> bool:
         """Sum with its neighbours as far as the fixed tree allows; push what is as large as it will get."""
         assert isinstance(item.name, SyncName)
-        self._tempo.finished(time.monotonic() - self._engine.stalled_s)
+        self._speed.finished(time.monotonic() - self._engine.stalled_s)
         self._groups = groups
         self._look()
         name = item.name
         if name.step != self._version or name.lo in self._done:
-            self._engine.discard(node)
+            self._engine.discard(partial)
             if not self._engine.named_by_data:
                 self._engine.handed.passed_over()
             return self._engine.named_by_data
         self._done.add(name.lo)
         counted = True
         if not self._engine.named_by_data:
-            counted = self._engine.wait_all([self._push_one(name, node)])
+            counted = self._engine.wait_all([self._push_one(name, partial)])
         elif self._hurry or self._engine.outgoing.lossy or not self._range[0] <= name.lo < self._range[1]:
-            self._push(name.lo, name.hi, node)
+            self._push(name.lo, name.hi, partial)
         else:
-            self._merge((name.lo, name.hi), node)
+            self._merge((name.lo, name.hi), partial)
         if next(self._mine(), None) is not None:
             self._send()
             return counted
@@ -213,18 +213,18 @@ class SyncPace:
         """Push what is left and have the next version with it; False if that has not come about in time."""
         if self._pushes or len(self._unsent) != 1:
             return False
-        name, node = self._unsent[0]
-        patience_s = self._tempo.patience_s() if self._moves else math.inf
-        self._engine.links.standing = self._standing() if self._moves else None
-        done = self._engine.exchange(name, node, self._groups, patience_s)
+        name, partial = self._unsent[0]
+        patience_s = self._speed.patience_s() if self._moves else math.inf
+        self._engine.links.assignment = self._assignment() if self._moves else None
+        done = self._engine.exchange(name, partial, self._groups, patience_s)
         if done is not None:
             self._unsent.clear()
         return bool(done)
 
-    def _merge(self, where: TreeNode, node: Node) -> None:
+    def _merge(self, where: TreeNode, partial: PartialSum) -> None:
         assert self._reducer is not None
         self._reducer.add(where)
-        self._held[where] = node
+        self._held[where] = partial
         for left, right, whole in self._reducer.merge():
             merged, absorbed = self._held.pop(left), self._held.pop(right)
             merged.absorb(absorbed)
@@ -234,18 +234,18 @@ class SyncPace:
             if where in self._held:
                 self._push(*where, self._held.pop(where))
 
-    def _push(self, lo: int, hi: int, node: Node) -> None:
-        self._unsent.append((SyncName(self._version, lo, hi, self._of), node))
+    def _push(self, lo: int, hi: int, partial: PartialSum) -> None:
+        self._unsent.append((SyncName(self._version, lo, hi, self._of), partial))
 
     def _send(self) -> None:
         """Begin to bring what is to be pushed."""
         unsent, self._unsent = self._unsent, []
-        self._pushes += [self._push_one(name, node) for name, node in unsent]
+        self._pushes += [self._push_one(name, partial) for name, partial in unsent]
 
-    def _push_one(self, name: SyncName, node: Node) -> concurrent.futures.Future[frozenset[shard_pb2.Outcome]]:
+    def _push_one(self, name: SyncName, partial: PartialSum) -> concurrent.futures.Future[frozenset[shard_pb2.Outcome]]:
         outgoing = self._engine.outgoing
         flush = outgoing.keeps and flushes(self._schedule, name.step, name.lo, outgoing.wire.flush_every)
-        return self._engine.push(name, node, self._groups, clock=0, flush=flush)
+        return self._engine.push(name, partial, self._groups, clock=0, flush=flush)
 
     def _wait_for_next(self, waited_s: float = 0.0) -> bool:
         """Wait for the next version, for a slice to compute, or another membership; True if the mode has changed.
@@ -262,27 +262,27 @@ class SyncPace:
                 raise
             self._engine.advance(self._version + 1, self._generation, pulling)
             return self._engine.mode_changed()
-        self._engine.links.standing = self._standing()
+        self._engine.links.assignment = self._assignment()
         pulling = self._engine.begin_pull(self._version + 1)
         own = next((p for p in range(*self._range) if p not in self._done), None)
-        waiting = self._spare.wait(pulling, self._pushes, self._question(), own, self._tempo, waited_s)
+        waiting = self._thief.wait(pulling, self._pushes, self._question(), own, self._speed, waited_s)
         self._given = self._engine.advance(self._version + 1, self._generation, pulling, waiting)
         self.finish()
         if self._given is not None:
             self._hurry = self._given_away = True
         return self._engine.mode_changed()
 
-    def _standing(self) -> shard_pb2.Standing:
+    def _assignment(self) -> shard_pb2.Assignment:
         """What servers are told of this worker."""
-        return shard_pb2.Standing(place=self._place, workers=self._workers, work_s=self._tempo.work_s)
+        return shard_pb2.Assignment(place=self._place, workers=self._workers, work_s=self._speed.work_s)
 
-    def _question(self) -> shard_pb2.ClaimRequest:
+    def _question(self) -> shard_pb2.StealRequest:
         """What server 0 has to know to say which slice this worker should compute."""
         finished = RangeSet.from_ranges((p, p + 1) for p in self._done)
-        return shard_pb2.ClaimRequest(
+        return shard_pb2.StealRequest(
             step=self._version,
             of=self._of,
-            standing=self._standing(),
+            assignment=self._assignment(),
             finished=[types_pb2.Range(start=lo, stop=hi) for lo, hi in finished.ranges()],
         )
 

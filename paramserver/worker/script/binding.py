@@ -17,7 +17,7 @@ from paramserver.tensors.hypers import groups_to_proto
 from paramserver.tensors.optimizers import describe
 from paramserver.v1 import types_pb2
 from paramserver.wire.messages import tensor_to_proto
-from paramserver.worker.flat import FlatSpace, Node
+from paramserver.worker.flat import FlatSpace, PartialSum
 from paramserver.worker.gradients.backward import Backward, put
 from paramserver.worker.script.writes import equal_bits
 
@@ -245,12 +245,12 @@ class ModelBinding:
 
     # ---- gradients
 
-    def gather(self, node: Node, samples: int, unscale: float = 1.0) -> None:
-        """Write samples × gradient of every parameter, and samples × change of every buffer, into a new node.
+    def gather(self, partial: PartialSum, samples: int, unscale: float = 1.0) -> None:
+        """Write samples × gradient of every parameter, and samples × change of every buffer, into a new partial.
 
         ``unscale``: what the gradient is multiplied by first (one over the loss scale).
         """
-        node.samples = samples
+        partial.samples = samples
         with torch.no_grad():
             for index in self._trained:
                 gradient = self.parameters[index].grad
@@ -261,18 +261,18 @@ class ModelBinding:
                         f"the gradient of {self.specs[index].name!r} is sparse, "
                         "which servers do not take: use sparse=False"
                     )
-                put(node.space.view(index), gradient, samples, unscale)
-                node.used.add(index)
-        self.gather_buffers(node, samples)
+                put(partial.space.view(index), gradient, samples, unscale)
+                partial.used.add(index)
+        self.gather_buffers(partial, samples)
 
-    def gather_buffers(self, node: Node, samples: int) -> None:
+    def gather_buffers(self, partial: PartialSum, samples: int) -> None:
         """The buffers alone."""
         with torch.no_grad():
             if self.device.type == "cpu":
                 for buffer in self._buffers:
-                    self._gather_buffer(buffer, node, samples)
+                    self._gather_buffer(buffer, partial, samples)
             elif self._buffers:
-                self._gather_buffers(node, samples)
+                self._gather_buffers(partial, samples)
         self._buffer_marks = self._marks()
 
     @property
@@ -282,32 +282,32 @@ class ModelBinding:
             self._backward = Backward({index: self.parameters[index] for index in self._trained})
         return self._backward
 
-    def _gather_buffer(self, buffer: _Buffer, node: Node, samples: int) -> None:
+    def _gather_buffer(self, buffer: _Buffer, partial: PartialSum, samples: int) -> None:
         tensor = buffer.tensor
         start = self._start(buffer, tensor)
         if torch.equal(tensor, start):
             return
-        place = node.space.view(buffer.index)
+        place = partial.space.view(buffer.index)
         if tensor.dtype == place.dtype:
             torch.sub(tensor, start, out=place)
             if is_finite(place):  # almost always, and quick
                 place.mul_(samples)
-                node.used.add(buffer.index)
+                partial.used.add(buffer.index)
                 return
         elif not (tensor.is_floating_point() or tensor.is_complex()):
             torch.sub(tensor.to(place.dtype), start.to(place.dtype), out=place).mul_(samples)
-            node.used.add(buffer.index)
+            partial.used.add(buffer.index)
             return
         if bool(self._write_change(buffer, place, samples)):
-            node.space.written.add(buffer.index)
+            partial.space.written.add(buffer.index)
         else:
-            node.used.add(buffer.index)
+            partial.used.add(buffer.index)
 
-    def _gather_buffers(self, node: Node, samples: int) -> None:
+    def _gather_buffers(self, partial: PartialSum, samples: int) -> None:
         """All of them, and one look at the device to see which have changed."""
-        same = [self._write_change(buffer, node.space.view(buffer.index), samples) for buffer in self._buffers]
+        same = [self._write_change(buffer, partial.space.view(buffer.index), samples) for buffer in self._buffers]
         for buffer, unchanged in zip(self._buffers, torch.stack(same).tolist(), strict=True):
-            (node.space.written if unchanged else node.used).add(buffer.index)
+            (partial.space.written if unchanged else partial.used).add(buffer.index)
 
     def _write_change(self, buffer: _Buffer, place: torch.Tensor, samples: int) -> torch.Tensor:
         """Write samples × change into a buffer's place; whether there is none, on the device."""
@@ -321,24 +321,24 @@ class ModelBinding:
         place.mul_(samples)
         return same.all()
 
-    def clip(self, node: Node, limit: float) -> None:
-        """Scale a node's gradients (not its buffers) down if the norm of their mean over its samples is above limit."""
-        views = [node.space.view(index) for index in self._trained if index in node.used]
-        if not views or not node.samples:
+    def clip(self, partial: PartialSum, limit: float) -> None:
+        """Scale a partial sum's gradients (not its buffers) down if the norm of their mean over its samples is above limit."""
+        views = [partial.space.view(index) for index in self._trained if index in partial.used]
+        if not views or not partial.samples:
             return
         squares = [torch.linalg.vector_norm(view, dtype=torch.float64).square() for view in views]
-        norm = float(torch.stack(squares).sum().sqrt()) / node.samples
+        norm = float(torch.stack(squares).sum().sqrt()) / partial.samples
         factor = limit / (norm + 1e-6)  # as torch.nn.utils.clip_grad_norm_ has it
         if factor < 1.0:
             for view in views:
                 view.mul_(factor)
 
-    def non_finite(self, node: Node) -> str | None:
-        """The name of the first tensor of the node with a NaN or an infinite number, or None."""
-        if are_finite(node.space.segments()):
+    def non_finite(self, partial: PartialSum) -> str | None:
+        """The name of the first tensor of the partial sum with a NaN or an infinite number, or None."""
+        if are_finite(partial.space.segments()):
             return None
-        for index in sorted(node.used):
-            if not is_finite(node.space.view(index)):
+        for index in sorted(partial.used):
+            if not is_finite(partial.space.view(index)):
                 return self.specs[index].name
         return None
 

@@ -79,7 +79,7 @@ class _Requests:
             yield self._request(item)
 
 
-class _Aside:
+class _Unplanned:
     """Loads slices that nobody foresaw, one at a time, so that what others load ahead stays."""
 
     def __init__(
@@ -149,7 +149,9 @@ class SliceLoader:
         self._requests = _Requests(self._request)
         self._inner = self._make(self._requests, loader.num_workers, loader.persistent_workers, loader.generator)
         processes = min(1, loader.num_workers)
-        self._aside = _Aside(lambda requests: self._make(requests, processes, processes > 0, None), self._request)
+        self._unplanned = _Unplanned(
+            lambda requests: self._make(requests, processes, processes > 0, None), self._request
+        )
         self._feed: Iterator[Any] | None = None
 
     def _make(
@@ -187,7 +189,7 @@ class SliceLoader:
         try:
             while (item := self._position.next_item(iteration)) is not None:
                 try:
-                    batch = self._aside.load(item) if item.aside else self._batch(item)
+                    batch = self._unplanned.load(item) if item.unplanned else self._batch(item)
                 except errors.RolledBackError:  # while looking for what comes next; `next_item` follows
                     self._drop()
                     continue
@@ -197,7 +199,7 @@ class SliceLoader:
         finally:
             self._position.leave_pass(iteration)
             self._drop()
-            self._aside.close()
+            self._unplanned.close()
 
     def _batch(self, item: Item) -> Any:
         """The batch of this slice: from the running feed if it is coming there, else from a new one."""

@@ -32,11 +32,11 @@ def skipped_batch() -> AbstractContextManager[object]:
     """The gradient of a script's third slice is dropped."""
     real = ModelBinding.gather
 
-    def gather(self: ModelBinding, node: Any, *rest: Any) -> None:
-        real(self, node, *rest)
+    def gather(self: ModelBinding, partial: Any, *rest: Any) -> None:
+        real(self, partial, *rest)
         count = self.__dict__["gathered"] = self.__dict__.get("gathered", 0) + 1
         if count == 3:
-            node.used.clear()
+            partial.used.clear()
 
     return mock.patch.object(ModelBinding, "gather", gather)
 

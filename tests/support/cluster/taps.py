@@ -130,13 +130,13 @@ class TappedChannel:
         await self._inner.close()
 
 
-class TappedFront:
+class TappedEndpoint:
     """The service of a coordinator."""
 
-    def __init__(self, front: object, before: Before, after: After) -> None:
+    def __init__(self, endpoint: object, before: Before, after: After) -> None:
         for method in METHODS.values():
             if method.service == "Coordinator":
-                inner = getattr(front, method.handler)
+                inner = getattr(endpoint, method.handler)
                 if method.kind is MethodKind.UNARY:
                     inner = self._tapped(inner, f"answer {method.name}", before, after)
                 setattr(self, method.handler, inner)

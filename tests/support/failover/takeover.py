@@ -26,7 +26,7 @@ from paramserver.membership.session import JoinOptions
 from paramserver.resume.options import Options
 from paramserver.roles.coordinating import Coordinating
 from paramserver.roles.serving import Serving
-from paramserver.server.node import ServerNode
+from paramserver.server.member import ServerMember
 from paramserver.server.service import ShardService
 from paramserver.store.memory import MemoryStore
 from paramserver.testing.faults import FaultPlan, Rule
@@ -39,7 +39,7 @@ from paramserver.worker.context import Context
 from paramserver.worker.engine import Engine
 from tests.support.cluster.harness import CALL_S, JOB_S, Died, until
 from tests.support.cluster.processes import Network, Process, install
-from tests.support.cluster.taps import Commands, StoreLink, TappedChannel, TappedFront, Trap
+from tests.support.cluster.taps import Commands, StoreLink, TappedChannel, TappedEndpoint, Trap
 
 T = TypeVar("T")
 Script = Callable[[Context], object]
@@ -61,7 +61,9 @@ class Chief:
         )
         self.coordinating.address = place
         fleet.network.serve_in(
-            self.process, place, [("Coordinator", TappedFront(self.coordinating.front, self._before, self._after))]
+            self.process,
+            place,
+            [("Coordinator", TappedEndpoint(self.coordinating.endpoint, self._before, self._after))],
         )
         self.task = self.process.start(self._run())
 
@@ -90,7 +92,7 @@ class Chief:
     @property
     def service(self) -> CoordinatorService | None:
         """The job, while it leads."""
-        return self.coordinating.front.service
+        return self.coordinating.endpoint.service
 
     def die(self) -> None:
         """SIGKILL: it writes and says nothing any more. Its lease runs out at once."""
@@ -111,17 +113,17 @@ class Keeper:
         connect = fleet.network.connect_from(self.process.out)
         coordinator = coordinator_channel(fleet.places, connect)
         self.service = ShardService(JOB, connect, JOB_S)
-        self.node = ServerNode.create(self.service, coordinator, address, index, JOB_S, replaces=replaces)
+        self.member = ServerMember.create(self.service, coordinator, address, index, JOB_S, replaces=replaces)
         self._serving = Serving(fleet.settings, Security(), coordinator, index)
         fleet.network.serve_in(self.process, address, [("Shard", self.service)])
         self.task = self.process.start(self._run())
 
     async def _run(self) -> None:
         try:
-            await self.node.join()
-            await self._serving._until_over(self.node, self.stop)
+            await self.member.join()
+            await self._serving._until_over(self.member, self.stop)
         finally:
-            await self.node.close()
+            await self.member.close()
             self._fleet.network.kill(self.address)
 
     def cut(self) -> None:
@@ -266,8 +268,8 @@ class Fleet:
         for keeper in self.keepers:
             if keeper.process.killed:
                 keeper.task.cancel()
-                if keeper.node.session._task is not None:
-                    keeper.node.session._task.cancel()  # it need not try to say goodbye
+                if keeper.member.session._task is not None:
+                    keeper.member.session._task.cancel()  # it need not try to say goodbye
         for process in self._processes():
             if process.killed:
                 process.bury()
@@ -308,7 +310,7 @@ class Fleet:
         until("somebody leads", lambda: leader.service is not None or leader.task.done())
         for place in self.places[1:]:
             standby = self.coordinate(place).coordinating
-            until(f"{place} stands by", lambda one=standby: one.leads or "stands by" in one.front.standing)  # type: ignore[misc]
+            until(f"{place} stands by", lambda one=standby: one.leads or "stands by" in one.endpoint.doing)  # type: ignore[misc]
         for index in range(self.settings.cluster.servers):
             self.serve(index)
         for _ in range(self.settings.cluster.workers if script is not None else 0):
@@ -371,7 +373,7 @@ class Fleet:
 
         return self.background.run(go(), timeout_s + CALL_S)
 
-    def toggle(self, mode: str, staleness: int = 2) -> coordinator_pb2.ChangeConsistencyResponse:
+    def change_mode(self, mode: str, staleness: int = 2) -> coordinator_pb2.ChangeConsistencyResponse:
         """What `paramserver set` does, without trying again."""
         request = coordinator_pb2.ChangeConsistencyRequest(
             mode=types_pb2.MODE_ASYNC if mode == "async" else types_pb2.MODE_SYNC, wait_s=CALL_S
@@ -453,11 +455,11 @@ class Fleet:
         """For messages about a job that is stuck."""
         lines = [f"reigns {self.reigns}"]
         for chief in self.chiefs:
-            lines.append(f"{chief.place}: {chief.coordinating.front.standing} {chief.task}")
+            lines.append(f"{chief.place}: {chief.coordinating.endpoint.doing} {chief.task}")
             if chief.service is not None:
-                lines.append(str(chief.service.board.status(coordinator_pb2.StatusRequest()))[:3000])
+                lines.append(str(chief.service.reports.status(coordinator_pb2.StatusRequest()))[:3000])
         for keeper in self.keepers:
-            lines.append(f"{keeper.address}: {str(keeper.service.report())[:1500]} {keeper.node.session.failure}")
+            lines.append(f"{keeper.address}: {str(keeper.service.report())[:1500]} {keeper.member.session.failure}")
         for hand in self.hands:
             engine = hand.context.engine if hand.context else None
             if engine is not None:

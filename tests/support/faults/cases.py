@@ -150,7 +150,7 @@ def _of_coordinator() -> Iterator[Case]:
         for when, step in WHEN.items():
             lost = Planned("at", "push.after_stage", "kill", "server-1", step=step)
             yield _case(Planned("at", place, "kill", "coordinator"), when, lost)
-    for place in ("slice.claimed", "slice.before_done"):
+    for place in ("slice.leased", "slice.before_done"):
         for when, nth in {"first": 1, "second": 2, "middle": 4, "last": 6}.items():
             yield _case(Planned("at", place, "kill", "coordinator", nth=nth), when, mode="async")
     for place in ("redis.before_script", "redis.after_script"):

@@ -15,9 +15,9 @@ from paramserver.core.versions.events import (
 )
 from paramserver.core.versions.names import AsyncName, Name, SyncName
 from paramserver.core.versions.ranges import RangeSet, common, complement
-from paramserver.core.work.claims import Ask, Standing
 from paramserver.core.work.leases import SliceLeases
 from paramserver.core.work.slices import SyncSchedule
+from paramserver.core.work.stealing import Ask, Assignment
 from tests.support.transcripts.coordinator import Coordinator
 from tests.support.transcripts.shard import Shard
 
@@ -133,13 +133,13 @@ class Cores:
         for shard in self._reached(options):
             shard.pull(self._calls, worker, want, words, self._record.timeline)
             if "place" in options:
-                shard.given(_standing(worker, options))
+                shard.given(_assignment(worker, options))
 
     def _do_ask(self, names: list[str], options: Options) -> None:
         """ask worker-1 step=0 of=4 finished=2,3 place=1 workers=2 slice-s=0.1"""
         worker = self._number_of(names[0])
         finished = frozenset(int(index) for index in options.get("finished", "").split(",") if index)
-        ask = Ask(_standing(worker, options), int(options["step"]), int(options["of"]), finished)
+        ask = Ask(_assignment(worker, options), int(options["step"]), int(options["of"]), finished)
         self._shards["server-0"].ask(ask, self._now)  # the first server speaks for all
 
     def _do_built(self, names: list[str], options: Options) -> None:
@@ -312,5 +312,5 @@ def _async_names(options: Options) -> list[AsyncName]:
     return [AsyncName(int(options["epoch"]), index) for index in range(*_range(options))]
 
 
-def _standing(worker: int, options: Options) -> Standing:
-    return Standing(worker, int(options["place"]), int(options["workers"]), float(options["slice-s"]))
+def _assignment(worker: int, options: Options) -> Assignment:
+    return Assignment(worker, int(options["place"]), int(options["workers"]), float(options["slice-s"]))

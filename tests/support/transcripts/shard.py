@@ -1,4 +1,4 @@
-"""The pure cores of one server: its shard and its claims. Says in words what they do."""
+"""The pure cores of one server: its shard and its stealing. Says in words what they do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paramserver.core.versions.events import (
 )
 from paramserver.core.versions.names import Name
 from paramserver.core.versions.shard import ShardState
-from paramserver.core.work.claims import Ask, Claims, Standing
+from paramserver.core.work.stealing import Ask, Assignment, Stealing
 
 
 class Shard:
@@ -32,7 +32,7 @@ class Shard:
         self.name = name
         self.state = ShardState(consistency)
         self.building: Build | None = None
-        self._claims = Claims()
+        self._stealing = Stealing()
         self._who = who
         self._say = say
         # Who made a call, and the name that it pushes.
@@ -44,7 +44,7 @@ class Shard:
 
     def members(self, generation: int, workers: frozenset[int]) -> None:
         self.handle(MembersChanged(generation, workers))
-        self._claims.keep(workers)
+        self._stealing.keep(workers)
 
     def push(self, call: int, name: Name, worker: int, timeline: int, clock: int) -> None:
         self._callers[call], self._pushed[call] = self._who[worker], name
@@ -58,25 +58,25 @@ class Shard:
 
     def ask(self, ask: Ask, now: float) -> None:
         """A worker that has time asks for a slice of the open step."""
-        worker = self._who[ask.standing.worker]
+        worker = self._who[ask.assignment.worker]
         self._say(f"{worker} -> {self.name}: has time in step {ask.step}")
         missing = self.state.missing()
         if ask.step != self.state.version or missing is None:
             self._say(f"{self.name} -> {worker}: step {ask.step} is complete")
             return
-        chosen = self._claims.ask(ask, missing.slices if missing.of else ((0, ask.of),), now)
+        chosen = self._stealing.ask(ask, missing.slices if missing.of else ((0, ask.of),), now)
         self._say(f"{self.name} -> {worker}: {'wait' if chosen is None else f'compute slice {chosen}'}")
 
-    def given(self, standing: Standing) -> None:
+    def given(self, assignment: Assignment) -> None:
         """A worker pulled the newest version and begins with its range."""
-        self._claims.given(standing, self.state.version)
+        self._stealing.given(assignment, self.state.version)
 
     def built(self, now: float) -> None:
         """The version in the making stands."""
         assert self.building is not None, f"{self.name} builds nothing"
         version, self.building = self.building.version, None
         self.handle(Built(version))
-        self._claims.begin(version, now)
+        self._stealing.begin(version, now)
 
     def handle(self, event: Event) -> None:
         """Feed one event, and perform what follows."""

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from paramserver.core.work.claims import Ask, Claims, Standing
 from paramserver.core.work.slices import assign
-from paramserver.core.work.tempo import Tempo
+from paramserver.core.work.speed import Speed
+from paramserver.core.work.stealing import Ask, Assignment, Stealing
 
 # How long a message takes, in seconds of the simulation.
 MESSAGE_S = 0.001
@@ -22,7 +22,7 @@ class Hand:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.tempo = Tempo()
+        self.speed = Speed()
         self.version = -1
         self.done: set[int] = set()
         self.left: set[int] = set()
@@ -53,7 +53,7 @@ class Simulation:
         self._covered: list[set[int]] = []
         self._chance = random.Random(seed)
         self._ranges = assign(of, workers)
-        self._claims = Claims()
+        self._stealing = Stealing()
         self._arrived: set[int] = set()
         self._begun: Counter[int] = Counter()
         self._published_at = 0.0
@@ -93,7 +93,7 @@ class Simulation:
             self._covered.append(set(self._arrived))
             self._published_at = now
             self.version += 1
-            self._claims.begin(self.version, now)
+            self._stealing.begin(self.version, now)
             self._arrived.clear()
             self._begun.clear()
             for hand in self._hands:
@@ -108,13 +108,13 @@ class Simulation:
         if hand.version != self.version:
             return True, None
         missing = [(s, s + 1) for s in range(self.of) if s not in self._arrived]
-        question = Ask(self._standing(hand), hand.version, self.of, frozenset(hand.done))
-        return True, self._claims.ask(question, missing, now)
+        question = Ask(self._assignment(hand), hand.version, self.of, frozenset(hand.done))
+        return True, self._stealing.ask(question, missing, now)
 
     # ---- the workers
 
-    def _standing(self, hand: Hand) -> Standing:
-        return Standing(hand.number + 1, hand.number, len(self._ranges), hand.tempo.work_s)
+    def _assignment(self, hand: Hand) -> Assignment:
+        return Assignment(hand.number + 1, hand.number, len(self._ranges), hand.speed.work_s)
 
     def _mine(self, hand: Hand) -> list[int]:
         return [p for p in range(*self._ranges[hand.number]) if p not in hand.done and p not in hand.left]
@@ -125,12 +125,12 @@ class Simulation:
         hand.waiting = False
         if hand.version != self.version:
             lo, hi = self._ranges[hand.number]
-            lost = sum(lo <= s < hi for s in self._claims.taken(self.version))
-            hand.tempo.step(now, lost, self.version - hand.version)
+            lost = sum(lo <= s < hi for s in self._stealing.taken(self.version))
+            hand.speed.step(now, lost, self.version - hand.version)
             hand.version, hand.given = self.version, None
-            hand.hurry, hand.given_away = hand.tempo.slow, False
+            hand.hurry, hand.given_away = hand.speed.slow, False
             if self.version:
-                self._claims.given(self._standing(hand), self.version)
+                self._stealing.given(self._assignment(hand), self.version)
             hand.done, hand.left, hand.held = set(), set(), set()
         self._next(now, hand)
 
@@ -139,7 +139,7 @@ class Simulation:
             mine = self._mine(hand)
             if not mine:
                 return self._wait(now, hand)
-            if not hand.given_away and not hand.tempo.asks(now, not hand.done):
+            if not hand.given_away and not hand.speed.asks(now, not hand.done):
                 return self._begin(now, hand, mine[0])
             answered, hand.given = self._answer(now, hand)
             if not answered:
@@ -152,12 +152,12 @@ class Simulation:
         if position in hand.done:
             return self._wait(now, hand)
         lo, hi = self._ranges[hand.number]
-        aside = position in hand.left or not lo <= position < hi
-        hand.left.update(p for p in self._mine(hand) if aside or p < position)
+        unplanned = position in hand.left or not lo <= position < hi
+        hand.left.update(p for p in self._mine(hand) if unplanned or p < position)
         return self._begin(now, hand, position)
 
     def _begin(self, now: float, hand: Hand, position: int) -> None:
-        hand.tempo.begun(now)
+        hand.speed.begun(now)
         hand.turn += 1
         if hand.version == self.version:
             self._begun[position] += 1
@@ -165,7 +165,7 @@ class Simulation:
         self._at(now + takes_s, self._finish, hand, position)
 
     def _finish(self, now: float, hand: Hand, position: int) -> None:
-        hand.tempo.finished(now)
+        hand.speed.finished(now)
         hand.done.add(position)
         hand.held.add(position)
         lo, hi = self._ranges[hand.number]
@@ -187,7 +187,7 @@ class Simulation:
         if hand.version != self.version:
             self._at(now + MESSAGE_S, self._look, hand, hand.turn)
         else:
-            self._at(now + hand.tempo.patience_s(), self._ask, hand, hand.turn)
+            self._at(now + hand.speed.patience_s(), self._ask, hand, hand.turn)
 
     def _ask(self, now: float, hand: Hand, turn: int) -> None:
         if hand.turn != turn or hand.version != self.version:
@@ -197,7 +197,7 @@ class Simulation:
             own = [p for p in range(*self._ranges[hand.number]) if p not in hand.done]
             slice_ = own[0] if own else None
         else:
-            hand.tempo.answered(slice_ is not None)
+            hand.speed.answered(slice_ is not None)
         if slice_ is None:
             return self._wait(now, hand)
         hand.given, hand.waiting = slice_, False

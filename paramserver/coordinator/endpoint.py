@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from paramserver import errors
 from paramserver.coordinator.service import CoordinatorService
-from paramserver.core.job.standing import State
+from paramserver.core.job.status import State
 from paramserver.transport.base import METHODS, MethodKind
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
@@ -35,14 +35,14 @@ class Knock:
     at: float
 
 
-class Front:
+class Endpoint:
     """Passes every call on to ``service`` while this process leads; otherwise callers are told who does."""
 
     def __init__(self, job: str) -> None:
         self.job = job
         self.service: CoordinatorService | None = None
         # What this process does instead of leading, in words.
-        self.standing = "is starting"
+        self.doing = "is starting"
         # By the number that each server has chosen for itself.
         self._knocks: dict[int, Knock] = {}
         for method in METHODS.values():
@@ -55,7 +55,7 @@ class Front:
         if self.service is not None:
             return await self.service.status(request)
         response = coordinator_pb2.StatusResponse(job=self.job)
-        response.state, response.reason = State.WAITING, f"this coordinator {self.standing}"
+        response.state, response.reason = State.WAITING, f"this coordinator {self.doing}"
         response.processes.add(
             role="coordinator", name="coordinator", pid=os.getpid(), state=response.state, reason=response.reason
         )
@@ -63,7 +63,7 @@ class Front:
 
     def _leader(self) -> CoordinatorService:
         if self.service is None:
-            raise errors.NotLeaderError(f"this coordinator {self.standing}")
+            raise errors.NotLeaderError(f"this coordinator {self.doing}")
         return self.service
 
     def _knock(self, message: Message) -> None:

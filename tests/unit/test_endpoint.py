@@ -8,18 +8,18 @@ from collections.abc import AsyncIterator
 import pytest
 
 from paramserver import errors
-from paramserver.coordinator import front
-from paramserver.coordinator.front import Front
+from paramserver.coordinator import endpoint
+from paramserver.coordinator.endpoint import Endpoint
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
 
-def ask(one: Front, method: str, request: object) -> None:
+def ask(one: Endpoint, method: str, request: object) -> None:
     """It does not lead, and says so."""
     with pytest.raises(errors.NotLeaderError):
         asyncio.run(getattr(one, method)(request))
 
 
-def open_session(one: Front, *requests: coordinator_pb2.SessionRequest) -> None:
+def open_session(one: Endpoint, *requests: coordinator_pb2.SessionRequest) -> None:
     async def go() -> None:
         async def all_of_them() -> AsyncIterator[coordinator_pb2.SessionRequest]:
             for request in requests:
@@ -34,7 +34,7 @@ def open_session(one: Front, *requests: coordinator_pb2.SessionRequest) -> None:
 
 def test_a_server_that_asks_for_the_settings_is_a_newcomer() -> None:
     """`paramserver start server` asks for them before it joins, and gets no answer while a job is taken over."""
-    one = Front("job")
+    one = Endpoint("job")
     for newcomer in (5, 5, 6):
         ask(one, "settings", coordinator_pb2.SettingsRequest(newcomer=newcomer))
     ask(one, "settings", coordinator_pb2.SettingsRequest())  # a worker, or a command
@@ -43,7 +43,7 @@ def test_a_server_that_asks_for_the_settings_is_a_newcomer() -> None:
 
 
 def test_a_server_with_a_shard_is_known_by_its_session_and_by_joining() -> None:
-    one = Front("job")
+    one = Endpoint("job")
     open_session(
         one,
         coordinator_pb2.SessionRequest(
@@ -61,8 +61,8 @@ def test_a_server_with_a_shard_is_known_by_its_session_and_by_joining() -> None:
 
 
 def test_who_has_not_asked_for_a_while_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Front("job")
+    one = Endpoint("job")
     ask(one, "settings", coordinator_pb2.SettingsRequest(newcomer=5))
     assert one.newcomers() == 1
-    monkeypatch.setattr(front, "_KNOCK_S", -1.0)
+    monkeypatch.setattr(endpoint, "_KNOCK_S", -1.0)
     assert one.newcomers() == 0

@@ -10,7 +10,7 @@ from contextlib import aclosing
 import pytest
 
 from paramserver.v1 import shard_pb2
-from paramserver.worker.gradients.turns import Traffic, Turns
+from paramserver.worker.gradients.flow_control import Flow, FlowControl
 
 SIZE = 10
 
@@ -24,13 +24,13 @@ async def frames(chunks: int, size: int = SIZE) -> AsyncIterator[bytes]:
 class Wire:
     """Takes what it is given, and writes down to whom it went."""
 
-    def __init__(self, turns: Turns, servers: int, chunks: int, size: int = SIZE) -> None:
+    def __init__(self, flow: Flow, servers: int, chunks: int, size: int = SIZE) -> None:
         self.order: list[int] = []
-        self.turns, self.size = turns, size
+        self.flow, self.size = flow, size
         self.tasks = [asyncio.create_task(self._take(server, chunks)) for server in range(servers)]
 
     async def _take(self, server: int, chunks: int) -> None:
-        async with aclosing(self.turns.keep(server, frames(chunks, self.size))) as leaving:
+        async with aclosing(self.flow.keep(server, frames(chunks, self.size))) as leaving:
             async for frame in leaving:
                 if len(frame) == self.size:
                     self.order.append(server)
@@ -44,18 +44,18 @@ class Wire:
 
 def test_one_server_after_the_other_and_not_more_than_the_window() -> None:
     async def main() -> None:
-        turns = Turns([4 * SIZE] * 3, 1, 3 * SIZE, lambda: True, patience_s=1e6)
-        wire = Wire(turns, 3, 4)
+        flow = Flow([4 * SIZE] * 3, 1, 3 * SIZE, lambda: True, patience_s=1e6)
+        wire = Wire(flow, 3, 4)
         assert await wire.settle() == [1, 2, 0]
-        turns.arrived(2, 1)
+        flow.acknowledged(2, 1)
         assert await wire.settle() == [1, 2, 0, 1]
-        turns.arrived(1, 2)
+        flow.acknowledged(1, 2)
         assert await wire.settle() == [1, 2, 0, 1, 2, 0]
-        turns.arrived(1, 2)  # nothing new
+        flow.acknowledged(1, 2)  # nothing new
         assert len(await wire.settle()) == 6
         for done in (2, 3, 4):
             for server in range(3):
-                turns.arrived(server, done)
+                flow.acknowledged(server, done)
         await wire.settle()
         await asyncio.gather(*wire.tasks)
         assert sorted(wire.order) == sorted([0, 1, 2] * 4)
@@ -65,46 +65,46 @@ def test_one_server_after_the_other_and_not_more_than_the_window() -> None:
 
 def test_who_takes_more_has_more_turns() -> None:
     async def main() -> None:
-        turns = Turns([6 * SIZE, 2 * SIZE], 0, 2 * SIZE, lambda: True, patience_s=1e6)
-        big, small = Wire(turns, 1, 6), asyncio.create_task(collect(turns, 1, 2))
+        flow = Flow([6 * SIZE, 2 * SIZE], 0, 2 * SIZE, lambda: True, patience_s=1e6)
+        big, small = Wire(flow, 1, 6), asyncio.create_task(collect(flow, 1, 2))
         sent = 0
         while not (small.done() and all(task.done() for task in big.tasks)):
             await big.settle()
             sent += 1
-            turns.arrived(0, sent)
-            turns.arrived(1, sent)
+            flow.acknowledged(0, sent)
+            flow.acknowledged(1, sent)
             assert sent < 20
         assert len(big.order) == 6
 
     asyncio.run(main())
 
 
-async def collect(turns: Turns, server: int, chunks: int) -> int:
-    async with aclosing(turns.keep(server, frames(chunks))) as leaving:
+async def collect(flow: Flow, server: int, chunks: int) -> int:
+    async with aclosing(flow.keep(server, frames(chunks))) as leaving:
         return len([frame async for frame in leaving])
 
 
 def test_where_nobody_tells_nobody_waits() -> None:
     async def main() -> None:
-        turns = Turns([9 * SIZE] * 2, 0, SIZE, lambda: False, patience_s=1e6)
-        await asyncio.gather(*Wire(turns, 2, 9).tasks)
+        flow = Flow([9 * SIZE] * 2, 0, SIZE, lambda: False, patience_s=1e6)
+        await asyncio.gather(*Wire(flow, 2, 9).tasks)
 
     asyncio.run(main())
 
 
 def test_where_nothing_arrives_all_goes_on() -> None:
     async def main() -> None:
-        turns = Turns([9 * SIZE] * 2, 0, SIZE, lambda: True, patience_s=1e-3)
+        flow = Flow([9 * SIZE] * 2, 0, SIZE, lambda: True, patience_s=1e-3)
         async with asyncio.timeout(20.0):
-            await asyncio.gather(*Wire(turns, 2, 9).tasks)
+            await asyncio.gather(*Wire(flow, 2, 9).tasks)
 
     asyncio.run(main())
 
 
 def test_an_upload_that_ends_gives_its_place_away() -> None:
     async def main() -> None:
-        turns = Turns([4 * SIZE] * 2, 0, 2 * SIZE, lambda: True, patience_s=1e6)
-        wire = Wire(turns, 2, 4)
+        flow = Flow([4 * SIZE] * 2, 0, 2 * SIZE, lambda: True, patience_s=1e6)
+        wire = Wire(flow, 2, 4)
         assert await wire.settle() == [0, 1]
         wire.tasks[0].cancel()
         assert await wire.settle() == [0, 1, 1], "what was under way to the other one counts no more"
@@ -122,11 +122,11 @@ def test_all_leaves_whatever_arrives_when(seed: int) -> None:
     chunks = [drawn.randint(1, 12) for _ in range(servers)]
 
     async def main() -> None:
-        turns = Turns([count * SIZE for count in chunks], drawn.randrange(9), window, lambda: True, patience_s=1e6)
+        flow = Flow([count * SIZE for count in chunks], drawn.randrange(9), window, lambda: True, patience_s=1e6)
         sent, come = [0] * servers, [0] * servers
 
         async def take(server: int) -> None:
-            async with aclosing(turns.keep(server, frames(chunks[server]))) as leaving:
+            async with aclosing(flow.keep(server, frames(chunks[server]))) as leaving:
                 async for frame in leaving:
                     sent[server] += len(frame) == SIZE
                     assert sum(sent) - sum(come) <= max(1, window // SIZE)
@@ -138,7 +138,7 @@ def test_all_leaves_whatever_arrives_when(seed: int) -> None:
             server = drawn.randrange(servers)
             if come[server] < sent[server]:
                 come[server] += 1
-                turns.arrived(server, come[server])
+                flow.acknowledged(server, come[server])
             if all(task.done() for task in tasks):
                 break
         await asyncio.gather(*tasks)
@@ -148,14 +148,14 @@ def test_all_leaves_whatever_arrives_when(seed: int) -> None:
 
 
 def test_only_what_is_large_takes_turns() -> None:
-    traffic = Traffic(2, 1 << 20)
+    flow_control = FlowControl(2, 1 << 20)
     large = [5 << 20, 5 << 20]
-    with traffic.leaving(7, large, 0), traffic.leaving(8, [1 << 20, 0], 0), traffic.leaving(0, large, 0):
-        assert traffic.turns(7) is not None
-        assert traffic.turns(8) is traffic.turns(0) is None
-        traffic.arrived(0, [shard_pb2.Arrived(nonce=99, chunks=3)])  # of one that is over
-    assert traffic.turns(7) is None
-    with Traffic(1, 1 << 20).leaving(7, [64 << 20], 0):
+    with flow_control.leaving(7, large, 0), flow_control.leaving(8, [1 << 20, 0], 0), flow_control.leaving(0, large, 0):
+        assert flow_control.flow(7) is not None
+        assert flow_control.flow(8) is flow_control.flow(0) is None
+        flow_control.acknowledged(0, [shard_pb2.Ack(nonce=99, chunks=3)])  # of one that is over
+    assert flow_control.flow(7) is None
+    with FlowControl(1, 1 << 20).leaving(7, [64 << 20], 0):
         pass
 
 
@@ -164,11 +164,15 @@ def test_all_servers_must_tell() -> None:
     chunk, count = 128 << 10, 8
 
     async def left(tells: tuple[bool, bool]) -> int:
-        traffic = Traffic(2, SIZE)
-        with traffic.leaving(7, [count * chunk] * 2, 0), traffic.telling(0, tells[0]), traffic.telling(1, tells[1]):
-            turns = traffic.turns(7)
-            assert turns is not None
-            wire = Wire(turns, 2, count, chunk)
+        flow_control = FlowControl(2, SIZE)
+        with (
+            flow_control.leaving(7, [count * chunk] * 2, 0),
+            flow_control.telling(0, tells[0]),
+            flow_control.telling(1, tells[1]),
+        ):
+            flow = flow_control.flow(7)
+            assert flow is not None
+            wire = Wire(flow, 2, count, chunk)
             found = len(await wire.settle())
             for task in wire.tasks:
                 task.cancel()
@@ -183,12 +187,12 @@ def test_who_waits_goes_on_when_nobody_tells_any_more() -> None:
     """Such as when the version has come: others have computed what this contribution brings."""
 
     async def main() -> None:
-        traffic = Traffic(2, SIZE)
-        with traffic.leaving(7, [1 << 20] * 2, 0):
-            turns = traffic.turns(7)
-            assert turns is not None
-            with traffic.telling(0, True), traffic.telling(1, True):
-                wire = Wire(turns, 2, 8, 128 << 10)
+        flow_control = FlowControl(2, SIZE)
+        with flow_control.leaving(7, [1 << 20] * 2, 0):
+            flow = flow_control.flow(7)
+            assert flow is not None
+            with flow_control.telling(0, True), flow_control.telling(1, True):
+                wire = Wire(flow, 2, 8, 128 << 10)
                 await wire.settle()
                 assert not any(task.done() for task in wire.tasks)
             await wire.settle()
@@ -199,11 +203,11 @@ def test_who_waits_goes_on_when_nobody_tells_any_more() -> None:
 
 def test_many_workers_have_less_under_way() -> None:
     """What they send meets before the servers."""
-    traffic = Traffic(2, 1 << 20)
+    flow_control = FlowControl(2, 1 << 20)
     windows = []
     for workers in (1, 2, 8):
-        with traffic.leaving(7, [64 << 20] * 2, 0, workers):
-            turns = traffic.turns(7)
-            assert turns is not None
-            windows.append(vars(turns)["_window"])
+        with flow_control.leaving(7, [64 << 20] * 2, 0, workers):
+            flow = flow_control.flow(7)
+            assert flow is not None
+            windows.append(vars(flow)["_window"])
     assert windows == [8 << 20, 8 << 20, 2 << 20]

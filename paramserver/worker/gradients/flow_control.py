@@ -24,7 +24,7 @@ _WINDOW_BYTES = 512 << 10
 _WINDOW_CHUNKS = 8
 
 
-class Turns:
+class Flow:
     """One contribution. Lives in the event loop.
 
     ``bytes_of``: by server, what it is sent in all. ``first``: who begins, modulo the servers. ``told``: whether all
@@ -44,7 +44,7 @@ class Turns:
         self._sent = [0 for _ in bytes_of]
         # By server: the sizes of the chunks that are under way, in their order, and how many have arrived before them.
         self._flying: list[deque[int]] = [deque() for _ in bytes_of]
-        self._arrived = [0 for _ in bytes_of]
+        self._acked = [0 for _ in bytes_of]
         self._under_way = 0
         self._asking: dict[int, tuple[int, asyncio.Future[None]]] = {}
         self._given_up = False
@@ -56,27 +56,27 @@ class Turns:
         try:
             async for frame in frames:
                 if not header:
-                    await self._turn(server, len(frame))
+                    await self._room(server, len(frame))
                 yield frame
                 header = False
         finally:
             self._ends(server)
 
-    def arrived(self, server: int, chunks: int) -> None:
+    def acknowledged(self, server: int, chunks: int) -> None:
         """So many chunks have arrived at a server, all together."""
         flying = self._flying[server]
-        for _ in range(min(chunks - self._arrived[server], len(flying))):
+        for _ in range(min(chunks - self._acked[server], len(flying))):
             self._under_way -= flying.popleft()
-            self._arrived[server] += 1
+            self._acked[server] += 1
         self.grant()
 
-    async def _turn(self, server: int, nbytes: int) -> None:
+    async def _room(self, server: int, nbytes: int) -> None:
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         self._asking[server] = nbytes, turn
         loop.call_soon(self.grant)  # when the others have asked, too
         if self._watch is None:
-            self._watch = loop.call_later(self._patience_s, self._look, sum(self._arrived))
+            self._watch = loop.call_later(self._patience_s, self._look, sum(self._acked))
         await turn
 
     def _look(self, before: int) -> None:
@@ -84,7 +84,7 @@ class Turns:
         self._watch = None
         if not self._asking:
             return
-        now = sum(self._arrived)
+        now = sum(self._acked)
         self._given_up = self._given_up or now == before
         self._watch = asyncio.get_running_loop().call_later(self._patience_s, self._look, now)
         self.grant()
@@ -116,13 +116,13 @@ class Turns:
         self.grant()
 
 
-class Traffic:
+class FlowControl:
     """All contributions of a worker that are leaving. Lives in the event loop."""
 
     def __init__(self, servers: int, chunk_bytes: int) -> None:
         """``chunk_bytes``: of a chunk, usually."""
         self._window = max(_WINDOW_BYTES, _WINDOW_CHUNKS * chunk_bytes)
-        self._turns: dict[int, Turns] = {}
+        self._flows: dict[int, Flow] = {}
         # By server, the open pulls that tell of what arrives.
         self._telling = [0] * servers
 
@@ -136,15 +136,15 @@ class Traffic:
         servers = len(bytes_of)
         window = self._window * servers // max(servers, workers)
         if nonce and servers > 1 and sum(bytes_of) > window:
-            self._turns[nonce] = Turns(bytes_of, first, window, lambda: all(self._telling), PATIENCE_S)
+            self._flows[nonce] = Flow(bytes_of, first, window, lambda: all(self._telling), PATIENCE_S)
         try:
             yield
         finally:
-            self._turns.pop(nonce, None)
+            self._flows.pop(nonce, None)
 
-    def turns(self, nonce: int) -> Turns | None:
+    def flow(self, nonce: int) -> Flow | None:
         """Those of a contribution, if it takes any."""
-        return self._turns.get(nonce)
+        return self._flows.get(nonce)
 
     @contextmanager
     def telling(self, server: int, tells: bool) -> Iterator[None]:
@@ -154,11 +154,11 @@ class Traffic:
             yield
         finally:
             self._telling[server] -= tells
-            for turns in self._turns.values():
-                turns.grant()
+            for flow in self._flows.values():
+                flow.grant()
 
-    def arrived(self, server: int, news: Iterable[shard_pb2.Arrived]) -> None:
+    def acknowledged(self, server: int, news: Iterable[shard_pb2.Ack]) -> None:
         """What a server tells."""
         for one in news:
-            if one.nonce in self._turns:
-                self._turns[one.nonce].arrived(server, one.chunks)
+            if one.nonce in self._flows:
+                self._flows[one.nonce].acknowledged(server, one.chunks)

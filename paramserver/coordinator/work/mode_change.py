@@ -40,7 +40,7 @@ _RETRY_S = 0.5
 _MAX_WAIT_S = 600.0
 
 
-class Toggle:
+class ModeChange:
     """One change at a time."""
 
     def __init__(self, job: Job) -> None:
@@ -203,9 +203,9 @@ class Toggle:
         self._revision += 1
         return self._revision
 
-    def successor(self) -> Toggle:
+    def successor(self) -> ModeChange:
         """For the next timeline, after :meth:`close`: settings so far are of the past."""
-        after = Toggle(self._job)
+        after = ModeChange(self._job)
         after._revision = max(self._revision, self._job.consistency.revision)
         after._wanted = self._wanted
         return after

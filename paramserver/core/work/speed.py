@@ -21,7 +21,7 @@ _EARLY = 0.5
 _LONG, _LONG_S = 1.5, 0.1
 
 
-class Tempo:
+class Speed:
     """One worker's own view of its speed."""
 
     def __init__(self) -> None:

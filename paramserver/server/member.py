@@ -10,7 +10,7 @@ from paramserver.transport.base import Channel
 from paramserver.v1 import coordinator_pb2, types_pb2
 
 
-class ServerNode:
+class ServerMember:
     """Reports to the coordinator what its shard does. ``address`` is where others reach the shard."""
 
     def __init__(self, service: ShardService, coordinator: Channel, address: str, options: JoinOptions) -> None:
@@ -31,8 +31,8 @@ class ServerNode:
         log_interval_s: float = 5.0,
         replaces: int = 0,
         beside_worker: bool = False,
-    ) -> ServerNode:
-        """A node with the usual options."""
+    ) -> ServerMember:
+        """A member with the usual options."""
         options = JoinOptions(
             role=types_pb2.ROLE_SERVER,
             job=service.job,

@@ -4,7 +4,7 @@ Each step's slices are dealt out in contiguous ranges. A worker says how fast it
 asks for work only if it is idle, or if others may have taken slices of its range. What it hears is advice: the name of
 a slice decides what counts, so a slice that two compute costs time and nothing else.
 
-For every slice that has not arrived there is a guess when it will be finished: by those who have claimed it, or by its
+For every slice that has not arrived there is a guess when it will be finished: by those who compute it, or by its
 owner, who goes through its range in order. Who asks is given the slice that everybody would wait for longest, if it is
 faster than that; its own range comes first, from its near end. Times are arguments, in seconds.
 """
@@ -24,7 +24,7 @@ _MARGIN = 1.25
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Assignment:
     """The ``place`` of a worker among ``workers`` to whom slices are dealt out (-1: none), and its time per slice.
 
     ``work_s``: until the slice is pushed, in seconds; 0: not known.
@@ -43,14 +43,14 @@ class Ask:
     ``finished``: what it has computed of this step, which is here or on its way.
     """
 
-    standing: Standing
+    assignment: Assignment
     step: int
     of: int
     finished: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class _Claim:
+class _Attempt:
     at: float
     work_s: float
 
@@ -70,21 +70,21 @@ class _Step:
     number: int
     began_at: float
     # By slice, who computes it since when.
-    claims: dict[int, dict[int, _Claim]] = field(default_factory=dict)
+    attempts: dict[int, dict[int, _Attempt]] = field(default_factory=dict)
     # Workers that have asked for work.
     asked: set[int] = field(default_factory=set)
     # Slices that were given to others than their owners.
     taken: set[int] = field(default_factory=set)
 
 
-class Claims:
-    """The claims of one shard, which speaks for all; see the head of this file."""
+class Stealing:
+    """The account of one shard, which speaks for all; see the head of this file."""
 
     def __init__(self) -> None:
         self._open = _Step(-1, 0.0)
         self._taken_before: tuple[int, ...] = ()
         # By place: who has that range, and which version it was given last.
-        self._owners: dict[int, tuple[Standing, int]] = {}
+        self._owners: dict[int, tuple[Assignment, int]] = {}
 
     def begin(self, step: int, now: float) -> None:
         """Step ``step`` begins; the one before is over."""
@@ -92,48 +92,48 @@ class Claims:
         self._open = _Step(step, now)
 
     def keep(self, workers: Iterable[int]) -> None:
-        """Forget what others than these have claimed: they are gone."""
+        """Forget what others than these compute: they are gone."""
         present = frozenset(workers)
         self._owners = {place: known for place, known in self._owners.items() if known[0].worker in present}
-        for slice_, claims in list(self._open.claims.items()):
-            self._open.claims[slice_] = {worker: claim for worker, claim in claims.items() if worker in present}
+        for slice_, attempts in list(self._open.attempts.items()):
+            self._open.attempts[slice_] = {worker: attempt for worker, attempt in attempts.items() if worker in present}
 
     def taken(self, version: int) -> tuple[int, ...]:
         """Slices of the step that made ``version`` which were given to others than their owners."""
         return self._taken_before if version == self._open.number else ()
 
-    def given(self, standing: Standing, version: int) -> None:
+    def given(self, assignment: Assignment, version: int) -> None:
         """A worker is given ``version``, and begins with its range of that step."""
-        if any(known.workers != standing.workers for known, _ in self._owners.values()):
+        if any(known.workers != assignment.workers for known, _ in self._owners.values()):
             self._owners.clear()  # the slices are dealt out anew
-        if standing.place >= 0:
-            self._owners[standing.place] = (standing, version)
+        if assignment.place >= 0:
+            self._owners[assignment.place] = (assignment, version)
 
     def ask(self, ask: Ask, missing: Sequence[Range], now: float) -> int | None:
         """The slice to compute now; None: wait, and ask again later. ``missing``: what has not arrived, sorted."""
         if ask.step != self._open.number:
             self._open, self._taken_before = _Step(ask.step, now), ()
-        step, worker = self._open, ask.standing.worker
-        self.given(ask.standing, ask.step)
+        step, worker = self._open, ask.assignment.worker
+        self.given(ask.assignment, ask.step)
         step.asked.add(worker)
-        work_s = ask.standing.work_s or self._fastest(inf)
+        work_s = ask.assignment.work_s or self._fastest(inf)
         if work_s == inf:
             work_s = 1.0
-        for slice_, claims in step.claims.items():
+        for slice_, attempts in step.attempts.items():
             # It computes one slice at a time: an answer that it asks beyond has got lost, or is finished.
             if slice_ not in ask.finished:
-                claims.pop(worker, None)
+                attempts.pop(worker, None)
         for slice_ in ask.finished:
-            step.claims.setdefault(slice_, {})[worker] = _Claim(now - work_s, work_s)
+            step.attempts.setdefault(slice_, {})[worker] = _Attempt(now - work_s, work_s)
         open_ = [s for lo, hi in missing for s in range(lo, hi) if s not in ask.finished]
-        ranges = assign(ask.of, ask.standing.workers)
-        own = ranges[ask.standing.place] if ask.standing.place >= 0 else (0, 0)
-        free = [s for s in open_ if own[0] <= s < own[1] and not step.claims.get(s)]
+        ranges = assign(ask.of, ask.assignment.workers)
+        own = ranges[ask.assignment.place] if ask.assignment.place >= 0 else (0, 0)
+        free = [s for s in open_ if own[0] <= s < own[1] and not step.attempts.get(s)]
         chosen = free[0] if free and now + work_s <= self._by_others(worker, work_s, ranges, len(free), now) else None
         if chosen is None:
             chosen = self._others(worker, work_s, ranges, [s for s in open_ if s not in free], now)
         if chosen is not None:
-            step.claims.setdefault(chosen, {})[worker] = _Claim(now, work_s)
+            step.attempts.setdefault(chosen, {})[worker] = _Attempt(now, work_s)
             if not own[0] <= chosen < own[1]:
                 step.taken.add(chosen)
         return chosen
@@ -145,9 +145,11 @@ class Claims:
             if owner.worker == worker or version != self._open.number:
                 continue
             speed = owner.work_s or work_s
-            mine = [c[owner.worker] for c in self._open.claims.values() if owner.worker in c]
+            mine = [c[owner.worker] for c in self._open.attempts.values() if owner.worker in c]
             if owner.worker in self._open.asked:
-                left_s = max((claim.left_s(now) for claim in mine if claim.at + claim.work_s > now), default=0.0)
+                left_s = max(
+                    (attempt.left_s(now) for attempt in mine if attempt.at + attempt.work_s > now), default=0.0
+                )
             else:
                 lo, hi = ranges[place]
                 left_s = abs(self._open.began_at + speed * (hi - lo) - now)
@@ -172,26 +174,26 @@ class Claims:
                 continue
             owner = self._owners[place][0].worker if place in self._owners else 0
             for slice_, by_owner_s in zip(inside, self._owner(place, range_, inside, work_s, now), strict=True):
-                claims = self._open.claims.get(slice_, {})
-                helpers = [claim for who, claim in claims.items() if who != owner]
-                if worker in claims or not all(claim.overdue(now) for claim in helpers):
+                attempts = self._open.attempts.get(slice_, {})
+                helpers = [attempt for who, attempt in attempts.items() if who != owner]
+                if worker in attempts or not all(attempt.overdue(now) for attempt in helpers):
                     continue
-                left_s = min((by_owner_s, *(claim.left_s(now) for claim in claims.values())))
+                left_s = min((by_owner_s, *(attempt.left_s(now) for attempt in attempts.values())))
                 if left_s >= longest:
                     best, longest = slice_, left_s
         return best
 
     def _owner(self, place: int, range_: Range, inside: Sequence[int], work_s: float, now: float) -> list[float]:
         """For each of these slices of a range, in how many seconds its owner is expected to have done it."""
-        speed, claims = self._fastest(work_s), self._open.claims
+        speed, attempts = self._fastest(work_s), self._open.attempts
         if place in self._owners:
             owner, version = self._owners[place]
             speed = owner.work_s or speed
-            at_it = [claims[s][owner.worker].left_s(now) for s in inside if owner.worker in claims.get(s, {})]
+            at_it = [attempts[s][owner.worker].left_s(now) for s in inside if owner.worker in attempts.get(s, {})]
             if version != self._open.number or (owner.worker in self._open.asked and not at_it):
                 return [inf] * len(inside)  # it is still at an earlier step, or waits
             if at_it:
-                free = [s for s in inside if not claims.get(s)]
+                free = [s for s in inside if not attempts.get(s)]
                 return [max(at_it) + speed * (free.index(s) + 1) if s in free else inf for s in inside]
         # What it has may be held back until it is through with its range.
         return [abs(self._open.began_at + speed * (range_[1] - range_[0]) - now)] * len(inside)

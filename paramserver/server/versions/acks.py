@@ -17,23 +17,23 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
-class _Arriving:
+class _Upload:
     nonce: int
     chunks: int = 0
 
 
-class Arrivals:
+class Acks:
     """The contributions that are arriving at one shard."""
 
     def __init__(self) -> None:
         # By worker; the same contribution may arrive twice, of a network that repeats what it carries.
-        self._present: dict[int, list[_Arriving]] = {}
+        self._present: dict[int, list[_Upload]] = {}
         self._listeners: dict[int, list[asyncio.Event]] = {}
 
     @contextmanager
     def counting(self, worker: int, nonce: int) -> Iterator[Callable[[], None]]:
         """Meanwhile a contribution arrives; to be called for each chunk."""
-        one = _Arriving(nonce)
+        one = _Upload(nonce)
 
         def came() -> None:
             one.chunks += 1
@@ -44,18 +44,18 @@ class Arrivals:
             yield came
 
     @contextmanager
-    def heard(self, worker: int, listener: asyncio.Event) -> Iterator[Callable[[], list[shard_pb2.Arrived]]]:
+    def heard(self, worker: int, listener: asyncio.Event) -> Iterator[Callable[[], list[shard_pb2.Ack]]]:
         """Meanwhile ``listener`` is set when something of this worker arrives; tells what has, since the last time."""
         said: dict[int, int] = {}
 
-        def news() -> list[shard_pb2.Arrived]:
+        def news() -> list[shard_pb2.Ack]:
             nonlocal said
             fresh: dict[int, int] = {}
             for one in self._present.get(worker, ()):
                 if one.chunks:
                     fresh[one.nonce] = max(one.chunks, fresh.get(one.nonce, 0))
             told = [
-                shard_pb2.Arrived(nonce=nonce, chunks=chunks)
+                shard_pb2.Ack(nonce=nonce, chunks=chunks)
                 for nonce, chunks in fresh.items()
                 if said.get(nonce) != chunks
             ]

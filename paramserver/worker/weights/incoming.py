@@ -1,7 +1,7 @@
 """Weights of a version that are on their way while the script computes on those that have come.
 
 Two threads: the loop adds what arrives (`Rest`), the script's thread puts it in its place when it needs it
-(`Arriving`). Until then the place holds what it held before, so nothing changes under the script's hands.
+(`IncomingWeights`). Until then the place holds what it held before, so nothing changes under the script's hands.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Rest:
             return self._chunks.pop(chunk)
 
 
-class Arriving:
+class IncomingWeights:
     """One version, part of which is still to come into ``space``. Belongs to the script's thread.
 
     Takes note of which tensors were read, through :meth:`read`; whoever has computed with one that was not has computed

@@ -2,57 +2,57 @@
 
 from __future__ import annotations
 
-from paramserver.core.work.tempo import Tempo
+from paramserver.core.work.speed import Speed
 
 
-def worked(*seconds: float) -> Tempo:
+def worked(*seconds: float) -> Speed:
     """A worker that has computed slices of these lengths in its first step, which began at 0."""
-    tempo = Tempo()
-    tempo.step(0.0)
+    speed = Speed()
+    speed.step(0.0)
     now = 0.0
     for length in seconds:
-        tempo.begun(now)
+        speed.begun(now)
         now += length
-        tempo.finished(now)
-    return tempo
+        speed.finished(now)
+    return speed
 
 
 def test_one_long_slice_does_not_count_for_much() -> None:
-    tempo = worked(1.0, 1.0, 50.0, 1.0)
-    assert tempo.work_s == 1.0
-    tempo.pushed(0.5)
-    assert tempo.work_s == 1.5
+    speed = worked(1.0, 1.0, 50.0, 1.0)
+    assert speed.work_s == 1.0
+    speed.pushed(0.5)
+    assert speed.work_s == 1.5
 
 
 def test_patience_is_a_part_of_a_slice_and_never_nothing() -> None:
     assert worked(4.0).patience_s() == 1.0
     assert worked(0.0001).patience_s() == 0.01
-    assert Tempo().patience_s() == 0.5
+    assert Speed().patience_s() == 0.5
 
 
 def test_who_asks_in_vain_asks_less_often_and_less_in_the_next_steps() -> None:
-    tempo = worked(4.0)
+    speed = worked(4.0)
     waits = []
     for _ in range(5):
-        waits.append(tempo.patience_s())
-        tempo.answered(False)
+        waits.append(speed.patience_s())
+        speed.answered(False)
     assert waits == [1.0, 2.0, 4.0, 8.0, 8.0]
-    tempo.step(100.0)
-    assert tempo.patience_s() == 2.0
-    tempo.answered(True)
-    assert tempo.patience_s() == 0.0, "there may be more"
-    tempo.answered(False)
-    assert tempo.patience_s() == 4.0
-    tempo.step(200.0)
-    assert tempo.patience_s() == 1.0
+    speed.step(100.0)
+    assert speed.patience_s() == 2.0
+    speed.answered(True)
+    assert speed.patience_s() == 0.0, "there may be more"
+    speed.answered(False)
+    assert speed.patience_s() == 4.0
+    speed.step(200.0)
+    assert speed.patience_s() == 1.0
 
 
 def slow_at(*lost: int) -> list[bool]:
     """Whether a worker is slow in each of its steps, if it has lost so many slices in the one before."""
-    tempo, found = worked(1.0), []
+    speed, found = worked(1.0), []
     for number, count in enumerate(lost):
-        tempo.step(5.0 * (number + 1), count)
-        found.append(tempo.slow)
+        speed.step(5.0 * (number + 1), count)
+        found.append(speed.slow)
     return found
 
 
@@ -63,17 +63,17 @@ def test_only_who_is_helped_again_and_again_or_much_is_slow() -> None:
 
 
 def test_a_slow_worker_asks_in_the_second_half_of_a_step_only_and_never_before_its_first_slice() -> None:
-    tempo = worked(1.0)
-    tempo.step(4.0, 1)
-    tempo.step(8.0, 1)  # the steps take 4 s
-    assert not tempo.asks(9.9, first=False)
-    assert tempo.asks(10.1, first=False)
-    assert not tempo.asks(10.1, first=True)
+    speed = worked(1.0)
+    speed.step(4.0, 1)
+    speed.step(8.0, 1)  # the steps take 4 s
+    assert not speed.asks(9.9, first=False)
+    assert speed.asks(10.1, first=False)
+    assert not speed.asks(10.1, first=True)
 
 
 def test_in_a_step_that_takes_unusually_long_everybody_asks() -> None:
-    tempo = worked(1.0)
-    tempo.step(4.0)  # the steps take 4 s
-    assert not tempo.asks(9.9, first=False)
-    assert tempo.asks(10.1, first=False)
-    assert not tempo.asks(10.1, first=True)
+    speed = worked(1.0)
+    speed.step(4.0)  # the steps take 4 s
+    assert not speed.asks(9.9, first=False)
+    assert speed.asks(10.1, first=False)
+    assert not speed.asks(10.1, first=True)

@@ -33,7 +33,7 @@ WELL = frozenset({State.TRAINING, State.DONE})
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Status:
     """A state, and why, in words for people; the reason may be empty where the state says it all."""
 
     state: State
@@ -80,14 +80,14 @@ class JobFacts:
     stuck: str = ""
 
 
-def job_standing(facts: JobFacts) -> Standing:
+def job_status(facts: JobFacts) -> Status:
     """Where the job stands."""
     if facts.phase in _ENDS:
         if facts.phase is Phase.DONE and facts.broken:
-            return Standing(State.FAILED, "; ".join(facts.broken))
-        return Standing(_ENDS[facts.phase], facts.reason)
+            return Status(State.FAILED, "; ".join(facts.broken))
+        return Status(_ENDS[facts.phase], facts.reason)
     if facts.stuck:
-        return Standing(State.STUCK, facts.stuck)
+        return Status(State.STUCK, facts.stuck)
     wrong = [*facts.away]
     if facts.phase is Phase.RECOVERING:
         wrong.append(facts.reason)
@@ -97,14 +97,14 @@ def job_standing(facts: JobFacts) -> Standing:
             wrong.append(f"{_names(facts.stalled)} hands in nothing; its slices go to others")
     wrong += [*facts.broken, *facts.troubles]
     if wrong:
-        return Standing(State.DEGRADED, "; ".join(part for part in wrong if part))
+        return Status(State.DEGRADED, "; ".join(part for part in wrong if part))
     if facts.phase is not Phase.RUNNING:
-        return Standing(State.WAITING, facts.reason or "version 0 is on its way to the servers")
+        return Status(State.WAITING, facts.reason or "version 0 is on its way to the servers")
     if facts.workers:
-        return Standing(State.TRAINING, facts.idle)
+        return Status(State.TRAINING, facts.idle)
     if facts.finished:
-        return Standing(State.TRAINING, "the workers are through; the result is gathered")
-    return Standing(State.IDLE, "there are no workers; the servers keep the model")
+        return Status(State.TRAINING, "the workers are through; the result is gathered")
+    return Status(State.IDLE, "there are no workers; the servers keep the model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,28 +126,28 @@ class MemberFacts:
     idle: str = ""
 
 
-def member_standing(facts: MemberFacts) -> Standing:
+def member_status(facts: MemberFacts) -> Status:
     """Where a server or worker stands that is a member."""
     job = facts.job
     if job.phase in _ENDS:
-        return Standing(_ENDS[job.phase])
+        return Status(_ENDS[job.phase])
     if facts.silent:
-        return Standing(State.DEGRADED, "not heard of just now")
+        return Status(State.DEGRADED, "not heard of just now")
     if facts.stalled:
-        return Standing(State.STUCK, "it lives, but its script hands in nothing; its slices go to others")
+        return Status(State.STUCK, "it lives, but its script hands in nothing; its slices go to others")
     if not facts.ready:
-        return Standing(State.WAITING, facts.waiting_for)
+        return Status(State.WAITING, facts.waiting_for)
     stands_still = job.phase is not Phase.RUNNING or bool(job.away)
     if stands_still and not facts.at_work:
         why = facts.waiting_for or "; ".join(job.away) or job.reason
-        return Standing(State.WAITING, why)
+        return Status(State.WAITING, why)
     if facts.draining:
-        return Standing(State.TRAINING, "it was asked to leave")
+        return Status(State.TRAINING, "it was asked to leave")
     if not job.workers:
-        return Standing(State.IDLE)
+        return Status(State.IDLE)
     if facts.idle:
-        return Standing(State.IDLE, facts.idle)
-    return Standing(State.TRAINING, f"waits for {facts.waiting_for}" if facts.waiting_for else "")
+        return Status(State.IDLE, facts.idle)
+    return Status(State.TRAINING, f"waits for {facts.waiting_for}" if facts.waiting_for else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,19 +165,19 @@ class Departure:
     told: str = ""
 
 
-def departed_standing(how: Departure) -> Standing:
+def departed_status(how: Departure) -> Status:
     """Where somebody stands who is a member no more."""
     if how.failure:
-        return Standing(State.FAILED, f"its script failed: {how.failure}")
+        return Status(State.FAILED, f"its script failed: {how.failure}")
     if how.lost:
-        return Standing(State.FAILED, how.lost)
+        return Status(State.FAILED, how.lost)
     if how.finished:
-        return Standing(State.DONE)
+        return Status(State.DONE)
     if how.told:
-        return Standing(State.STOPPED, how.told)
+        return Status(State.STOPPED, how.told)
     if how.epochs_planned:
-        return Standing(State.STOPPED, "it left before its last epoch")
-    return Standing(State.DONE)
+        return Status(State.STOPPED, "it left before its last epoch")
+    return Status(State.DONE)
 
 
 def _names(names: Sequence[str]) -> str:

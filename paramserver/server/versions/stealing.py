@@ -9,37 +9,37 @@ from collections.abc import Iterable
 from paramserver import errors
 from paramserver.core.versions.consistency import Mode
 from paramserver.core.versions.shard import ShardState
-from paramserver.core.work.claims import Ask, Claims, Standing
+from paramserver.core.work.stealing import Ask, Assignment, Stealing
 from paramserver.v1 import shard_pb2
 from paramserver.wire.bounds import MAX_SLICES
 
 # More slices than any step has; a larger number would only cost time here.
 
 
-class ClaimDesk:
+class StealingAdvice:
     """Belongs to one shard. Nothing that happens here changes what counts."""
 
     def __init__(self) -> None:
-        self._claims = Claims()
+        self._stealing = Stealing()
 
     def published(self, version: int) -> None:
         """The step that makes something of ``version`` begins."""
-        self._claims.begin(version, time.monotonic())
+        self._stealing.begin(version, time.monotonic())
 
     def keep(self, workers: Iterable[int]) -> None:
         """These are the workers that are left."""
-        self._claims.keep(workers)
+        self._stealing.keep(workers)
 
     def taken(self, version: int) -> tuple[int, ...]:
         """Slices of the step that made ``version`` which were given to others than their owners."""
-        return self._claims.taken(version)
+        return self._stealing.taken(version)
 
     def given(self, request: shard_pb2.PullRequest, version: int) -> None:
         """The answer to this pull is ``version``. What a worker says of itself and makes no sense is not noted."""
-        if request.HasField("standing") and _sensible(request.standing):
-            self._claims.given(_standing(request.worker, request.standing), version)
+        if request.HasField("assignment") and _sensible(request.assignment):
+            self._stealing.given(_assignment(request.worker, request.assignment), version)
 
-    def answer(self, request: shard_pb2.ClaimRequest, state: ShardState) -> shard_pb2.ClaimResponse:
+    def answer(self, request: shard_pb2.StealRequest, state: ShardState) -> shard_pb2.StealResponse:
         """The slice to compute, if there is one. Raises ProtocolError for a question that makes no sense."""
         ask = _checked(request)
         if request.timeline != state.timeline:
@@ -48,23 +48,23 @@ class ClaimDesk:
             )
         missing = state.missing()
         if state.consistency.mode is not Mode.SYNC or request.step != state.version or missing is None:
-            return shard_pb2.ClaimResponse(complete=request.step <= state.version)
+            return shard_pb2.StealResponse(complete=request.step <= state.version)
         if missing.of not in (0, ask.of):
             raise errors.ProtocolError(f"the question is of a step of {ask.of} slices, this one has {missing.of}")
         gaps = missing.slices if missing.of else ((0, ask.of),)
-        return shard_pb2.ClaimResponse(slice=self._claims.ask(ask, gaps, time.monotonic()))
+        return shard_pb2.StealResponse(slice=self._stealing.ask(ask, gaps, time.monotonic()))
 
 
-def _sensible(said: shard_pb2.Standing) -> bool:
+def _sensible(said: shard_pb2.Assignment) -> bool:
     return 0 < said.workers <= MAX_SLICES and -1 <= said.place < said.workers and 0 <= said.work_s < math.inf
 
 
-def _standing(worker: int, said: shard_pb2.Standing) -> Standing:
-    return Standing(worker, said.place, said.workers, said.work_s)
+def _assignment(worker: int, said: shard_pb2.Assignment) -> Assignment:
+    return Assignment(worker, said.place, said.workers, said.work_s)
 
 
-def _checked(request: shard_pb2.ClaimRequest) -> Ask:
-    of, said = request.of, request.standing
+def _checked(request: shard_pb2.StealRequest) -> Ask:
+    of, said = request.of, request.assignment
     if not 0 < of <= MAX_SLICES:
         raise errors.ProtocolError(f"a step of {of} slices is out of bounds")
     if not _sensible(said):
@@ -76,4 +76,4 @@ def _checked(request: shard_pb2.ClaimRequest) -> Ask:
     if sum(part.stop - part.start for part in request.finished) > of:
         raise errors.ProtocolError("more slices are finished than the step has")
     finished = frozenset(s for part in request.finished for s in range(part.start, part.stop))
-    return Ask(_standing(request.worker, said), request.step, of, finished)
+    return Ask(_assignment(request.worker, said), request.step, of, finished)

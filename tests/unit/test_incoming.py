@@ -13,7 +13,7 @@ from paramserver.core.layout.plan import TensorSpec, make_layout
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.tensors.dtypes import buffer_of
 from paramserver.worker.flat import FlatSpace
-from paramserver.worker.weights.arriving import Arriving, Rest
+from paramserver.worker.weights.incoming import IncomingWeights, Rest
 from paramserver.worker.weights.pulled import Pulled
 
 # Three tensors of 16 numbers, a chunk each; the fourth has two.
@@ -31,7 +31,9 @@ class Script:
         self.space = FlatSpace(LAYOUT, torch.device("cpu"))
         self.waits: list[str] = []
         self.looked = 0
-        self.arriving = Arriving(self.space, [pulled(rest) for rest in rests], None, self.goes_on, self.waits.append)
+        self.incoming = IncomingWeights(
+            self.space, [pulled(rest) for rest in rests], None, self.goes_on, self.waits.append
+        )
 
     def goes_on(self) -> None:
         self.looked += 1
@@ -65,37 +67,37 @@ def test_each_is_put_in_its_place_when_it_is_read() -> None:
     comes(first, 0, 2, 4)
     comes(second, 1, 3)
     assert script.values() == [0, 0, 0, 0, 0]
-    script.arriving.read(1)
+    script.incoming.read(1)
     assert script.values() == [0, 2, 0, 0, 0]
-    script.arriving.read(3)
+    script.incoming.read(3)
     assert script.values() == [0, 2, 0, 4, 5]
-    script.arriving.settle()
+    script.incoming.settle()
     assert script.values() == [1, 2, 3, 4, 5]
     assert script.waits == []
-    assert script.arriving.waited_s == 0.0
+    assert script.incoming.waited_s == 0.0
 
 
 def test_who_is_waited_for_is_said_and_a_job_that_goes_back_ends_it() -> None:
     first, second = Rest(0, [0]), Rest(1, [1])
     script = Script([first, second])
     comes(first, 0)
-    script.arriving.read(0)
-    script.arriving.read(1)  # nothing is raised into the middle of a forward pass
+    script.incoming.read(0)
+    script.incoming.read(1)  # nothing is raised into the middle of a forward pass
     assert script.waits == ["weights of server-1", ""]
     assert script.looked == 1
-    assert script.arriving.waited_s > 0.0
+    assert script.incoming.waited_s > 0.0
     with pytest.raises(errors.RolledBackError):
-        script.arriving.settle()
+        script.incoming.settle()
 
 
 def test_nobody_waits_any_more_once_something_has_failed() -> None:
     rest = Rest(0, [0, 1])
     script = Script([rest])
     ends(rest, errors.GoneError("gone"))
-    script.arriving.read_all()
+    script.incoming.read_all()
     assert script.looked == 0
     with pytest.raises(errors.GoneError):
-        script.arriving.settle()
+        script.incoming.settle()
 
 
 def test_what_has_come_before_the_end_is_there() -> None:
@@ -103,7 +105,7 @@ def test_what_has_come_before_the_end_is_there() -> None:
     script = Script([rest])
     comes(rest, 0, 1)
     ends(rest, None)
-    script.arriving.settle()
+    script.incoming.settle()
     assert script.values()[:2] == [1, 2]
 
 
@@ -111,20 +113,20 @@ def test_what_was_read_is_known_and_what_was_here_need_not_be_read() -> None:
     rest = Rest(0, [0, 2])  # the second tensor was here
     script = Script([rest])
     comes(rest, 0, 2)
-    assert script.arriving.unread({0, 1, 2}) == {0, 2}
-    script.arriving.complete()
-    assert script.arriving.unread({0, 1, 2}) == {0, 2}
-    script.arriving.read(0)
-    assert script.arriving.unread({0, 1, 2}) == {2}
-    assert script.arriving.unread({0, 1}) == set()
-    script.arriving.read_all()
-    assert script.arriving.unread({0, 1, 2}) == set()
+    assert script.incoming.unread({0, 1, 2}) == {0, 2}
+    script.incoming.complete()
+    assert script.incoming.unread({0, 1, 2}) == {0, 2}
+    script.incoming.read(0)
+    assert script.incoming.unread({0, 1, 2}) == {2}
+    assert script.incoming.unread({0, 1}) == set()
+    script.incoming.read_all()
+    assert script.incoming.unread({0, 1, 2}) == set()
 
 
 def test_what_is_not_wanted_any_more_changes_nothing() -> None:
     rest = Rest(0, [0])
     script = Script([rest])
     comes(rest, 0)
-    script.arriving.drop()
-    script.arriving.read_all()
+    script.incoming.drop()
+    script.incoming.read_all()
     assert script.values()[0] == 0

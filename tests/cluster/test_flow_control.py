@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from paramserver.server.versions import drafting
-from paramserver.worker.gradients import turns
-from paramserver.worker.gradients.turns import Turns
+from paramserver.worker.gradients import flow_control
+from paramserver.worker.gradients.flow_control import Flow
 from tests.support.cluster.harness import train
 from tests.support.cluster.programs import Program, adamw, dataset, network
 from tests.support.cluster.small_job import BAD_STREAMS, SLICES, Death, calm, calm_over, program
@@ -29,22 +29,22 @@ class Seen:
 def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
     """Small contributions take turns, too, two chunks at a time; servers have told what arrived, and chunks waited."""
     found = Seen()
-    arrived, room = Turns.arrived, Turns.grant
+    acknowledged, room = Flow.acknowledged, Flow.grant
 
-    def told(self: Turns, server: int, chunks: int) -> None:
+    def told(self: Flow, server: int, chunks: int) -> None:
         found.told += 1
-        arrived(self, server, chunks)
+        acknowledged(self, server, chunks)
 
-    def grant(self: Turns) -> None:
+    def grant(self: Flow) -> None:
         room(self)
         found.waited += bool(self._asking)
         found.given_up += self._given_up
 
     monkeypatch.setattr(drafting, "LEAST_BYTES", 0)
-    monkeypatch.setattr(turns, "_WINDOW_BYTES", 0)
-    monkeypatch.setattr(turns, "_WINDOW_CHUNKS", 2)
-    monkeypatch.setattr(Turns, "arrived", told)
-    monkeypatch.setattr(Turns, "grant", grant)
+    monkeypatch.setattr(flow_control, "_WINDOW_BYTES", 0)
+    monkeypatch.setattr(flow_control, "_WINDOW_CHUNKS", 2)
+    monkeypatch.setattr(Flow, "acknowledged", told)
+    monkeypatch.setattr(Flow, "grant", grant)
     yield found
     assert found.told > 0
     assert found.waited > 0
@@ -52,13 +52,13 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
 
 @pytest.mark.parametrize("servers", [2, 3])
 def test_same_bits(servers: int, monkeypatch: pytest.MonkeyPatch, seen: Seen) -> None:
-    monkeypatch.setattr(turns, "PATIENCE_S", 60.0)  # however busy this machine is
+    monkeypatch.setattr(flow_control, "PATIENCE_S", 60.0)  # however busy this machine is
     script = Program(DATA, 8, 2, lambda: network(hidden=300, norm=True), adamw)
     options: dict[str, Any] = {"workers": 2, "servers": servers, "settings": SMALL}
     digests = train(script, **options).digests
     assert not seen.given_up
     told = seen.told
-    monkeypatch.setattr(turns, "_WINDOW_BYTES", 1 << 30)
+    monkeypatch.setattr(flow_control, "_WINDOW_BYTES", 1 << 30)
     assert train(script, **options).digests == digests
     assert seen.told == told
 

@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from paramserver.core.job.membership import Member, Presence, Role
-from paramserver.core.job.standing import (
+from paramserver.core.job.status import (
     Departure,
     JobFacts,
     MemberFacts,
     Phase,
-    Standing,
     State,
-    departed_standing,
-    job_standing,
-    member_standing,
+    Status,
+    departed_status,
+    job_status,
+    member_status,
 )
 from paramserver.core.work.slices import assign
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
@@ -39,7 +39,7 @@ _PHASES = {
 }
 
 
-class Board:
+class Reports:
     """The newest report of every member, and of those that are gone."""
 
     def __init__(self, job: Job) -> None:
@@ -101,7 +101,7 @@ class Board:
         farewell = self._farewells.pop(member.ident, Departure())
         if member.role is Role.WORKER or (member.role is Role.SERVER and lost and not self._job.ended):
             gone = self._process(member, self.facts())
-            _show(gone, departed_standing(Departure(lost=reason) if lost else farewell))
+            _show(gone, departed_status(Departure(lost=reason) if lost else farewell))
             gone.gone = True
             if former := self._departed.get(gone.name):
                 _add(gone, former)
@@ -162,16 +162,16 @@ class Board:
         if request.model and self._job.registry.model is not None:
             response.model.CopyFrom(self._job.registry.model)
         facts = self.facts()
-        standing = job_standing(facts)
-        response.state, response.reason = standing.state, standing.reason
+        status = job_status(facts)
+        response.state, response.reason = status.state, status.reason
         response.processes.append(
             coordinator_pb2.ProcessStatus(
                 role="coordinator",
                 name="coordinator",
                 pid=os.getpid(),
                 address=self._job.address,
-                state=standing.state,
-                reason=standing.reason,
+                state=status.state,
+                reason=status.reason,
             )
         )
         for role in (Role.SERVER, Role.WORKER):
@@ -273,7 +273,7 @@ class Board:
             draining=member.ident in self._job.draining,
             idle=job.idle if job.idle and member in self._job.idle.members() else "",
         )
-        _show(status, member_standing(facts))
+        _show(status, member_status(facts))
         return status
 
     def _whose(self, server: shard_pb2.StatsResponse) -> str:
@@ -294,8 +294,8 @@ class Board:
         return f"{server.waiting_for} ({', '.join(owing)})"
 
 
-def _show(process: coordinator_pb2.ProcessStatus, standing: Standing) -> None:
-    process.state, process.reason = standing.state, standing.reason
+def _show(process: coordinator_pb2.ProcessStatus, status: Status) -> None:
+    process.state, process.reason = status.state, status.reason
 
 
 def _add(process: coordinator_pb2.ProcessStatus, former: coordinator_pb2.ProcessStatus) -> None:

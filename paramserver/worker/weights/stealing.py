@@ -1,4 +1,4 @@
-"""Spare time of a synchronous worker: it waits for the next version, or for a slice that others have not begun."""
+"""A synchronous worker with nothing to compute waits for the next version, or for a slice that others have not begun."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from paramserver import errors
-from paramserver.core.work.tempo import Tempo
+from paramserver.core.work.speed import Speed
 from paramserver.v1 import shard_pb2
 from paramserver.worker.links import ShardLinks
 from paramserver.worker.weights.pulled import Pulled
 
 
-class Spare:
+class Thief:
     """Belongs to one pace; its methods run in the background loop."""
 
     def __init__(self, links: ShardLinks) -> None:
@@ -23,11 +23,11 @@ class Spare:
         # Whom to ask about which step.
         self._step, self._server = -1, 0
 
-    async def ask(self, question: shard_pb2.ClaimRequest) -> shard_pb2.ClaimResponse | None:
+    async def ask(self, question: shard_pb2.StealRequest) -> shard_pb2.StealResponse | None:
         """Ask which slice to compute; None if there is no answer. Where nothing is missing, another is asked next."""
         if question.step != self._step:
             self._step, self._server = question.step, 0
-        reply = await self._links.claim(self._server, question)
+        reply = await self._links.steal(self._server, question)
         if reply is not None and reply.complete:
             self._server = (self._server + 1) % len(self._links.channels)
         return reply
@@ -36,23 +36,23 @@ class Spare:
         self,
         version: concurrent.futures.Future[list[Pulled]],
         pushes: Sequence[concurrent.futures.Future[Any]],
-        question: shard_pb2.ClaimRequest,
+        question: shard_pb2.StealRequest,
         own: int | None,
-        tempo: Tempo,
+        speed: Speed,
         waited_s: float = 0.0,
     ) -> list[Pulled] | int:
         """Wait for the next version, or until there is a slice to compute meanwhile; ``version`` is then given up.
 
-        Servers are asked once the ``pushes`` have arrived, again and again as ``tempo`` says. ``own``: a slice to
+        Servers are asked once the ``pushes`` have arrived, again and again as ``speed`` says. ``own``: a slice to
         compute if there is no answer. ``waited_s``: so long it has waited already. Raises what a push has failed with.
         """
         pulling = asyncio.wrap_future(version)
         try:
             began = time.monotonic()
-            await _arrived(pushes)
-            tempo.pushed(time.monotonic() - began)
+            await _all_pushed(pushes)
+            speed.pushed(time.monotonic() - began)
             while True:
-                await asyncio.wait([pulling], timeout=max(0.0, tempo.patience_s() - waited_s))
+                await asyncio.wait([pulling], timeout=max(0.0, speed.patience_s() - waited_s))
                 waited_s = 0.0
                 if pulling.done():
                     return pulling.result()
@@ -62,7 +62,7 @@ class Spare:
                 if reply is None and own is not None:
                     return own
                 useful = reply is not None and reply.HasField("slice")
-                tempo.answered(useful)
+                speed.answered(useful)
                 if reply is not None and useful:
                     return reply.slice
         finally:
@@ -70,7 +70,7 @@ class Spare:
             pulling.cancel()
 
 
-async def _arrived(pushes: Sequence[concurrent.futures.Future[Any]]) -> None:
+async def _all_pushed(pushes: Sequence[concurrent.futures.Future[Any]]) -> None:
     """Wait until all are over, or one has failed: raises that. All end in this loop."""
     over = asyncio.Event()
     for push in pushes:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from paramserver.core.work.claims import Ask, Claims, Standing
+from paramserver.core.work.stealing import Ask, Assignment, Stealing
 from tests.support.unit.pacing import Simulation
 
 # Slices of 16, dealt out to 4 workers.
@@ -16,102 +16,102 @@ OF, WORKERS = 16, 4
 
 def ask(worker: int, finished: Sequence[int] = (), work_s: float = 1.0, step: int = 0, of: int = OF) -> Ask:
     """A question of the worker of this number, from 1; its range is that of its number."""
-    return Ask(Standing(worker, worker - 1, WORKERS, work_s), step, of, frozenset(finished))
+    return Ask(Assignment(worker, worker - 1, WORKERS, work_s), step, of, frozenset(finished))
 
 
-def begun(*work_s: float) -> Claims:
+def begun(*work_s: float) -> Stealing:
     """A step that begins at time 0, with all four workers in it, of these speeds."""
-    claims = Claims()
-    claims.begin(0, 0.0)
+    stealing = Stealing()
+    stealing.begin(0, 0.0)
     for place, seconds in enumerate(work_s or (1.0, 1.0, 1.0, 4.0)):
-        claims.given(Standing(place + 1, place, WORKERS, seconds), 0)
-    return claims
+        stealing.given(Assignment(place + 1, place, WORKERS, seconds), 0)
+    return stealing
 
 
 def test_the_own_range_comes_first_and_from_its_near_end() -> None:
-    claims = begun(1.0, 1.0, 1.0, 1.0)
-    assert claims.ask(ask(4), [(0, 16)], 0.0) == 12
-    assert claims.ask(ask(4, [12]), [(0, 16)], 1.0) == 13
-    claims.begin(1, 5.0)
-    assert claims.taken(1) == ()
+    stealing = begun(1.0, 1.0, 1.0, 1.0)
+    assert stealing.ask(ask(4), [(0, 16)], 0.0) == 12
+    assert stealing.ask(ask(4, [12]), [(0, 16)], 1.0) == 13
+    stealing.begin(1, 5.0)
+    assert stealing.taken(1) == ()
 
 
 def test_who_is_through_takes_the_far_end_of_the_slowest() -> None:
-    claims = begun()
-    assert [claims.ask(ask(n, range(4 * n - 4, 4 * n)), [(12, 16)], 4.2) for n in (1, 2, 3)] == [15, 14, 13]
-    assert claims.ask(ask(4, [12], work_s=4.0), [(13, 16)], 4.3) is None, "there is nothing left for the slow one"
-    claims.begin(1, 5.0)
-    assert claims.taken(1) == (13, 14, 15)
-    assert claims.taken(2) == ()
+    stealing = begun()
+    assert [stealing.ask(ask(n, range(4 * n - 4, 4 * n)), [(12, 16)], 4.2) for n in (1, 2, 3)] == [15, 14, 13]
+    assert stealing.ask(ask(4, [12], work_s=4.0), [(13, 16)], 4.3) is None, "there is nothing left for the slow one"
+    stealing.begin(1, 5.0)
+    assert stealing.taken(1) == (13, 14, 15)
+    assert stealing.taken(2) == ()
 
 
 def test_a_slow_worker_leaves_to_others_what_they_will_do_sooner() -> None:
-    claims = begun()
-    assert claims.ask(ask(4, [12], work_s=4.0), [(0, 16)], 4.0) is None, "three others are through now, too"
-    claims = begun(1.0, 1.0, 1.0, 1.4)
-    assert claims.ask(ask(4, [12, 13], work_s=1.4), [(0, 16)], 2.8) == 14
+    stealing = begun()
+    assert stealing.ask(ask(4, [12], work_s=4.0), [(0, 16)], 4.0) is None, "three others are through now, too"
+    stealing = begun(1.0, 1.0, 1.0, 1.4)
+    assert stealing.ask(ask(4, [12, 13], work_s=1.4), [(0, 16)], 2.8) == 14
 
 
 def test_if_the_others_do_not_come_a_slow_worker_goes_on() -> None:
-    claims = begun()
-    assert [claims.ask(ask(4, [12], work_s=4.0), [(0, 16)], now) for now in (4.0, 6.0, 8.0)] == [None, None, 13]
+    stealing = begun()
+    assert [stealing.ask(ask(4, [12], work_s=4.0), [(0, 16)], now) for now in (4.0, 6.0, 8.0)] == [None, None, 13]
 
 
 def test_owners_that_say_nothing_are_expected_to_be_through_with_their_ranges_in_time() -> None:
     """Held back for merging, their slices cannot be seen; only when they are late does somebody compute them, too."""
-    claims = begun(1.0, 1.0, 1.0, 1.0)
+    stealing = begun(1.0, 1.0, 1.0, 1.0)
     done = range(4)
-    assert claims.ask(ask(1, done), [(4, 16)], 4.1) is None
-    assert claims.ask(ask(1, done), [(4, 16)], 5.4) == 15, "of equals, the one farthest back"
+    assert stealing.ask(ask(1, done), [(4, 16)], 4.1) is None
+    assert stealing.ask(ask(1, done), [(4, 16)], 5.4) == 15, "of equals, the one farthest back"
 
 
 def test_an_owner_that_is_not_in_this_step_yet_does_nothing_of_it() -> None:
-    claims = begun(1.0, 1.0, 1.0, 1.0)
-    claims.begin(1, 10.0)
+    stealing = begun(1.0, 1.0, 1.0, 1.0)
+    stealing.begin(1, 10.0)
     for place in range(3):  # worker 4 is still at an earlier step
-        claims.given(Standing(place + 1, place, WORKERS, 1.0), 1)
-    assert claims.ask(ask(1, range(4), step=1), [(4, 16)], 14.2) == 15
+        stealing.given(Assignment(place + 1, place, WORKERS, 1.0), 1)
+    assert stealing.ask(ask(1, range(4), step=1), [(4, 16)], 14.2) == 15
 
 
 def test_the_last_slice_is_computed_twice_if_that_is_faster_and_not_three_times() -> None:
-    claims = begun(1.0, 1.0, 1.0, 3.0)
-    assert claims.ask(ask(4, [12, 13, 14], work_s=3.0), [(15, 16)], 9.0) == 15
+    stealing = begun(1.0, 1.0, 1.0, 3.0)
+    assert stealing.ask(ask(4, [12, 13, 14], work_s=3.0), [(15, 16)], 9.0) == 15
     slow, fast = ask(2, range(4, 8), work_s=2.0), ask(1, range(4))
-    assert claims.ask(slow, [(15, 16)], 10.0) is None, "it would not be sooner than the owner"
-    assert claims.ask(fast, [(15, 16)], 10.0) == 15
-    assert claims.ask(ask(3, range(8, 12), work_s=0.1), [(15, 16)], 10.1) is None
-    assert claims.ask(ask(3, range(8, 12), work_s=0.1), [(15, 16)], 12.2) == 15, "perhaps both will never come"
+    assert stealing.ask(slow, [(15, 16)], 10.0) is None, "it would not be sooner than the owner"
+    assert stealing.ask(fast, [(15, 16)], 10.0) == 15
+    assert stealing.ask(ask(3, range(8, 12), work_s=0.1), [(15, 16)], 10.1) is None
+    assert stealing.ask(ask(3, range(8, 12), work_s=0.1), [(15, 16)], 12.2) == 15, "perhaps both will never come"
 
 
 def test_an_answer_that_got_lost_is_given_again() -> None:
-    claims = begun()
-    assert claims.ask(ask(1, range(4)), [(4, 16)], 4.2) == 15
-    assert claims.ask(ask(1, range(4)), [(4, 16)], 4.3) == 15
+    stealing = begun()
+    assert stealing.ask(ask(1, range(4)), [(4, 16)], 4.2) == 15
+    assert stealing.ask(ask(1, range(4)), [(4, 16)], 4.3) == 15
 
 
-def test_what_the_lost_have_claimed_is_free_again() -> None:
-    claims = begun()
-    assert claims.ask(ask(1, range(4)), [(12, 16)], 4.2) == 15
-    claims.keep([2, 3, 4])
-    assert claims.ask(ask(2, range(4, 8)), [(12, 16)], 4.2) == 15
+def test_slices_of_lost_workers_are_free_again() -> None:
+    stealing = begun()
+    assert stealing.ask(ask(1, range(4)), [(12, 16)], 4.2) == 15
+    stealing.keep([2, 3, 4])
+    assert stealing.ask(ask(2, range(4, 8)), [(12, 16)], 4.2) == 15
 
 
 def test_slices_that_are_dealt_out_anew_have_other_owners() -> None:
-    claims = begun()
-    claims.given(Standing(1, 0, 3, 1.0), 0)
-    assert claims.ask(Ask(Standing(1, 0, 3, 1.0), 0, OF, frozenset(range(5))), [(5, 16)], 5.2) is None
+    stealing = begun()
+    stealing.given(Assignment(1, 0, 3, 1.0), 0)
+    assert stealing.ask(Ask(Assignment(1, 0, 3, 1.0), 0, OF, frozenset(range(5))), [(5, 16)], 5.2) is None
 
 
 def test_a_step_that_nobody_announced_is_taken_up_where_it_stands() -> None:
-    claims = Claims()
-    assert claims.ask(ask(2, step=7), [(0, 16)], 100.0) == 4
-    assert claims.taken(8) == ()
+    stealing = Stealing()
+    assert stealing.ask(ask(2, step=7), [(0, 16)], 100.0) == 4
+    assert stealing.taken(8) == ()
 
 
 def test_who_has_no_range_and_no_experience_can_help_all_the_same() -> None:
-    claims = begun()
-    idle = Ask(Standing(9, -1, WORKERS), 0, OF)
-    assert claims.ask(idle, [(12, 16)], 2.0) == 15
+    stealing = begun()
+    idle = Ask(Assignment(9, -1, WORKERS), 0, OF)
+    assert stealing.ask(idle, [(12, 16)], 2.0) == 15
 
 
 # ---- whole jobs
