@@ -41,7 +41,7 @@ class Endpoint:
     def __init__(self, job: str) -> None:
         self.job = job
         self.service: CoordinatorService | None = None
-        # What this process does instead of leading, in words.
+        # What this process does while it does not lead, in words.
         self.doing = "is starting"
         # By the number that each server has chosen for itself.
         self._knocks: dict[int, Knock] = {}

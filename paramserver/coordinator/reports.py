@@ -1,4 +1,4 @@
-"""What members report, and what a status page shows of it."""
+"""The newest report of each member, and the status that is made of all reports."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _PHASES = {
 
 
 class Reports:
-    """The newest report of every member, and of those that are gone."""
+    """The newest report of every member and of every departed member; makes the status of the job."""
 
     def __init__(self, job: Job) -> None:
         self._job = job

@@ -202,8 +202,8 @@ class ShardServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Steal(self, request, context):
-        """Synchronous mode: which slice a worker that has time should compute. Server 0 is asked first, another one only if
-        nothing is missing there.
+        """Work stealing in synchronous mode: which slice an idle worker should compute. Server 0 is asked first, another server
+        only if nothing is missing there.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

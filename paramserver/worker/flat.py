@@ -122,7 +122,7 @@ class PartialSum:
         self.space.written = set(self.used)
 
     def absorb(self, right: PartialSum) -> None:
-        """Become the parent of this partial sum and its right neighbour, both of them settled."""
+        """Become the sum of this partial sum and its right neighbour in the reduction tree, both of them settled."""
         self.space.add(right.space)
         self.space.written |= right.used
         self.samples += right.samples
@@ -148,7 +148,7 @@ class PartialSumPool:
         self._lent: list[tuple[int, FlatSpace, Callable[[], bool]]] = []
 
     def take(self) -> PartialSum:
-        """A partial of nothing; its memory may hold what it held before."""
+        """An empty partial sum; its memory may hold what it held before."""
         if not self._free:
             space = self._spaces()
             return PartialSum(space or FlatSpace(self._layout, self.device, (Kind.PARAMETER, Kind.BUFFER)))
@@ -160,7 +160,7 @@ class PartialSumPool:
         self._free.append(partial.space)
 
     def lend(self, partial: PartialSum, step: int, sent: Callable[[], bool]) -> None:
-        """Servers read the partial sum where it is until the step is done, whether or not the push that names it is over."""
+        """Servers read the partial sum in place until the step is done, even if the push that names it is over."""
         self._lent.append((step, partial.space, sent))
 
     def installed(self, version: int) -> None:

@@ -41,7 +41,7 @@ _MAX_WAIT_S = 600.0
 
 
 class ModeChange:
-    """One change at a time."""
+    """Changes mode and staleness of a running job, one change at a time."""
 
     def __init__(self, job: Job) -> None:
         self._job = job

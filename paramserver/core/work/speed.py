@@ -1,4 +1,4 @@
-"""How fast a synchronous worker is, and when to ask what others do. Times are arguments, in seconds."""
+"""How fast a synchronous worker is, and when it asks for work (work stealing). Times are arguments, in seconds."""
 
 from __future__ import annotations
 

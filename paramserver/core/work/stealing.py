@@ -1,12 +1,14 @@
-"""Synchronous mode: which slice of the open step a worker that has time should compute.
+"""Work stealing in synchronous mode: which slice of the open step an idle worker should compute.
 
 Each step's slices are dealt out in contiguous ranges. A worker says how fast it is when it pulls a version; then it
 asks for work only if it is idle, or if others may have taken slices of its range. What it hears is advice: the name of
 a slice decides what counts, so a slice that two compute costs time and nothing else.
 
-For every slice that has not arrived there is a guess when it will be finished: by those who compute it, or by its
-owner, who goes through its range in order. Who asks is given the slice that everybody would wait for longest, if it is
-faster than that; its own range comes first, from its near end. Times are arguments, in seconds.
+For every slice that has not arrived there is a guess when it will be finished: by the workers that attempt it, or by
+its owner, which goes through its range in order. A worker that asks is given the slice that everybody would wait for
+longest, if it would finish that slice earlier. That is work stealing if nobody has begun the slice, and speculative
+execution if another worker computes it already. The worker's own range comes first, from its near end. Times are
+arguments, in seconds.
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ class _Step:
 
 
 class Stealing:
-    """The account of one shard, which speaks for all; see the head of this file."""
+    """The attempts and assignments known to one shard, which decides for all shards; see the head of this file."""
 
     def __init__(self) -> None:
         self._open = _Step(-1, 0.0)
@@ -92,7 +94,7 @@ class Stealing:
         self._open = _Step(step, now)
 
     def keep(self, workers: Iterable[int]) -> None:
-        """Forget what others than these compute: they are gone."""
+        """Forget the attempts of all workers but these: the others are gone."""
         present = frozenset(workers)
         self._owners = {place: known for place, known in self._owners.items() if known[0].worker in present}
         for slice_, attempts in list(self._open.attempts.items()):

@@ -1,4 +1,4 @@
-"""How much of the contributions that are on their way has arrived, for workers that send no more until they hear of it.
+"""Acknowledgements of chunks, for the flow control of workers (`worker/gradients/flow_control.py`).
 
 Lives in the event loop.
 """
@@ -23,16 +23,16 @@ class _Upload:
 
 
 class Acks:
-    """The contributions that are arriving at one shard."""
+    """The uploads in progress at one shard, and how many chunks of each have been received."""
 
     def __init__(self) -> None:
-        # By worker; the same contribution may arrive twice, of a network that repeats what it carries.
+        # By worker. One contribution may be uploaded twice at a time, since a network may repeat messages.
         self._present: dict[int, list[_Upload]] = {}
         self._listeners: dict[int, list[asyncio.Event]] = {}
 
     @contextmanager
     def counting(self, worker: int, nonce: int) -> Iterator[Callable[[], None]]:
-        """Meanwhile a contribution arrives; to be called for each chunk."""
+        """Context of one upload; call the returned function for each chunk that has been received."""
         one = _Upload(nonce)
 
         def came() -> None:
@@ -45,7 +45,7 @@ class Acks:
 
     @contextmanager
     def heard(self, worker: int, listener: asyncio.Event) -> Iterator[Callable[[], list[shard_pb2.Ack]]]:
-        """Meanwhile ``listener`` is set when something of this worker arrives; tells what has, since the last time."""
+        """Context of one pull: sets ``listener`` at each chunk of this worker; returns a function for the new acks."""
         said: dict[int, int] = {}
 
         def news() -> list[shard_pb2.Ack]:

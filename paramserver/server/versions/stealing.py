@@ -1,4 +1,4 @@
-"""Advice to workers that have time, as a shard gives it: checks the question, and asks the core."""
+"""The server's side of work stealing: checks the question of an idle worker, and asks `core/work/stealing.py`."""
 
 from __future__ import annotations
 

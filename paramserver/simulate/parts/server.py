@@ -232,7 +232,7 @@ class Server:
         return call.answer, call_off
 
     def steal(self, caller: Program, ask: Ask) -> Signal[Work]:
-        """A worker has time; as `server.versions.stealing` answers it."""
+        """An idle worker asks for a slice; the answer is that of `server.versions.stealing`."""
         answer: Signal[Work] = Signal()
 
         def asked(_: Chain) -> None:

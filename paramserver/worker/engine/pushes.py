@@ -98,8 +98,8 @@ class Pushes(Weights):
     ) -> tuple[PartialSum, early.EarlyChunks] | None:
         """Begin to push what ``item`` is going to yield, while it is computed; None where that is not possible.
 
-        ``used``: the tensors of which it is expected to have gradients or changes. Returns the partial sum to fill, which
-        :meth:`contribute` must get, and who is to be told of each tensor in it.
+        ``used``: the tensors of which it is expected to have gradients or changes. Returns the partial sum to
+        fill, which :meth:`contribute` must get, and the object that is told of each tensor in it.
         """
         pace = self._pace
         possible = (
@@ -122,7 +122,7 @@ class Pushes(Weights):
         return partial, self._early.begin(self.links, partial, facts, self.pool, self._may_begin)
 
     def discard(self, partial: PartialSum) -> None:
-        """A partial that is not contributed."""
+        """Give back the memory of a partial sum that is not contributed."""
         if self._early.has(partial):
             self._early.drop()
         else:

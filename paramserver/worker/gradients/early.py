@@ -119,7 +119,7 @@ class EarlyPushes:
     def begin(
         self, links: ShardLinks, partial: PartialSum, facts: PushFacts, pool: PartialSumPool, begin_pull: bool = False
     ) -> EarlyChunks:
-        """Begin to bring a contribution to all shards; the memory of ``partial`` goes back to the pool by itself, later.
+        """Begin to push a contribution to all shards; the memory of ``partial`` returns to the pool after the push.
 
         ``begin_pull``: what the pull brings may be used before all of it is there.
         """

@@ -1,11 +1,12 @@
-"""Uploads of one contribution that take turns: each server in its turn is sent a chunk, and not much is under way.
+"""Flow control of pushes: chunks go to one server after the other, and a window bounds the bytes on their way.
 
-Left to themselves, connections share links unevenly: some are done long before others, which then cannot fill their
-links alone. So chunks go out to one server after the other, beginning with another one on each worker, and no more than
-a *window* of bytes is under way to all of them together: then the queues before the links stay short, and all
-connections advance at one pace. Servers tell what has arrived in the pull that is open meanwhile.
+Without flow control, connections share links unevenly: some connections end long before others, and the remaining ones
+cannot fill their links alone. Therefore a worker sends chunks to its servers in turn; each worker begins with another
+server. At most a *window* of bytes is on its way to all servers together. This keeps the queues of the links short, and
+all connections advance at one pace. Servers acknowledge chunks in the answer to the pull that is open meanwhile.
 
-This is about speed only. Where nobody tells, or nothing arrives for long, nobody waits.
+Flow control changes the speed only. If servers send no acknowledgements, or no chunk arrives for half a second, chunks
+leave without waiting.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ from contextlib import contextmanager
 
 from paramserver.v1 import shard_pb2
 
-# If nothing arrives for so long, somebody is in trouble, or the link is too slow for this: everything goes as it can.
+# If no chunk is acknowledged for so long, a server is in trouble or the link is very slow: nothing waits any more.
 PATIENCE_S = 0.5
-# What is under way where servers are as many as workers, at least: on a link of 100 Mb/s 40 ms, on one of 1 Gb/s 4.
+# The smallest window if there are as many servers as workers: 40 ms on a link of 100 Mb/s, 4 ms on one of 1 Gb/s.
 _WINDOW_BYTES = 512 << 10
 _WINDOW_CHUNKS = 8
 
 
 class Flow:
-    """One contribution. Lives in the event loop.
+    """The uploads of one contribution to all servers. Lives in the event loop.
 
-    ``bytes_of``: by server, what it is sent in all. ``first``: who begins, modulo the servers. ``told``: whether all
-    servers tell, just now, what has arrived. ``patience_s``: if nothing arrives for so long, nobody waits any more.
+    ``bytes_of``: bytes of the contribution by server. ``first``: the server that is sent the first chunk, modulo their
+    number. ``window``: in bytes. ``told``: whether all servers send acknowledgements at the moment. ``patience_s``: if
+    no chunk is acknowledged for so long, no upload waits any more.
     """
 
     def __init__(
@@ -42,7 +44,7 @@ class Flow:
         self._bytes_of, self._first, self._window = bytes_of, first, window
         self._told, self._patience_s = told, patience_s
         self._sent = [0 for _ in bytes_of]
-        # By server: the sizes of the chunks that are under way, in their order, and how many have arrived before them.
+        # By server: the sizes of the chunks on their way, in order, and how many chunks before them were acknowledged.
         self._flying: list[deque[int]] = [deque() for _ in bytes_of]
         self._acked = [0 for _ in bytes_of]
         self._under_way = 0
@@ -51,7 +53,7 @@ class Flow:
         self._watch: asyncio.TimerHandle | None = None
 
     async def keep(self, server: int, frames: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-        """The frames for one server, a chunk in each but the first, each when its turn comes."""
+        """The frames for one server, each when it may leave. Every frame but the first, the header, holds one chunk."""
         header = True
         try:
             async for frame in frames:
@@ -63,7 +65,7 @@ class Flow:
             self._ends(server)
 
     def acknowledged(self, server: int, chunks: int) -> None:
-        """So many chunks have arrived at a server, all together."""
+        """A server has acknowledged ``chunks`` chunks in all."""
         flying = self._flying[server]
         for _ in range(min(chunks - self._acked[server], len(flying))):
             self._under_way -= flying.popleft()
@@ -72,15 +74,15 @@ class Flow:
 
     async def _room(self, server: int, nbytes: int) -> None:
         loop = asyncio.get_running_loop()
-        turn: asyncio.Future[None] = loop.create_future()
-        self._asking[server] = nbytes, turn
+        granted: asyncio.Future[None] = loop.create_future()
+        self._asking[server] = nbytes, granted
         loop.call_soon(self.grant)  # when the others have asked, too
         if self._watch is None:
             self._watch = loop.call_later(self._patience_s, self._look, sum(self._acked))
-        await turn
+        await granted
 
     def _look(self, before: int) -> None:
-        """Some time has passed since so many chunks had arrived."""
+        """``patience_s`` ago ``before`` chunks had been acknowledged: give up if there are no more."""
         self._watch = None
         if not self._asking:
             return
@@ -90,10 +92,10 @@ class Flow:
         self.grant()
 
     def grant(self) -> None:
-        """Let go what may leave: more has arrived, or nobody tells any more."""
+        """Let the next chunks leave as far as the window has room, or if no server acknowledges any more."""
         while self._asking:
             server = min(self._asking, key=self._rank)
-            nbytes, turn = self._asking[server]
+            nbytes, granted = self._asking[server]
             room = not self._under_way or self._under_way + nbytes <= self._window
             if not room and not self._given_up and self._told():
                 return
@@ -101,15 +103,15 @@ class Flow:
             self._flying[server].append(nbytes)
             self._under_way += nbytes
             self._sent[server] += nbytes
-            if not turn.done():
-                turn.set_result(None)
+            if not granted.done():
+                granted.set_result(None)
 
     def _rank(self, server: int) -> tuple[float, int]:
-        """Who has been sent the smallest part of what it is sent comes first."""
+        """The server that was sent the smallest part of its bytes comes first."""
         return self._sent[server] / max(1, self._bytes_of[server]), (server - self._first) % len(self._sent)
 
     def _ends(self, server: int) -> None:
-        """The upload is over, however it ended: what is under way to there counts no more."""
+        """The upload to a server has ended or failed: its chunks no longer fill the window."""
         self._asking.pop(server, None)
         self._under_way -= sum(self._flying[server])
         self._flying[server].clear()
@@ -117,21 +119,21 @@ class Flow:
 
 
 class FlowControl:
-    """All contributions of a worker that are leaving. Lives in the event loop."""
+    """Flow control of all contributions that a worker is pushing. Lives in the event loop."""
 
     def __init__(self, servers: int, chunk_bytes: int) -> None:
-        """``chunk_bytes``: of a chunk, usually."""
+        """``chunk_bytes``: the usual size of a chunk."""
         self._window = max(_WINDOW_BYTES, _WINDOW_CHUNKS * chunk_bytes)
         self._flows: dict[int, Flow] = {}
-        # By server, the open pulls that tell of what arrives.
+        # By server, the number of open pulls whose answers carry acknowledgements.
         self._telling = [0] * servers
 
     @contextmanager
     def leaving(self, nonce: int, bytes_of: Sequence[int], first: int, workers: int = 1) -> Iterator[None]:
-        """Meanwhile this contribution leaves, with so many bytes for each server; large ones take turns.
+        """Context of one push of ``bytes_of`` bytes to each server. Those larger than the window are controlled.
 
-        ``workers``: how many there are. If they are more than servers, each has less under way, since what they send
-        meets before the servers.
+        ``workers``: the number of workers. If there are more workers than servers, the window of each is smaller, since
+        the links of the servers are shared.
         """
         servers = len(bytes_of)
         window = self._window * servers // max(servers, workers)
@@ -143,12 +145,12 @@ class FlowControl:
             self._flows.pop(nonce, None)
 
     def flow(self, nonce: int) -> Flow | None:
-        """Those of a contribution, if it takes any."""
+        """The uploads of a contribution; None if they are not controlled."""
         return self._flows.get(nonce)
 
     @contextmanager
     def telling(self, server: int, tells: bool) -> Iterator[None]:
-        """Meanwhile there is a pull that, if it ``tells``, brings word of what has arrived at a server."""
+        """Context of one open pull; ``tells``: its answer carries acknowledgements of a server."""
         self._telling[server] += tells
         try:
             yield
@@ -158,7 +160,7 @@ class FlowControl:
                 flow.grant()
 
     def acknowledged(self, server: int, news: Iterable[shard_pb2.Ack]) -> None:
-        """What a server tells."""
+        """A server sent these acknowledgements."""
         for one in news:
             if one.nonce in self._flows:
                 self._flows[one.nonce].acknowledged(server, one.chunks)

@@ -13,7 +13,9 @@ from paramserver.worker.flat import PartialSum
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One slice to compute: its name, and where it lies in the data. ``unplanned``: it is none of those foreseen."""
+    """One slice to compute: its name, and where it lies in the data. ``unplanned``: not a slice
+    of the worker's own range in its order, but a stolen one.
+    """
 
     name: Name
     epoch: int

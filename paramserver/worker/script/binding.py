@@ -246,7 +246,7 @@ class ModelBinding:
     # ---- gradients
 
     def gather(self, partial: PartialSum, samples: int, unscale: float = 1.0) -> None:
-        """Write samples × gradient of every parameter, and samples × change of every buffer, into a new partial.
+        """Write samples × gradient of every parameter, and samples × change of every buffer, into a new partial sum.
 
         ``unscale``: what the gradient is multiplied by first (one over the loss scale).
         """
@@ -322,7 +322,7 @@ class ModelBinding:
         return same.all()
 
     def clip(self, partial: PartialSum, limit: float) -> None:
-        """Scale a partial sum's gradients (not its buffers) down if the norm of their mean over its samples is above limit."""
+        """Scale down gradients (not buffers) if the norm of their mean over the partial sum's samples exceeds limit."""
         views = [partial.space.view(index) for index in self._trained if index in partial.used]
         if not views or not partial.samples:
             return

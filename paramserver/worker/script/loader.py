@@ -80,7 +80,7 @@ class _Requests:
 
 
 class _Unplanned:
-    """Loads slices that nobody foresaw, one at a time, so that what others load ahead stays."""
+    """Loads unplanned slices, one at a time, so that batches that were loaded ahead are kept."""
 
     def __init__(
         self, make: Callable[[list[list[int]]], DataLoader[Any]], request: Callable[[Item], list[int]]

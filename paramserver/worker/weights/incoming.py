@@ -1,4 +1,4 @@
-"""Weights of a version that are on their way while the script computes on those that have come.
+"""Weights of a version that are still on their way while the script computes with the ones already received.
 
 Two threads: the loop adds what arrives (`Rest`), the script's thread puts it in its place when it needs it
 (`IncomingWeights`). Until then the place holds what it held before, so nothing changes under the script's hands.

@@ -33,7 +33,7 @@ class Pulled:
     taken: frozenset[int] = frozenset()
     # Where the weights lie in memory shared with the server, if they do.
     slot: int | None = None
-    # What is still incoming, where who asked takes that; then ``chunks`` are those that had come before.
+    # The chunks still to come, if the caller accepts that; then ``chunks`` are those that had come before.
     rest: Rest | None = None
     # A digest of the contributions that the version holds.
     counted: bytes = b""

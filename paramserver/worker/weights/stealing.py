@@ -1,4 +1,7 @@
-"""A synchronous worker with nothing to compute waits for the next version, or for a slice that others have not begun."""
+"""The worker's side of work stealing: an idle synchronous worker waits for the next version, or for a slice to steal.
+
+The rule by which a slice is chosen is `core/work/stealing.py`; `server/versions/stealing.py` answers the questions.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from paramserver.worker.weights.pulled import Pulled
 
 
 class Thief:
-    """Belongs to one pace; its methods run in the background loop."""
+    """Asks servers for slices of other workers. Belongs to one pace; its methods run in the background loop."""
 
     def __init__(self, links: ShardLinks) -> None:
         self._links = links
