@@ -72,8 +72,7 @@ def lose(fleet: Fleet, leader: Chief) -> None:
 
     def both() -> None:
         leader.die()
-        fleet.store._entries.clear()
-        fleet.store._lease, fleet.store._term = None, 0
+        fleet.store.forget()
 
     fleet.call(both)
 
@@ -94,7 +93,7 @@ def test_the_servers_are_adopted(mode: str, must: bool) -> None:
         before = [(server.timeline, server.version) for server in fleet.stats()]
         again = fleet.coordinate("leader", resume=True, must=must)
         until("it leads the job", lambda: again.service is not None and again.service.registry.ready)
-        assert "model" in fleet.store._entries
+        assert "model" in fleet.store.entries
         # One that may begin a job does so, and finds the servers while it waits for members.
         fleet.reigns[:] = dict.fromkeys(fleet.reigns)
         hold.released.set()
@@ -116,7 +115,7 @@ def test_an_older_state_of_the_store_is_not_gone_on_from() -> None:
     with Fleet(places=("leader",)) as fleet:
         leader = fleet.begin()
         until("the servers are written down", lambda: len(fleet.record().members) == 2)
-        older = dict(fleet.store._entries)
+        set_back = fleet.store.remember()
         for _ in range(2):
             fleet.work(script("sync", hold))
         wait(hold.reached, "the workers in their third slice")
@@ -127,7 +126,7 @@ def test_an_older_state_of_the_store_is_not_gone_on_from() -> None:
 
         def both() -> None:
             leader.die()
-            fleet.store._entries = dict(older)
+            set_back()
 
         fleet.call(both)
         assert not fleet.record().layout
@@ -162,7 +161,7 @@ def test_nothing_to_resume() -> None:
     assert isinstance(error, errors.ConfigError)
     assert str(error).startswith("there is nothing to resume: the store (memory) knows no job 'test'")
     assert fleet.reigns == []
-    assert not fleet.store._entries
+    assert not fleet.store.entries
 
 
 def test_a_job_that_has_ended_is_not_resumed() -> None:

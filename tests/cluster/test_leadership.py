@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from tests.support.cluster.harness import CALL_S, until, wait
 from tests.support.cluster.programs import LedgerProgram
 from tests.support.cluster.small_job import program
-from tests.support.failover.held import Held, lost_everything
+from tests.support.failover.held import Held
 from tests.support.failover.ledger import BATCH, CELLS, calm
 from tests.support.failover.takeover import JOB, Chief, Fleet, Hand
 
@@ -186,17 +185,6 @@ def test_f03_the_store_is_away_and_comes_back() -> None:
         lead_on(fleet, leader, held)
 
 
-def older(fleet: Fleet) -> Callable[[Fleet], None]:
-    """What brings the store back to the state it has now."""
-    entries, lease, term = dict(fleet.store._entries), fleet.store._lease, fleet.store._term
-
-    def restore(fleet: Fleet) -> None:
-        fleet.store._entries = dict(entries)
-        fleet.store._lease, fleet.store._term = lease, term
-
-    return restore
-
-
 @pytest.mark.parametrize("how", ["empty", "older"])
 def test_f06_a_store_that_forgets_is_written_again(how: str) -> None:
     """And the next leader takes the job over from that."""
@@ -204,15 +192,15 @@ def test_f06_a_store_that_forgets_is_written_again(how: str) -> None:
     with Fleet(lease_s=3.0) as fleet:
         leader = fleet.begin(program(held))
         wait(held.reached, "the workers in their third slice")
-        forget = older(fleet) if how == "older" else lost_everything
+        forget = fleet.store.remember() if how == "older" else fleet.store.forget
         joined(fleet).join(CALL_S)
         service = leader.service
         assert service is not None
         until("it is written", lambda: recorded_generation(fleet) == service.members.generation)
-        fleet.call(lambda: forget(fleet))
+        fleet.call(forget)
         assert recorded_generation(fleet) < service.members.generation
         until("it is written again", lambda: recorded_generation(fleet) == service.members.generation)
-        until("the model, too", lambda: "model" in fleet.store._entries)
+        until("the model, too", lambda: "model" in fleet.store.entries)
         fleet.kill(leader)
         fleet.took_over()
         held.released.set()
@@ -228,7 +216,7 @@ def test_f06_no_term_is_used_twice_although_the_store_has_forgotten_it() -> None
     with Fleet(places=("leader", "standby", "third")) as fleet:
         leader = fleet.begin(program(held))
         wait(held.reached, "the workers in their third slice")
-        forget = older(fleet)
+        forget = fleet.store.remember()
         fleet.kill(leader)
         until("somebody else leads", lambda: len(fleet.reigns) == 2)
         until("the servers know", lambda: [server.term for server in fleet.stats()] == [2, 2])
@@ -236,7 +224,7 @@ def test_f06_no_term_is_used_twice_although_the_store_has_forgotten_it() -> None
 
         def both() -> None:
             second.die()
-            forget(fleet)
+            forget()
 
         fleet.call(both)
         until("a third one leads", lambda: len(fleet.reigns) == 3)
@@ -347,11 +335,11 @@ def test_f15_a_fresh_start_uses_no_number_of_before() -> None:
 
 def test_a_record_that_is_not_ours_is_left_alone() -> None:
     with Fleet(places=("leader",)) as fleet:
-        fleet.store._entries["state"] = Entry(b"{]", 1)
+        fleet.store.put("state", Entry(b"{]", 1))
         error = ends_with(fleet.coordinate("leader", resume=True))
         assert isinstance(error, errors.StoreError)
         assert "did not write: use another job name" in str(error)
-        assert fleet.store._entries["state"] == Entry(b"{]", 1)
+        assert fleet.store.entries["state"] == Entry(b"{]", 1)
 
 
 def test_all_servers_have_begun_anew() -> None:

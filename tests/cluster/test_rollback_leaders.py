@@ -89,7 +89,7 @@ def test_the_store_has_forgotten_the_timeline(tmp_path: Path) -> None:
     def each(ctx: Context, slices: int) -> None:
         with lock:
             if ctx.version == 6 and not killed.is_set():
-                until("it is written again", lambda: {"state", "model"} <= set(rig.store._entries))
+                until("it is written again", lambda: {"state", "model"} <= set(rig.store.entries))
                 rig.kill_now("server-0", "leader")
                 killed.set()
 

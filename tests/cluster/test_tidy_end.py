@@ -22,12 +22,12 @@ def test_k05_the_model_is_forgotten_although_servers_leave_before_the_coordinato
         service = leader.service
         assert service is not None
         until("the workers are through", service.over.done)
-        assert "model" in fleet.store._entries
+        assert "model" in fleet.store.entries
         for keeper in fleet.keepers:
             fleet.call(keeper.stop.set)
         until("the servers have left", lambda: not service.server_infos())
         fleet.call(lambda: leader.coordinating.on_signal(signal.SIGTERM))
         until("the coordinator ends", leader.task.done)
         assert leader.task.result() == 128 + signal.SIGTERM
-        assert set(fleet.store._entries) == {"state"}
+        assert set(fleet.store.entries) == {"state"}
         assert fleet.record().view.state == types_pb2.JOB_STATE_DONE

@@ -256,26 +256,40 @@ def test_memory_does_not_grow_with_what_is_done(slices_per_epoch: int) -> None:
 
 
 def test_what_is_held_is_counted_whatever_becomes_of_it() -> None:
-    """Leased, done, done by others, come back, said to be held: counts by worker and epoch are those of the names."""
+    """Leased, done, come back, said to be held: how many slices each worker holds is what a plain dictionary says."""
     table = SliceLeases(40)
     numbers = random.Random(3)
+    holder: dict[AsyncName, int] = {}
+    came_back: set[AsyncName] = set()
     for _ in range(400):
         worker = numbers.randrange(1, 5)
-        held = [name for name, holder in table._holder.items() if holder == worker]
+        held = [name for name, who in holder.items() if who == worker]
         match numbers.randrange(5):
             case 0 | 1:
-                table.lease(worker, 3, numbers.randrange(1, 9), 4)
+                leased = table.lease(worker, 3, numbers.randrange(1, 9), 4)
+                holder.update(dict.fromkeys(leased, worker))
+                came_back -= {*leased}
             case 2:
-                table.complete(numbers.sample(list(table._holder), min(3, len(table._holder))))
+                done = numbers.sample(sorted(holder), min(3, len(holder)))
+                table.complete(done)
+                for name in done:
+                    del holder[name]
             case 3:
-                table.reconcile(worker, [*held[1:], AsyncName(0, numbers.randrange(40))])
+                said = [*held[1:], AsyncName(0, numbers.randrange(40))]
+                table.reconcile(worker, said)
+                lost = {*held} - {*said}
+                for name in lost:
+                    del holder[name]
+                came_back |= lost
+                holder.update(dict.fromkeys(came_back & {*said}, worker))
+                came_back -= {*said}
             case _:
-                table.give_back(worker)
-        names = list(table._holder)
-        assert {w: held for w, held in table._held_by.items() if held} == {
-            w: {name for name in names if table._holder[name] == w} for w in set(table._holder.values())
-        }
-        assert dict(table._held_of) == Counter(name.epoch for name in names)
+                assert table.give_back(worker) == sorted(held)
+                for name in held:
+                    del holder[name]
+                came_back |= {*held}
+        for epoch in range(4):
+            assert table.holders(epoch) == Counter(who for name, who in holder.items() if name.epoch <= epoch)
 
 
 @pytest.mark.parametrize("paused", [False, True])

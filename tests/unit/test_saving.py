@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from paramserver.checkpoint.manifest import checkpoint_name
-from paramserver.checkpoint.place import Place
+from paramserver.checkpoint.place import Inside, Place
 from paramserver.checkpoint.tensorfile import FileInfo
 from paramserver.core.layout.plan import Chunk, TensorSpec
 from paramserver.core.versions.consistency import Consistency, Mode
@@ -35,10 +35,23 @@ SHAPES = {"a": (37, 5), "b": (11,), "c": (64,)}
 BEFORE, AFTER = 3, 4
 
 
+class LatePlace(Place):
+    """A directory that can be written to only after ``open`` is set."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.open = threading.Event()
+
+    def inside(self, checkpoint: str) -> Inside:
+        assert self.open.wait(30.0), "nobody opened it"
+        return super().inside(checkpoint)
+
+
 class Shard:
     """One shard with three tensors in several chunks, and the saver of its checkpoints."""
 
     def __init__(self, place: Place, optimizer: Callable[[Any], torch.optim.Optimizer]) -> None:
+        self.told = asyncio.Event()
         name, groups = describe(optimizer([torch.zeros(1)]))
         self.spec = types_pb2.ModelSpec(
             tensors=[tensor_to_proto(TensorSpec(key, shape, "float32")) for key, shape in SHAPES.items()],
@@ -53,7 +66,16 @@ class Shard:
         chunks = {chunk.index: self.filled(chunk) for chunk in self.tensors.chunks}
         self.version = Version(0, self.tensors.chunks, chunks)
         config = shard_pb2.ConfigureRequest(index=0, servers=1, timeline=2, model=self.spec)
-        self.saver = Saver(place, self.plan, config, lambda address: pytest.fail("there is nobody else"))
+        self.saver = Saver(place, self.plan, config, lambda address: pytest.fail("there is nobody else"), self.told.set)
+
+    async def saved(self) -> shard_pb2.CopyStatus:
+        """The status of the only copy, when it is written."""
+        while True:
+            (status,) = self.saver.statuses()
+            if status.state != shard_pb2.COPY_STATE_WRITING:
+                return status
+            self.told.clear()
+            await asyncio.wait_for(self.told.wait(), 30.0)
 
     def empty(self) -> ShardTensors:
         """As it is before anything is loaded."""
@@ -89,21 +111,17 @@ def test_steps_before_it_is_written_do_not_show(optimizer: str, began: bool, hur
     """The thread that writes comes to it four steps later; in the second of them only one tensor is used."""
 
     async def go() -> tuple[list[tuple[object, ...]], Shard, shard_pb2.CopyStatus]:
-        shard = Shard(Place(str(tmp_path)), OPTIMIZERS[optimizer])
+        place = LatePlace(str(tmp_path))
+        shard = Shard(place, OPTIMIZERS[optimizer])
         for _ in range(BEFORE if began else 0):
             shard.step()
         wanted = content(shard.tensors, shard.version)
-        late = threading.Event()
-        shard.saver._thread.submit(late.wait, 30.0)
         assert shard.saver.take(shard.version, shard.tensors, shard.state, {}, hurry)
         for number in range(AFTER):
             shard.step(frozenset((1,)) if number == 1 else frozenset((0, 1, 2)))
         assert content(shard.tensors, shard.version) != wanted
-        late.set()
-        (copy,) = shard.saver._copies.values()
-        assert copy.task is not None
-        await asyncio.wait_for(copy.task, 30.0)
-        (status,) = shard.saver.statuses()
+        place.open.set()
+        status = await shard.saved()
         await shard.saver.close()
         return wanted, shard, status
 
@@ -188,9 +206,7 @@ def test_another_server_asks_for_a_copy_that_was_let_go(tmp_path: Path) -> None:
             await shard.saver.copied(0, [chunk], wait_s=0.01)
         shard.saver.take(shard.version, shard.tensors, shard.state, {})
         assert len(await shard.saver.copied(0, [chunk])) == 1
-        (copy,) = shard.saver._copies.values()
-        assert copy.task is not None
-        await asyncio.wait_for(copy.task, 30.0)
+        assert (await shard.saved()).state == shard_pb2.COPY_STATE_SAVED
         shard.saver.release([0])
         with pytest.raises(GoneError):
             await shard.saver.copied(0, [chunk])

@@ -27,5 +27,4 @@ class Held:
 
 
 def lost_everything(fleet: Fleet) -> None:
-    fleet.store._entries.clear()
-    fleet.store._lease, fleet.store._term = None, 0
+    fleet.store.forget()

@@ -1,7 +1,7 @@
 """A job with several coordinators in one process, each of which can be killed, paused, or cut off from the store.
 
 Coordinators run `Coordinating`, servers the loop of `Serving`, workers are threads; the network is in memory and the
-store is one `MemoryStore`, whose clock a test can put forward. Every wait has a deadline.
+store is one `FragileStore`, whose clock a test can put forward. Every wait has a deadline.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from paramserver.roles.coordinating import Coordinating
 from paramserver.roles.serving import Serving
 from paramserver.server.member import ServerMember
 from paramserver.server.service import ShardService
-from paramserver.store.memory import MemoryStore
 from paramserver.testing.faults import FaultPlan, Rule
 from paramserver.transport.base import Channel
 from paramserver.transport.rotating import coordinator_channel
@@ -40,6 +39,7 @@ from paramserver.worker.engine import Engine
 from tests.support.cluster.harness import CALL_S, JOB_S, Died, until
 from tests.support.cluster.processes import Network, Process, install
 from tests.support.cluster.taps import Commands, StoreLink, TappedChannel, TappedEndpoint, Trap
+from tests.support.failover.stores import FragileStore
 
 T = TypeVar("T")
 Script = Callable[[Context], object]
@@ -227,7 +227,7 @@ class Fleet:
         self.keepers: list[Keeper] = []
         self.hands: list[Hand] = []
         self._ahead_s = 0.0
-        self.store = MemoryStore(lambda: time.monotonic() + self._ahead_s)
+        self.store = FragileStore(lambda: time.monotonic() + self._ahead_s)
         self.background = Background()
 
     def __enter__(self) -> Fleet:
@@ -413,7 +413,7 @@ class Fleet:
 
     def record(self) -> coordinator_pb2.JobRecord:
         """What the store has."""
-        entry = self.store._entries.get("state")
+        entry = self.store.entries.get("state")
         return parse_record(entry.value) if entry is not None else coordinator_pb2.JobRecord()
 
     def join(self, hands: Sequence[Hand] | None = None) -> None:
