@@ -223,7 +223,7 @@ class Context:
         plan = self.engine.register(message, binding.space, on_weights, bring(binding))
         self._model, self._binding, self._guard = model, binding, guard
         guard.outside()
-        self.engine.before_next = guard.check
+        self.engine.before_next, self.engine.before_leaving = guard.check, guard.leaving
 
         def fetch() -> dict[torch.Tensor, dict[str, torch.Tensor]]:
             return in_torch_format(binding, plan.layout, self.engine.optimizer_state())
@@ -285,6 +285,8 @@ class Context:
             if self.engine.finish():
                 break
             epoch = min(self.engine.open_epoch(), count - 1)
+        if self._guard is not None:
+            self._guard.outside()
         # A script that leaves its last epoch in the middle wants no more of it, and does not promise the rest.
         self.engine.through = self._loader is None or not self.passes.left
 
@@ -570,6 +572,8 @@ class Context:
         """Hand in what is left and leave the job. Calling it twice does nothing."""
         if not self._closed:
             self._closed = True
+            if _failed():
+                self.engine.before_leaving = lambda: None
             self._end_passes()
             self._on_close(self)
 
@@ -584,14 +588,18 @@ class Context:
         if not passes.plain:
             return
         self.engine.epochs_planned = max(self.engine.epochs_planned, passes.epoch + 1)
-        failed = sys.exc_info()[1] is not None or getattr(sys, "last_value", None) is not None
-        self.engine.through = self.engine.through or (passes.ended and not failed)
+        self.engine.through = self.engine.through or (passes.ended and not _failed())
 
     def __enter__(self) -> Context:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _failed() -> bool:
+    """Whether the script ends with an error."""
+    return sys.exc_info()[1] is not None or getattr(sys, "last_value", None) is not None
 
 
 def _device(wish: str, rank: int) -> torch.device:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -237,3 +238,75 @@ def test_what_is_lost_or_kept_here_only_is_said(act: Act, sentence: str, capsys:
     said = [line for line in (told.out + told.err).splitlines() if "warning" in line]
     assert [sentence in line for line in said] == [True] * bool(sentence)
     assert kept == [8.0 if act is average else 0.0]
+
+
+# ---- after the last step
+
+
+def doubled(model: nn.Module) -> None:
+    """Leaves a trace."""
+    with torch.no_grad():
+        model.get_parameter("second.weight").mul_(2.0)
+
+
+def smoothed(model: nn.Module) -> None:
+    """Leaves none."""
+    for parameter in model.parameters():
+        parameter.data.mul_(0.5)
+
+
+LAST: list[tuple[Act, str, str]] = [
+    (doubled, "grpc", "changed the parameter 'second.weight' after its last step: the job's result"),
+    (smoothed, "grpc", "changed the parameter 'first.weight' (and 1 more) after its last step: the job's result"),
+    (smoothed, "shm", "changed the parameter 'first.weight' (and 1 more) after its last step: the job's result"),
+    (average, "grpc", "writes to the parameter 'mean', which the optimizer does not have"),
+    (evaluate_with(swap_data), "shm", ""),
+    (halved, "grpc", ""),
+]
+
+
+def last(ctx: Context, act: Act) -> None:
+    """Trains two epochs, over shared memory in a plain loop; then comes ``act``."""
+    model: Any = Teacher()
+    given = sgd([model.first.weight, model.second.weight])
+    loader: Any = DataLoader(dataset(SAMPLES), batch_size=BATCH)
+    model, optimizer, loader = ctx.prepare(model, given, loader)
+    for _ in range(2) if ctx.engine.transport == "shm" else ctx.epochs(2):
+        for x, y in loader:
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    act(model)
+
+
+def warnings_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    told = capsys.readouterr()
+    return [line for line in (told.out + told.err).splitlines() if "warning" in line]
+
+
+@cache
+def unchanged() -> tuple[str, ...]:
+    """The digests of a script that changes nothing."""
+    return train(lambda ctx: last(ctx, nothing), 1, 2).digests
+
+
+@pytest.mark.parametrize(("act", "transport", "sentence"), LAST)
+def test_what_is_changed_after_the_last_step_is_said(
+    act: Act, transport: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The job is done, so that is no error; its result is that of the job."""
+    wanted = unchanged()
+    warnings_of(capsys)
+    assert train(lambda ctx: last(ctx, act), 1, 2, transport=transport).digests == wanted
+    assert [sentence in line for line in warnings_of(capsys)] == [True] * bool(sentence)
+
+
+def test_of_a_script_that_fails_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    def script(ctx: Context) -> None:
+        with ctx:
+            last(ctx, doubled)
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        train(script, 1, 1)
+    assert not warnings_of(capsys)

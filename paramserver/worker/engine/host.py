@@ -91,6 +91,8 @@ class Host:
         self._on_weights: Callable[[FlatSpace], None] = lambda weights: None
         # Called between two slices, while all weights are there: what the script has written to them would be lost.
         self.before_next: Callable[[], None] = lambda: None
+        # Called before this worker leaves, while all weights are there.
+        self.before_leaving: Callable[[], None] = lambda: None
         # What the present weights were made of, where servers need not have it any more.
         self._received: list[Pulled] = []
         # Of a model on a device: what copies between it and main memory, contributions on their way, weights on theirs.

@@ -32,6 +32,8 @@ class Leaving(Pushes):
         self._early.drop()
         with contextlib.suppress(errors.ParamServerError):  # then the script keeps those that have come
             self._complete()
+            if self._session.failure is None:
+                self.before_leaving()
         try:
             if self._pace is not None and self._session.failure is None:
                 self._pace.finish()

@@ -43,15 +43,37 @@ class Guard:
         What it has put back meanwhile, such as averaged weights that were swapped in for an evaluation, is no harm.
         Parameters that the optimizer does not have are the script's own, which a warning says.
         """
+        suspects = self._written()
+        self._trained.check_kinds(suspects)
+        if changed := self._changed(suspects):
+            raise errors.UserError(
+                f"the script has changed the parameter {changed} itself: the servers hold the "
+                "weights of what is trained, so the change would be lost. Set weights before ctx.prepare, or "
+                f"with ctx.load; put back what is swapped in for an evaluation before the next batch {_SEE}"
+            )
+        if suspects and self._engine.in_place is not None:
+            self._engine.in_place.take_back(sorted(suspects))
+        if self._own() or suspects:
+            self.came()
+
+    def leaving(self) -> None:
+        """The script has ended: warns if it has written to parameters after its last step."""
+        if changed := self._changed(self._written()):
+            log.warning(
+                f"the script has changed the parameter {changed} after its last step: the job's result, its "
+                f"checkpoints and other workers do not have this change {_SEE}"
+            )
+        self._own()
+
+    def _written(self) -> set[int]:
+        """The trained parameters that the script may have written to."""
         in_place = self._engine.in_place
-        suspects = set(self._trained.suspects())
-        if in_place is not None:
-            suspects.update(in_place.find_written())
-        if suspects:
-            self._look_at(suspects)
-            if in_place is not None:
-                in_place.take_back(sorted(suspects))
+        return {*self._trained.suspects(), *(in_place.find_written() if in_place is not None else ())}
+
+    def _own(self) -> bool:
+        """Whether the script has written to parameters that the optimizer does not have; a warning says so."""
         own = self._frozen.suspects()
+        self._frozen.check_kinds(own)
         if own:
             self._say(
                 "own",
@@ -59,25 +81,22 @@ class Guard:
                 "this worker's own, and servers, checkpoints, the saved result and a job that goes back keep its first "
                 f"value {_SEE}",
             )
-        if suspects or own:
-            self.came()
+        return bool(own)
 
-    def _look_at(self, suspects: set[int]) -> None:
+    def _changed(self, suspects: set[int]) -> str:
+        """Which of these parameters have other values than the servers', in words; empty: none, as far as is known."""
+        if not suspects:
+            return ""
         originals = self._engine.originals(suspects)
-        changed = self._binding.differ(originals or {})
-        if changed:
-            more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-            raise errors.UserError(
-                f"the script has changed the parameter {self._name(changed[0])!r}{more} itself: the servers hold the "
-                "weights of what is trained, so the change would be lost. Set weights before ctx.prepare, or "
-                f"with ctx.load; put back what is swapped in for an evaluation before the next batch {_SEE}"
-            )
         if originals is None:
             self._say(
                 "past",
                 f"the script has written to the parameter {self._name(min(suspects))!r}, and the servers are past that "
                 f"version: unless it has put the weights back, the change is lost {_SEE}",
             )
+        changed = self._binding.differ(originals or {})
+        more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+        return f"{self._name(changed[0])!r}{more}" if changed else ""
 
     def buffers(self) -> None:
         """A slice begins, with the buffers of its version."""

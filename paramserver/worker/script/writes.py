@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -49,15 +49,15 @@ class Writes:
 
     def outside(self) -> None:
         """The script leaves the loop, and may do anything until it comes back."""
-        self._sums = {index: _sum(p) for index, p in self._parameters.items()}
+        if self._sums is None:  # else it has left it before, and what it has done since must not be forgotten
+            self._sums = {index: _sum(p) for index, p in self._parameters.items()}
 
     def suspects(self) -> list[int]:
-        """The parameters that may have been written to. Raises ModelError for one of another type, device or shape."""
+        """The parameters that may have been written to, by their index."""
         found = set()
         for (index, p), count, place in zip(self._parameters.items(), self._counts, self._places, strict=True):
             if p._version != count or p.data_ptr() != place:
                 found.add(index)
-                self._same_kind(index, p)
         for index, start, piece in self._sample:
             here = _flat(self._parameters[index])[start : start + piece.numel()]
             if index not in found and not equal_bits(here, piece):
@@ -66,12 +66,15 @@ class Writes:
             found.update(index for index, total in self._sums.items() if _sum(self._parameters[index]) != total)
         return sorted(found)
 
-    def _same_kind(self, index: int, parameter: nn.Parameter) -> None:
-        was, now = self._kinds[index], (parameter.dtype, parameter.device, parameter.shape)
-        if was != now:
-            raise errors.ModelError(
-                f"a parameter of {_kind(*was)} is {_kind(*now)} now: convert and move the model before ctx.prepare"
-            )
+    def check_kinds(self, suspects: Iterable[int]) -> None:
+        """Raises ModelError if one of these parameters has another type, device or shape than it had."""
+        for index in suspects:
+            parameter = self._parameters[index]
+            was, now = self._kinds[index], (parameter.dtype, parameter.device, parameter.shape)
+            if was != now:
+                raise errors.ModelError(
+                    f"a parameter of {_kind(*was)} is {_kind(*now)} now: convert and move the model before ctx.prepare"
+                )
 
     def _pieces(self) -> Iterator[tuple[int, int, int]]:
         """All weights in pieces, for ever."""
