@@ -125,6 +125,16 @@ def test_the_layout_names_every_package() -> None:
     }
 
 
+def test_rows_of_contributing_name_things_that_their_files_have() -> None:
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("\n## If you want to")[2].partition("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 10
+    for row in rows:
+        text = "".join((ROOT / name).read_text() for name in files_named(row) if (ROOT / name).is_file())
+        for name in re.findall(r"`([A-Za-z_]+)(?:\([^`]*\))?`", row):
+            assert re.search(rf"\b{name}\b", text), f"{name}: {row}"
+
+
 def test_the_search_finds_what_is_wrong() -> None:
     """The tests above can fail."""
     text = "`core/gone.py: f`, train.py, `cluster.workers`, `cluster.gone` [a](gone.md#x) <https://example.org/x.py>"

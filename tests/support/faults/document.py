@@ -42,7 +42,7 @@ _MEASURED = "## Faults on purpose"
 _HEAD = f"""\
 {_MEASURED}
 
-From here on the page is written by `make test-faults`, which takes about an hour; in pieces:
+`make test-faults` writes the rest of this page, in about an hour. Its parts can be run one by one:
 
 ```
 python -m tests.faults.matrix matrix --range 0:40
@@ -51,12 +51,17 @@ python -m tests.faults.matrix kills --kills 50
 python -m tests.faults.matrix document
 ```
 
-Every case is a run of real processes: two servers, two workers, twelve steps of four slices, a checkpoint every three
-steps. It is "ok" if the planned fault struck, the run ended with exit code 0, weights, optimizer state and buffers are
-bit-identical to those of a run without faults, every contribution counts exactly once, and no process or temporary file
-is left. Asynchronous runs train a ledger, a tensor in which every sample that counts adds exactly 1, so they are
-compared as well. Recovery is the time from the kill to the next published version, the longest of the cases in a row;
-three cases ran at a time on two cores, so it says little about speed: the last table does.
+Every case is a run of real processes: two servers, two workers, twelve steps of four slices, a checkpoint every
+three steps. A case is "ok" if all of these hold:
+
+- The planned fault struck, and the run ended with exit code 0.
+- Weights, optimizer state and buffers are bit-identical to those of a run without faults.
+- Every contribution counts exactly once.
+- No process and no temporary file is left.
+
+Asynchronous runs train a ledger, a tensor to which every sample that counts adds exactly 1. So their results can be
+compared as well. Recovery is the time from the kill to the next published version, the longest of the cases in a row.
+Three cases ran at a time on two cores, so these times say little about speed. The last table is about speed.
 """.splitlines()
 
 
@@ -121,12 +126,12 @@ def _kills(outcomes: Sequence[Outcome]) -> list[str]:
     if not outcomes:
         return [*lines, "Not run."]
     lines += [
-        "Processes killed again and again in a run of three workers whose slices take 20 ms, on "
-        f"{os.cpu_count()} cores ({platform.machine()}). Detection is from the kill to the moment the coordinator acts "
-        "on it, repair from there to the next published version, total from the kill to that version. Other workers "
-        "take the slices of a lost one as soon as they have nothing else to do, often before anybody has noticed that "
-        "it is lost: repair is 0 then. A server starts again, which takes most of the time, and all go back to the "
-        "last checkpoint.",
+        "Processes are killed again and again in a run of three workers whose slices take 20 ms, on "
+        f"{os.cpu_count()} cores ({platform.machine()}). Detection is the time from the kill to the moment the "
+        "coordinator acts on it. Repair is the time from there to the next published version. Total is the time from "
+        "the kill to that version. Other workers take the slices of a lost worker as soon as they have nothing else to "
+        "compute, often before the loss is noticed. Then repair is 0. A lost server is started again, which takes most "
+        "of its time, and all processes go back to the last checkpoint.",
         "",
         "| killed | kills | | p50 | p95 | max |",
         "|---|---|---|---|---|---|",
