@@ -16,8 +16,7 @@ class ServerMember:
     def __init__(self, service: ShardService, coordinator: Channel, address: str, options: JoinOptions) -> None:
         self.service = service
         self.session = Session(coordinator, options, self._report)
-        service.incarnation = self.session.incarnation
-        service.news = self.session.report_now
+        service.becomes_member(self.session.incarnation, self.session.report_now)
         self._address = address
 
     @classmethod

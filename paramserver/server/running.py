@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 from torch import Tensor
@@ -43,6 +43,7 @@ from paramserver.server.arithmetic.apply import ChunkState
 from paramserver.server.arithmetic.hypers import Hyperparameters
 from paramserver.server.arithmetic.norms import NormExchange
 from paramserver.server.saving.holding import Holding
+from paramserver.server.saving.kept import Kept
 from paramserver.server.saving.saver import Saver
 from paramserver.server.versions.acks import Acks
 from paramserver.server.versions.drafting import Draft, Drafting
@@ -51,9 +52,6 @@ from paramserver.server.versions.sharing import Sharing, own
 from paramserver.server.versions.stealing import StealingAdvice
 from paramserver.server.versions.version import Version
 from paramserver.v1 import shard_pb2
-
-if TYPE_CHECKING:
-    from paramserver.server.saving.kept import Kept
 
 log = structlog.get_logger("paramserver.server")
 
@@ -266,6 +264,17 @@ class RunningShard:
         self.kept = None
         self.happen(Activated(timeline, version.number))
 
+    def keep(self) -> Kept:
+        """A copy of the newest version of this shard, which is at rest, for its successor. In the arithmetic thread."""
+        return Kept.of(self.versions[self.state.version], self.state, self.tensors, self.names)
+
+    def begin_with(self, kept: Kept) -> None:
+        """Begin where another shard was; the weights are still to be staged."""
+        self.state.restore(kept.counted, kept.applied, kept.rows, kept.folded_steps)
+        self.names = {**kept.names, **self.names}
+        self.tensors.skipped, self.tensors.samples, self.tensors.schedule = kept.skipped, kept.samples, kept.schedule
+        self.kept = kept
+
     def copy(self, version: Version, hurry: bool = True) -> bool:
         """Take a copy of the newest version for a checkpoint; False if too many are not released yet.
 
@@ -353,7 +362,7 @@ class RunningShard:
         space = self.sharing.space(slot) if slot is not None else None
         version = self.tensors.build(base, contributions, clipped, space, draft.made if draft is not None else None)
         if draft is not None:
-            version.was(draft)
+            draft.becomes(version)
         if space is None and base.slot is not None and not version.same_as(base):
             # Nothing of it may lie where something else will.
             version.tensors = own(version.tensors, base.tensors, [chunk.index for chunk in version.moving(False)])

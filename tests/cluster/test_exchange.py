@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from paramserver import errors
+from paramserver.server.rpc.contributions import Contributions
 from paramserver.server.rpc.exchange import Exchanges
 from paramserver.v1 import shard_pb2
 from paramserver.worker.links import exchange
@@ -27,19 +28,19 @@ def on_one_host(servers: int = 1) -> Outcome:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Pushes and exchanges as servers answer them."""
     calls: Counter[str] = Counter()
-    once, count = Exchanges.exchange, Exchanges._count
+    once, count = Exchanges.exchange, Contributions.count
 
     async def exchanged(self: Exchanges, request: shard_pb2.ExchangeRequest) -> shard_pb2.ExchangeResponse:
         response = await once(self, request)
         calls["exchange"] += response.pulled.ready
         return response
 
-    async def pushed(self: Exchanges, *contribution: object) -> shard_pb2.PushResponse:
+    async def pushed(self: Contributions, *contribution: object) -> shard_pb2.PushResponse:
         calls["push"] += 1
         return await count(self, *contribution)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Exchanges, "exchange", exchanged)
-    monkeypatch.setattr(Exchanges, "_count", pushed)
+    monkeypatch.setattr(Contributions, "count", pushed)
     return calls
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 
 from torch import Tensor
 
@@ -18,11 +17,9 @@ from paramserver.core.versions.shard import ShardState
 from paramserver.failpoints import reach
 from paramserver.server.rpc.host import Host
 from paramserver.server.running import RunningShard
+from paramserver.server.versions.intake import Intake
 from paramserver.server.versions.receive import first_non_finite, receive
 from paramserver.server.versions.shard import Contribution
-from paramserver.transport.base import Caller, caller
-from paramserver.transport.security.policy import WORKER
-from paramserver.transport.shm import channel as local
 from paramserver.v1 import shard_pb2
 from paramserver.wire.bounds import MAX_SAMPLES, counting
 from paramserver.wire.messages import name_from_proto, unpack_mask
@@ -31,53 +28,35 @@ _OUTCOMES = {
     Outcome.ACCEPTED: shard_pb2.OUTCOME_ACCEPTED,
     Outcome.DUPLICATE: shard_pb2.OUTCOME_DUPLICATE,
 }
-_A_WORKER = Caller(frozenset({WORKER}), admin=False)
 
 
-class Contributions(Host):
-    """Contributions, slices of others, and shared memory to hand them over in."""
+class Contributions:
+    """Contributions, and slices of others."""
 
-    async def attach(self, request: shard_pb2.AttachRequest) -> shard_pb2.AttachResponse:
-        """Share memory with a worker on this host; the answer says why if that cannot be."""
-        self._check_job(request.job)
-        shard = self._ready(active=False)
-        if request.timeline != shard.config.timeline:
-            raise errors.RolledBackError(f"this server is on timeline {shard.config.timeline}, not {request.timeline}")
-        if request.layout_digest != shard.digest:
-            raise errors.ProtocolError("this shard holds another model")
-        # One for the loop there, one for the thread that trains.
-        pairs = [socket.socketpair() for _ in range(2)]
-        unserved = [ours for ours, _ in pairs]
-        try:
-            with ExitStack() as given:
-                for _, theirs in pairs:
-                    given.enter_context(theirs)
-                response = shard.sharing.attach(request, *(theirs.fileno() for _, theirs in pairs))
-            while response.attachment and unserved:
-                line = await local.serve(unserved[0], [("Shard", self)], caller() or _A_WORKER)
-                del unserved[0]
-                shard.sharing.answer(response.attachment, line)
-        finally:
-            for sock in unserved:
-                sock.close()
-        return response
+    def __init__(self, host: Host) -> None:
+        self.intake = Intake()
+        # When a worker was last heard of (monotonic seconds).
+        self.used_at = time.monotonic()
+        # Bytes that were taken in, and contributions that were refused.
+        self.pushed = self.refused = 0
+        self._host = host
 
     async def idle(self, request: shard_pb2.IdleRequest) -> shard_pb2.IdleResponse:
         """The worker has nothing to do and holds nobody back until it pulls again."""
-        self._check_job(request.job)
-        self._ready().happen(WentIdle(request.worker))
+        self._host.check_job(request.job)
+        self._host.ready().happen(WentIdle(request.worker))
         return shard_pb2.IdleResponse()
 
     async def steal(self, request: shard_pb2.StealRequest) -> shard_pb2.StealResponse:
         """A slice of the open step for a worker that has time, if there is a useful one."""
-        self._check_job(request.job)
-        shard = self._ready()
+        self._host.check_job(request.job)
+        shard = self._host.ready()
         return shard.stealing.answer(request, shard.state)
 
     async def push(self, frames: AsyncIterator[bytes]) -> shard_pb2.PushResponse:
         """Count a contribution, once. Refused ones change nothing."""
         self.used_at = time.monotonic()
-        shard = self._ready()
+        shard = self._host.ready()
         chunks: dict[int, Tensor] = {}
         lying: dict[int, Tensor] = {}
         coming: Contribution | None = None
@@ -106,8 +85,8 @@ class Contributions(Host):
                 shard.drafting.came(coming, chunk)
 
         try:
-            with ExitStack() as receiving:
-                upload = await receive(frames, "push", expect, chunks=chunks, came=came, decode=self._arithmetic)
+            with self.checking(), ExitStack() as receiving:
+                upload = await receive(frames, "push", expect, chunks=chunks, came=came, decode=self._host.arithmetic)
                 chunks.update(lying)
                 contribution = coming
                 assert contribution is not None, "the first header has been looked at"
@@ -118,19 +97,40 @@ class Contributions(Host):
                 raise errors.NonFiniteError(
                     f"{contribution.name} of worker {contribution.worker}: the gradient of {bad!r} is not finite"
                 )
-        except BaseException as error:
+        except BaseException:
             if coming is not None and drafted:
                 shard.drafting.fails(coming)
-            if isinstance(error, errors.ProtocolError):
-                self._refused += 1
             raise
-        self._pushed += upload.payload_bytes + sum(tensor.nbytes for tensor in lying.values())
-        return await self._count(shard, contribution, upload.header.push)
+        nbytes = upload.payload_bytes + sum(tensor.nbytes for tensor in lying.values())
+        return await self.count(shard, contribution, upload.header.push, nbytes)
 
-    async def _count(
-        self, shard: RunningShard, contribution: Contribution, header: shard_pb2.PushHeader
+    @contextmanager
+    def checking(self) -> Iterator[None]:
+        """A contribution is checked meanwhile; a ProtocolError refuses it."""
+        try:
+            yield
+        except errors.ProtocolError:
+            self.refused += 1
+            raise
+
+    def in_memory(self, header: shard_pb2.PushHeader) -> tuple[RunningShard, Contribution]:
+        """The contribution that lies in shared memory, and the shard it is for. Raises ProtocolError."""
+        self.used_at = time.monotonic()
+        shard = self._host.ready()
+        reach("push.recv", header.base_version)
+        used = self._checked_used(header, shard)
+        if not (header.HasField("shared") and header.shared.checked):
+            raise errors.ProtocolError("gradients that do not lie in shared memory, or are not checked, are pushed")
+        with self.intake.receiving(shard.queued, shard.nbytes):
+            needed = shard.tensors.chunks_used(used)
+            lying = shard.sharing.contribution(header.shared, header.worker, needed)
+            return shard, contribution_of(header, lying, shard, used)
+
+    async def count(
+        self, shard: RunningShard, contribution: Contribution, header: shard_pb2.PushHeader, nbytes: int
     ) -> shard_pb2.PushResponse:
-        """Count what has passed all checks."""
+        """Count a contribution of ``nbytes`` bytes that has passed all checks."""
+        self.pushed += nbytes
         if header.HasField("shared"):  # it is there as a whole, beside what may still arrive from other hosts
             shard.drafts(contribution, header)
         pushed, own = await shard.push(contribution, header)
@@ -139,7 +139,7 @@ class Contributions(Host):
 
     def _checked_used(self, header: shard_pb2.PushHeader, shard: RunningShard) -> frozenset[int]:
         """The tensors that a push has gradients for, once its header has passed all checks."""
-        self._check_job(header.job)
+        self._host.check_job(header.job)
         counting("samples", header.samples, MAX_SAMPLES)
         counting("clock", header.clock)
         used = unpack_mask(header.used, len(shard.tensors.layout.tensors))

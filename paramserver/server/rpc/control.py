@@ -26,14 +26,17 @@ log = structlog.get_logger("paramserver.server")
 _HELD_S = 30.0
 
 
-class Control(Host):
+class Control:
     """Commands of the coordinator; a command of one that has been replaced is refused."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
 
     async def set_members(self, request: shard_pb2.SetMembersRequest) -> shard_pb2.SetMembersResponse:
         """Learn who the workers are in this generation. Older news changes nothing."""
-        self._check_authority(request)
-        self._keep(request.record)
-        shard = self._ready(active=False)
+        self._host.check_authority(request)
+        self._host.keep(request.record)
+        shard = self._host.ready(active=False)
         shard.names.update((w.member, w.name) for w in request.workers)
         workers = frozenset(w.member for w in request.workers)
         if request.generation >= shard.state.generation:
@@ -44,8 +47,8 @@ class Control(Host):
 
     async def set_consistency(self, request: shard_pb2.SetConsistencyRequest) -> shard_pb2.SetConsistencyResponse:
         """Prepare, commit or abort another mode or staleness. Saying it twice changes nothing."""
-        self._check_authority(request)
-        shard = self._ready()
+        self._host.check_authority(request)
+        shard = self._host.ready()
         wanted = consistency_from_proto(request.consistency)
         match request.phase:
             case shard_pb2.PHASE_PREPARE:
@@ -64,8 +67,8 @@ class Control(Host):
 
     async def cut(self, request: shard_pb2.CutRequest) -> shard_pb2.CutResponse:
         """Hold workers back, copy a version for a checkpoint, let them go on, fill the last step, cut for readers."""
-        self._check_authority(request)
-        shard = self._on(request.timeline)
+        self._host.check_authority(request)
+        shard = self._host.on(request.timeline)
         shard.holding.commanded()
         taken, waiting_for = False, ""
         match request.step:
@@ -99,8 +102,8 @@ class Control(Host):
 
     async def release(self, request: shard_pb2.ReleaseRequest) -> shard_pb2.ReleaseResponse:
         """Copies of these versions are needed no more."""
-        self._check_authority(request)
-        shard = self._on(request.timeline)
+        self._host.check_authority(request)
+        shard = self._host.on(request.timeline)
         if shard.saver is not None:
             shard.saver.release(request.versions)
         return shard_pb2.ReleaseResponse()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -24,7 +25,7 @@ _MAX_WAIT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Pulling:
+class Pulling:
     """A pull that has passed all checks. ``ask``: what the state machine is asked, given the number of the call."""
 
     shard: RunningShard
@@ -33,12 +34,24 @@ class _Pulling:
     attached: bool
 
 
-class Pulls(Host):
+class Pulls:
     """Weights for those who ask."""
+
+    def __init__(self, host: Host) -> None:
+        # Bytes of weights that were given out.
+        self.pulled = 0
+        self._host = host
+        # A pull does not wait for the version that is being made.
+        self._encoder = ThreadPoolExecutor(1, thread_name_prefix="encoding")
+        self._encoding = asyncio.Lock()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._encoder.shutdown(wait=True)
 
     async def pull(self, request: shard_pb2.PullRequest) -> AsyncIterator[bytes]:
         """Answer with a whole published version as soon as the state machine says so, or `ready = false` in time."""
-        pulling = self._pulling(request)
+        pulling = self.checked(request)
         shard, rounding = pulling.shard, pulling.rounding
         ahead = None
         if request.ahead and not pulling.attached:
@@ -46,12 +59,12 @@ class Pulls(Host):
             ahead = Ahead(shard, pulling.ask, request.wait_s, rounding, worker)
             async with aclosing(ahead.frames()) as drafts:
                 async for frame in drafts:
-                    self._pulled += len(frame)
+                    self.pulled += len(frame)
                     yield frame
             pulled = ahead.pulled
         else:
             pulled = await shard.pull(pulling.ask, request.wait_s)
-        header, version = await self._header(pulling, request, pulled)
+        header, version = await self.header(pulling, request, pulled)
         yield encode_frame(shard_pb2.FrameHeader(pull=header), ())
         if version is None:
             return
@@ -59,27 +72,27 @@ class Pulls(Host):
         # Such as who gathers the result: nobody will ask again.
         if not request.worker and not version.encoded(frozen, rounding):
             async for frame in self._passing(version, frozen, rounding):
-                self._pulled += len(frame)
+                self.pulled += len(frame)
                 yield frame
             return
         frames = await self._frames(version, frozen, rounding)
         for frame in frames if ahead is None or frozen else ahead.rest(version, frames):
-            self._pulled += len(frame)
+            self.pulled += len(frame)
             yield frame
 
-    def _pulling(self, request: shard_pb2.PullRequest) -> _Pulling:
+    def checked(self, request: shard_pb2.PullRequest) -> Pulling:
         """Check a pull."""
-        self._check_job(request.job)
+        self._host.check_job(request.job)
         want = want_from_proto(request)
         seconds("wait_s", request.wait_s, _MAX_WAIT_S)
         rounding = reader(request.encoding, FOR_PULL)
-        shard = self._ready(active=False)
+        shard = self._host.ready(active=False)
         # Slots hold the weights as they are.
         attached = request.HasField("shared") and shard.sharing.asks(request.shared, request.worker) and not rounding
-        return _Pulling(shard, lambda call: PullAsked(call, request.worker, want, request.timeline), rounding, attached)
+        return Pulling(shard, lambda call: PullAsked(call, request.worker, want, request.timeline), rounding, attached)
 
-    async def _header(
-        self, pulling: _Pulling, request: shard_pb2.PullRequest, pulled: AnswerPull | None
+    async def header(
+        self, pulling: Pulling, request: shard_pb2.PullRequest, pulled: AnswerPull | None
     ) -> tuple[shard_pb2.PullHeader, Version | None]:
         """The header of an answer, and the version whose chunks have to follow, if any have to."""
         shard = pulling.shard
@@ -94,7 +107,7 @@ class Pulls(Host):
         if slot is not None and not shard.sharing.lend(request.shared.attachment, slot):
             slot = None
         if slot is not None:
-            self._pulled += sum(chunk.nbytes for chunk in version.moving(frozen))
+            self.pulled += sum(chunk.nbytes for chunk in version.moving(frozen))
         follow = not bare and slot is None
         header = shard_pb2.PullHeader(
             ready=True,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import structlog
 import torch
@@ -19,28 +20,44 @@ from paramserver.server.arithmetic.norms import NormExchange
 from paramserver.server.rpc.host import Host
 from paramserver.server.running import RunningShard, Staged
 from paramserver.server.saving.brought import BroughtState
-from paramserver.server.saving.kept import Kept
 from paramserver.server.saving.restoring import restore
 from paramserver.server.saving.saver import Saver, place_of
+from paramserver.server.team import Team
 from paramserver.server.versions.receive import first_non_finite, receive
 from paramserver.server.versions.shard import ShardTensors
 from paramserver.server.versions.version import Version, room_for
 from paramserver.tensors.hypers import groups_from_proto
+from paramserver.transport.base import Channel
 from paramserver.v1 import shard_pb2
 from paramserver.wire.messages import consistency_from_proto, plan_of
 
 log = structlog.get_logger("paramserver.server")
 
 
-class Setup(Host):
+class Setup:
     """From nothing to a published version."""
+
+    def __init__(self, host: Host, connect: Callable[[str], Channel], wait_timeout_s: float, threads: int) -> None:
+        """``connect`` opens a channel to another server; ``wait_timeout_s`` bounds the wait for it.
+
+        ``threads``: how many work on chunks side by side.
+        """
+        # Called when there is something to report that should not wait for the next regular report.
+        self.news: Callable[[], None] = lambda: None
+        self._host, self._connect, self._wait_timeout_s = host, connect, wait_timeout_s
+        self._team = Team(threads)
+        self._replacing = asyncio.Lock()
+
+    def close(self) -> None:
+        """End the threads that work on chunks."""
+        self._team.close()
 
     async def configure(self, request: shard_pb2.ConfigureRequest) -> shard_pb2.ConfigureResponse:
         """Learn the model and this server's part of the plan. Saying it twice changes nothing."""
-        self._check_authority(request)
-        self._keep(request.record)
+        self._host.check_authority(request)
+        self._host.keep(request.record)
         async with self._replacing:
-            shard = self._shard
+            shard = self._host.shard
             if request.keep:
                 return await self._configure_to_load(request)
             if shard is not None and not request.anew:
@@ -52,30 +69,30 @@ class Setup(Host):
                     raise errors.ProtocolError("this shard already holds another model")
                 return shard_pb2.ConfigureResponse(layout_digest=shard.digest)
             made = self._make(request, await self._plan(request))
-            await self._replace(made)
+            await self._host.replace(made)
         log.debug("configured", chunks=len(made.chunks), bytes=sum(c.nbytes for c in made.chunks.values()))
         return shard_pb2.ConfigureResponse(layout_digest=made.digest)
 
     async def _configure_to_load(self, request: shard_pb2.ConfigureRequest) -> shard_pb2.ConfigureResponse:
         """Begin another timeline where this shard stands; a worker uploads what the scripts load."""
-        shard = self._ready(active=False)
+        shard = self._host.ready(active=False)
         if shard.config.timeline > request.timeline:
             raise errors.FencedError(f"this server is on timeline {shard.config.timeline} already")
         if shard.config.timeline == request.timeline and shard.kept is not None:  # said twice
             return shard_pb2.ConfigureResponse(layout_digest=shard.digest)
         if shard.digest != request.layout_digest or not shard.can_cut(request.version):
             raise errors.ProtocolError(f"this shard does not stand at version {request.version} of that model")
-        kept = await self._arithmetic(lambda: Kept.of(shard))
+        kept = await self._host.arithmetic(shard.keep)
         if not shard.can_cut(request.version):
             raise errors.ProtocolError(f"this shard has gone on from version {request.version}")
         made = self._make(request, await self._plan(request))
-        kept.begin(made)
-        await self._replace(made)
+        made.begin_with(kept)
+        await self._host.replace(made)
         return shard_pb2.ConfigureResponse(layout_digest=made.digest)
 
     async def _plan(self, request: shard_pb2.ConfigureRequest) -> Plan:
         """Where everything lies; made elsewhere, since it takes a while for a hundred thousand tensors."""
-        return await self._arithmetic(lambda: plan_of(request.model, request.servers))
+        return await self._host.arithmetic(lambda: plan_of(request.model, request.servers))
 
     def _make(self, request: shard_pb2.ConfigureRequest, plan: Plan) -> RunningShard:
         """A shard as configured, with nothing in it. Raises ProtocolError, ModelError."""
@@ -92,32 +109,27 @@ class Setup(Host):
             consistency_from_proto(request.consistency), [w.member for w in request.workers], request.generation
         )
         state.timeline = request.timeline
-        exchange = NormExchange(self._connect, self.job, self._wait_timeout_s)
+        exchange = NormExchange(self._connect, self._host.job, self._wait_timeout_s)
         exchange.configure(request.index, request.peers)
         place = place_of(request)
         saver = Saver(place, plan, request, self._connect, lambda: self.news()) if place is not None else None
         tensors = ShardTensors(plan.layout, plan.chunks_of(request.index), spec.name, self._team)
-        return RunningShard(request, plan, groups, state, tensors, exchange, self._pool, saver, self.fail)
-
-    async def _replace(self, made: RunningShard) -> None:
-        former, self._shard = self._shard, made
-        if former is not None:
-            former.end(errors.RolledBackError(f"this server is on timeline {made.config.timeline} now"))
-            await former.close()
+        return RunningShard(request, plan, groups, state, tensors, exchange, self._host.pool, saver, self._host.fail)
 
     async def restore(self, request: shard_pb2.RestoreRequest) -> shard_pb2.RestoreResponse:
         """Take a checkpoint in, on a new timeline; :meth:`activate` publishes it. May be repeated.
 
         Raises CheckpointError if the files are damaged or do not fit.
         """
-        self._check_authority(request.configure)
-        self._keep(request.configure.record)
+        self._host.check_authority(request.configure)
+        self._host.keep(request.configure.record)
         async with self._replacing:
             timeline = request.configure.timeline
-            if self._shard is not None and timeline < self._shard.config.timeline:
-                raise errors.FencedError(f"this server is on timeline {self._shard.config.timeline} already")
-            if self._shard is not None:  # nothing of the old timeline counts any more
-                self._shard.end(errors.RolledBackError(f"the job goes back to a checkpoint, on timeline {timeline}"))
+            former = self._host.shard
+            if former is not None and timeline < former.config.timeline:
+                raise errors.FencedError(f"this server is on timeline {former.config.timeline} already")
+            if former is not None:  # nothing of the old timeline counts any more
+                former.end(errors.RolledBackError(f"the job goes back to a checkpoint, on timeline {timeline}"))
             made = self._make(request.configure, await self._plan(request.configure))
             place = Place(request.place) if request.place else place_of(request.configure)
             if place is None:
@@ -125,7 +137,7 @@ class Setup(Host):
             reach("restore.before_load")
             manifest = manifests.decode(request.manifest.encode())
             optimizer = request.configure.model.optimizer
-            restored = await self._arithmetic(
+            restored = await self._host.arithmetic(
                 lambda: restore(place, manifest, made.plan.layout, optimizer, made.tensors)
             )
             reach("restore.after_load")
@@ -133,7 +145,7 @@ class Setup(Host):
             made.state.restore(facts.counted, facts.applied, facts.rows, facts.folded_steps)
             made.names = {**facts.names, **made.names}
             made.staged, made.restored = Staged(request.grant, restored.version), True
-            await self._replace(made)
+            await self._host.replace(made)
         return shard_pb2.RestoreResponse(version=manifest.version, layout_digest=made.digest)
 
     async def initialize(self, frames: AsyncIterator[bytes]) -> shard_pb2.InitializeResponse:
@@ -141,11 +153,11 @@ class Setup(Host):
 
         It is published by :meth:`activate` only, so that no two uploads can mix.
         """
-        shard = self._ready(active=False)
+        shard = self._host.ready(active=False)
         brought = BroughtState(shard.tensors)
 
         def expect(header: shard_pb2.FrameHeader) -> tuple[Mapping[int, Chunk], int]:
-            self._check_job(header.initialize.job)
+            self._host.check_job(header.initialize.job)
             if header.initialize.timeline != shard.config.timeline:
                 raise errors.RolledBackError(f"this server is on timeline {shard.config.timeline}")
             if (header.initialize.keep_weights or header.initialize.keep_states) and shard.kept is None:
@@ -164,11 +176,11 @@ class Setup(Host):
             raise errors.FencedError("this shard goes on from a checkpoint")
         # Buffers and frozen tensors may well hold an infinity, as masks do.
         trained = {i: t for i, t in upload.chunks.items() if shard.chunks[i].kind is Kind.PARAMETER}
-        bad = await self._arithmetic(lambda: first_non_finite(shard.tensors.layout, trained))
+        bad = await self._host.arithmetic(lambda: first_non_finite(shard.tensors.layout, trained))
         if bad is not None:
             raise errors.NonFiniteError(f"the initial value of {bad!r} is not finite")
         header, kept = upload.header.initialize, shard.kept
-        states: Mapping[int, ChunkState] = await self._arithmetic(
+        states: Mapping[int, ChunkState] = await self._host.arithmetic(
             lambda: brought.load(header.states, shard.hypers.first)
         )
         chunks: Mapping[int, torch.Tensor] = upload.chunks
@@ -181,8 +193,8 @@ class Setup(Host):
 
     async def activate(self, request: shard_pb2.ActivateRequest) -> shard_pb2.ActivateResponse:
         """Publish the version that is staged under this grant."""
-        self._check_authority(request)
-        shard = self._ready(active=False)
+        self._host.check_authority(request)
+        shard = self._host.ready(active=False)
         if request.timeline != shard.config.timeline:
             raise errors.FencedError(f"this server is on timeline {shard.config.timeline}, not {request.timeline}")
         if not shard.state.active:

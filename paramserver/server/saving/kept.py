@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from paramserver.core.versions.ledger import Row
+from paramserver.core.versions.shard import ShardState
 from paramserver.server.arithmetic.apply import ChunkState
-from paramserver.server.running import RunningShard
+from paramserver.server.versions.shard import ShardTensors
+from paramserver.server.versions.version import Version
 from paramserver.v1 import shard_pb2
 
 
@@ -30,27 +32,18 @@ class Kept:
     schedule: shard_pb2.Schedule
 
     @classmethod
-    def of(cls, shard: RunningShard) -> Kept:
-        """The newest version of a shard that is at rest."""
-        state, tensors = shard.state, shard.tensors
+    def of(cls, newest: Version, state: ShardState, tensors: ShardTensors, names: Mapping[int, str]) -> Kept:
+        """The newest version of a shard that is at rest. ``names``: of workers, by member number."""
         return cls(
             version=state.version,
-            weights={index: values.clone() for index, values in shard.versions[state.version].tensors.items()},
+            weights={index: values.clone() for index, values in newest.tensors.items()},
             states={index: one.fork() for index, one in tensors.states.items()},
             counted={epoch: tuple(ranges) for epoch, ranges in state.counted().items()},
             applied=state.counters.applied,
             rows=state.ledger.rows(),
             folded_steps=state.ledger.folded_steps,
-            names=dict(shard.names),
+            names=dict(names),
             skipped=tensors.skipped,
             samples=tensors.samples,
             schedule=tensors.schedule,
         )
-
-    def begin(self, made: RunningShard) -> None:
-        """A new shard begins where this one was; what it holds is still to be staged."""
-        made.state.restore(self.counted, self.applied, self.rows, self.folded_steps)
-        made.names = {**self.names, **made.names}
-        made.tensors.skipped, made.tensors.samples = self.skipped, self.samples
-        made.tensors.schedule = self.schedule
-        made.kept = self

@@ -59,6 +59,14 @@ class Draft:
         ref, data = part(chunk, weights, self.rounding)
         return encode_frame(shard_pb2.FrameHeader(chunks=[ref], draft=self.number), [data])
 
+    def becomes(self, version: Version) -> None:
+        """The draft is this version: workers that pull ahead have some of its frames already. Not thread-safe."""
+        moving = version.moving(False)
+        for chunk in moving:
+            if chunk.index not in self.frames:
+                self.frames[chunk.index] = self.encode(chunk, version.tensors[chunk.index])
+        version.was(self.number, self.rounding, [self.frames[chunk.index] for chunk in moving])
+
 
 class Drafting:
     """The draft of one shard's next version, if there is one. ``do`` runs something in the arithmetic thread."""

@@ -16,8 +16,6 @@ from paramserver.wire.messages import chunk_ref
 if TYPE_CHECKING:
     import torch
 
-    from paramserver.server.versions.drafting import Draft
-
 # Who pulls computes with what has come while the rest is on its way: on a link of 1 Gb/s a frame takes 4 ms.
 _FRAME_BYTES = 512 << 10
 
@@ -64,14 +62,10 @@ class Version:
         """True if :meth:`frames` costs nothing."""
         return _key(frozen, rounding) in self._frames
 
-    def was(self, draft: Draft) -> None:
-        """It was a draft: who pulls ahead has some of its frames already. Not thread-safe."""
-        moving = self.moving(False)
-        for chunk in moving:
-            if chunk.index not in draft.frames:
-                draft.frames[chunk.index] = draft.encode(chunk, self.tensors[chunk.index])
-        self.draft = draft.number
-        self._frames[_key(False, draft.rounding)] = [draft.frames[chunk.index] for chunk in moving]
+    def was(self, draft: int, rounding: Compressor | None, frames: list[bytes]) -> None:
+        """The version was the draft of this number, and these are its frames. Not thread-safe."""
+        self.draft = draft
+        self._frames[_key(False, rounding)] = frames
 
 
 def room_for(chunks: Iterable[Chunk]) -> dict[int, torch.Tensor]:

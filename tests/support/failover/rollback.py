@@ -149,9 +149,9 @@ class Rig(Fleet):
             return process.name, process.killed
         thread = threading.current_thread()
         for keeper in list(self.keepers):
-            shard = keeper.service._shard
+            shard = keeper.service.host.shard
             saver = shard.saver if shard is not None else None
-            if thread in keeper.service._pool._threads or (saver is not None and thread in saver._thread._threads):
+            if thread in keeper.service.host.pool._threads or (saver is not None and thread in saver._thread._threads):
                 return keeper.address, keeper.process.killed
         return thread.name, False
 
