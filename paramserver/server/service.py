@@ -39,7 +39,7 @@ class ShardService:
         self.set_members, self.set_consistency = control.set_members, control.set_consistency
         self.cut, self.release = control.cut, control.release
         # A worker's steps.
-        self.push, self.idle, self.claim = contributions.push, contributions.idle, contributions.claim
+        self.push, self.idle, self.steal = contributions.push, contributions.idle, contributions.steal
         self.pull = pulls.pull
         self.exchange = Exchanges(contributions, pulls).exchange
         self.attach = Attaching(host, self).attach
