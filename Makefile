@@ -11,7 +11,7 @@
 # make test-behaviour N=1000   random scripts against plain torch, with other seeds after FIRST=5000 (docs/testing.md)
 # make test-scale  a run with 32 workers
 # make test-faults  the crash matrix, 200 random faults, 100 kills; writes docs/reliability.md (an hour or more)
-# make test-low  unit and contract tests with the lowest versions of grpcio, protobuf and redis (for contributors)
+# make test-low  unit and contract tests with the lowest versions of grpcio, protobuf, redis and torch (for contributors)
 # make test-gpu  what only a machine with a GPU can test (for contributors; uses the python on PATH)
 # make clean  remove caches and build outputs; make clean-all also the environments
 
@@ -24,7 +24,7 @@ BIN := .venv/bin
 TEST_PROCESSES ?= 2
 PROTOS := $(wildcard protos/paramserver/v1/*.proto)
 # The lowest versions that pyproject.toml allows of what we depend on most.
-LOWEST := grpcio==1.76.0 protobuf==6.31.1 redis==5.0.0
+LOWEST := grpcio==1.76.0 protobuf==6.31.1 redis==5.0.0 torch==2.6.0
 # Old enough that the code it makes imports under protobuf 6 and 7; in an environment of its own, since it needs < 7.
 PROTO_TOOLS := grpcio-tools==1.76.0 grpcio==1.76.0 protobuf==6.33.6 setuptools==80.9.0
 PROTOC = .proto-venv/bin/python -m grpc_tools.protoc -I protos
@@ -47,7 +47,7 @@ help:
 
 .low-venv/.stamp: pyproject.toml constraints.txt Makefile hatch_build.py paramserver/kernels/kernels.c
 	$(PYTHON) -m venv .low-venv
-	grep -vE '^(grpcio|protobuf|redis)==' constraints.txt > .low-venv/constraints.txt
+	grep -vE '^(grpcio|protobuf|redis|torch|sympy)==' constraints.txt > .low-venv/constraints.txt
 	.low-venv/bin/python -m pip install --quiet --disable-pip-version-check -c .low-venv/constraints.txt \
 		-e '.[local,demo,dev]' $(LOWEST)
 	touch $@
@@ -84,7 +84,8 @@ test-faults: .venv/.stamp
 	$(BIN)/python -m tests.faults.matrix document; exit $$bad
 
 test-low: .low-venv/.stamp
-	OMP_NUM_THREADS=1 .low-venv/bin/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile tests/unit tests/contract
+	OMP_NUM_THREADS=1 .low-venv/bin/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile tests/unit tests/contract \
+		tests/cluster/test_reads.py
 
 test-gpu:
 	$(PYTHON) -m pytest -q -s -p no:cacheprovider tests/gpu

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cyclopts import Parameter
+
 from paramserver.config import load_settings, split_addresses
 from paramserver.errors import ConfigError, UnavailableError
 from paramserver.machine.jobs import call_coordinator, fetch_status, find_job
@@ -36,13 +38,39 @@ class Target:
         return call_coordinator(self.addresses, method, request, timeout_s, self.security)
 
 
-def find_target(
-    job: str | None, coordinator: str | None, certs: str | None = None, insecure: bool | None = None
-) -> Target:
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The flags of all commands that talk to a running job.
+
+    Parameters
+    ----------
+    job
+        Name of the job, where several run on this machine.
+    coordinator
+        Address of the coordinator, host:port, where the job runs elsewhere.
+    certs
+        Directory with certificates (see "paramserver certs init").
+    insecure
+        Talk to another machine without TLS.
+    """
+
+    job: str | None = None
+    coordinator: str | None = None
+    certs: str | None = None
+    insecure: bool | None = None
+
+
+# No flag is given.
+NEAR = Where()
+
+
+def find_target(where: Where) -> Target:
     """The coordinator that the flags name, else the one of a job on this machine, else the configured one.
 
     Raises ConfigError for flags that contradict each other, UnavailableError if no such job is known here.
     """
+    job, coordinator, certs, insecure = where.job, where.coordinator, where.certs, where.insecure
     if job is not None and coordinator is not None:
         raise ConfigError("--job and --coordinator both name a job; give one of them")
     settings = load_settings(

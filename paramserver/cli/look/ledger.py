@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from paramserver.cli.target import find_target
+from paramserver.cli.target import NEAR, Where, find_target
 
 if TYPE_CHECKING:
     from paramserver.v1.coordinator_pb2 import AccountsResponse
@@ -23,10 +23,7 @@ def ledger(
     *,
     slices: bool = False,
     json_: Annotated[bool, Parameter(name="--json")] = False,
-    job: str | None = None,
-    coordinator: str | None = None,
-    certs: str | None = None,
-    insecure: bool | None = None,
+    where: Where = NEAR,
 ) -> int:
     """Show how often the samples of each epoch have counted: once, twice, never; and who computed how much.
 
@@ -40,14 +37,6 @@ def ledger(
         Also show, slice by slice, who computed it.
     json_
         Print JSON.
-    job
-        Name of the job, where several run on this machine.
-    coordinator
-        Address of the coordinator, host:port, where the job runs elsewhere.
-    certs
-        Directory with certificates (see "paramserver certs init").
-    insecure
-        Talk to another machine without TLS.
     """
     from paramserver.v1 import coordinator_pb2
 
@@ -57,7 +46,7 @@ def ledger(
         found = ledger_of(checkpoints, slices)
     else:
         request = coordinator_pb2.AccountsRequest(slices=slices)
-        reply = find_target(job, coordinator, certs, insecure).call("Coordinator.Ledger", request, _CALL_S)
+        reply = find_target(where).call("Coordinator.Ledger", request, _CALL_S)
         assert isinstance(reply, coordinator_pb2.AccountsResponse)
         found = reply
     print(_as_json(found) if json_ else "\n".join(_lines(found, slices)))

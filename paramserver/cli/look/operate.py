@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from paramserver.cli.target import find_target
+from paramserver.cli.target import NEAR, Where, find_target
 from paramserver.config import MAX_PROCESSES
 from paramserver.errors import ConfigError
 
@@ -15,10 +15,7 @@ def drain(
     worker: str,
     /,
     *,
-    job: str | None = None,
-    coordinator: str | None = None,
-    certs: str | None = None,
-    insecure: bool | None = None,
+    where: Where = NEAR,
 ) -> int:
     """Ask a worker to leave: it hands in what it is computing, and its share goes to the others.
 
@@ -26,18 +23,10 @@ def drain(
     ----------
     worker
         Its name, such as worker-3 ("paramserver status" lists them).
-    job
-        Name of the job, where several run on this machine.
-    coordinator
-        Address of the coordinator, host:port, where the job runs elsewhere.
-    certs
-        Directory with certificates (see "paramserver certs init").
-    insecure
-        Talk to another machine without TLS.
     """
     from paramserver.v1.coordinator_pb2 import DrainRequest
 
-    target = find_target(job, coordinator, certs, insecure)
+    target = find_target(where)
     target.call("Coordinator.Drain", DrainRequest(name=worker, wait_s=WAIT_S), WAIT_S + 10.0)
     print(f"{worker} has left.")
     return 0
@@ -47,10 +36,7 @@ def scale(
     wish: str,
     /,
     *,
-    job: str | None = None,
-    coordinator: str | None = None,
-    certs: str | None = None,
-    insecure: bool | None = None,
+    where: Where = NEAR,
 ) -> int:
     """Change the number of workers of a running job, as in: paramserver scale workers=5
 
@@ -61,19 +47,11 @@ def scale(
     ----------
     wish
         workers=N
-    job
-        Name of the job, where several run on this machine.
-    coordinator
-        Address of the coordinator, host:port, where the job runs elsewhere.
-    certs
-        Directory with certificates (see "paramserver certs init").
-    insecure
-        Talk to another machine without TLS.
     """
     from paramserver.v1.coordinator_pb2 import ScaleRequest, ScaleResponse
 
     workers = wished_workers(wish)
-    target = find_target(job, coordinator, certs, insecure)
+    target = find_target(where)
     response = target.call("Coordinator.Scale", ScaleRequest(workers=workers, wait_s=WAIT_S), WAIT_S + 10.0)
     assert isinstance(response, ScaleResponse)
     print(f"{response.workers} workers now.")
@@ -100,10 +78,7 @@ def wished_workers(wish: str) -> int:
 def stop(
     *,
     reason: str = "",
-    job: str | None = None,
-    coordinator: str | None = None,
-    certs: str | None = None,
-    insecure: bool | None = None,
+    where: Where = NEAR,
 ) -> int:
     """End a running job: its workers leave, the weights so far are gathered, coordinator and servers end.
 
@@ -111,18 +86,10 @@ def stop(
     ----------
     reason
         Why, in words, for the logs.
-    job
-        Name of the job, where several run on this machine.
-    coordinator
-        Address of the coordinator, host:port, where the job runs elsewhere.
-    certs
-        Directory with certificates (see "paramserver certs init").
-    insecure
-        Talk to another machine without TLS.
     """
     from paramserver.v1.coordinator_pb2 import StopRequest
 
-    target = find_target(job, coordinator, certs, insecure)
+    target = find_target(where)
     target.call("Coordinator.Stop", StopRequest(reason=reason), WAIT_S)
     print("The job is stopping.")
     return 0

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from paramserver.cli.common import merge_overrides, parse_assignments
 from paramserver.cli.look.status import describe, describe_consistency
-from paramserver.cli.target import find_target
+from paramserver.cli.target import NEAR, Where, find_target
 from paramserver.config import ENV_CONFIG, FIELDS, load_settings
 from paramserver.errors import ConfigError
 
@@ -22,10 +22,7 @@ CHANGEABLE = ("consistency.mode", "consistency.staleness")
 def set_(
     *assignments: str,
     staleness: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
-    job: str | None = None,
-    coordinator: str | None = None,
-    certs: str | None = None,
-    insecure: bool | None = None,
+    where: Where = NEAR,
 ) -> int:
     """Change the consistency of a running job, as in: paramserver set consistency.mode=async --staleness 4
 
@@ -35,18 +32,10 @@ def set_(
         consistency.mode=sync, consistency.mode=async, or consistency.staleness=N
     staleness
         Short for consistency.staleness=N.
-    job
-        Name of the job, where several run on this machine.
-    coordinator
-        Address of the coordinator, host:port, where the job runs elsewhere.
-    certs
-        Directory with certificates (see "paramserver certs init").
-    insecure
-        Talk to another machine without TLS.
     """
     changes = merge_overrides({"consistency.staleness": staleness}, parse_assignments(assignments))
     check_changes(changes)
-    target = find_target(job, coordinator, certs, insecure)
+    target = find_target(where)
     current = describe(target.status())
     from paramserver.v1.coordinator_pb2 import ChangeConsistencyResponse
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from paramserver.cli.target import Target, find_target
+from paramserver.cli.target import NEAR, Target, Where, find_target
 from paramserver.core.job.status import WELL
 from paramserver.errors import UnavailableError
 
@@ -27,10 +27,7 @@ def status(
     json_: Annotated[bool, Parameter(name="--json")] = False,
     watch: bool = False,
     check: bool = False,
-    job: str | None = None,
-    coordinator: str | None = None,
-    certs: str | None = None,
-    insecure: bool | None = None,
+    where: Where = NEAR,
 ) -> int:
     """Show a running job: its mode, and who is at which version or clock.
 
@@ -40,19 +37,11 @@ def status(
         Print JSON; with --watch one line per second.
     watch
         Show it again every second until the job ends.
-    job
-        Name of the job, where several run on this machine.
     check
         Exit with code 5 unless the job is training or done: not while it waits, is idle, degraded or stuck, nor if it
         has failed or was stopped.
-    coordinator
-        Address of the coordinator, host:port, where the job runs elsewhere.
-    certs
-        Directory with certificates (see "paramserver certs init").
-    insecure
-        Talk to another machine without TLS.
     """
-    target = find_target(job, coordinator, certs, insecure)
+    target = find_target(where)
     if watch:
         return _watch(target, as_json=json_)
     facts = describe(target.status())
