@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from paramserver import errors
-from paramserver.compress.options import Wire
+from paramserver.compress.options import PUSH_COMPRESSIONS, Wire
 from paramserver.compress.registry import pull_cast
 from paramserver.config import Settings
 from paramserver.core.versions.consistency import Mode
@@ -24,7 +24,7 @@ from paramserver.core.work.slices import main_place, slice_samples, slice_seed
 from paramserver.v1 import coordinator_pb2, shard_pb2
 from paramserver.worker.engine import Engine
 from paramserver.worker.flat import FlatSpace, PartialSum
-from paramserver.worker.gradients.hooks import PushHook, built_in, of_script
+from paramserver.worker.gradients.hooks import PushHook, of_script
 from paramserver.worker.gradients.outgoing import Outgoing
 from paramserver.worker.pace import Item
 from paramserver.worker.script.binding import ModelBinding
@@ -488,15 +488,22 @@ class Context:
             raise errors.UserError(f"max_norm must be above 0, not {max_norm}")
         self._clip_norm = float(max_norm)
 
-    def register_push_hook(self, state: Any, hook: PushHook | str) -> None:
+    def register_push_hook(self, state: Any, hook: PushHook) -> None:
         """Have ``hook(state, bucket)`` decide what is sent in place of a gradient, like DDP's ``register_comm_hook``.
 
         It is called on the CPU for every chunk (see `PushBucket`) of every slice, and returns as many numbers, as a
-        tensor or a future of one: of the bucket's type, or bfloat16 or float16, which then is what travels. Or a name:
-        "bf16", "fp16". Call it once, after ``prepare`` of the model, in every worker alike. Raises UserError if there
-        is a hook or ``training.push_compression`` already; ``optimizer.step`` raises UserError if the hook fails or
-        returns something else, NonFiniteError if that is not finite.
+        tensor or a future of one: of the bucket's type, or bfloat16 or float16, which then is what travels. Call it
+        once, after ``prepare`` of the model, in every worker alike. Raises UserError if ``hook`` is not a function, or
+        if there is a hook or ``training.push_compression`` already; ``optimizer.step`` raises UserError if the hook
+        fails or returns something else, NonFiniteError if that is not finite.
+
+        >>> ctx.register_push_hook(None, lambda state, bucket: bucket.buffer().to(torch.bfloat16))
         """
+        if not callable(hook):
+            raise errors.UserError(
+                f"a push hook is a function of a state and a bucket, not {hook!r}; for a compression by its name, set "
+                f"training.push_compression to one of {', '.join(PUSH_COMPRESSIONS)}"
+            )
         if self._binding is None:
             raise errors.UserError("register the push hook after ctx.prepare of the model")
         outgoing = self.engine.outgoing
@@ -506,7 +513,7 @@ class Context:
             )
         if outgoing.hook is not None:
             raise errors.UserError("there is a push hook already: register one, once")
-        outgoing.hook = built_in(hook) if isinstance(hook, str) else of_script(state, hook, self._binding.parameters)
+        outgoing.hook = of_script(state, hook, self._binding.parameters)
 
     # ---- loading
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 import structlog
 
 from paramserver import errors
+from paramserver.compress.casts import Cast
 from paramserver.core.layout.plan import Chunk, Plan, moving_bytes
 from paramserver.core.versions.events import Latest
 from paramserver.membership.session import Session
@@ -61,7 +62,12 @@ async def present_model(session: Session) -> tuple[types_pb2.ModelSpec, int]:
 
 
 async def open_links(
-    session: Session, plan: Plan, connect: Callable[[str], Channel], worker: Callable[[], int], wait_timeout_s: float
+    session: Session,
+    plan: Plan,
+    connect: Callable[[str], Channel],
+    worker: Callable[[], int],
+    rounding: Cast | None,
+    wait_timeout_s: float,
 ) -> ShardLinks:
     """Channels to all servers of the plan, as soon as all have joined."""
     view = await session.wait_until(
@@ -71,9 +77,8 @@ async def open_links(
     )
     servers = sorted(view.servers, key=lambda server: server.index)
     channels = [connect(server.address) for server in servers]
-    links = ShardLinks(channels, plan, session.job, worker, wait_timeout_s, session.options.log_interval_s)
-    links.timeline = view.timeline
-    return links
+    log_interval_s = session.options.log_interval_s
+    return ShardLinks(channels, plan, session.job, worker, view.timeline, rounding, wait_timeout_s, log_interval_s)
 
 
 async def share_memory(session: Session, links: ShardLinks, plan: Plan, transport: str) -> None:
@@ -91,7 +96,7 @@ async def share_memory(session: Session, links: ShardLinks, plan: Plan, transpor
     except OSError as error:
         refusals = dict.fromkeys(range(plan.servers), str(error))
     else:
-        refusals = await _on_this_timeline(session, links, links.attach(shared))
+        refusals = await _on_this_timeline(session, links, links.near.attach(shared))
     for server, reason in refusals.items():
         if transport == "shm":
             raise errors.UnavailableError(
@@ -100,7 +105,7 @@ async def share_memory(session: Session, links: ShardLinks, plan: Plan, transpor
             )
     apart = 0 < len(refusals) < plan.servers
     if apart and moving_bytes(plan.layout.chunks) >= early.LEAST_BYTES:
-        await links.detach()
+        await links.near.detach()
         log.info("weights and gradients go over the network: not all servers are on this host")
     elif refusals:
         which = ", ".join(f"server-{server}" for server in refusals)
@@ -139,12 +144,12 @@ async def first_version(session: Session, links: ShardLinks, offer: Offer | None
             raise errors.RolledBackError("the job goes on with other servers")
         if view.state == types_pb2.JOB_STATE_RUNNING:
             if view.consistency.mode == types_pb2.MODE_ASYNC:  # shards need not stand at the same version
-                return await _on_this_timeline(session, links, links.pull(Latest(), frozen=True))
-            return await _on_this_timeline(session, links, links.pull_version(0, frozen=True))
+                return await _on_this_timeline(session, links, links.pulls.pull(Latest(), frozen=True))
+            return await _on_this_timeline(session, links, links.pulls.pull_version(0, frozen=True))
         assert offer is not None
         uploaded = view.grant
         try:
-            await _on_this_timeline(session, links, links.initialize(uploaded, offer.read, offer.state))
+            await _on_this_timeline(session, links, links.pushes.initialize(uploaded, offer.read, offer.state))
             await session.ask(
                 "Coordinator.InitializeDone",
                 partial(coordinator_pb2.InitializeDoneRequest, member=session.member, grant=uploaded),

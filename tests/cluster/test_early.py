@@ -15,7 +15,8 @@ from paramserver.server.versions import drafting
 from paramserver.testing.faults import Fault, FaultPlan, Rule
 from paramserver.worker.context import Context
 from paramserver.worker.gradients import early
-from paramserver.worker.gradients.early import EarlyChunks, EarlyPushes
+from paramserver.worker.gradients.early import EarlyPushes
+from paramserver.worker.gradients.leaving import EarlyChunks
 from tests.support.cluster.early import DATA, OPTIONS, clip, script
 from tests.support.cluster.harness import train, train_without
 from tests.support.cluster.programs import LedgerProgram, Program, adamw, network

@@ -9,7 +9,7 @@ import pytest
 from paramserver.server.versions import drafting
 from paramserver.server.versions.drafting import Draft, Drafting
 from paramserver.worker.gradients import early
-from paramserver.worker.links import ShardLinks
+from paramserver.worker.memory.shared import SharedMemory
 from tests.support.cluster.harness import Cluster, train
 from tests.support.cluster.programs import Program, adamw, dataset, network
 
@@ -22,17 +22,18 @@ def script() -> Program:
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, elsewhere: Any) -> None:
-    """Servers and workers for whom ``elsewhere(links, server)`` holds share no memory."""
-    attach = ShardLinks._attach
+    """Servers and workers for whom ``elsewhere(worker, server)`` holds share no memory."""
+    attach = SharedMemory.attach
 
-    async def attach_here(self: ShardLinks, shared: Any, server: int, timeout_s: float) -> str:
-        return "on another host" if elsewhere(self, server) else await attach(self, shared, server, timeout_s)
+    async def attach_here(self: SharedMemory, server: int, channel: Any, *about: Any) -> str:
+        *_, worker, _ = about
+        return "on another host" if elsewhere(worker, server) else await attach(self, server, channel, *about)
 
-    monkeypatch.setattr(ShardLinks, "_attach", attach_here)
+    monkeypatch.setattr(SharedMemory, "attach", attach_here)
 
 
 def kinds(cluster: Cluster) -> set[str]:
-    return {worker.context.engine.links.kind for worker in cluster.workers if worker.context is not None}
+    return {worker.context.engine.links.near.kind for worker in cluster.workers if worker.context is not None}
 
 
 @pytest.mark.parametrize(("least_bytes", "kind"), [(0, "memory"), (1 << 40, "shm+memory")])
@@ -41,7 +42,7 @@ def test_large_models_go_over_the_network_if_not_all_servers_are_near(
 ) -> None:
     wanted = train(script(), 2, 2, SETTINGS).digests
     monkeypatch.setattr(early, "LEAST_BYTES", least_bytes)
-    refuse(monkeypatch, lambda links, server: server == 1)
+    refuse(monkeypatch, lambda worker, server: server == 1)
     with Cluster(2, 2, transport="auto") as cluster:
         assert cluster.train(script(), SETTINGS).digests == wanted
         assert kinds(cluster) == {kind}
@@ -60,7 +61,7 @@ def test_what_lies_in_shared_memory_is_in_a_draft_beside_what_arrives(monkeypatc
     monkeypatch.setattr(drafting, "LEAST_BYTES", 0)
     monkeypatch.setattr(Drafting, "take", taking)
     with monkeypatch.context() as patch:
-        refuse(patch, lambda links, server: links._worker() % 2)
+        refuse(patch, lambda worker, server: worker % 2)
         with Cluster(2, transport="auto") as cluster:
             assert cluster.train(script(), SETTINGS).digests == wanted
             assert kinds(cluster) == {"shm", "memory"}

@@ -25,7 +25,7 @@ from paramserver.testing.faults import Fault, FaultPlan, Rule
 from paramserver.transport.base import Channel
 from paramserver.worker.context import Context
 from paramserver.worker.engine import Engine
-from paramserver.worker.weights import incoming
+from paramserver.worker.weights import rest
 from paramserver.worker.weights.incoming import IncomingWeights
 from paramserver.worker.weights.reads import Reads
 from tests.support.cluster.early import DATA, OPTIONS, clip, script
@@ -59,7 +59,7 @@ def count(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
         found["in vain"] += not right
         return right
 
-    monkeypatch.setattr(incoming, "LEAST_BYTES", 0)
+    monkeypatch.setattr(rest, "LEAST_BYTES", 0)
     monkeypatch.setattr(IncomingWeights, "__init__", counted)
     monkeypatch.setattr(Engine, "_settle", settled)
     yield found
@@ -67,7 +67,7 @@ def count(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 
 
 # The digests of the same training where every forward waits for all weights.
-plainly = partial(train_without, incoming)
+plainly = partial(train_without, rest)
 
 
 @pytest.mark.parametrize("each", [None, clip], ids=["ahead", "clipped"])

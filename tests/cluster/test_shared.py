@@ -38,7 +38,7 @@ def shared(
     with Cluster(transport="shm", **options) as cluster:
         outcome = cluster.train(script, settings)
         assert all(
-            worker.context is not None and worker.context.engine.links.kind == "shm" for worker in cluster.workers
+            worker.context is not None and worker.context.engine.links.near.kind == "shm" for worker in cluster.workers
         )
         return outcome
 

@@ -13,8 +13,9 @@ from paramserver.core.layout.plan import TensorSpec, make_layout
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.tensors.dtypes import buffer_of
 from paramserver.worker.flat import FlatSpace
-from paramserver.worker.weights.incoming import IncomingWeights, Rest
+from paramserver.worker.weights.incoming import IncomingWeights
 from paramserver.worker.weights.pulled import Pulled
+from paramserver.worker.weights.rest import Rest
 
 # Three tensors of 16 numbers, a chunk each; the fourth has two.
 LAYOUT = make_layout([TensorSpec(name, (16,), "float32") for name in "abc"] + [TensorSpec("d", (32,), "float32")], 64)
@@ -55,7 +56,7 @@ def ends(rest: Rest, error: Exception | None) -> None:
 
     async def main() -> None:
         task = asyncio.ensure_future(end())
-        rest.comes_by(task)  # type: ignore[arg-type]
+        rest.comes_by(task)
         await asyncio.wait([task])
 
     asyncio.run(main())

@@ -50,18 +50,18 @@ class Silent:
 def test_what_is_large_may_take_long(elements: int, wait_s: float, longest_s: float) -> None:
     plan = make_plan(make_layout([TensorSpec("w", (elements,), "float32")]), 1)
     server = Silent()
-    links = ShardLinks([cast(Channel, server)], plan, "job", lambda: 1, wait_s)
+    links = ShardLinks([cast(Channel, server)], plan, "job", lambda: 1, wait_timeout_s=wait_s)
     facts = PushFacts(SyncName(0, 0, 1, 1), 1, False, frozenset({0}), (), [0])
 
     async def go() -> None:
         for work in (
-            links.initialize(1, lambda chunk: memoryview(b""), lambda chunks: []),
-            links.push(facts, lambda chunk: memoryview(b"")),
+            links.pushes.initialize(1, lambda chunk: memoryview(b""), lambda chunks: []),
+            links.pushes.push(facts, lambda chunk: memoryview(b"")),
         ):
             with pytest.raises(errors.JobFailedError):
                 await work
         with pytest.raises(errors.JobFailedError):
-            await links.pull(AtLeast(0))
+            await links.pulls.pull(AtLeast(0))
 
     asyncio.run(go())
     assert server.timeouts == pytest.approx([longest_s, longest_s, longest_s + 5.0], abs=1.0)

@@ -1,4 +1,4 @@
-"""What of a version is still to come when a simulated worker goes on with it: as `worker.weights.incoming` has it."""
+"""What of a version is still to come when a simulated worker goes on with it: as `worker.weights.rest` has it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from paramserver.simulate.machinery.blame import Chain
 from paramserver.simulate.machinery.clock import Signal
 
-# If less than this is still to come from a server, it is waited for at once; `worker.weights.incoming` says the same.
+# If less than this is still to come from a server, it is waited for at once; `worker.weights.rest` says the same.
 LEAST_BYTES = 1 << 20
 
 

@@ -11,6 +11,7 @@ from paramserver import errors
 from paramserver.core.versions.consistency import Mode
 from paramserver.v1 import coordinator_pb2
 from paramserver.worker.engine.weights import Weights
+from paramserver.worker.links.cuts import pull_cut
 
 _CALL_S = 60.0
 _AGAIN_S = 0.02
@@ -26,11 +27,11 @@ class Cuts(Weights):
             return
         self._wait_for_copy()
         try:
-            results = self._watch(self.background.submit(self.links.pull_cut(self._snapshot)))
+            results = self._watch(self.background.submit(pull_cut(self.links, self._snapshot)))
         except errors.FencedError:
             raise
         except errors.StaleViewError:  # synchronous by now
-            results = self._watch(self.background.submit(self.links.pull_version(0)))
+            results = self._watch(self.background.submit(self.links.pulls.pull_version(0)))
         self._install(results)
 
     async def _snapshot(self) -> Sequence[int]:

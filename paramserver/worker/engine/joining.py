@@ -130,9 +130,13 @@ class Joining(Weights):
                 if self._links is not None:
                     await self._links.close()
                 self._links = await startup.open_links(
-                    self.session, plan, self._connect, lambda: self.session.member, self._wait_timeout_s
+                    self.session,
+                    plan,
+                    self._connect,
+                    lambda: self.session.member,
+                    self.rounding,
+                    self._wait_timeout_s,
                 )
-                self._links.rounding = self.rounding
                 try:
                     await startup.share_memory(self.session, self._links, plan, transport)
                     offer = self._loads
@@ -144,7 +148,7 @@ class Joining(Weights):
 
         first = self._run(go())
         self.handed.begin_again()
-        device, shared = self._weights.device, self.links.shared
+        device, shared = self._weights.device, self.links.near.shared
         inbox = shared.inbox.space if shared is not None else no_space
         self._wait_for_copy()
         if self._mover is not None:
@@ -168,9 +172,9 @@ class Joining(Weights):
             samples=self.samples,
             slices=self.slices,
             state=self.state,
-            waiting_for=self.waiting_for or (links.waiting_for if links else ""),
+            waiting_for=self.waiting_for or (links.pulls.waiting_for if links else ""),
             metrics=dict(self.metrics),
-            transport=links.kind if links else "",
+            transport=links.near.kind if links else "",
             epochs_planned=self.epochs_planned,
             computing=self.computing,
             at_work=self.state == "training" and not self.through and not self._waiting,

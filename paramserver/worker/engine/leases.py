@@ -64,7 +64,7 @@ class Leases(Host):
 
     def idle(self) -> None:
         """Hold nobody back."""
-        self.wait(self.background.submit(self.links.idle()))
+        self.wait(self.background.submit(self.links.questions.idle()))
 
     def await_revision(self, timeout_s: float) -> bool:
         """Wait for the setting that comes after the pace's; False if it was not announced in time."""

@@ -164,7 +164,7 @@ class Engine(States, Loading, Leaving):
                 log.info("mode", now=str(self.consistency), version=self.version)
             schedule = schedule_from_proto(self.session.view, self._data.slices_per_epoch)
             if self.consistency.mode is Mode.SYNC and schedule.base_version > self.version:
-                self._install(self._watch(self.background.submit(self.links.pull_version(schedule.base_version))))
+                self._install(self._watch(self.background.submit(self.links.pulls.pull_version(schedule.base_version))))
             self._paced = self.consistency
             self.outgoing.reset()
             self._pace = make_pace(self, self._paced, schedule)

@@ -35,7 +35,7 @@ class Originals(Weights):
 
     def _at_hand(self, servers: Set[int]) -> Mapping[int, memoryview] | None:
         """All chunks of these servers, of the version at hand."""
-        shared = self.links.shared
+        shared = self.links.near.shared
         if self.in_place is not None and shared is not None and servers <= shared.reading.keys():
             return {
                 index: data
@@ -45,6 +45,6 @@ class Originals(Weights):
         if self._received:
             return merge(self._received)
         try:
-            return merge(self._watch(self.background.submit(self.links.again(self._versions))))
+            return merge(self._watch(self.background.submit(self.links.pulls.again(self._versions))))
         except errors.GoneError:
             return None

@@ -45,9 +45,9 @@ class Pulls(Weights, Leases):
                 pulling.cancel()
         if isinstance(results, int):
             return results
-        if not results and self._run(self.links.published(version)):
+        if not results and self._run(self.links.pulls.published(version)):
             # Whoever left had seen this step complete: nothing of it is to be computed again.
-            results = self._watch(self.background.submit(self.links.pull_version(version)))
+            results = self._watch(self.background.submit(self.links.pulls.pull_version(version)))
         if results is not None:
             self._install(results)
         return None
@@ -56,7 +56,9 @@ class Pulls(Weights, Leases):
         """Ask every shard for ``version`` or a later one."""
         self._wait_for_copy()
         begun = self._early.pull(version)
-        return begun or self.background.submit(self.links.pull_version(version, ahead=True, begin=self._may_begin))
+        return begun or self.background.submit(
+            self.links.pulls.pull_version(version, ahead=True, begin=self._may_begin)
+        )
 
     def thief(self) -> Thief:
         """What fills the time in which a worker waits for others."""
@@ -70,7 +72,7 @@ class Pulls(Weights, Leases):
         """Pull at a clock from every shard; returns the slowest clock, None if the job is synchronous by now."""
         self._wait_for_copy()
         try:
-            results = self._watch(self.background.submit(self.links.pull(want, begin=self._may_begin)))
+            results = self._watch(self.background.submit(self.links.pulls.pull(want, begin=self._may_begin)))
         except errors.FencedError:
             raise
         except errors.StaleViewError:

@@ -19,6 +19,7 @@ from paramserver.worker.engine.weights import Weights
 from paramserver.worker.flat import PartialSum
 from paramserver.worker.gradients import early
 from paramserver.worker.gradients.contribution import PushFacts
+from paramserver.worker.gradients.leaving import EarlyChunks
 from paramserver.worker.gradients.outgoing import ANY, Encoded
 from paramserver.worker.links import exchange as exchanges
 from paramserver.worker.pace import AsyncPace, Item
@@ -52,7 +53,7 @@ class Pushes(Weights):
         encoded = self.outgoing.encode(position, partial, space, flush) if self.outgoing.lossy else {}
         facts = self._facts(name, partial, groups, clock, encoded)
         begun = self._early.complete(partial, facts)
-        future = begun or self.background.submit(_when(ticket, self.links.push(facts, space.read)))
+        future = begun or self.background.submit(_when(ticket, self.links.pushes.push(facts, space.read)))
         self._pushing.add(future)
         if not self.named_by_data:
             self.handed.pushed(future)
@@ -95,7 +96,7 @@ class Pushes(Weights):
 
     def begin_early(
         self, item: Item, samples: int, used: frozenset[int], groups: Callable[[], Sequence[types_pb2.GroupHypers]]
-    ) -> tuple[PartialSum, early.EarlyChunks] | None:
+    ) -> tuple[PartialSum, EarlyChunks] | None:
         """Begin to push what ``item`` is going to yield, while it is computed; None where that is not possible.
 
         ``used``: the tensors of which it is expected to have gradients or changes. Returns the partial sum to
@@ -106,7 +107,7 @@ class Pushes(Weights):
             pace is not None
             and pace.alone(item)
             and self.named_by_data
-            and self.links.shared is None
+            and self.links.near.shared is None
             and not self.outgoing.lossy
             and self.pool.device.type == "cpu"
             and bool(used)

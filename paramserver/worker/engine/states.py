@@ -28,7 +28,7 @@ class States(GoingBack, Originals):
                     raise errors.RolledBackError("the job goes back to a checkpoint")
                 together = self.consistency.mode is Mode.SYNC
                 asked = self.version if together else 0
-                version, parts = self._watch(self.background.submit(self.links.states(asked, together)))
+                version, parts = self._watch(self.background.submit(self.links.states.read(asked, together)))
                 if not together or version == self.version:
                     return parts
                 log.info("others have finished the step: its weights are taken in", version=version)

@@ -106,7 +106,7 @@ class Weights(Host):
         """Take in the newest version, all of it."""
         self._wait_for_copy()
         sync = self.consistency.mode is Mode.SYNC
-        pull = self.links.pull_version(self.version) if sync else self.links.pull(Latest())
+        pull = self.links.pulls.pull_version(self.version) if sync else self.links.pulls.pull(Latest())
         self._install(self._watch(self.background.submit(pull)))
 
     def _settle(self, used: frozenset[int] = frozenset()) -> bool:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from paramserver.worker.flat import PartialSum
-    from paramserver.worker.gradients.early import EarlyChunks
+    from paramserver.worker.gradients.leaving import EarlyChunks
 
 # Elements that are compared at a time: they stay in cache.
 _TILE = 262_144

@@ -8,84 +8,20 @@ none of this.
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
-from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from paramserver.core.versions.names import AsyncName
-
-if TYPE_CHECKING:
-    from paramserver.core.layout.plan import Plan
-    from paramserver.v1 import shard_pb2
-    from paramserver.worker.background import Background
-    from paramserver.worker.flat import PartialSum, PartialSumPool
-    from paramserver.worker.gradients.contribution import PushFacts
-    from paramserver.worker.links import ShardLinks
-    from paramserver.worker.weights.pulled import Pulled
+from paramserver.v1 import shard_pb2
+from paramserver.worker.background import Background
+from paramserver.worker.flat import PartialSum, PartialSumPool
+from paramserver.worker.gradients.contribution import PushFacts
+from paramserver.worker.gradients.leaving import EarlyChunks
+from paramserver.worker.links import ShardLinks
+from paramserver.worker.weights.pulled import Pulled
 
 # Below this a contribution is not worth it: a push of it is over as soon as it begins.
 LEAST_BYTES = 4 << 20
-
-
-class EarlyChunks:
-    """The chunks of one contribution, as they become ready. The script's thread fills in, the loop reads."""
-
-    def __init__(self, plan: Plan, used: Iterable[int], loop: asyncio.AbstractEventLoop) -> None:
-        """``used``: the tensors of which the contribution is expected to have gradients or changes."""
-        self._loop = loop
-        wanted = frozenset(used)
-        # By chunk, how many of its tensors are not there yet; by tensor, in which chunks it is.
-        self._lacking: dict[int, int] = {}
-        self._chunks_of: dict[int, list[int]] = {tensor: [] for tensor in wanted}
-        for chunk in plan.layout.chunks:
-            here = {piece.tensor for piece in chunk.pieces} & wanted
-            if here:
-                self._lacking[chunk.index] = len(here)
-            for tensor in here:
-                self._chunks_of[tensor].append(chunk.index)
-        # In the loop: the chunks that are ready, in their order; whether it is certain that they are right.
-        self._ready: list[int] = []
-        self._sealed = asyncio.Event()
-        self._changed = asyncio.Event()
-
-    def ready(self, tensor: int) -> None:
-        """A tensor is in its place. Says so once; more often changes nothing."""
-        for chunk in self._chunks_of.pop(tensor, ()):
-            self._lacking[chunk] -= 1
-            if not self._lacking[chunk]:
-                self._loop.call_soon_threadsafe(self._add, [chunk], False)
-
-    def seal(self) -> None:
-        """All is there, and what was sent is right."""
-        rest = [chunk for chunk, lacking in self._lacking.items() if lacking]
-        self._loop.call_soon_threadsafe(self._add, rest, True)
-
-    def _add(self, chunks: list[int], sealed: bool) -> None:
-        self._ready += chunks
-        if sealed:
-            self._sealed.set()
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    async def of(self, mine: frozenset[int]) -> AsyncIterator[int]:
-        """Those of these chunks that are ready, as they become so; ends when all is certain."""
-        at = 0
-        while True:
-            changed = self._changed
-            while at < len(self._ready):
-                at += 1
-                if self._ready[at - 1] in mine:
-                    yield self._ready[at - 1]
-            if self._sealed.is_set() and at == len(self._ready):
-                return
-            if not self._sealed.is_set():
-                await changed.wait()
-
-    async def whole(self) -> None:
-        """Wait until all is certain."""
-        await self._sealed.wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +61,12 @@ class EarlyPushes:
         """
         self.drop()
         chunks = EarlyChunks(links.plan, facts.used, self._background.loop)
-        push = self._background.submit(links.push(facts, partial.space.read, chunks))
+        push = self._background.submit(links.pushes.push(facts, partial.space.read, chunks))
         self._present = Early(partial, facts, chunks, push, pool)
         if isinstance(facts.name, AsyncName):  # what it leads to depends on others, too
             return chunks
         version = min(facts.base_versions) + 1
-        self._pull = version, self._background.submit(links.pull_version(version, ahead=True, begin=begin_pull))
+        self._pull = version, self._background.submit(links.pulls.pull_version(version, ahead=True, begin=begin_pull))
         return chunks
 
     def complete(

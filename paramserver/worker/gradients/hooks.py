@@ -56,21 +56,6 @@ class PushBucket:
         return self._last
 
 
-def built_in(name: str) -> Hook:
-    """The hook of this name. Raises UserError for others."""
-    cast = CASTS.get(name)
-    if cast is None:
-        raise errors.UserError(
-            f'there is no push hook "{name}": the names are {", ".join(CASTS)}; int8 and topk keep something from step '
-            'to step, so the whole job has to know of them: set training.push_compression to "int8" or "topk"'
-        )
-
-    def hook(partial: PartialSum, chunk: Chunk, values: torch.Tensor, last: bool) -> Encoded | None:
-        return Encoded(cast.encoding, cast.encode(values, values)) if compressible(chunk) else None
-
-    return hook
-
-
 def of_script(state: Any, function: PushHook, parameters: Sequence[torch.nn.Parameter]) -> Hook:
     """A hook that asks a function of the script's. It raises UserError and NonFiniteError, which name the function."""
     name = getattr(function, "__qualname__", repr(function))

@@ -1,12 +1,5 @@
 """The shards of a job, as a worker sees them: pushing and pulling with retries, back-off and a deadline."""
 
-from paramserver.worker.links.cuts import Cuts
-from paramserver.worker.links.pushes import Pushing
-from paramserver.worker.links.states import States
-
-
-class ShardLinks(Pushing, Cuts, States):
-    """All of them at once."""
-
+from paramserver.worker.links.shards import ShardLinks
 
 __all__ = ["ShardLinks"]

@@ -14,7 +14,7 @@ from paramserver.failpoints import planned
 from paramserver.transport.direct import ask_all
 from paramserver.v1 import shard_pb2
 from paramserver.worker.gradients.contribution import PushFacts, put_place
-from paramserver.worker.links import ShardLinks
+from paramserver.worker.links.shards import ShardLinks
 from paramserver.worker.memory.shared import Attached
 from paramserver.worker.weights.pulled import Pulled, pulled_of
 
@@ -29,7 +29,7 @@ def exchange(links: ShardLinks, facts: PushFacts, version: int, wait_s: float) -
 
     True: all have counted the contribution, but the version has to be pulled. False: it has to be pushed.
     """
-    shared, ways = links.shared, links.direct()
+    shared, ways = links.near.shared, links.near.ways() if links.pulls.rounding is None else None
     if shared is None or ways is None or facts.slot is None or planned("worker.between_shards"):
         return False
     lines = [way.direct for way in ways]
@@ -50,9 +50,10 @@ def exchange(links: ShardLinks, facts: PushFacts, version: int, wait_s: float) -
 def _request(
     links: ShardLinks, server: int, way: Attached, facts: PushFacts, version: int, wait_s: float
 ) -> shard_pb2.ExchangeRequest:
-    push, pull = links.push_header(server, facts, 0), links.pull_request(AtLeast(version), wait_s)
+    push, pull = links.pushes.push_header(server, facts, 0), links.pulls.pull_request(AtLeast(version), wait_s)
     put_place(push, way, facts)
-    question = links.shared.question(server, way.worker) if links.shared is not None else None
+    shared = links.near.shared
+    question = shared.question(server, way.worker) if shared is not None else None
     assert question is not None, "who can be reached is attached"
     pull.shared.CopyFrom(question)
     return shard_pb2.ExchangeRequest(push=push, pull=pull)

@@ -7,27 +7,38 @@ import time
 from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import cast
 
 import structlog
 
 from paramserver import errors
-from paramserver.core.versions.events import AtLeast, Exactly, Want
+from paramserver.compress.casts import Cast
+from paramserver.core.versions.events import AtLeast, Exactly, Latest, Want
 from paramserver.tensors.codec import split_frame
 from paramserver.transport.base import Channel
 from paramserver.v1 import shard_pb2
 from paramserver.wire.messages import put_want
-from paramserver.worker.links.base import Base
+from paramserver.worker.gradients.flow_control import FlowControl
+from paramserver.worker.links.near import Near
+from paramserver.worker.links.servers import Servers
 from paramserver.worker.weights.pulled import Answer, Pulled, pulled_of
 
 log = structlog.get_logger("paramserver.worker")
 
 _PARK_S = 5.0
-_STEAL_S = 2.0
 
 
-class Pulling(Base):
-    """What this worker asks for: versions, and slices of others."""
+class Pulls:
+    """What this worker asks for: versions. ``rounding``: what weights are rounded to on their way here."""
+
+    def __init__(self, servers: Servers, near: Near, flow_control: FlowControl, rounding: Cast | None) -> None:
+        self._servers, self._near, self._flow_control = servers, near, flow_control
+        self.rounding = rounding
+        # For whom a pull waits just now.
+        self.waiting_for = ""
+        # What this worker says of itself when it pulls, where it says anything.
+        self.assignment: shard_pb2.Assignment | None = None
+        # Pulls of which somebody has been given the first part.
+        self._begun: set[asyncio.Task[Pulled]] = set()
 
     async def pull(self, want: Want, frozen: bool = False, ahead: bool = False, begin: bool = False) -> list[Pulled]:
         """Each shard's answer to ``want``, by server; in asynchronous mode their versions may differ.
@@ -35,9 +46,9 @@ class Pulling(Base):
         ``ahead``: what is asked for may be sent while it is made. ``begin``: return when all have begun; what is still
         to come of large ones is their `Pulled.rest`.
         """
-        begin = begin and self.shared is None and not frozen
+        begin = begin and self._near.shared is None and not frozen
         one = self._begin_one if begin else partial(self._pull_one, frozen=frozen)
-        return await asyncio.gather(*(one(server, want, ahead=ahead) for server in range(len(self.channels))))
+        return await asyncio.gather(*(one(server, want, ahead=ahead) for server in range(len(self._servers))))
 
     async def pull_version(
         self, at_least: int, frozen: bool = False, ahead: bool = False, begin: bool = False
@@ -61,21 +72,33 @@ class Pulling(Base):
                 results[server] = result
         return results
 
+    async def pull_exactly(self, versions: Sequence[int], frozen: bool = False) -> list[Pulled]:
+        """By server, this version of it. Raises GoneError if a server has dropped it."""
+        asked = (self._pull_one(server, Exactly(version), frozen) for server, version in enumerate(versions))
+        return await asyncio.gather(*asked)
+
+    async def newest(self) -> list[Pulled]:
+        """By server, its newest version, without the weights."""
+        servers = range(len(self._servers))
+        return await asyncio.gather(*(self._pull_one(server, Latest(), False, bare=True) for server in servers))
+
     async def again(self, versions: Sequence[int]) -> list[Pulled]:
         """By server, the version of the weights at hand once more. Raises GoneError if a server has dropped it."""
-        asked = (self._pull_one(server, Exactly(version), False) for server, version in enumerate(versions))
-        results = await asyncio.gather(*asked)
+        results = await self.pull_exactly(versions)
+        shared = self._near.shared
         for server, result in enumerate(results):
-            if result.slot is not None and self.shared is not None and not self.shared.copies:
-                result.chunks.update(self.shared.chunks_in(server, result.slot))
+            if result.slot is not None and shared is not None and not shared.copies:
+                result.chunks.update(shared.chunks_in(server, result.slot))
         return results
 
     async def published(self, version: int) -> bool:
         """Whether all shards have published ``version`` already; False if that cannot be told just now."""
 
+        servers = self._servers
+
         async def one(channel: Channel) -> bool:
             request = shard_pb2.PullRequest(
-                job=self.job, timeline=self.timeline, worker=self._worker(), wait_s=0.0, header_only=True
+                job=servers.job, timeline=servers.timeline, worker=servers.worker(), wait_s=0.0, header_only=True
             )
             put_want(request, AtLeast(version))
             ready = False
@@ -84,7 +107,7 @@ class Pulling(Base):
             return ready
 
         try:
-            return all(await asyncio.gather(*(one(channel) for channel in self.channels)))
+            return all(await asyncio.gather(*(one(channel) for channel in servers.channels)))
         except errors.ParamServerError:
             return False
 
@@ -92,8 +115,8 @@ class Pulling(Base):
         """A shard's answer as soon as it is known which version that is."""
         begun: asyncio.Future[Pulled] = asyncio.get_running_loop().create_future()
         task = asyncio.ensure_future(self._pull_one(server, want, False, ahead, begun))
-        self._pulls.add(task)
-        task.add_done_callback(self._pulls.discard)
+        self._begun.add(task)
+        task.add_done_callback(self._begun.discard)
         try:
             await asyncio.wait([task, begun], return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
@@ -119,22 +142,22 @@ class Pulling(Base):
 
         ``bare``: without the weights.
         """
-        deadline = time.monotonic() + self._wait_timeout_s
+        servers = self._servers
+        deadline = time.monotonic() + servers.wait_timeout_s
         said = time.monotonic()
         try:
             while True:
                 request = self.pull_request(want, _PARK_S)
                 request.include_frozen, request.ahead, request.header_only = frozen, ahead, bare
-                request.acks = ahead and len(self.channels) > 1
-                if self.shared is not None:
-                    if self.shared.outdated(server, request.worker):  # joined again, as another member
-                        await self._persist(server, "to attach", partial(self._attach, self.shared, server))
-                    question = self.shared.question(server, request.worker) if self.rounding is None else None
+                request.acks = ahead and len(self._servers) > 1
+                if (shared := self._near.shared) is not None:
+                    await self._near.attach_again(server)
+                    question = shared.question(server, request.worker) if self.rounding is None else None
                     if question is not None:
                         request.shared.CopyFrom(question)
                 try:
                     download = partial(self._download, server, request, begun)
-                    answer = await self._persist(server, "to pull", download, self._nbytes[server])
+                    answer = await servers.persist(server, "to pull", download, servers.nbytes[server])
                 except errors.RolledBackError:
                     raise
                 except errors.FencedError:
@@ -146,8 +169,8 @@ class Pulling(Base):
                 self.waiting_for = f"server-{server}: {answer}" if answer else f"server-{server}"
                 now = time.monotonic()
                 if now >= deadline:
-                    raise errors.DeadlineError(f"waited {self._wait_timeout_s:g} s for {self.waiting_for}")
-                if now - said >= self._log_interval_s:
+                    raise errors.DeadlineError(f"waited {servers.wait_timeout_s:g} s for {self.waiting_for}")
+                if now - said >= servers.log_interval_s:
                     said = now
                     log.info(f"waiting for {self.waiting_for}")
         finally:
@@ -155,8 +178,13 @@ class Pulling(Base):
 
     def pull_request(self, want: Want, wait_s: float) -> shard_pb2.PullRequest:
         """A question for weights that may wait so long for its answer."""
+        servers = self._servers
         request = shard_pb2.PullRequest(
-            job=self.job, timeline=self.timeline, worker=self._worker(), wait_s=wait_s, assignment=self.assignment
+            job=servers.job,
+            timeline=servers.timeline,
+            worker=servers.worker(),
+            wait_s=wait_s,
+            assignment=self.assignment,
         )
         put_want(request, want)
         if self.rounding is not None:
@@ -166,7 +194,7 @@ class Pulling(Base):
     async def _readmitted(self, former: int) -> bool:
         """Given up for lost (paused, cut off): True once the session has joined again under a new number."""
         for _ in range(100):
-            if self._worker() != former:
+            if self._servers.worker() != former:
                 return True
             await asyncio.sleep(0.05)
         return False
@@ -178,8 +206,8 @@ class Pulling(Base):
         begun: asyncio.Future[Pulled] | None,
         timeout_s: float,
     ) -> Pulled | str:
-        answer = Answer(self.plan, server, self.rounding, begun)
-        stream = self._way(server).download("Shard.Pull", request, timeout=timeout_s + _PARK_S)
+        answer = Answer(self._servers.plan, server, self.rounding, begun)
+        stream = self._near.way(server).download("Shard.Pull", request, timeout=timeout_s + _PARK_S)
         with self._flow_control.telling(server, request.acks):
             async with aclosing(stream) as frames:
                 async for raw in frames:
@@ -193,30 +221,13 @@ class Pulling(Base):
         header, chunks = answer.whole()
         slot = header.slot if header.HasField("slot") else None
         if slot is not None:
-            if self.shared is None or server not in self.shared.servers:
+            shared = self._near.shared
+            if shared is None or server not in shared.servers:
                 raise errors.UnavailableError(f"server-{server} and this worker share no memory any more")
-            chunks = self.shared.chunks(server, slot, request.include_frozen)
+            chunks = shared.chunks(server, slot, request.include_frozen)
         return pulled_of(header, chunks)
 
-    async def idle(self) -> None:
-        """Tell every shard that this worker has nothing to do."""
-        request = shard_pb2.IdleRequest(job=self.job, timeline=self.timeline, worker=self._worker())
-
-        async def one(server: int) -> None:
-            await self._persist(
-                server,
-                "to say that this worker is idle",
-                lambda timeout_s: self.channels[server].call("Shard.Idle", request, timeout=timeout_s),
-            )
-
-        await asyncio.gather(*(one(server) for server in range(len(self.channels))))
-
-    async def steal(self, server: int, request: shard_pb2.StealRequest) -> shard_pb2.StealResponse | None:
-        """Ask a server for a slice of the open step; None if it does not answer."""
-        request.job, request.timeline, request.worker = self.job, self.timeline, self._worker()
-        try:
-            reply = await self._way(server).call("Shard.Steal", request, timeout=_STEAL_S)
-        except errors.ParamServerError as error:
-            log.debug("no answer to a question for work", error=str(error))
-            return None
-        return cast(shard_pb2.StealResponse, reply)
+    def close(self) -> None:
+        """Break off the pulls of which somebody has been given the first part."""
+        for pull in list(self._begun):
+            pull.cancel()

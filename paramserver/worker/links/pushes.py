@@ -15,16 +15,22 @@ from paramserver.transport.base import Frames, each
 from paramserver.v1 import shard_pb2
 from paramserver.wire.messages import chunk_ref, pack_mask, put_name
 from paramserver.worker.gradients.contribution import PushFacts, frames_as_ready, frames_of, put_place
-from paramserver.worker.gradients.early import EarlyChunks
-from paramserver.worker.gradients.flow_control import Flow
-from paramserver.worker.links.base import Base
+from paramserver.worker.gradients.flow_control import Flow, FlowControl
+from paramserver.worker.gradients.leaving import EarlyChunks
+from paramserver.worker.links.near import Near
+from paramserver.worker.links.servers import Servers
 
 # A piece of optimizer state, and its bytes.
 Part = tuple[shard_pb2.StateRef, memoryview]
 
 
-class Pushing(Base):
+class Pushes:
     """What this worker brings."""
+
+    def __init__(self, servers: Servers, near: Near, flow_control: FlowControl) -> None:
+        self._servers, self._near, self._flow_control = servers, near, flow_control
+        # How many workers share a step, where that is known.
+        self.workers = 1
 
     async def push(
         self, facts: PushFacts, read: Callable[[int], memoryview], early: EarlyChunks | None = None
@@ -36,9 +42,9 @@ class Pushing(Base):
         Returns when every shard has counted it or had it already; the outcomes that there were.
         """
         between = asyncio.Lock() if planned("worker.between_shards") else None
-        servers = len(self.channels)
-        first = 0 if between else self._worker() % servers  # not all workers at the same server
-        wanted = [[c for c in self.plan.chunks_of(server) if c.uses(facts.used)] for server in range(servers)]
+        servers = len(self._servers)
+        first = 0 if between else self._servers.worker() % servers  # not all workers at the same server
+        wanted = [[c for c in self._servers.plan.chunks_of(server) if c.uses(facts.used)] for server in range(servers)]
         bytes_of = [sum(chunk.nbytes for chunk in chunks) for chunks in wanted]
         with self._flow_control.leaving(facts.nonce, bytes_of, first, self.workers):
             tasks = {
@@ -71,7 +77,7 @@ class Pushing(Base):
             await early.whole()
         async with between:
             outcome = await self._push_one(server, facts, wanted, read)
-            if server + 1 < len(self.channels):
+            if server + 1 < len(self._servers):
                 reach("worker.between_shards", facts.base_versions[server])
             return outcome
 
@@ -92,12 +98,12 @@ class Pushing(Base):
             if early is not None and now is None:
                 await early.whole()
             attached = None
-            if self.shared is not None and facts.slot is not None:
-                attached = self.shared.attached(server, self._worker())
+            if facts.slot is not None:
+                attached = self._near.attached(server)
             header = self.push_header(server, facts, 0 if attached is not None else len(wanted))
             if now is not None and attached is None:
                 coming = frames_as_ready(header, {chunk.index: chunk for chunk in wanted}, read, now)
-                return await self._upload(server, coming, mine, self._wait_timeout_s)
+                return await self._upload(server, coming, mine, self._servers.wait_timeout_s)
             if attached is None:
                 frames = frames_of(header, facts, wanted, read, apart=mine is not None)
                 return await self._upload(server, frames, mine, timeout_s)
@@ -105,27 +111,27 @@ class Pushing(Base):
             try:
                 reply = await attached.channel.upload("Shard.Push", chunk_frames(header, ()), timeout=timeout_s)
             except errors.GoneError:
-                await self._detached(server)
+                await self._near.lost(server)
                 return await attempt(timeout_s)
             return cast(shard_pb2.PushResponse, reply)
 
-        reply = await self._persist(server, f"to push {facts.name}", attempt, self._nbytes[server])
+        reply = await self._servers.persist(server, f"to push {facts.name}", attempt, self._servers.nbytes[server])
         return shard_pb2.OUTCOME_ACCEPTED if reply.own else reply.outcome
 
     async def _upload(self, server: int, frames: Frames, flow: Flow | None, timeout_s: float) -> shard_pb2.PushResponse:
         if flow is None:
-            reply = await self.channels[server].upload("Shard.Push", frames, timeout=timeout_s)
+            reply = await self._servers.channels[server].upload("Shard.Push", frames, timeout=timeout_s)
             return cast(shard_pb2.PushResponse, reply)
         async with aclosing(flow.keep(server, each(frames))) as leaving:
-            reply = await self.channels[server].upload("Shard.Push", leaving, timeout=timeout_s)
+            reply = await self._servers.channels[server].upload("Shard.Push", leaving, timeout=timeout_s)
         return cast(shard_pb2.PushResponse, reply)
 
     def push_header(self, server: int, facts: PushFacts, chunks: int) -> shard_pb2.PushHeader:
         """What a server is told of a contribution, of which so many ``chunks`` follow."""
         header = shard_pb2.PushHeader(
-            job=self.job,
-            timeline=self.timeline,
-            worker=self._worker(),
+            job=self._servers.job,
+            timeline=self._servers.timeline,
+            worker=self._servers.worker(),
             samples=facts.samples,
             overflow=facts.overflow,
             base_version=facts.base_versions[server],
@@ -133,7 +139,7 @@ class Pushing(Base):
             schedule=facts.schedule,
             clip_norm=facts.clip_norm,
             nonce=facts.nonce,
-            used=pack_mask(facts.used, len(self.plan.layout.tensors)),
+            used=pack_mask(facts.used, len(self._servers.plan.layout.tensors)),
             groups=facts.groups,
             chunks=chunks,
         )
@@ -152,15 +158,15 @@ class Pushing(Base):
         """
 
         async def one(server: int) -> None:
-            chunks = self.plan.chunks_of(server) if read is not None else ()
-            states = state(self.plan.chunks_of(server)) if state is not None else []
+            chunks = self._servers.plan.chunks_of(server) if read is not None else ()
+            states = state(self._servers.plan.chunks_of(server)) if state is not None else []
 
             async def attempt(timeout_s: float) -> None:
                 header = shard_pb2.InitializeHeader(
-                    job=self.job,
-                    timeline=self.timeline,
+                    job=self._servers.job,
+                    timeline=self._servers.timeline,
                     grant=grant,
-                    worker=self._worker(),
+                    worker=self._servers.worker(),
                     chunks=len(chunks),
                     states=len(states),
                     keep_weights=read is None,
@@ -168,9 +174,9 @@ class Pushing(Base):
                 )
                 weights = ((chunk_ref(chunk), read(chunk.index)) for chunk in chunks if read is not None)
                 frames = chunk_frames(header, (*weights, *states))
-                await self.channels[server].upload("Shard.Initialize", frames, timeout=timeout_s)
+                await self._servers.channels[server].upload("Shard.Initialize", frames, timeout=timeout_s)
 
-            nbytes = self._nbytes[server] + sum(ref.bytes for ref, _ in states)
-            await self._persist(server, "to upload version 0", attempt, nbytes)
+            nbytes = self._servers.nbytes[server] + sum(ref.bytes for ref, _ in states)
+            await self._servers.persist(server, "to upload version 0", attempt, nbytes)
 
-        await asyncio.gather(*(one(server) for server in range(len(self.channels))))
+        await asyncio.gather(*(one(server) for server in range(len(self._servers))))

@@ -10,31 +10,34 @@ from typing import cast
 from paramserver import errors
 from paramserver.tensors.codec import Ref, split_frame
 from paramserver.v1 import shard_pb2
-from paramserver.worker.links.base import Base
+from paramserver.worker.links.servers import Servers
 
 _PARK_S = 5.0
 
 Parts = list[tuple[shard_pb2.StateRef, memoryview]]
 
 
-class States(Base):
+class States:
     """What this worker reads of the servers' optimizers."""
 
-    async def states(self, version: int, together: bool) -> tuple[int, Parts]:
+    def __init__(self, servers: Servers) -> None:
+        self._servers = servers
+
+    async def read(self, version: int, together: bool) -> tuple[int, Parts]:
         """The optimizer state of all shards, of ``version`` or a later one; and of which.
 
         ``together``: of the same version on all shards, which is promised in synchronous mode only. Otherwise each
         shard tells its present state, and the version is the newest of them.
         """
-        return await self._persist(
+        return await self._servers.persist(
             0,
             "to read the optimizer state",
-            lambda timeout_s: self._states(version, together, timeout_s),
-            2 * sum(self._nbytes),
+            lambda timeout_s: self._read(version, together, timeout_s),
+            2 * sum(self._servers.nbytes),
         )
 
-    async def _states(self, version: int, together: bool, timeout_s: float) -> tuple[int, Parts]:
-        servers = range(len(self.channels))
+    async def _read(self, version: int, together: bool, timeout_s: float) -> tuple[int, Parts]:
+        servers = range(len(self._servers))
         begun: dict[int, _Export] = {}
         async with AsyncExitStack() as stack:
             while True:
@@ -56,9 +59,9 @@ class States(Base):
     async def _begin(self, server: int, version: int, timeout_s: float) -> _Export:
         """The answer of a server, of which the version is known. Raises UnavailableError if there is none in time."""
         request = shard_pb2.ExportRequest(
-            job=self.job, timeline=self.timeline, min_version=version, wait_s=min(_PARK_S, timeout_s)
+            job=self._servers.job, timeline=self._servers.timeline, min_version=version, wait_s=min(_PARK_S, timeout_s)
         )
-        frames = _frames(self.channels[server].download("Shard.Export", request, timeout=timeout_s + _PARK_S))
+        frames = _frames(self._servers.channels[server].download("Shard.Export", request, timeout=timeout_s + _PARK_S))
         async for header, _ in frames:
             if header.pull.ready:
                 return _Export(server, header.pull.version, frames)

@@ -15,8 +15,8 @@ from paramserver.tensors.codec import Ref
 from paramserver.tensors.dtypes import wire_dtype
 from paramserver.v1 import shard_pb2
 from paramserver.wire.messages import consistency_from_proto
-from paramserver.worker.weights import incoming
-from paramserver.worker.weights.incoming import Rest
+from paramserver.worker.weights import rest as rests
+from paramserver.worker.weights.rest import Rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class Answer:
         moving = (chunk for chunk in self._plan.chunks_of(self._server) if chunk.kind is not Kind.FROZEN)
         left = [chunk for chunk in moving if chunk.index not in self._chunks]
         complete = len(left) + len(self._chunks) == header.chunks
-        if not complete or sum(chunk.nbytes for chunk in left) < max(1, incoming.LEAST_BYTES):
+        if not complete or sum(chunk.nbytes for chunk in left) < max(1, rests.LEAST_BYTES):
             return None
         return Rest(self._server, (chunk.index for chunk in left))
 

@@ -30,7 +30,7 @@ class Thief:
         """Ask which slice to compute; None if there is no answer. Where nothing is missing, another is asked next."""
         if question.step != self._step:
             self._step, self._server = question.step, 0
-        reply = await self._links.steal(self._server, question)
+        reply = await self._links.questions.steal(self._server, question)
         if reply is not None and reply.complete:
             self._server = (self._server + 1) % len(self._links.channels)
         return reply

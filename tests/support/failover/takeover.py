@@ -466,7 +466,7 @@ class Fleet:
                 view = engine.session.view
                 lines.append(
                     f"worker-{hand.number}: alive {hand.alive} {engine.state} waits for {engine.waiting_for!r} "
-                    f"{engine.links.waiting_for if engine._links else ''!r} term {view.term} generation "
+                    f"{engine.links.pulls.waiting_for if engine._links else ''!r} term {view.term} generation "
                     f"{view.generation} {hand.error!r}"
                 )
         return "\n".join(lines)

@@ -1,0 +1,99 @@
+"""Memory that this worker shares with servers of its host, and the ways to these servers."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import structlog
+
+from paramserver.transport.base import Channel
+from paramserver.worker.links.servers import Servers
+from paramserver.worker.memory.shared import Attached, SharedMemory
+
+log = structlog.get_logger("paramserver.worker")
+
+_ATTACH_S = 10.0
+
+
+class Near:
+    """The servers that share memory with this worker: none of them, some, or all."""
+
+    def __init__(self, servers: Servers) -> None:
+        self._servers = servers
+        self._shared: SharedMemory | None = None
+
+    @property
+    def shared(self) -> SharedMemory | None:
+        """The shared memory; None if it is shared with no server."""
+        return self._shared
+
+    def ways(self) -> list[Attached] | None:
+        """By server, how the thread that trains reaches it; None where that is not possible with all."""
+        if self._shared is None:
+            return None
+        found = [self.attached(server) for server in range(len(self._servers))]
+        ways = [one for one in found if one is not None and one.channel.undisturbed and not one.direct.gone]
+        return ways if len(ways) == len(found) else None
+
+    def attached(self, server: int) -> Attached | None:
+        """A server that shares memory with this worker, as the member that this worker is now."""
+        return self._shared.attached(server, self._servers.worker()) if self._shared is not None else None
+
+    async def attach(self, shared: SharedMemory) -> dict[int, str]:
+        """Share memory with the servers on this host; by server, why others cannot."""
+        tasks = [asyncio.ensure_future(self._persist(shared, server)) for server in range(len(self._servers))]
+        try:
+            refusals = await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)  # or one would attach after all is closed
+            await shared.close()
+            raise
+        self._shared = shared if shared.servers else None
+        return {server: refusal for server, refusal in enumerate(refusals) if refusal}
+
+    async def attach_again(self, server: int) -> None:
+        """Attach to a server that knows this worker as the member it was before it joined again."""
+        if self._shared is not None and self._shared.outdated(server, self._servers.worker()):
+            await self._persist(self._shared, server)
+
+    async def detach(self) -> None:
+        """Share memory with nobody any more."""
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            await shared.close()
+
+    async def close(self) -> None:
+        """Close the ways; where weights lie stays readable."""
+        if self._shared is not None:
+            await self._shared.close()
+
+    async def lost(self, server: int) -> None:
+        """A server has said that it shares no memory with this worker any more."""
+        log.info("a server does not share memory with this worker any more", server=f"server-{server}")
+        assert self._shared is not None
+        await self._shared.lost(server)
+
+    async def _persist(self, shared: SharedMemory, server: int) -> str:
+        return await self._servers.persist(server, "to attach", partial(self._attach, shared, server))
+
+    async def _attach(self, shared: SharedMemory, server: int, timeout_s: float) -> str:
+        servers = self._servers
+        channel, timeout_s = servers.channels[server], min(timeout_s, _ATTACH_S)
+        return await shared.attach(server, channel, servers.job, servers.timeline, servers.worker(), timeout_s)
+
+    def way(self, server: int) -> Channel:
+        """Where small messages to a server go: over a socket of this host if it shares memory with this worker."""
+        attached = self.attached(server)
+        return self._servers.channels[server] if attached is None else attached.channel
+
+    @property
+    def kind(self) -> str:
+        """What carries weights and gradients, as `status` shows it."""
+        channels = self._servers.channels
+        kind = channels[0].kind if channels else ""
+        if self._shared is None or not self._shared.servers:
+            return kind
+        return "shm" if len(self._shared.servers) == len(channels) else f"shm+{kind}"
