@@ -79,8 +79,7 @@ test-scale: .venv/.stamp
 
 # What has gone well stays in build/faults and is not run again: `rm -r build/faults` for a fresh start.
 test-faults: .venv/.stamp
-	@bad=0; for what in matrix campaign kills; do \
-		$(BIN)/python -m tests.faults.matrix $$what || bad=1; done; \
+	@bad=0; $(BIN)/python -m pytest -q -s tests/faults || bad=1; \
 	$(BIN)/python -m tests.faults.matrix document; exit $$bad
 
 test-low: .low-venv/.stamp

@@ -42,12 +42,13 @@ _MEASURED = "## Faults on purpose"
 _HEAD = f"""\
 {_MEASURED}
 
-`make test-faults` writes the rest of this page, in about an hour. Its parts can be run one by one:
+`make test-faults` writes the rest of this page, in about an hour. Its cases are tests of `tests/faults`. In parts:
 
 ```
 python -m tests.faults.matrix matrix --range 0:40
 python -m tests.faults.matrix campaign --seed 1 --faults 200
 python -m tests.faults.matrix kills --kills 50
+python -m pytest -n 3 tests/faults              # all, three at a time
 python -m tests.faults.matrix document
 ```
 
