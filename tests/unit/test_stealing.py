@@ -114,6 +114,11 @@ def test_who_has_no_range_and_no_experience_can_help_all_the_same() -> None:
     assert stealing.ask(idle, [(12, 16)], 2.0) == 15
 
 
+def test_who_has_no_range_can_ask_first_when_the_slices_are_dealt_out_anew() -> None:
+    stealing = begun()
+    assert stealing.ask(Ask(Assignment(9, -1, WORKERS - 1), 0, OF), [(0, 16)], 20.0) is not None
+
+
 # ---- whole jobs
 
 

@@ -163,7 +163,7 @@ class Stealing:
         return through
 
     def _fastest(self, work_s: float) -> float:
-        return min(work_s, *(known.work_s or work_s for known, _ in self._owners.values()))
+        return min([work_s, *(known.work_s or work_s for known, _ in self._owners.values())])
 
     def _others(
         self, worker: int, work_s: float, ranges: Sequence[Range], open_: Sequence[int], now: float

@@ -1,4 +1,4 @@
-"""How the next version is waited for, and what a worker does that has time meanwhile."""
+"""How the next version is waited for, and how a worker asks for slices of others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from paramserver.v1 import shard_pb2
 from paramserver.worker.engine.leases import Leases
 from paramserver.worker.engine.weights import Weights
 from paramserver.worker.weights.pulled import Pulled
-from paramserver.worker.weights.stealing import Thief
 
 
 class Pulls(Weights, Leases):
@@ -60,13 +59,9 @@ class Pulls(Weights, Leases):
             self.links.pulls.pull_version(version, ahead=True, begin=self._may_begin)
         )
 
-    def thief(self) -> Thief:
-        """What fills the time in which a worker waits for others."""
-        return Thief(self.links)
-
-    def ask_for_work(self, thief: Thief, question: shard_pb2.StealRequest) -> shard_pb2.StealResponse | None:
+    def ask_for_work(self, server: int, question: shard_pb2.StealRequest) -> shard_pb2.StealResponse | None:
         """Ask a server which slice to compute now; None if there is no answer."""
-        return self._watch(self.background.submit(thief.ask(question)))
+        return self._watch(self.background.submit(self.links.questions.steal(server, question)))
 
     def pull_now(self, want: Want) -> int | None:
         """Pull at a clock from every shard; returns the slowest clock, None if the job is synchronous by now."""

@@ -1,4 +1,8 @@
-"""Synchronous workers of any speed around one shard, in simulated time: the rules are the real ones."""
+"""Synchronous workers of any speed around one shard, in simulated time. Each worker is the real state machine.
+
+The simulation checks what the state machine decides: a contribution is added and pushed as the reduction tree allows,
+each slice is pushed once by whoever has computed it, and nobody waits who has something to do.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +10,69 @@ import heapq
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
-from paramserver.core.work.slices import assign
-from paramserver.core.work.speed import Speed
-from paramserver.core.work.stealing import Ask, Assignment, Stealing
+from paramserver.core.versions.reduction import Node, cover, is_node, sibling
+from paramserver.core.work.stealing import Stealing
+from paramserver.core.work.sync_events import (
+    Add,
+    Answered,
+    AskForWork,
+    Compute,
+    Computed,
+    Drop,
+    Event,
+    Exchange,
+    Exchanged,
+    NotAnswered,
+    NotNeeded,
+    Patience,
+    PatienceOver,
+    Push,
+    PushAndWait,
+    PushesArrived,
+    SharesChanged,
+    SliceWanted,
+    StepBegan,
+    StopWaiting,
+    Wait,
+)
+from paramserver.core.work.sync_worker import SyncWorkerState
 
 # How long a message takes, in seconds of the simulation.
 MESSAGE_S = 0.001
+# A schedule that takes more events than that goes round in circles.
+MOST_EVENTS = 20_000
 
 
+@dataclass(eq=False)
 class Hand:
-    """A worker, as `SyncPace` is one."""
+    """One worker: its state machine, and what a shell keeps for it."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.speed = Speed()
-        self.version = -1
-        self.done: set[int] = set()
-        self.left: set[int] = set()
-        self.held: set[int] = set()
-        self.given: int | None = None
-        self.hurry = self.given_away = False
-        self.waiting = True
-        self.turn = 0  # what was planned in an earlier turn is void
+    number: int
+    state: SyncWorkerState
+    view: tuple[int, ...]  # the workers that have shares, as this one has heard
+    seen: tuple[int, ...] = ()  # of them, what its state machine was told
+    generation: int = 0
+    gone: bool = False
+    computing: bool = False
+    waiting: bool = False
+    told_to_wait: bool = False  # the answer to its last question was that there is nothing to do
+    wait: int = 0  # what was planned in an earlier wait is void
+    on_their_way: int = 0
+    nodes: set[Node] = field(default_factory=set)  # computed and not pushed
+    pushed: list[Node] = field(default_factory=list)  # of the present step
+    undisturbed: bool = True  # it has heard of nobody else in the present step
 
 
 class Simulation:
-    """``speed(worker, step, now)``: seconds for the next slice. ``failing``: the share of questions without answer."""
+    """``speed(worker, step, now)``: seconds for the next slice. ``failing``: the share of questions without answer.
+
+    ``message``: seconds that a message takes. ``exchanges``: the share of last pushes that are one call with the wait.
+    ``moves`` and ``positions``: as the state machine has them; with positions, a full step has ``of`` slices.
+    """
 
     def __init__(
         self,
@@ -43,163 +81,246 @@ class Simulation:
         speed: Callable[[int, int, float], float],
         failing: float = 0.0,
         seed: int = 0,
+        message: Callable[[], float] = lambda: MESSAGE_S,
+        exchanges: float = 0.0,
+        moves: bool = True,
+        positions: bool = False,
     ) -> None:
         self.of, self.speed, self.failing = of, speed, failing
         self.version = 0
         self.step_times: list[float] = []
-        self.questions = self.duplicates = self.most_copies = 0
+        self.questions = self.duplicates = self.most_copies = self.events = 0
         # Slices that each worker brought first, by step and worker.
         self.by: Counter[tuple[int, int]] = Counter()
         self._covered: list[set[int]] = []
         self._chance = random.Random(seed)
-        self._ranges = assign(of, workers)
+        self._message, self._exchanges = message, exchanges
         self._stealing = Stealing()
         self._arrived: set[int] = set()
         self._begun: Counter[int] = Counter()
         self._published_at = 0.0
-        self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._generation = 0
+        self._queue: list[tuple[float, int, Callable[[float], None]]] = []
         self._number = itertools.count()
-        self._hands = [Hand(number) for number in range(workers)]
-        for hand in self._hands:
-            self._at(0.0, self._look, hand, hand.turn)
+        everybody = tuple(range(workers))
+        self.hands = [
+            Hand(n, SyncWorkerState(1, n + 1, moves=moves, positions=of if positions else 0), everybody)
+            for n in everybody
+        ]
+        for hand in self.hands:
+            self.at(0.0, partial(self._go_on, hand))
 
     def run(self, steps: int) -> None:
         """Go on until so many versions are published; fails if nobody goes on before."""
         while self.version < steps:
             assert self._queue, f"nobody goes on in step {self.version}: {sorted(self._arrived)} of {self.of} are there"
-            now, _, what, arguments = heapq.heappop(self._queue)
-            what(now, *arguments)
+            self.events += 1
+            assert self.events < MOST_EVENTS, f"step {self.version} does not end"
+            now, _, what = heapq.heappop(self._queue)
+            what(now)
 
     def check(self) -> None:
         """Every step had all slices."""
         assert all(covered == set(range(self.of)) for covered in self._covered)
         assert len(self._covered) == self.version
 
-    def _at(self, when: float, what: Callable[..., None], *arguments: Any) -> None:
-        heapq.heappush(self._queue, (when, next(self._number), what, arguments))
+    def at(self, when: float, what: Callable[[float], None]) -> None:
+        """Have this done then."""
+        heapq.heappush(self._queue, (when, next(self._number), what))
+
+    # ---- members
+
+    def change(self, workers: Sequence[int], now: float) -> None:
+        """From now on these have shares, as far as they are there; each worker hears of it a message later."""
+        self._stealing.keep(hand.number + 1 for hand in self.hands if not hand.gone)
+        view = tuple(number for number in workers if not self.hands[number].gone)
+        self._generation += 1
+        for hand in self.hands:
+            self.at(now + self._message(), partial(self._hears, hand, self._generation, view))
+
+    def lose(self, number: int, now: float) -> None:
+        """One is gone for good, with all that it has not pushed; the others share."""
+        self.hands[number].gone = True
+        self.change([hand.number for hand in self.hands if not hand.gone], now)
+
+    def _hears(self, hand: Hand, generation: int, view: tuple[int, ...], now: float) -> None:
+        if generation < hand.generation:
+            return
+        hand.generation, hand.view = generation, view
+        if hand.waiting and not hand.gone:
+            self._go_on(hand, now)
 
     # ---- the shard
 
-    def _arrive(self, now: float, worker: int, step: int, slices: Iterable[int]) -> None:
-        if step != self.version:
-            return
-        for slice_ in slices:
-            self.by[step, worker] += slice_ not in self._arrived
-            self._arrived.add(slice_)
-        if len(self._arrived) == self.of:
-            self.step_times.append(now - self._published_at)
-            self.most_copies = max(self.most_copies, *self._begun.values())
-            self.duplicates += self._begun.total() - self.of
-            self._covered.append(set(self._arrived))
-            self._published_at = now
-            self.version += 1
-            self._stealing.begin(self.version, now)
-            self._arrived.clear()
-            self._begun.clear()
-            for hand in self._hands:
-                if hand.waiting:
-                    self._at(now + MESSAGE_S, self._look, hand, hand.turn)
+    def _arrives(self, hand: Hand, step: int, node: Node, now: float) -> None:
+        hand.on_their_way -= 1
+        if step == self.version:
+            for slice_ in range(*node):
+                self.by[step, hand.number] += slice_ not in self._arrived
+                self._arrived.add(slice_)
+            if len(self._arrived) == self.of:
+                self._publish(now)
+        if hand.waiting and not hand.on_their_way and not hand.gone:
+            self._tell(hand, PushesArrived(), now)
 
-    def _answer(self, now: float, hand: Hand) -> tuple[bool, int | None]:
-        """(answered, slice)."""
+    def _publish(self, now: float) -> None:
+        self.step_times.append(now - self._published_at)
+        self.most_copies = max(self.most_copies, *self._begun.values())
+        self.duplicates += self._begun.total() - self.of
+        self._covered.append(set(self._arrived))
+        self._published_at = now
+        self.version += 1
+        self._stealing.begin(self.version, now)
+        self._arrived.clear()
+        self._begun.clear()
+        for hand in self.hands:
+            if hand.waiting:
+                self._later(hand, self._message(), self._go_on, now)
+
+    def _answer(self, hand: Hand, effect: AskForWork, now: float) -> Event:
         self.questions += 1
         if self._chance.random() < self.failing:
-            return False, None
-        if hand.version != self.version:
-            return True, None
+            return NotAnswered()
+        if effect.ask.step != self.version:
+            return Answered(None)
         missing = [(s, s + 1) for s in range(self.of) if s not in self._arrived]
-        question = Ask(self._assignment(hand), hand.version, self.of, frozenset(hand.done))
-        return True, self._stealing.ask(question, missing, now)
+        return Answered(self._stealing.ask(effect.ask, missing, now))
 
     # ---- the workers
 
-    def _assignment(self, hand: Hand) -> Assignment:
-        return Assignment(hand.number + 1, hand.number, len(self._ranges), hand.speed.work_s)
+    def _later(self, hand: Hand, seconds: float, what: Callable[[Hand, float], None], now: float) -> None:
+        """Do it then, unless this wait is over by then."""
+        wait = hand.wait
 
-    def _mine(self, hand: Hand) -> list[int]:
-        return [p for p in range(*self._ranges[hand.number]) if p not in hand.done and p not in hand.left]
+        def then(when: float) -> None:
+            if hand.wait == wait and not hand.gone:
+                what(hand, when)
 
-    def _look(self, now: float, hand: Hand, turn: int) -> None:
-        if hand.turn != turn:
+        self.at(now + seconds, then)
+
+    def _look(self, hand: Hand, now: float) -> None:
+        """Tell of a new version and of other shares, as a shell does."""
+        place = hand.view.index(hand.number) if hand.number in hand.view else -1
+        if hand.state.step != self.version:
+            taken = self._stealing.taken(self.version)
+            before = hand.nodes
+            hand.nodes, hand.pushed, hand.undisturbed = set(), [], True
+            if (standing := hand.state.assignment) is not None and self.version:
+                self._stealing.given(standing, self.version)
+            event: Event = StepBegan(self.version, self.of, place, len(hand.view), taken)
+            effects = hand.state.handle(event, now)
+            assert effects == [Drop(node) for node in sorted(before)], "what nobody needs any more is dropped"
+        elif hand.seen != hand.view:
+            hand.undisturbed = False
+            self._tell(hand, SharesChanged(place, len(hand.view)), now)
+            assert not hand.nodes, "what belongs to other shares is never added up"
+        hand.seen = hand.view
+
+    def _go_on(self, hand: Hand, now: float) -> None:
+        """The wait is over."""
+        hand.waiting, hand.wait = False, hand.wait + 1
+        self._look(hand, now)
+        self._tell(hand, SliceWanted(), now)
+
+    def _computed(self, hand: Hand, step: int, slice_: int, now: float) -> None:
+        if hand.gone:
             return
-        hand.waiting = False
-        if hand.version != self.version:
-            lo, hi = self._ranges[hand.number]
-            lost = sum(lo <= s < hi for s in self._stealing.taken(self.version))
-            hand.speed.step(now, lost, self.version - hand.version)
-            hand.version, hand.given = self.version, None
-            hand.hurry, hand.given_away = hand.speed.slow, False
-            if self.version:
-                self._stealing.given(self._assignment(hand), self.version)
-            hand.done, hand.left, hand.held = set(), set(), set()
-        self._next(now, hand)
+        hand.computing = False
+        self._look(hand, now)
+        effects = hand.state.handle(Computed(step, slice_), now)
+        assert (effects == [NotNeeded()]) == (step != hand.state.step), "a slice is computed once by one worker"
+        if effects != [NotNeeded()]:
+            hand.nodes.add((slice_, slice_ + 1))
+            self._perform(hand, effects, now)
+        if not hand.waiting and not hand.computing:
+            self._tell(hand, SliceWanted(), now)
 
-    def _next(self, now: float, hand: Hand) -> None:
-        if hand.given is None:
-            mine = self._mine(hand)
-            if not mine:
-                return self._wait(now, hand)
-            if not hand.given_away and not hand.speed.asks(now, not hand.done):
-                return self._begin(now, hand, mine[0])
-            answered, hand.given = self._answer(now, hand)
-            if not answered:
-                return self._begin(now, hand, mine[0])
-            hand.hurry = hand.given_away = True
-            self._release(now, hand)
-            if hand.given is None:
-                return self._wait(now, hand)
-        position, hand.given = hand.given, None
-        if position in hand.done:
-            return self._wait(now, hand)
-        lo, hi = self._ranges[hand.number]
-        unplanned = position in hand.left or not lo <= position < hi
-        hand.left.update(p for p in self._mine(hand) if unplanned or p < position)
-        return self._begin(now, hand, position)
+    def _tell(self, hand: Hand, event: Event, now: float) -> None:
+        self._perform(hand, hand.state.handle(event, now), now)
 
-    def _begin(self, now: float, hand: Hand, position: int) -> None:
-        hand.speed.begun(now)
-        hand.turn += 1
-        if hand.version == self.version:
-            self._begun[position] += 1
-        takes_s = self.speed(hand.number, hand.version, now)
-        self._at(now + takes_s, self._finish, hand, position)
+    def _perform(self, hand: Hand, effects: Sequence[object], now: float) -> None:
+        state = hand.state
+        for effect in effects:
+            match effect:
+                case Compute(slice_, unplanned):
+                    assert not hand.computing
+                    assert state.expects(slice_), "nobody computes a slice twice"
+                    assert unplanned or state.range[0] <= slice_ < state.range[1]
+                    hand.computing, hand.told_to_wait = True, False
+                    hand.undisturbed &= not unplanned
+                    if state.step == self.version:
+                        self._begun[slice_] += 1
+                    takes_s = self.speed(hand.number, state.step, now)
+                    self.at(now + takes_s, partial(self._computed, hand, state.step, slice_))
+                case Add(left, right):
+                    assert sibling(left, self.of) == right, "only halves of a node are added"
+                    hand.nodes -= {left, right}
+                    hand.nodes.add((left[0], right[1]))
+                case Push(node):
+                    self._push(hand, node, now)
+                case PushAndWait(node, patience_s):
+                    assert hand.nodes == {node}, "all the rest was pushed"
+                    self._exchange(hand, node, patience_s, now)
+                case AskForWork():
+                    hand.undisturbed = False
+                    self.at(now + self._message(), partial(self._asked, hand, hand.wait, effect))
+                case Wait():
+                    assert not hand.nodes, "who waits keeps nothing back"
+                    assert hand.told_to_wait or state.coming() is None, "who has a slice to compute does not wait"
+                    self._wait(hand, now)
+                case Patience(seconds):
+                    self._later(hand, seconds, self._out_of_patience, now)
+                case StopWaiting(slice_):
+                    hand.undisturbed = False
+                    assert state.expects(slice_)
+                    self._go_on(hand, now)
+                case _:
+                    raise AssertionError(effect)
 
-    def _finish(self, now: float, hand: Hand, position: int) -> None:
-        hand.speed.finished(now)
-        hand.done.add(position)
-        hand.held.add(position)
-        lo, hi = self._ranges[hand.number]
-        if hand.hurry or not lo <= position < hi or not self._mine(hand):
-            self._release(now, hand)
-        if self._mine(hand):
-            self._next(now, hand)
-        else:
-            self._wait(now, hand)
+    def _out_of_patience(self, hand: Hand, now: float) -> None:
+        self._tell(hand, PatienceOver(), now)
 
-    def _release(self, now: float, hand: Hand) -> None:
-        if hand.held:
-            self._at(now + MESSAGE_S, self._arrive, hand.number, hand.version, frozenset(hand.held))
-            hand.held = set()
+    def _push(self, hand: Hand, node: Node, now: float) -> None:
+        assert is_node(*node, self.of)
+        hand.nodes.remove(node)  # it was computed, and not pushed before
+        assert all(node[1] <= lo or hi <= node[0] for lo, hi in hand.pushed), "a worker pushes a slice once"
+        hand.pushed.append(node)
+        hand.on_their_way += 1
+        self.at(now + self._message(), partial(self._arrives, hand, hand.state.step, node))
 
-    def _wait(self, now: float, hand: Hand) -> None:
+    def _exchange(self, hand: Hand, node: Node, patience_s: float, now: float) -> None:
+        if hand.on_their_way or self._chance.random() >= self._exchanges:
+            return self._tell(hand, Exchanged(Exchange.NOT_MADE), now)
+        self._push(hand, node, now)
+        step = hand.state.step
+        hand.computing = True  # it is in a call, which neither a version nor other shares interrupt
+
+        def over(when: float) -> None:
+            hand.computing = False
+            if hand.gone:
+                return
+            there = self.version > step
+            self._tell(hand, Exchanged(Exchange.DONE if there else Exchange.PUSHED), when)
+            if there:
+                self._go_on(hand, when)
+
+        self.at(now + 2.0 * MESSAGE_S + min(patience_s, 0.25), over)
+        return None
+
+    def _asked(self, hand: Hand, wait: int, effect: AskForWork, now: float) -> None:
+        if hand.wait != wait or hand.gone:
+            return
+        event = self._answer(hand, effect, now)
+        hand.told_to_wait = event == Answered(None)
+        self._tell(hand, event, now)
+
+    def _wait(self, hand: Hand, now: float) -> None:
+        lo, hi = hand.state.range
+        if hand.undisturbed:  # who was slow before keeps nothing back
+            assert hand.pushed in (list(cover(lo, hi, self.of)), [(p, p + 1) for p in range(lo, hi)])
         hand.waiting = True
-        hand.turn += 1
-        if hand.version != self.version:
-            self._at(now + MESSAGE_S, self._look, hand, hand.turn)
-        else:
-            self._at(now + hand.speed.patience_s(), self._ask, hand, hand.turn)
-
-    def _ask(self, now: float, hand: Hand, turn: int) -> None:
-        if hand.turn != turn or hand.version != self.version:
-            return
-        answered, slice_ = self._answer(now, hand)
-        if not answered:
-            own = [p for p in range(*self._ranges[hand.number]) if p not in hand.done]
-            slice_ = own[0] if own else None
-        else:
-            hand.speed.answered(slice_ is not None)
-        if slice_ is None:
-            return self._wait(now, hand)
-        hand.given, hand.waiting = slice_, False
-        hand.hurry = hand.given_away = True
-        return self._next(now + MESSAGE_S, hand)
+        hand.wait += 1
+        if hand.state.step != self.version or hand.seen != hand.view:
+            self._later(hand, self._message(), self._go_on, now)
+        if not hand.on_their_way:
+            self._tell(hand, PushesArrived(), now)

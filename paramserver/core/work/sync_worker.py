@@ -1,0 +1,272 @@
+"""The state machine of one synchronous worker: what it computes, adds up and pushes, when it asks for work and waits.
+
+The slices of a step are dealt out in contiguous ranges. While nobody asks for work, a worker adds up its contributions
+as far as the reduction tree allows, and pushes few, large ones. A worker that waits for the next version asks a server
+for slices of others. A worker whose slices others take over asks before it begins one, and pushes each at once.
+
+The machine sees slices, nodes and times, never a gradient. The shell around it (the worker, the simulation, a test)
+keeps the contributions by their nodes, tells what happens and performs the effects in their order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from paramserver.core.versions.reduction import Node, cover, sibling
+from paramserver.core.work.positions import fixed_share
+from paramserver.core.work.slices import Range, assign
+from paramserver.core.work.speed import Speed
+from paramserver.core.work.stealing import Ask, Assignment
+from paramserver.core.work.sync_events import (
+    Add,
+    Answered,
+    AskForWork,
+    Compute,
+    Computed,
+    Drop,
+    Effect,
+    Event,
+    Exchange,
+    Exchanged,
+    Leaving,
+    NotAnswered,
+    NotNeeded,
+    Patience,
+    PatienceOver,
+    Push,
+    PushAndWait,
+    PushesArrived,
+    SharesChanged,
+    SliceWanted,
+    StepBegan,
+    StopWaiting,
+    Wait,
+)
+
+
+class SyncWorkerState:
+    """One worker, which may ask ``servers`` servers for work. All changes go through :meth:`handle`.
+
+    ``worker``: its number in what it says of itself; 0: whoever hears that knows. ``moves``: slices may go from one
+    worker to another within a step. ``positions``: above 0, slice positions belong to workers for good
+    (`core/work/positions.py`), and a full step has so many.
+    """
+
+    def __init__(self, servers: int, worker: int = 0, moves: bool = True, positions: int = 0) -> None:
+        self.moves = moves
+        # The present step, how many slices it has, and which of them are this worker's.
+        self.step, self.of = -1, 0
+        self.range: Range = (0, 0)
+        self._worker, self._servers, self._positions = worker, servers, positions
+        self._place, self._workers = -1, 0
+        self._speed = Speed()
+        # Of the present step: slices that are computed here, and slices of the own range that others compute.
+        self._done: set[int] = set()
+        self._left: set[int] = set()
+        # The slice that this worker was given to compute next.
+        self._given: int | None = None
+        # Contributions are pushed at once; others may have been given slices of the own range.
+        self._hurry = self._given_away = False
+        # Contributions that are kept back to be added to others; nodes that are pushed when they are whole.
+        self._held: set[Node] = set()
+        self._targets: frozenset[Node] = frozenset()
+        # The server that is asked next.
+        self._server = 0
+        # What PushAndWait is to push, and when that began; the last Wait: whether it is the last thing that this worker
+        # was told to do, since when, and how long it had waited before that.
+        self._exchanging: tuple[Node, float] = (0, 0), 0.0
+        self._waits, self._waits_since, self._waited_s = False, 0.0, 0.0
+
+    # ---- facts
+
+    @property
+    def assignment(self) -> Assignment | None:
+        """What servers are told of this worker; None where slices do not move."""
+        return self._assignment() if self.moves else None
+
+    def share(self, of: int, place: int, workers: int) -> Range:
+        """The range of a step of ``of`` slices that the worker at this place computes; place -1 has none."""
+        if place < 0:
+            return 0, 0
+        if self._positions:
+            return fixed_share(of, self._positions, place, workers)
+        return assign(of, workers)[place]
+
+    def coming(self, after: int = 0) -> int | None:
+        """The first slice of the own range, from ``after`` on, that is still to be computed here."""
+        return next(self._own(after), None)
+
+    def expects(self, slice_: int) -> bool:
+        """Whether this slice of the present step can be handed in."""
+        return slice_ not in self._done
+
+    def alone(self, slice_: int) -> bool:
+        """Whether the slice is all that this worker has in this step, so that it is pushed as it is."""
+        return self.range == (slice_, slice_ + 1) and not self._given_away
+
+    # ---- the one door
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Take in what happened at ``now`` (seconds of any clock); return what is to be done, in order."""
+        match event:
+            case StepBegan():
+                return self._step_began(event, now)
+            case SharesChanged(place, workers):
+                pushes = self._release()
+                self._deal(place, workers)
+                return pushes
+            case SliceWanted():
+                return self._slice_wanted(now)
+            case Computed():
+                return self._computed(event, now)
+            case Exchanged(outcome):
+                return self._exchanged(outcome, now)
+            case PushesArrived():
+                self._speed.pushed(now - self._waits_since)
+                waited_s, self._waited_s = self._waited_s, 0.0
+                return [Patience(max(0.0, self._speed.patience_s() - waited_s))] if self.moves else []
+            case PatienceOver():
+                return [self._ask()]
+            case Answered() | NotAnswered():
+                if isinstance(event, Answered) and event.complete:
+                    self._server = (self._server + 1) % self._servers
+                return self._answered_waiting(event) if self._waits else self._answered(event, now)
+            case Leaving():
+                return self._release()
+
+    # ---- steps and shares
+
+    def _step_began(self, event: StepBegan, now: float) -> list[Effect]:
+        lost = sum(self.range[0] <= slice_ < self.range[1] for slice_ in event.taken)
+        self._speed.step(now, lost, max(1, event.step - self.step))
+        self.step, self.of = event.step, event.of
+        self._done.clear()
+        self._given, self._given_away, self._hurry = None, False, self._speed.slow
+        self._server = 0
+        held, self._held = self._held, set()
+        self._deal(event.place, event.workers)
+        return [Drop(node) for node in sorted(held)]
+
+    def _deal(self, place: int, workers: int) -> None:
+        self._place, self._workers = place, workers
+        self._left.clear()
+        self.range = self.share(self.of, place, workers)
+        self._targets = frozenset(cover(*self.range, self.of))
+
+    def _own(self, after: int = 0) -> Iterator[int]:
+        """The slices of the own range that are still to be computed here."""
+        lo, hi = self.range
+        return (p for p in range(max(lo, after), hi) if p not in self._done and p not in self._left)
+
+    # ---- the next slice
+
+    def _slice_wanted(self, now: float) -> list[Effect]:
+        self._waits = False
+        if self._given is not None:
+            return self._compute_given(self._given, now)
+        own = self.coming()
+        if own is None:
+            return [self._wait(now)]
+        if self.moves and (self._given_away or self._speed.asks(now, first=not self._done)):
+            return [self._ask()]
+        return self._compute(own, now)
+
+    def _answered(self, event: Answered | NotAnswered, now: float) -> list[Effect]:
+        """An answer before a slice is begun."""
+        if isinstance(event, NotAnswered):  # as if nobody else were there
+            own = self.coming()
+            assert own is not None, "who has a slice to begin has asked"
+            return self._compute(own, now)
+        self._hurry = self._given_away = True
+        then = [self._wait(now)] if event.slice is None else self._compute_given(event.slice, now)
+        return [*self._release(), *then]
+
+    def _compute_given(self, slice_: int, now: float) -> list[Effect]:
+        self._given = None
+        if slice_ in self._done:
+            return [self._wait(now)]
+        unplanned = slice_ in self._left or not self.range[0] <= slice_ < self.range[1]
+        self._left.update(p for p in self._own() if unplanned or p < slice_)
+        return self._compute(slice_, now, unplanned)
+
+    def _compute(self, slice_: int, now: float, unplanned: bool = False) -> list[Effect]:
+        self._speed.begun(now)
+        return [Compute(slice_, unplanned)]
+
+    # ---- contributions
+
+    def _computed(self, event: Computed, now: float) -> list[Effect]:
+        self._speed.finished(now - event.stalled_s)
+        slice_ = event.slice
+        if event.step != self.step or slice_ in self._done:
+            return [NotNeeded()]
+        self._done.add(slice_)
+        node = (slice_, slice_ + 1)
+        if self._hurry or event.apart or not self.range[0] <= slice_ < self.range[1]:
+            effects: list[Effect] = [Push(node)]
+        else:
+            effects = self._add(node)
+        if self.coming() is not None:
+            return effects
+        # Neighbours that were handed in before the shares changed never come to be added.
+        effects += self._release()
+        pushes = [effect.node for effect in effects if isinstance(effect, Push)]
+        if len(pushes) > 1:
+            return [*effects, self._wait(now)]
+        self._exchanging = pushes[0], now
+        patience_s = self._speed.patience_s() if self.moves else math.inf
+        return [*effects[:-1], PushAndWait(pushes[0], patience_s, self.assignment)]
+
+    def _add(self, node: Node) -> list[Effect]:
+        """Add a contribution to those held, as far as the tree allows; push what is as large as it will get."""
+        effects: list[Effect] = []
+        while (other := sibling(node, self.of)) in self._held:
+            assert other is not None
+            self._held.remove(other)
+            left, right = sorted((node, other))
+            effects.append(Add(left, right))
+            node = left[0], right[1]
+        if node in self._targets:
+            return [*effects, Push(node)]
+        self._held.add(node)
+        return effects
+
+    def _release(self) -> list[Effect]:
+        """Push what is held."""
+        held, self._held = self._held, set()
+        return [Push(node) for node in sorted(held)]
+
+    def _exchanged(self, outcome: Exchange, now: float) -> list[Effect]:
+        node, began = self._exchanging
+        if outcome is Exchange.DONE:
+            return []
+        wait = self._wait(now, now - began)
+        return [wait] if outcome is Exchange.PUSHED else [Push(node), wait]
+
+    # ---- waiting for the next version
+
+    def _wait(self, now: float, waited_s: float = 0.0) -> Wait:
+        """``waited_s``: so many seconds it has been waited for already."""
+        self._waits, self._waits_since, self._waited_s = True, now, waited_s
+        return Wait(self.assignment)
+
+    def _answered_waiting(self, event: Answered | NotAnswered) -> list[Effect]:
+        given = event.slice if isinstance(event, Answered) else self._first_not_done()
+        if isinstance(event, Answered) or given is None:
+            self._speed.answered(given is not None)
+        if given is None:
+            return [Patience(self._speed.patience_s())]
+        self._given = given
+        self._hurry = self._given_away = True
+        return [StopWaiting(given)]
+
+    def _first_not_done(self) -> int | None:
+        """What to compute if nobody answers: a slice of the own range that perhaps nobody else computes."""
+        return next((p for p in range(*self.range) if p not in self._done), None)
+
+    def _ask(self) -> AskForWork:
+        return AskForWork(self._server, Ask(self._assignment(), self.step, self.of, frozenset(self._done)))
+
+    def _assignment(self) -> Assignment:
+        return Assignment(self._worker, self._place, self._workers, self._speed.work_s)
