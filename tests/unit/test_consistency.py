@@ -9,7 +9,6 @@ from paramserver.core.versions.consistency import (
     Bounded,
     Consistency,
     History,
-    Lockstep,
     Missing,
     Mode,
     Offer,
@@ -42,7 +41,7 @@ def test_settings_in_words(setting: Consistency, text: str) -> None:
 
 def test_a_setting_chooses_both_policies() -> None:
     gate, combine = policies(Consistency(Mode.SYNC, 3), History())
-    assert (type(gate), type(combine)) == (Lockstep, PerStep)
+    assert (gate, type(combine)) == (None, PerStep)
     gate, combine = policies(Consistency(Mode.ASYNC, 3), History())
     assert (gate, type(combine)) == (Bounded(3), PerContribution)
 
@@ -63,7 +62,6 @@ def test_the_bound_is_on_the_distance_to_the_slowest(
     staleness: int | None, clock: int, clocks: dict[int, int], admitted: bool
 ) -> None:
     assert Bounded(staleness).admits(clock, clocks) is admitted
-    assert Lockstep().admits(clock, clocks)
 
 
 def test_a_step_is_taken_once_and_only_when_it_is_complete() -> None:

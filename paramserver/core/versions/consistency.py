@@ -1,8 +1,11 @@
 """How strictly workers wait for each other: two policies, chosen in one place.
 
 The *gate* says when a worker may go on (when its pull is answered). *Combine* says how contributions become a version.
-Synchronous training is ``Lockstep`` with ``PerStep``; asynchronous training is ``Bounded`` (stale synchronous parallel)
-with ``PerContribution``. Nobody but :func:`policies` asks which mode it is.
+Synchronous training is ``PerStep`` without a gate: only a new version lets a worker go on. Asynchronous training is
+``Bounded`` (stale synchronous parallel) with ``PerContribution``.
+
+A shard asks its policies, and asks which mode it is only where the mode changes. The processes around a shard ask
+`Consistency.mode`, since they name work, hand out slices and save checkpoints differently in each mode.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from paramserver.core.versions.names import AsyncName, Name, SyncName
 from paramserver.core.versions.ranges import RangeSet
@@ -102,15 +105,14 @@ class Missing:
         return f"step {self.step}: slices {', '.join(gaps)} of {self.of}"
 
 
-class Gate(Protocol):
-    """Says when a worker may go on."""
-
-    def admits(self, clock: int, clocks: Mapping[int, int]) -> bool:
-        """May a worker that has finished ``clock`` slices begin the next? ``clocks``: those of all active workers."""
-
-
 class Combine(Protocol):
-    """Says how contributions become a version."""
+    """Says how contributions become a version.
+
+    ``per_step``: a version is a whole step, and a contribution is answered when it is taken. Otherwise a version is one
+    contribution, which is answered when the version is there.
+    """
+
+    per_step: ClassVar[bool]
 
     def offer(self, name: Name, buffer: int) -> Offer:
         """Take or refuse a contribution, whose bytes the shell keeps as ``buffer``."""
@@ -128,14 +130,6 @@ class Combine(Protocol):
         """What the next version waits for, or None if it waits for nothing in particular."""
 
 
-class Lockstep:
-    """The synchronous gate: only a published version lets a worker go on, so clocks do not matter."""
-
-    def admits(self, clock: int, clocks: Mapping[int, int]) -> bool:
-        """Always: whoever is synchronous asks for a version."""
-        return True
-
-
 @dataclass(frozen=True, slots=True)
 class Bounded:
     """Bounded staleness: nobody is more than ``staleness`` slices ahead of the slowest (``None``: unbounded)."""
@@ -143,7 +137,10 @@ class Bounded:
     staleness: int | None
 
     def admits(self, clock: int, clocks: Mapping[int, int]) -> bool:
-        """True if the slowest active worker has finished at least ``clock - staleness`` slices."""
+        """May a worker that has finished ``clock`` slices begin the next? ``clocks``: those of all active workers.
+
+        True if the slowest of them has finished at least ``clock - staleness`` slices.
+        """
         return self.staleness is None or not clocks or clock - min(clocks.values()) <= self.staleness
 
 
@@ -167,6 +164,8 @@ class History:
 
 class PerStep:
     """Synchronous: a version is made of all slices of its step, combined in the fixed tree over slice indices."""
+
+    per_step: ClassVar[bool] = True
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -232,6 +231,8 @@ class PerStep:
 class PerContribution:
     """Asynchronous: every contribution is a version of its own, in order of arrival."""
 
+    per_step: ClassVar[bool] = False
+
     def __init__(self, history: History) -> None:
         self._history = history
         self._queue: dict[AsyncName, int] = {}  # in order of arrival
@@ -267,8 +268,8 @@ class PerContribution:
         return None
 
 
-def policies(consistency: Consistency, history: History) -> tuple[Gate, Combine]:
-    """The gate and the way to combine of a setting."""
+def policies(consistency: Consistency, history: History) -> tuple[Bounded | None, Combine]:
+    """The gate (None: synchronous) and the way to combine of a setting."""
     if consistency.mode is Mode.SYNC:
-        return Lockstep(), PerStep(history)
+        return None, PerStep(history)
     return Bounded(consistency.staleness), PerContribution(history)

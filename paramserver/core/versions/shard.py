@@ -233,7 +233,7 @@ class ShardState:
         self._brought_by[event.buffer] = event.worker
         if event.filler:
             self._fillers.add(event.buffer)
-        if self.consistency.mode is Mode.SYNC:
+        if self._combine.per_step:
             effects.append(AnswerPush(event.call, Outcome.ACCEPTED, self.version))
         else:  # answered once it is in a version, so that the worker's next pull contains it
             self._waiting[event.buffer] = [event]
@@ -281,7 +281,7 @@ class ShardState:
     def _cut(self, event: CutBegun | CutAimed | CutEnded) -> list[Effect]:
         match event:
             case CutBegun(number):
-                if self.consistency.mode is Mode.ASYNC:
+                if not self._combine.per_step:
                     self.cut.begin(number)
             case CutAimed(number, missing):
                 assert self._building is None, "a cut is aimed at when nothing is in the making"
@@ -315,7 +315,7 @@ class ShardState:
 
     def _enter(self, pull: PullAsked) -> None:
         """Who pulls at a clock is at work from now on, if it is a member and the mode has clocks."""
-        if self.consistency.mode is not Mode.ASYNC or pull.worker not in self._members:
+        if self._gate is None or pull.worker not in self._members:
             return
         match pull.want:
             case AtClock(clock):
@@ -373,7 +373,7 @@ class ShardState:
     def _answer_clock(self, pull: PullAsked) -> Effect | None:
         if pull.worker not in self._members:
             return None
-        if self.consistency.mode is Mode.SYNC:
+        if self._gate is None:
             return Refuse(pull.call, Refusal.STALE, "the job is synchronous now: ask for a version, not for a clock")
         clock = self.clocks.get(pull.worker)  # None: idle by now, and the caller gone
         if clock is None or self._held_back or not self._gate.admits(clock, self.clocks):
@@ -420,7 +420,7 @@ class ShardState:
         settled = max(self.consistency.revision, self._aborted_revision)
         if consistency.revision <= settled or (self._scheduled is not None and self._committed):
             return False
-        if self.consistency.mode is Mode.SYNC:
+        if self._combine.per_step:
             return consistency.from_version > self.version + (self._building is not None)
         return consistency.mode is Mode.ASYNC or (consistency.from_version == self.version and not self._waiting)
 
@@ -470,4 +470,4 @@ class ShardState:
         assert not self.clocks or min(self.clocks.values()) >= self.floor, "the slowest clock moved back"
         assert self._history.steps_done <= self.version
         assert self._building is None or self.active, "a version is made before there is one"
-        assert self.consistency.mode is Mode.ASYNC or not self._waiting, "synchronous pushes are answered at once"
+        assert not self._combine.per_step or not self._waiting, "synchronous pushes are answered at once"
