@@ -160,6 +160,8 @@ def judge(found: Owner | None, used: bool, wish: Wish, job: str, histories: Sequ
     if wish is Wish.TAKE_OVER:
         if found is None or not histories or found.history == histories[0]:
             return Verdict.GO_ON
+        if not used and found.job == job and not found.live:  # of a coordinator that did not know of the job yet
+            return Verdict.GO_ON
         return Verdict.OTHERS
     if not used:
         return Verdict.NEW
@@ -184,12 +186,19 @@ class Holding:
     """
 
     def __init__(
-        self, place: Place, histories: Sequence[str], mine: Owner | None = None, private: bool = False
+        self,
+        place: Place,
+        histories: Sequence[str],
+        mine: Owner | None = None,
+        private: bool = False,
+        unused: bool = False,
     ) -> None:
         self.place = place
         self.histories = tuple(histories)
         # The place is nobody else's, and goes when the run ends.
         self.private = private
+        # No job has had the place before, as far as the place tells.
+        self.unused = unused
         self.mine = mine
 
     @property

@@ -56,7 +56,8 @@ async def claim(place: Place, wanted: Claim) -> Holding:
             if await _read(place) != mine:
                 continue
         _live.add(mine.claim)
-        return Holding(place, mine.histories, mine)
+        unused = found is None and not await asyncio.to_thread(owner.used, place)
+        return Holding(place, mine.histories, mine, unused=unused)
 
 
 async def keep_up(holding: Holding) -> None:

@@ -24,6 +24,8 @@ _SAY_S = 5.0
 _LOOK_S = 0.2
 _RETRY_S = 0.5
 _ATTEMPTS = 5
+# Servers that have lost their coordinator look for another one about once a second.
+_KNOCK_S = 3.0
 
 
 class Resuming:
@@ -100,9 +102,13 @@ class Resuming:
         self.forgets = any(knock.address in found.ours for knock in holders) and not begun(journal.found)
         return journal.found
 
-    async def anybody(self) -> bool:
-        """Whether servers that hold shards of the job come before they would have found this coordinator."""
-        deadline = time.monotonic() + self._find_s
+    async def anybody(self, unused: bool) -> bool:
+        """Whether servers that hold shards of the job come. Waits for them as long as they may take.
+
+        ``unused``: no job has had the place of the checkpoints before, so it is most likely a job's first start, and
+        only servers that look for a coordinator already are waited for.
+        """
+        deadline = time.monotonic() + (min(_KNOCK_S, self._find_s) if unused else self._find_s)
         while not self._holders() and time.monotonic() < deadline:
             await asyncio.sleep(_LOOK_S)
         return bool(self._holders())

@@ -177,7 +177,7 @@ class Coordinating:
                         saved, "" if goes_on_there(self._settings) else split(self._settings.checkpoint.resume)[0]
                     )
                 elif (stood_by or self._options.resume) and holding is not None:
-                    if await self._resuming.anybody():
+                    if await self._resuming.anybody(holding.unused):
                         return None  # with what they know the job goes on
                     await self._resume_own(service)
                 service.journal.record(service)

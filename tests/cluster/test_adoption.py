@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ from paramserver import errors
 from paramserver.coordinator.leadership import takeover as taking
 from paramserver.core.job.membership import Role
 from paramserver.membership import session
+from paramserver.resume import resuming
 from paramserver.v1 import types_pb2
 from paramserver.worker.context import Context
 from tests.support.cluster.harness import Died, recorded, train, until, wait
@@ -107,6 +110,29 @@ def test_the_servers_are_adopted(mode: str, must: bool) -> None:
     for shard in (0, 1):
         names = [applied.contribution.name for applied in log if applied.shard == shard]
         assert len(names) == len(set(names)) == CELLS // PAIR * EPOCHS
+
+
+def test_a_first_start_does_not_wait_for_servers_of_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As composed and rendered coordinators are started; two leases would be a minute."""
+    monkeypatch.setattr(resuming, "_KNOCK_S", 0.2)
+    with Fleet(places=("leader",), lease_s=30.0, checkpoint__dir=str(tmp_path / "ckpt")) as fleet:
+        fleet.begin(script("sync"), resume=True)
+        assert fleet.finish()["weights_sha256"] == digests()[0]
+
+
+def test_servers_are_adopted_although_the_checkpoints_are_lost_too(tmp_path: Path) -> None:
+    """The directory looks as if no job had ever used it."""
+    hold, place = Hold(), tmp_path / "ckpt"
+    with Fleet(places=("leader",), checkpoint__dir=str(place)) as fleet:
+        lose(fleet, begun(fleet, hold))
+        shutil.rmtree(place)
+        again = fleet.coordinate("leader", resume=True)
+        until("it leads the job", lambda: again.service is not None and again.service.registry.ready)
+        fleet.reigns[:] = dict.fromkeys(fleet.reigns)
+        hold.released.set()
+        assert fleet.finish()["weights_sha256"] == digests()[0]
 
 
 def test_an_older_state_of_the_store_is_not_gone_on_from() -> None:

@@ -49,6 +49,12 @@ def test_who_takes_over_needs_the_same_history() -> None:
     assert judge(CRASHED, True, Wish.TAKE_OVER, "digits", ("a",)) is Verdict.GO_ON
     assert judge(None, True, Wish.TAKE_OVER, "digits", ("a",)) is Verdict.GO_ON
     assert judge(CRASHED, True, Wish.TAKE_OVER, "digits", ("b",)) is Verdict.OTHERS
+    # A coordinator that did not know yet that servers hold the job has given an empty place another history.
+    gone = dataclasses.replace(CRASHED, live=False)
+    assert judge(gone, False, Wish.TAKE_OVER, "digits", ("b",)) is Verdict.GO_ON
+    assert judge(gone, True, Wish.TAKE_OVER, "digits", ("b",)) is Verdict.OTHERS
+    assert judge(gone, False, Wish.TAKE_OVER, "letters", ("b",)) is Verdict.OTHERS
+    assert judge(dataclasses.replace(gone, live=True), False, Wish.TAKE_OVER, "digits", ("b",)) is Verdict.OTHERS
 
 
 def test_what_is_written_is_read() -> None:
