@@ -37,7 +37,7 @@ _OVER = (types_pb2.JOB_STATE_FAILED, types_pb2.JOB_STATE_DONE, types_pb2.JOB_STA
 
 @dataclass(frozen=True, slots=True)
 class JoinOptions:
-    """What a member says of itself. ``consistency`` None: it takes whatever the job runs.
+    """What a process says of itself when it joins. ``consistency`` None: it takes the setting of the job.
 
     ``shard``, of a server: (layout, timeline) of the shard it holds. ``term``: the highest that it knows of elsewhere.
     ``replaces``: pid of the process in whose place this one was started, 0 if there was none.
@@ -311,7 +311,7 @@ class Session:
 
     @property
     def goes_on(self) -> bool:
-        """Whether :meth:`check` would raise nothing."""
+        """True if :meth:`check` would not raise."""
         return self.failure is None and self.view.state not in _OVER
 
     def check(self) -> types_pb2.View:
@@ -368,7 +368,7 @@ async def persist(
 
 
 def versions() -> dict[str, str]:
-    """What this process runs, by name of the package; compared when a member joins."""
+    """Versions of the packages that this process runs, by name. They are compared when a member joins."""
     import platform
     from importlib.metadata import PackageNotFoundError, version
 

@@ -37,14 +37,14 @@ _CALL_S = 10.0
 
 
 def shared(settings: Settings) -> dict[str, str]:
-    """What the coordinator tells newcomers."""
+    """The coordinator's settings, which it tells to newcomers."""
     # Workers need not know how often checkpoints are taken.
     values = {**settings.values(), "training.residual_flush_every": settings.flush_every}
     return {key: str(values[key]) for key in SHARED}
 
 
 async def fetch(channel: Channel, settings: Settings, server: bool = False) -> Mapping[str, str]:
-    """What the coordinator says; waits for one up to ``cluster.join_timeout_s``. Raises UnavailableError.
+    """Ask a coordinator for its settings; waits up to ``cluster.join_timeout_s`` for one. Raises UnavailableError.
 
     ``server``: the caller will join as a server, for which a coordinator that takes a job over may be waiting.
     """

@@ -51,7 +51,7 @@ def text(name: str, value: str, most: int = MAX_TEXT_CHARS) -> str:
 
 
 def check_newcomer(request: coordinator_pb2.JoinRequest) -> None:
-    """What a newcomer says of itself goes to all members. Raises ProtocolError."""
+    """Check what a newcomer says of itself, since it goes to all members. Raises ProtocolError."""
     for name in ("address", "holds"):
         text(name, getattr(request, name))
     counting("index", request.index, MAX_SLICES)

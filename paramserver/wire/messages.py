@@ -236,7 +236,7 @@ def put_name(header: shard_pb2.PushHeader, name: Name) -> None:
 
 
 def want_from_proto(request: shard_pb2.PullRequest) -> Want:
-    """What a pull asks for; raises ProtocolError if it does not say."""
+    """The version that a pull asks for. Raises ProtocolError if the request does not say."""
     match request.WhichOneof("want"):
         case "min_version":
             return AtLeast(request.min_version)

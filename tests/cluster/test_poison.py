@@ -1,4 +1,4 @@
-"""A slice that kills whoever computes it: named, or skipped and counted as that."""
+"""A slice that kills each worker that computes it: named, or skipped and counted as that."""
 
 from __future__ import annotations
 
@@ -101,5 +101,7 @@ def test_fail_names_the_slice() -> None:
         assert 3 <= len(deadly.deaths) <= MOST[2]
         status = cluster.status()
     assert status.state == "failed"
-    assert re.match(r"whoever computes slice 7 of epoch 1 \(step 1; samples \d+, .*\) dies, worker-", status.reason)
+    assert re.match(
+        r"each worker that computes slice 7 of epoch 1 \(step 1; samples \d+, .*\) dies, worker-", status.reason
+    )
     assert all(isinstance(error, errors.JobFailedError) for error in deadly.errors)

@@ -379,7 +379,7 @@ def test_async_the_leader_dies_before_the_data_is_known() -> None:
     assert summary["contributions_applied"] == PER_EPOCH * epochs
 
 
-# ---- a slice that kills whoever computes it
+# ---- a slice that kills each worker that computes it
 
 
 def test_the_deaths_at_a_slice_are_counted_on() -> None:
@@ -406,4 +406,4 @@ def test_the_deaths_at_a_slice_are_counted_on() -> None:
         until("the job ends", lambda: fleet.record().view.state == types_pb2.JOB_STATE_FAILED)
         reason = fleet.record().view.reason
     assert len(deaths) == 3
-    assert reason.startswith("whoever computes slice 1 of epoch 1 (step 1; samples "), reason
+    assert reason.startswith("each worker that computes slice 1 of epoch 1 (step 1; samples "), reason

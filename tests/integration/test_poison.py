@@ -63,5 +63,5 @@ def test_fail(place: Place) -> None:
     script = place.work / "deadly.py"
     script.write_text(SCRIPT)
     done = place.paramserver("run", script, "--servers", "1", "--workers", "1").check(1)
-    assert re.search(rf"error: the job has failed: whoever computes {NAME} dies, worker-0 the last", done.err)
+    assert re.search(rf"error: the job has failed: each worker that computes {NAME} dies, worker-0 the last", done.err)
     assert place.leftovers() == []

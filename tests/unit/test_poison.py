@@ -1,4 +1,4 @@
-"""Which slice kills whoever computes it."""
+"""Which slice kills each worker that computes it."""
 
 from __future__ import annotations
 

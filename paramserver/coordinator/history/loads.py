@@ -63,7 +63,7 @@ class Loads:
 
     @property
     def saved(self) -> Load:
-        """What a checkpoint of the present weights has to say."""
+        """The load that a checkpoint of the present weights must record."""
         return self.under_way or self.agreement.done
 
     def lost(self, saved: Load) -> bool:
@@ -96,7 +96,7 @@ class Loads:
                 return coordinator_pb2.LoadResponse(waiting_for=self._waiting_for())
 
     def _taking_part(self) -> list[int]:
-        """Who will come to the same place; a worker that has not begun yet is let in when the load is done."""
+        """The workers that must call the load. A worker that has not begun is let in when the load is done."""
         job = self._job
         alive = job.members.of(Role.WORKER)
         beginning = job.reports.newest_version() == 0
@@ -146,7 +146,7 @@ class Loads:
             )
 
     def worker_gone(self, ident: int) -> None:
-        """It is no member any more."""
+        """The worker is no longer a member."""
         self.agreement.gone(ident)
         if self.under_way is not None and not self.agreement.called:
             self._job.loosely(self._nobody())
@@ -167,7 +167,7 @@ class Loads:
             self._task.cancel()
 
     async def _gone_on(self) -> None:
-        """Who contributes to the step before which others wait has missed the place where they are."""
+        """Refuse the load if a worker went on to the next step: its script did not call the load."""
         try:
             stats = await self._job.server_stats()
         except errors.ParamServerError:
@@ -283,7 +283,7 @@ class Loads:
                 await asyncio.sleep(_RETRY_S)
 
     def complete(self) -> None:
-        """What was uploaded is published, and a checkpoint where the job has any."""
+        """The uploaded state is published, and in a checkpoint if the job has checkpoints."""
         load, self.under_way = self.under_way, None
         if load is not None:
             self.agreement.complete(load)

@@ -1,4 +1,4 @@
-"""What a manifest says of the job, and what a job takes from a manifest."""
+"""Facts about the job in a manifest: written for a checkpoint, and read by a job that goes on from one."""
 
 from __future__ import annotations
 

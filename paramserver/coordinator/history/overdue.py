@@ -1,4 +1,4 @@
-"""What a job says while checkpoints that it has promised do not come, and when the last one is missing for good."""
+"""Warnings about promised checkpoints that are late, and about a last checkpoint that was never completed."""
 
 from __future__ import annotations
 

@@ -268,7 +268,7 @@ class Recovery:
         return None
 
     def _told(self) -> list[Manifest]:
-        """What lies where the job was told to go on from: the checkpoint that was meant, and older ones."""
+        """The checkpoints of the place that the job was told to go on from: the one that was meant, and older ones."""
         assert self._source is not None
         place, meant = Place(self._source[0]), self._source[1]
         found = catalog.complete(place, owner.histories_in(place))

@@ -1,1 +1,1 @@
-"""Who leads: the election, the written record, and how a new leader takes a job over."""
+"""Leadership: the election, the record in the store, and how a new leader takes a job over."""

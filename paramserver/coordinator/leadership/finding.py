@@ -1,4 +1,4 @@
-"""What servers know of a job whose coordinator has lost its store, or finds there an older state than theirs."""
+"""Finds a job by its servers, if the store is empty or holds an older state than the servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the coordinator writes down in the store: the numbers that must never be used twice, and where the job stands.
+"""The coordinator's record in the store: the numbers that must never be used twice, and the state of the job.
 
 Written in the background, the newest state only; a store that is slow or away for a while does not stop the job. One
 that comes back empty, or older than it was, is written again.

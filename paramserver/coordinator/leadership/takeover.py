@@ -58,7 +58,7 @@ def begun(record: coordinator_pb2.JobRecord | None) -> bool:
 
 
 def _stopping(record: coordinator_pb2.JobRecord) -> bool:
-    """It was told to stop, but the result has not been gathered."""
+    """True if the job was told to stop and its result has not been gathered."""
     return record.view.state == types_pb2.JOB_STATE_STOPPED and not record.view.released
 
 
@@ -190,7 +190,7 @@ def _member(entry: coordinator_pb2.MemberRecord) -> Member:
 async def _ask_servers(
     job: Job, record: coordinator_pb2.JobRecord, patience_s: float, newcomers: Callable[[], int]
 ) -> tuple[Mapping[int, shard_pb2.StatsResponse], list[str]]:
-    """What every server says, by its index, and the names of those whose shard is gone, where that can be mended."""
+    """The reports of all servers, by index, and the names of servers whose shard is lost and can be restored."""
     request = shard_pb2.StatsRequest(job=job.options.job)
     found: dict[int, shard_pb2.StatsResponse] = {}
     deadline = said = time.monotonic()

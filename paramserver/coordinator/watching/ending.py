@@ -27,7 +27,7 @@ log = structlog.get_logger("paramserver.coordinator")
 _LOOK_S = 0.02
 # How long servers that have heard of all contributions may need until they stand at the same version.
 _EVEN_S = 10.0
-# Of so many workers that are gone the numbers are kept apart.
+# The numbers of so many departed workers are kept one by one.
 _KEPT = 256
 
 
@@ -57,7 +57,7 @@ class Ending:
         self._gone = {tally.incarnation: tally for tally in record.tallies}
 
     def tallies(self) -> list[coordinator_pb2.Tally]:
-        """What the workers that are gone had handed in."""
+        """The contributions that departed workers had handed in."""
         return [tally for _, tally in sorted(self._gone.items())]
 
     @property
@@ -159,7 +159,7 @@ class Ending:
         await self._balance(stats)
 
     async def _even(self) -> list[shard_pb2.StatsResponse] | None:
-        """What the servers say once all stand at the same version; None if they do not come to."""
+        """The reports of the servers once all have the same version; None if they do not reach it."""
         deadline = time.monotonic() + _EVEN_S
         while True:
             if self._job.state == types_pb2.JOB_STATE_RECOVERING:

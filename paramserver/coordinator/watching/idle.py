@@ -20,7 +20,7 @@ _SHOWN = 4
 
 
 class Idle:
-    """Who has no slices in any step; said when that changes."""
+    """The workers that have no slices in any step; a change is logged."""
 
     def __init__(self, job: Job) -> None:
         # Workers that were idle at some time of this job, by name.
@@ -29,7 +29,7 @@ class Idle:
         self._said = ""
 
     def members(self) -> list[Member]:
-        """The workers without slices, by rank; nobody in asynchronous mode, where slices go to whoever asks."""
+        """The workers without slices, by rank. Empty in asynchronous mode, where each worker that asks gets slices."""
         job = self._job
         if job.state != types_pb2.JOB_STATE_RUNNING or job.consistency.mode is not Mode.SYNC:
             return []
@@ -37,7 +37,7 @@ class Idle:
         return [at_work[place] for place in without_slices(self._slices(), len(at_work))]
 
     def sentence(self) -> str:
-        """Who is idle, why, and what to do about it; empty if nobody is."""
+        """Which workers are idle, why, and what to do about it, in words; empty if no worker is idle."""
         idle = self.members()
         if not idle:
             return ""

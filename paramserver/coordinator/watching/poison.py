@@ -1,4 +1,4 @@
-"""Slices that kill whoever computes them: named, and the end of the job, or skipped (`training.poison`)."""
+"""Slices that kill each worker that computes them: they end the job, or are skipped (`training.poison`)."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ class PoisonWatch:
         name = self.describe(place)
         if job.options.poison == "fail":
             await job.fail(
-                f"whoever computes {name} dies, {member.name} the last: look at these samples, or set training.poison "
-                "= skip, which counts such a slice without its samples"
+                f"each worker that computes {name} dies, {member.name} the last: look at these samples, or set "
+                "training.poison = skip, which counts such a slice without its samples"
             )
             return
         self.slices.add(place.slice)
         self._poison.skipped(place)
-        log.warning(f"whoever computes {name} dies: it counts without its samples (training.poison = skip)")
+        log.warning(f"each worker that computes {name} dies: it counts without its samples (training.poison = skip)")
 
     def look(self) -> None:
         """Let workers be careless again once the job gets on."""

@@ -74,7 +74,7 @@ class Stuck:
         )
 
     def _missed(self) -> list[str]:
-        """Whom nobody here starts again; a launcher does, and says when it gives up."""
+        """Missing members that no process here starts again. A launcher does so, and says when it gives up."""
         job = self._job
         if job.options.launched:
             return []

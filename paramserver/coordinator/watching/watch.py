@@ -48,7 +48,7 @@ class Watch:
             del self.absent[index], self._lost_at[index]
 
     def server_back(self, index: int) -> None:
-        """It has joined again, with its shard."""
+        """A server has joined again, with its shard."""
         if index in self.absent:
             log.info("a server is back", server=f"server-{index}", after_s=round(self._away_s(index), 1))
             del self.absent[index], self._lost_at[index]

@@ -1,1 +1,1 @@
-"""What there is to do: leases of slices, what has counted, and changes of the mode."""
+"""The work of a job: leases of slices, the slices that have counted, and changes of the mode."""

@@ -58,7 +58,7 @@ class ModeChange:
 
     @property
     def wanted(self) -> Consistency | None:
-        """What is agreed on, or was in force before the job went back; None if that is in force."""
+        """The setting that is agreed on, or that was in force before the job went back; None once it is in force."""
         wanted = self._wanted
         return None if wanted is None or _same(wanted, self._job.consistency) else wanted
 
@@ -228,7 +228,7 @@ class ModeChange:
             log.warning("the setting could not be brought back", wanted=str(wanted), reason=str(error))
 
     def server_back(self, server: Member) -> None:
-        """It may not have heard that a change was taken back, and would wait for it for ever."""
+        """A server is back: it may not know that a change was taken back, and would wait for the change for ever."""
         if self._aborted:
             aborted = replace(self._job.consistency, revision=self._aborted)
             request = self._request(aborted, shard_pb2.PHASE_ABORT)
@@ -254,7 +254,7 @@ class ModeChange:
         await asyncio.gather(*self._background, return_exceptions=True)
 
     async def _insist(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What was agreed on must be done, if a server is away: when it is back."""
+        """Repeat ``work`` until it succeeds: servers that come back later must carry out the change, too."""
         while True:
             try:
                 return await work()
@@ -294,7 +294,7 @@ class ModeChange:
         raise errors.UnavailableError("the shards did not agree on a version boundary: try again")
 
     async def _take_back(self, proposal: Consistency) -> None:
-        """Those that are there hear of it now, the others when they are back."""
+        """Servers that are present hear of the change now, the others when they are back."""
         self._aborted = max(self._aborted, proposal.revision)
         await self._call(self._job.members.of(Role.SERVER), proposal, shard_pb2.PHASE_ABORT)
 

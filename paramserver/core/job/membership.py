@@ -1,4 +1,4 @@
-"""Who is a member: leases, names, ranks, and the generation that rises whenever that changes."""
+"""The members of a job: their leases, names and ranks, and the generation, which rises with every change of members."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 
 class Role(enum.Enum):
-    """What a process is to the job. Observers only look; they are members of no generation."""
+    """The role of a process in the job. Observers only read; they are members of no generation."""
 
     WORKER = "worker"
     SERVER = "server"
@@ -68,7 +68,7 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """It said goodbye."""
+    """The member leaves and has said so."""
 
     ident: int
 
@@ -97,7 +97,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """It is a member no more. ``lost``: without a goodbye."""
+    """The process is no longer a member. ``lost``: it ended without saying goodbye."""
 
     member: Member
     lost: bool
@@ -138,7 +138,7 @@ class Membership:
             self._next_ident = max(self._next_ident, member.ident + 1)
 
     def forget(self, ident: int) -> None:
-        """It is no member any more; nobody need be told."""
+        """Remove a member without an effect for other members."""
         self._members.pop(ident, None)
 
     def __contains__(self, ident: int) -> bool:

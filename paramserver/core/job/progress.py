@@ -32,7 +32,7 @@ class Progress:
     def hear(self, worker: int, slices: int, at_work: bool, slice_s: float, now: float) -> None:
         """A report: slices so far, whether it is the script's turn, and how long its slices usually take (0: unknown).
 
-        Whoever gets somewhere is not stalled from now on.
+        A worker that has made progress is no longer stalled.
         """
         seen = self._seen.get(worker)
         if seen is None or not at_work or seen.slices != slices:
@@ -40,7 +40,7 @@ class Progress:
             self.stalled -= {worker}
 
     def gone(self, worker: int) -> None:
-        """It is no member any more."""
+        """The worker is no longer a member."""
         self._seen.pop(worker, None)
         self.stalled -= {worker}
 
@@ -51,7 +51,7 @@ class Progress:
         return max(self.stall_s, _TIMES * median(usual) if usual else 0.0)
 
     def look(self, now: float) -> frozenset[int]:
-        """Who has become stalled since the last look; nobody if that would be everybody."""
+        """Workers that have become stalled since the last call. Empty if all workers would be stalled."""
         if not self.stall_s:
             return frozenset()
         limit_s, before = self.limit_s, self.stalled

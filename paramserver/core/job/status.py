@@ -41,7 +41,7 @@ class Status:
 
 
 class Phase(enum.Enum):
-    """What the coordinator does with the job at present."""
+    """The phase of the job, as the coordinator sees it."""
 
     WAITING = "waiting"
     INITIALISING = "initialising"
@@ -57,7 +57,7 @@ _ENDS = {Phase.FAILED: State.FAILED, Phase.STOPPED: State.STOPPED, Phase.DONE: S
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """What a coordinator knows of its job. All texts are parts of sentences for people."""
+    """Facts about the job that a coordinator knows. All texts are parts of sentences for people."""
 
     phase: Phase
     # Whom the start waits for, where the job goes back to, or why it has ended.
@@ -109,7 +109,7 @@ def job_status(facts: JobFacts) -> Status:
 
 @dataclass(frozen=True, slots=True)
 class MemberFacts:
-    """What a coordinator knows of a server or worker that is a member."""
+    """Facts about a server or worker that is a member."""
 
     job: JobFacts
     # Its session is broken; it may come back until its lease ends.

@@ -35,7 +35,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What one server says: contributions in published versions, and in the step that is still open."""
+    """The report of one server: contributions in published versions, and contributions in the open step."""
 
     name: str
     counted: int

@@ -1,4 +1,4 @@
-"""Whether a job that trains is stuck: nothing counts any more, and nobody will change that. Pure; times in seconds."""
+"""Decides whether a training job is stuck: no contribution counts, and no process can change that. Times in seconds."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 # Nothing may count for so many times as long as it has lately taken at most.
 _TIMES = 4.0
 _INTERVALS = 8
-# Scripts that have their turn may do something long, such as an evaluation: so many times as long.
+# A script that is at work, and does not wait, may evaluate for long: its limit is longer by this factor.
 _AT_WORK = 4.0
 _NAMES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What a coordinator sees of its job at one moment."""
+    """Facts about the job at one moment."""
 
     # Another value whenever something has counted.
     progress: Hashable

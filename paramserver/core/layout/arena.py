@@ -51,7 +51,7 @@ class Arena:
         return self.frozen_bytes + slot * self.slot_bytes
 
     def runs(self, plan: Plan, frozen: bool) -> tuple[Run, ...]:
-        """Who owns what of the frozen part, or of a slot; neighbours of one owner joined, in order."""
+        """The byte ranges of the frozen part or of a slot, with their owners, in order; neighbours are joined."""
         runs: list[Run] = []
         for chunk in self.layout.chunks:
             if (chunk.kind is Kind.FROZEN) != frozen:
@@ -64,7 +64,7 @@ class Arena:
         return tuple(runs)
 
     def separable(self, plan: Plan) -> bool:
-        """Whether no page belongs to two servers, so that each can lend its own pages."""
+        """True if no page of memory belongs to two servers, so that each server can lend its own pages."""
         return plan.servers == 1 or all(
             run.start % self.page == 0 for frozen in (False, True) for run in self.runs(plan, frozen)
         )

@@ -1,4 +1,4 @@
-"""What to say of a name that nobody has, when there may be thousands of others."""
+"""Messages about an unknown name: which names there are, even if there are thousands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COMPARED = 2000
 
 
 def instead_of(name: str, names: Collection[str]) -> str:
-    """What there is instead of ``name``, in words: all names if they are few, else the nearest and their number.
+    """The known names instead of ``name``, in words: all names if they are few, else the nearest names and the number.
 
     >>> instead_of("fc.wieght", ["fc.weight", "fc.bias"])
     "there are 'fc.weight', 'fc.bias'"

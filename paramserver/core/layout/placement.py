@@ -87,7 +87,7 @@ def split_shares(seats: Sequence[Seat], workers: int) -> tuple[int, ...]:
 
 
 def load_of(plan: Plan, seats: Sequence[Seat], workers: int) -> Load:
-    """What the busiest link carries in a step of all workers. Frozen tensors do not travel."""
+    """Bytes that the busiest link carries in a step of all workers. Frozen tensors are not sent."""
     moved = [chunk for chunk in plan.layout.chunks if chunk.kind is not Kind.FROZEN]
     model = sum(chunk.nbytes for chunk in moved)
     held = Counter({(seat.host, seat.beside_worker): 0 for seat in seats})

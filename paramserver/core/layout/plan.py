@@ -30,7 +30,7 @@ _WHOLE_NUMBERS = frozenset(("bool", "int8", "int16", "int32", "int64", "uint8", 
 
 
 class Kind(enum.Enum):
-    """What becomes of a tensor: trained, averaged over the slices of a step, or only kept."""
+    """How the servers treat a tensor: trained, averaged over the slices of a step, or only kept."""
 
     PARAMETER = "parameter"
     BUFFER = "buffer"
@@ -113,7 +113,7 @@ class Chunk:
         return self.elements * ITEMSIZE[self.dtype]
 
     def uses(self, tensors: Container[int]) -> bool:
-        """Whether it has a part of one of these tensors."""
+        """True if the chunk holds a part of one of these tensors."""
         return any(piece.tensor in tensors for piece in self.pieces)
 
 

@@ -42,7 +42,7 @@ class Slots:
         self._readers[reader] = {slot for one in former for slot in self._readers.pop(one, ())}
 
     def reads(self, reader: int, slots: Iterable[int]) -> None:
-        """What a reader reads from, and nothing else."""
+        """``reader`` reads from these slots and from no others."""
         self._readers[reader] = set(slots)
 
     def lend(self, reader: int, slot: int) -> None:

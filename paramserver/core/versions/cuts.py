@@ -84,7 +84,7 @@ class Marks:
 
 
 def united(shards: Sequence[Counted]) -> dict[int, RangeSet]:
-    """What any of the shards has counted."""
+    """The slices that at least one of the shards has counted, by epoch."""
     epochs = sorted({epoch for shard in shards for epoch in shard})
     return {
         epoch: RangeSet.from_ranges(part for shard in shards if epoch in shard for part in shard[epoch].ranges())
@@ -93,7 +93,7 @@ def united(shards: Sequence[Counted]) -> dict[int, RangeSet]:
 
 
 def lacking(target: Counted, counted: Counted) -> frozenset[AsyncName] | None:
-    """What a shard that has counted ``counted`` lacks of ``target``; None if it has more, or lacks too much."""
+    """The slices of ``target`` that ``counted`` lacks. None if ``counted`` has others, or lacks too many."""
     if any(minus(done, target.get(epoch, RangeSet())) for epoch, done in counted.items()):
         return None
     gaps = {epoch: minus(wanted, counted.get(epoch, RangeSet())) for epoch, wanted in target.items()}

@@ -1,4 +1,4 @@
-"""What happens to a shard, what it may be asked for, and what is to be done about it: plain frozen values."""
+"""Events of a shard, requests to a shard, and the effects that it returns: plain frozen values."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Exactly:
 
 @dataclass(frozen=True, slots=True)
 class AtClock:
-    """What a worker that has finished ``clock`` slices may see."""
+    """Asks for a version that a worker may see after it has finished ``clock`` slices."""
 
     clock: int
 
@@ -58,7 +58,7 @@ class Joining:
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """Whatever is published."""
+    """Asks for the newest published version."""
 
 
 Want = AtLeast | Exactly | AtClock | Joining | Latest
@@ -199,7 +199,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class DropBuffer:
-    """Nobody needs these bytes any more."""
+    """The bytes of this buffer are no longer needed."""
 
     buffer: int
 
@@ -242,7 +242,7 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class DropVersion:
-    """Nobody may ask for this version any more."""
+    """This version can no longer be pulled; its memory may be used again."""
 
     version: int
 

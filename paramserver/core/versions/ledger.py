@@ -1,4 +1,4 @@
-"""What a shard has counted, and who brought it; and from that, per epoch, which samples counted how often.
+"""What a shard has counted and which worker computed it; and how often each sample of an epoch has counted.
 
 A shard notes every contribution of every version it makes. Details are kept of the last ones only, so memory is
 bounded; of what is older it is still known that it was counted, once.
@@ -54,7 +54,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class ShardLedger:
-    """What one shard says. ``counted``: by epoch, the asynchronous slices that are in published versions."""
+    """The ledger of one shard. ``counted``: by epoch, the asynchronous slices in published versions."""
 
     rows: Sequence[Row]
     folded_steps: int = 0
@@ -78,7 +78,7 @@ class Account:
 
     @property
     def complete(self) -> bool:
-        """Whether every sample has counted."""
+        """True if every sample has counted."""
         return self.never == 0
 
 

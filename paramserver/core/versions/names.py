@@ -1,4 +1,4 @@
-"""What a contribution is called: by its work, never by its worker."""
+"""Names of contributions: they name the work, never the worker."""
 
 from __future__ import annotations
 

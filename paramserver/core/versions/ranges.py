@@ -52,7 +52,7 @@ class RangeSet:
         return tuple(zip(self._starts, self._stops, strict=True))
 
     def missing(self, of: int) -> tuple[tuple[int, int], ...]:
-        """What ``[0, of)`` lacks, as half-open ranges, sorted."""
+        """The half-open ranges of ``[0, of)`` that are not in the set, sorted."""
         found = []
         at = 0
         for start, stop in zip(self._starts, self._stops, strict=True):
@@ -98,13 +98,13 @@ def complement(ranges: Iterable[tuple[int, int]], end: int) -> list[tuple[int, i
 
 
 def minus(ranges: RangeSet, others: RangeSet) -> RangeSet:
-    """What is in the first set and not in the second."""
+    """The numbers that are in the first set and not in the second."""
     end = ranges.ranges()[-1][1] if ranges else 0
     return common([ranges, RangeSet.from_ranges(others.missing(end))]) if end else RangeSet()
 
 
 def common(sets: Sequence[RangeSet]) -> RangeSet:
-    """What all of at least one set have in common."""
+    """The numbers that are in all sets. There is at least one set."""
     end = min(one.ranges()[-1][1] if one else 0 for one in sets)
     lacking = RangeSet.from_ranges(gap for one in sets for gap in one.missing(end))
     return RangeSet.from_ranges(lacking.missing(end))

@@ -9,7 +9,7 @@ neighbours level by level, where one without a neighbour moves up as it is. Ever
                 [0,2)    [2,4)
                0    1    2    3    4
 
-Whoever holds both halves of a node may add them, and gets the same bits as anybody else.
+A process that holds both halves of a node may add them. The sum has the same bits in every process.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def fold_order(nodes: Sequence[Node], of: int) -> list[Merge]:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What became of a node: it was there already, or it is held now in place of the ``dropped`` ones."""
+    """The result of adding a node: a duplicate, or the node is held in place of the ``dropped`` nodes."""
 
     duplicate: bool
     dropped: tuple[Node, ...] = ()
@@ -160,7 +160,7 @@ class Reducer:
     def merge(self) -> tuple[Merge, ...]:
         """Merge what can be merged now, inside the worker's range; return the merges in the order in which to do them.
 
-        Optional: whoever merges after each `add` keeps few partial sums, whoever does not uses `fold_order` at the end.
+        Optional: a caller that merges after each `add` keeps few partial sums; another uses `fold_order` at the end.
         """
         merges: list[Merge] = []
         stack: list[Node] = []

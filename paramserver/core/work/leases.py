@@ -40,7 +40,7 @@ class SliceLeases:
     def restored(cls, slices_per_epoch: int, epoch: int, done: Mapping[int, Iterable[tuple[int, int]]]) -> SliceLeases:
         """The table of a coordinator that takes over: what is done from ``epoch`` on, by epoch; nobody holds anything.
 
-        Whoever holds slices says so with its next request (see :meth:`reconcile`).
+        A worker that holds slices names them in its next request (see :meth:`reconcile`).
         """
         table = cls(slices_per_epoch, epoch)
         for number, ranges in done.items():
@@ -148,7 +148,7 @@ class SliceLeases:
         self._held_of[name.epoch] += 1
 
     def _let_go(self, name: AsyncName) -> None:
-        """Whoever holds it, if anybody does."""
+        """End the lease of this slice, if a worker holds it."""
         worker = self._holder.pop(name, None)
         if worker is None:
             return
@@ -168,7 +168,7 @@ class SliceLeases:
         return dict(held)
 
     def is_done(self, name: AsyncName) -> bool:
-        """Whether every shard has the slice."""
+        """True if every shard has the slice."""
         return name.epoch < self._oldest_open() or name.index in self._done_of(name.epoch)
 
     def nothing_left(self, max_epoch: int) -> bool:

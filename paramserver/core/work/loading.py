@@ -27,7 +27,7 @@ class Load:
 
 @dataclass(slots=True)
 class Agreement:
-    """Who has called a load, and who is waited for. Workers are known by member number.
+    """The workers that have called a load, and those that must still call it. Workers are known by member number.
 
     ``done``: the last load that is done. A call of that one, or of one before it, needs nothing: its worker has come
     late, or its script runs once more.
@@ -42,7 +42,7 @@ class Agreement:
 
     @property
     def pending(self) -> bool:
-        """Whether some worker waits for a load."""
+        """True if a worker waits for a load."""
         return bool(self.called)
 
     def call(self, worker: int, load: Load, present: Collection[int]) -> bool:
@@ -78,7 +78,7 @@ class Agreement:
             self.refuse("workers call ctx.load with different content: load the same in every worker")
 
     def missing(self, alive: Collection[int]) -> list[int]:
-        """Who has still to call it. Whoever is not alive is not waited for."""
+        """The workers that must still call the load. Workers that are not alive are left out."""
         return sorted(worker for worker in self.awaited if worker in alive and worker not in self.called)
 
     def agreed(self, alive: Collection[int]) -> Load | None:
@@ -87,7 +87,7 @@ class Agreement:
         return calling[0] if calling and self.refused is None and not self.missing(alive) else None
 
     def gone(self, worker: int) -> None:
-        """It is no longer a member."""
+        """The worker is no longer a member."""
         self.called.pop(worker, None)
 
     def refuse(self, sentence: str) -> None:
@@ -97,11 +97,11 @@ class Agreement:
             self.forget()
 
     def complete(self, load: Load) -> None:
-        """It is done, for good."""
+        """The load is complete."""
         self.done = load
         self.forget()
 
     def forget(self) -> None:
-        """Whoever still waits calls again."""
+        """Forget the calls; workers that still wait call again."""
         self.called.clear()
         self.awaited = frozenset()

@@ -1,4 +1,4 @@
-"""Which slice kills whoever computes it. Pure; times in seconds.
+"""Finds slices that kill each worker that computes them. Times in seconds.
 
 In the steady state nobody says which slice it begins, so the first death says nothing. From then on workers are
 *careful*: they tell where they are before they compute, until the job gets on. A slice at which others die then, one
@@ -62,14 +62,14 @@ class Poison:
         self._at[worker] = place
 
     def tells(self, worker: int, place: Place | None) -> None:
-        """What a worker's report says that it computes, which may be late."""
+        """The slice that a worker computes according to its report, which may be late."""
         if place is None:
             self._told.pop(worker, None)
         else:
             self._told[worker] = place
 
     def left(self, worker: int) -> None:
-        """It is gone, in order."""
+        """The worker has left in order."""
         self._at.pop(worker, None)
         self._told.pop(worker, None)
 
@@ -84,7 +84,7 @@ class Poison:
         return place if self._enough(place) and not self._computed(place) else None
 
     def undecided(self, place: Place) -> bool:
-        """Whether it is as good as known that the slice is poison, but somebody still computes it: others wait."""
+        """True if the slice is most likely poison and a worker still computes it: other workers wait."""
         return self._enough(place) and self._computed(place)
 
     def _enough(self, place: Place) -> bool:
@@ -95,7 +95,7 @@ class Poison:
         return any(one.slice == place.slice for one in (*self._at.values(), *self._told.values()))
 
     def skipped(self, place: Place) -> None:
-        """Nobody computes this slice any more."""
+        """No worker computes this slice any more."""
         self._deaths = [one for one in self._deaths if one.slice != place.slice]
 
     def look(self, counted: int, enough: int, done: Callable[[Place], bool], now: float) -> None:

@@ -15,10 +15,10 @@ def fixed_share(of: int, slices_per_step: int, rank: int, workers: int) -> Range
 
 
 def flushes(schedule: SyncSchedule, version: int, position: int, every: int) -> bool:
-    """Whether a contribution to the step that follows ``version`` must leave nothing for later.
+    """True if a contribution to the step after ``version`` must include all residuals.
 
-    So it is where the step makes a version that is a multiple of ``every`` (checkpoints are taken there), at the end of
-    an epoch, and where the next step is too short to have the position.
+    This holds if the step makes a version that is a multiple of ``every`` (checkpoints are taken there), at the end of
+    an epoch, and if the next step is too short to have the position.
     """
     if (version + 1) % every == 0:
         return True

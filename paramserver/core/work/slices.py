@@ -16,7 +16,7 @@ from math import isqrt
 Range = tuple[int, int]
 
 _MASK = (1 << 64) - 1
-# Odd, its bits well spread; any such number would do, but another one changes every order of samples.
+# An odd number with well spread bits. Another number would do, but would change every order of samples.
 _MULTIPLIER = 0xD1B54A32D192ED03
 # Six rounds mix well when the halves are large. Few samples need more rounds until all their orders are as likely.
 _ROUNDS, _ROUNDS_IF_SMALL, _SMALL = 6, 12, 4096
@@ -58,7 +58,7 @@ class DataSpec:
 
 
 def slice_samples(data: DataSpec, index: int) -> int:
-    """How many samples slice ``index`` of an epoch has; 0 without a data set. Raises ValueError if there is no such."""
+    """How many samples slice ``index`` of an epoch has; 0 without a data set. Raises ValueError for other indices."""
     start, stop = _stretch(data, index)
     return stop - start
 
@@ -262,7 +262,7 @@ class SyncSchedule:
 
 
 def _without(ranges: tuple[Range, ...], count: int) -> tuple[Range, ...]:
-    """What is left of the ranges without their first ``count`` numbers, of which they have more."""
+    """The ranges without their first ``count`` numbers. The ranges hold more than ``count`` numbers."""
     for i, (lo, hi) in enumerate(ranges):
         if count < hi - lo:
             return ((lo + count, hi), *ranges[i + 1 :])

@@ -64,7 +64,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """What is updated as long as the same pieces are used; while it exists, it owns the history of these pieces.
+    """The optimizer of a set of pieces, kept as long as the same pieces are used. It owns the history of these pieces.
 
     ``optimizer``: None where there is a fused kernel, which needs none.
     """
@@ -338,7 +338,7 @@ class ChunkState:
         return _Runs(mask, exact, tuple(runs), optimizer)
 
     def _history(self, index: int) -> tuple[object, ...]:
-        """What pieces must have in common to be updated as one parameter."""
+        """The properties that pieces must share to be updated as one parameter."""
         numbers = sorted((key, number.item()) for key, number in self._scalars[index].items())
         return (*numbers, *sorted(self._keys[index]))
 

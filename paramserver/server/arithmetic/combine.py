@@ -174,7 +174,7 @@ def split(tensor: Tensor) -> Sequence[Tensor]:
 
 @lru_cache(maxsize=256)
 def _recipe(nodes: tuple[Node, ...], of: int) -> Recipe:
-    """What to add to what, and where to put it: the same for all chunks of a step, and often for the next step.
+    """Which terms to add, and where to put the sums: the same for all chunks of a step, and often for the next step.
 
     Places below ``len(nodes)`` are the tensors that are given, others are tiles of scratch memory, as few as possible.
     """

@@ -26,7 +26,7 @@ _off = False
 
 
 def kernels() -> Compiled | None:
-    """What there is to use, None if there is nothing."""
+    """The compiled kernels; None if there are none or they are turned off."""
     return None if _off else _compiled()
 
 

@@ -1,4 +1,4 @@
-"""What a shard takes along to another timeline when scripts load weights or optimizer state (``ctx.load``)."""
+"""The state that a shard keeps on a new timeline when scripts load weights or optimizer state (``ctx.load``)."""
 
 from __future__ import annotations
 

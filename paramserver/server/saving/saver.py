@@ -54,7 +54,7 @@ _MASTERED = frozenset(("float16", "bfloat16", "float32", "float64"))
 
 @dataclass(slots=True)
 class _Copy:
-    """What a checkpoint needs of one version of this shard."""
+    """The parts of one version of this shard that a checkpoint needs."""
 
     version: Version
     states: StateCopy
@@ -157,7 +157,7 @@ class Saver:
                 copy.released = True
 
     def statuses(self) -> list[shard_pb2.CopyStatus]:
-        """What has become of the copies, oldest first."""
+        """The states of the copies, oldest first."""
         return [
             status
             for _, status in sorted({**self._skipped, **{n: copy.status for n, copy in self._copies.items()}}.items())
@@ -398,7 +398,7 @@ def _saved(info: FileInfo) -> shard_pb2.SavedFile:
 
 
 def _facts(version: int, tensors: ShardTensors, state: ShardState) -> str:
-    """What a shard knows beside its tensors, as JSON; equal on all shards of a consistent cut."""
+    """The state of a shard beside its tensors, as JSON; equal on all shards of a consistent cut."""
     return json.dumps(
         {
             "version": version,

@@ -15,7 +15,7 @@ from paramserver.server.versions.version import Version
 from paramserver.tensors.codec import encode_frame
 from paramserver.v1 import shard_pb2
 
-# Whoever is sent something is not asked to come again for so long.
+# After a frame was sent, the worker is not told to ask again for so long.
 _WAIT_S = 60.0
 
 
@@ -88,7 +88,7 @@ class Ahead:
         return pulled
 
     def rest(self, version: Version, frames: Sequence[bytes]) -> Iterator[bytes]:
-        """Those of the version's frames that have not been sent: all, unless it was the draft of what was."""
+        """The version's frames that are not sent yet: all, unless frames of this version's draft were sent ahead."""
         have = self._sent.get(version.draft, set()) if version.draft else set()
         if not have:
             yield from frames

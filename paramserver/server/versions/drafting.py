@@ -118,7 +118,7 @@ class Drafting:
             self._make(draft, self._chunks[chunk])
 
     def fails(self, part: Contribution) -> None:
-        """It does not arrive whole."""
+        """The push of a contribution failed before all chunks were received."""
         if any(one is part for one in self._parts):
             self._parts = [one for one in self._parts if one is not part]
             self._forget()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """What a stream brought: its first header and, by chunk index, read-only views of the received bytes, or copies."""
+    """A received stream: its first header and, by chunk index, read-only views or copies of the received bytes."""
 
     header: shard_pb2.FrameHeader
     chunks: dict[int, torch.Tensor]

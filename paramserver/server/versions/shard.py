@@ -70,7 +70,7 @@ class Making:
 
 
 class StateCopy:
-    """The optimizer state of one version, chunk by chunk: copied by whoever comes to a chunk first, and used once."""
+    """The optimizer state of one version, by chunk. The first user of a chunk copies its state; it is used once."""
 
     def __init__(self, states: Mapping[int, ChunkState], lock: threading.Lock) -> None:
         self._states, self._lock = states, lock
@@ -84,7 +84,7 @@ class StateCopy:
                 self._copies[index] = self._copy(index)
 
     def outline(self, index: int) -> list[StateEntry]:
-        """What :meth:`use` will give but for the numbers, which may be changing."""
+        """The entries that :meth:`use` will return, without their numbers, which may be changing."""
         with self._lock:
             return self._copies[index] if index in self._copies else list(self._states[index].export())
 
@@ -95,7 +95,7 @@ class StateCopy:
             return self._copies.pop(index) if index in self._copies else self._copy(index)
 
     def forget(self) -> None:
-        """Nobody will use what has not been used."""
+        """The states that have not been used will not be used."""
         with self._lock:
             self._used.update(self._states)
             self._copies.clear()
@@ -123,7 +123,7 @@ class ShardTensors:
         # Seconds that updates have waited for copies of the optimizer state.
         self.copy_s = 0.0
         self.states = {c.index: ChunkState(c, optimizer) for c in chunks if c.kind is Kind.PARAMETER}
-        # Held by whoever reads the state of a chunk outside of an update.
+        # Held while the state of a chunk is read outside of an update.
         self._lock = threading.Lock()
         self._copying: tuple[StateCopy, ...] = ()
         self._listing = threading.Lock()
@@ -175,7 +175,7 @@ class ShardTensors:
 
     @staticmethod
     def making(base: Version, contributions: Sequence[Contribution]) -> Making:
-        """What all chunks of the version after ``base`` have in common, should it be made of these contributions."""
+        """The facts common to all chunks of the version after ``base``, if it is made of these contributions."""
         samples = sum(c.samples for c in contributions)
         return Making(base, tuple(contributions), samples, used_by(contributions), leading(contributions))
 

@@ -38,7 +38,7 @@ Space = Callable[[Chunk], "Tensor"]
 
 
 class Line(Protocol):
-    """What answers the calls that a worker makes over its socket."""
+    """Answers the calls that a worker makes over its socket."""
 
     def close(self) -> None:
         """Hang up."""

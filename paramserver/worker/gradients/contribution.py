@@ -1,4 +1,4 @@
-"""What is said of a contribution that is pushed, and the frames in which it travels."""
+"""The header of a contribution, and the frames in which it is pushed."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Early:
         self.push.add_done_callback(lambda _: self.pool.give(self.partial))
 
     def break_off(self) -> None:
-        """It is not wanted."""
+        """The contribution is not wanted: cancel its push and return its memory."""
         self.push.cancel()
         self.give_back()
 

@@ -103,7 +103,7 @@ def _checked(name: str, found: Any, chunk: Chunk, values: torch.Tensor, casts: d
 
 
 def _clear_padding(chunk: Chunk, values: torch.Tensor) -> None:
-    """What no tensor covers stays zero."""
+    """Set the elements between tensors to zero."""
     at = 0
     for piece in chunk.pieces:
         values[at : piece.chunk_start] = 0

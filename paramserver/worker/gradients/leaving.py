@@ -49,7 +49,7 @@ class EarlyChunks:
         self._changed = asyncio.Event()
 
     async def of(self, mine: frozenset[int]) -> AsyncIterator[int]:
-        """Those of these chunks that are ready, as they become so; ends when all is certain."""
+        """The chunks of ``mine``, each as soon as it is ready. Ends when no further chunk will be ready early."""
         at = 0
         while True:
             changed = self._changed

@@ -1,4 +1,4 @@
-"""What a contribution looks like on its way out: compressed, with what was left out of the one before.
+"""Compresses a contribution before its push, and adds what was left out of the contribution before.
 
 A lossy worker puts in place of its numbers what servers will read, so that they are the same however they travel. What
 a compressor with *feedback* leaves out, the residual, is kept by slice position and belongs into the next contribution
@@ -105,7 +105,7 @@ class Outgoing:
 
 
 class _Residual:
-    """What was left out of the contributions of one slice position so far."""
+    """The residual of one slice position: what was left out of its contributions so far."""
 
     def __init__(self, space: FlatSpace) -> None:
         self._space = space

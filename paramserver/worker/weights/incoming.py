@@ -47,7 +47,7 @@ class IncomingWeights:
         self.waited_s = 0.0
 
     def unread(self, tensors: Collection[int]) -> frozenset[int]:
-        """Those of these tensors that were not here when it began, and that nobody has said to have read."""
+        """The tensors among ``tensors`` that were still to come at the beginning and that have not been read since."""
         return frozenset(self._unread.intersection(tensors))
 
     def read(self, tensor: int) -> None:
@@ -73,7 +73,7 @@ class IncomingWeights:
             raise self._error
 
     def drop(self) -> None:
-        """It is no longer wanted."""
+        """The rest of the version is no longer wanted."""
         for rest in self._rests:
             rest.cancel()
         self._left.clear()

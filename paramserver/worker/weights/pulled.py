@@ -1,4 +1,4 @@
-"""What shards answer to a pull."""
+"""The answers of shards to a pull."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paramserver.worker.weights.rest import Rest
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """What one shard answered: raw bytes by chunk index, and its header."""
+    """The answer of one shard: raw bytes by chunk index, and its header."""
 
     version: int
     min_clock: int
@@ -39,7 +39,7 @@ class Pulled:
     counted: bytes = b""
 
     def drop(self) -> None:
-        """It is not wanted: what is still to come need not."""
+        """The answer is not wanted: cancel the chunks that are still to come."""
         if self.rest is not None:
             self.rest.cancel()
 
@@ -110,7 +110,7 @@ class Answer:
 
     @property
     def waiting_for(self) -> str | None:
-        """Whom the server waits for, if it has said that there is no answer yet."""
+        """What the server waits for, in words, if it has said that there is no answer yet."""
         return None if self._header is None or self._header.ready else self._header.waiting_for
 
     def add(self, frame: shard_pb2.FrameHeader, parts: Iterable[tuple[Ref, memoryview]]) -> None:
@@ -131,7 +131,7 @@ class Answer:
                 self._rest.came(index, data)
 
     def _begin(self, header: shard_pb2.PullHeader) -> None:
-        """It is known which version it is."""
+        """The header is here: the version is known."""
         if header.draft != self._draft:
             self._chunks = {}
         if self._begun is None:
@@ -150,7 +150,7 @@ class Answer:
             self._rest.came(index, data)
 
     def _much(self, header: shard_pb2.PullHeader) -> Rest | None:
-        """What follows the header, if that is worth beginning without it."""
+        """The chunks still to come, if they are so many that the script should begin without them. None otherwise."""
         moving = (chunk for chunk in self._plan.chunks_of(self._server) if chunk.kind is not Kind.FROZEN)
         left = [chunk for chunk in moving if chunk.index not in self._chunks]
         complete = len(left) + len(self._chunks) == header.chunks

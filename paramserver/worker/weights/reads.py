@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 
 class Reader(Protocol):
-    """Who wants to know."""
+    """Is told of each read of a parameter."""
 
     def read(self, tensor: int) -> None:
         """The parameter of this index is about to be read."""
@@ -102,7 +102,7 @@ class Reads(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """What torch calls in place of ``func``."""
+        """Torch calls this method in place of ``func``."""
         # What is compiled would not wait.
         if self._reader is not None and not torch.compiler.is_compiling() and func not in _HARMLESS:
             self._tell(self._reader, func, args, kwargs)

@@ -11,7 +11,7 @@ from paramserver import errors
 
 # If less than this is still to come from a server, it is waited for at once.
 LEAST_BYTES = 1 << 20
-# How often whoever waits looks whether the job goes on.
+# A waiting thread checks at this interval, in seconds, whether the job goes on.
 _LOOK_S = 0.1
 
 
@@ -28,7 +28,7 @@ class Rest:
         self._error: BaseException | None = None
 
     def comes_by(self, task: asyncio.Task[Any]) -> None:
-        """What brings it, in the loop."""
+        """The task of the loop that receives the chunks."""
         self._task = task
         task.add_done_callback(self._ended)
 
