@@ -53,19 +53,20 @@ def ours(args: argparse.Namespace) -> None:
         data = TensorDataset(torch.arange(args.steps * args.ranks) % args.ranks)
         optimizer = optimizer_of(args.optimizer, made.parameters())
         model, _, loader = ctx.prepare(made, optimizer, DataLoader(data, batch_size=1))
-        engine, binding = ctx.engine, ctx._binding
+        engine, binding, steps = ctx.engine, ctx._binding, ctx.steps
         assert binding is not None
+        assert steps is not None
         for _ in ctx.epochs(1):
             for (part,) in loader:
-                item, ctx._item = ctx._item, None
+                item = steps.take()
                 assert item is not None
-                partial = engine.pool.take()
+                partial = engine.places.pool.take()
                 partial.samples = 1
                 for index in range(TENSORS):
                     partial.space.view(index).fill_(gradient(int(part)))
                     partial.used.add(index)
                 step, began = ctx.version, time.monotonic()
-                engine.contribute(item, partial, binding.groups())
+                engine.loop.contribute(item, partial, binding.groups())
                 if ctx.version == step + 1:
                     times.append((began, time.monotonic()))
         transport, weight = engine.links.near.kind, next(model.parameters())[0].item()

@@ -93,10 +93,10 @@ class RawClient:
                 self._space = made
                 return made
 
-            self._engine.promote_to_begin()
+            self._engine.entry.promote_to_begin()
             # The engine must not keep alive a client that the program has forgotten.
             use = weakref.WeakMethod(self._use)
-            self._engine.register(model, space, lambda weights: (use() or _nobody)(weights))
+            self._engine.entry.register(model, space, lambda weights: (use() or _nobody)(weights))
             return self._copy(None)
 
     def push(self, grads: Mapping[str, Array], samples: int = 1) -> int:
@@ -112,23 +112,23 @@ class RawClient:
             if samples < 1:
                 raise errors.UserError(f"samples must be at least 1, not {samples}")
             tensors = {name: self._checked(name, value) for name, value in grads.items()}
-            self._engine.ensure_data()
-            self._engine.promote()
+            self._engine.slices.ensure()
+            self._engine.member.promote()
             while not self._contribute(tensors, samples):
                 # Somebody who joined or left had this part of the step; the next one is ours.
-                self._engine.handed.handed_in_again()
+                self._engine.sender.handed.handed_in_again()
             return self._engine.version
 
     def _contribute(self, tensors: Mapping[str, torch.Tensor], samples: int) -> bool:
-        item = self._engine.next_item(0, False)
+        item = self._engine.loop.next_item(0, False)
         assert item is not None, "without a data set there is always a next slice"
-        partial = self._engine.pool.take()
+        partial = self._engine.places.pool.take()
         partial.samples = samples
         for name, tensor in tensors.items():
             index = self._index[name]
             partial.space.view(index).copy_(tensor).mul_(samples)
             partial.used.add(index)
-        return self._engine.contribute(item, partial, self._groups)
+        return self._engine.loop.contribute(item, partial, self._groups)
 
     def pull(self, names: Sequence[str] | None = None, consistent: bool = True) -> dict[str, Array]:
         """Copies of the arrays (all, or those named) as they are now: what was counted before this call is in them.
@@ -146,9 +146,9 @@ class RawClient:
             if self._space is None:
                 self._attach()
             if consistent:
-                self._engine.pull_cut()
+                self._engine.reading.pull_cut()
             else:
-                self._engine.pull_latest()
+                self._engine.reading.pull_latest()
             return self._copy(names)
 
     def _attach(self) -> None:
@@ -158,7 +158,7 @@ class RawClient:
             self._space = FlatSpace(plan.layout, torch.device("cpu"))
             return self._space
 
-        self._groups = list(self._engine.attach(space).optimizer.groups)
+        self._groups = list(self._engine.entry.attach(space).optimizer.groups)
 
     def _use(self, weights: FlatSpace) -> None:
         self._space = weights

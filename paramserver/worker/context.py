@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 import torch
@@ -18,29 +18,28 @@ from paramserver.compress.options import PUSH_COMPRESSIONS, Wire
 from paramserver.compress.registry import pull_cast
 from paramserver.config import Settings
 from paramserver.core.versions.consistency import Mode
-from paramserver.core.versions.names import AsyncName
 from paramserver.core.work.passes import Passes
-from paramserver.core.work.slices import main_place, slice_samples, slice_seed
-from paramserver.v1 import coordinator_pb2, shard_pb2
+from paramserver.core.work.slices import main_place, slice_seed
 from paramserver.worker.engine import Engine
-from paramserver.worker.flat import FlatSpace, PartialSum
+from paramserver.worker.flat import FlatSpace
 from paramserver.worker.gradients.hooks import PushHook, of_script
-from paramserver.worker.gradients.outgoing import Outgoing
-from paramserver.worker.pace import Item
 from paramserver.worker.script.binding import ModelBinding
 from paramserver.worker.script.draws import Draws
-from paramserver.worker.script.given import check_loader, check_model, check_objects, check_scheduler
+from paramserver.worker.script.given import check_loader, check_model, check_objects
 from paramserver.worker.script.guard import Guard
-from paramserver.worker.script.loaded import digest_of, put_weights, take_state
+from paramserver.worker.script.loaded import load
 from paramserver.worker.script.loader import SliceLoader, describe_loader
 from paramserver.worker.script.optimizer import ServerOptimizer, StepScheduler
-from paramserver.worker.script.schedule import SchedulePosition
+from paramserver.worker.script.position import Position
+from paramserver.worker.script.schedule import SchedulePosition, Schedules
 from paramserver.worker.script.seeding import seed_everything
 from paramserver.worker.script.state import bring, in_torch_format
+from paramserver.worker.script.steps import Steps
 from paramserver.worker.weights.reads import Reads
 
 log = structlog.get_logger("paramserver.worker")
 
+T = TypeVar("T")
 # A script whose gradients are not what left early is not tried again for up to so many slices.
 _MOST_REST = 1024
 
@@ -55,35 +54,22 @@ class Context:
     def __init__(self, settings: Settings, engine: Engine, on_close: Callable[[Context], None]) -> None:
         self.settings = settings
         self.engine = engine
-        engine.outgoing = Outgoing(wire_of(settings))
-        engine.rounding = pull_cast(settings.training.pull_precision)
+        engine.configure(wire_of(settings), pull_cast(settings.training.pull_precision))
         self.device = _device(settings.training.device, engine.session.rank)
         self._on_close = on_close
+        self._passes = Passes()
+        self._position = SchedulePosition(engine)
+        self._schedules = Schedules(engine, self._position, self._passes)
+        self._draws = Draws(engine, settings.training.seed)
+        self._loop = Position(engine, self._passes, self._schedules)
+        # Of the model that was prepared.
+        self._model: nn.Module | None = None
         self._binding: ModelBinding | None = None
         self._guard: Guard | None = None
+        self.steps: Steps | None = None
         self._optimizer: ServerOptimizer | None = None
         self._loader: SliceLoader | None = None
-        self._schedulers: list[StepScheduler] = []
-        self._position = SchedulePosition(engine)
-        self._draws = Draws(engine, settings.training.seed)
-        self.passes = Passes()
-        # The job went back, and the present pass of a plain loop does earlier epochs again.
-        self._again = False
-        self._item: Item | None = None
-        self._in_loop = False
-        # The contribution that is leaving while it is computed, and what was said of it: of which tensors it is, the
-        # hyper-parameters, the norm to clip to. What the one before consisted of, if one like it can leave so.
-        self._early: PartialSum | None = None
-        self._early_said: tuple[object, ...] = ()
-        self._used: frozenset[int] = frozenset()
-        # How often in a row it was not what was contributed in the end; so many slices are computed without now.
-        self._early_misses = self._early_rest = 0
-        # The model that was prepared; how often ctx.load was called in which epoch.
-        self._model: nn.Module | None = None
-        self._loads = (-1, 0)
         self._closed = False
-        self._told_skip = False
-        self._clip_norm = 0.0
 
     # ---- facts
 
@@ -109,8 +95,8 @@ class Context:
         place = 0
         if self.engine.consistency.mode is Mode.SYNC:
             slices = view.slices_per_step
-            if self._loader is not None:
-                slices = min(slices, self._data.slices_per_epoch)
+            if self._position.data is not None:
+                slices = min(slices, self._position.data.slices_per_epoch)
             place = main_place(slices, len(view.workers))
         return view.workers[place].member == self.engine.session.member
 
@@ -131,13 +117,14 @@ class Context:
         ``generator.manual_seed(ctx.slice_seed())`` before each batch. Raises UserError before ``prepare`` of the model,
         and, with a loader, outside of the loop over it.
         """
-        if self._binding is None:
+        if self.steps is None:
             raise errors.UserError("ctx.slice_seed belongs after ctx.prepare of the model")
         if self._loader is None:
             return self._draws.seed(purpose)
-        if self._item is None:
+        item = self.steps.item
+        if item is None:
             raise errors.UserError("ctx.slice_seed belongs into the loop over the prepared loader, before the step")
-        return slice_seed(self.seed, self._item.epoch, self._item.index, purpose)
+        return slice_seed(self.seed, item.epoch, item.index, purpose)
 
     @property
     def closed(self) -> bool:
@@ -172,7 +159,7 @@ class Context:
                     "ctx.prepare takes a module, an optimizer, a DataLoader or a scheduler, "
                     f"not {type(thing).__name__}{done}"
                 )
-        self._check_schedulers([o for o in objects if isinstance(o, LRScheduler)], optimizer)
+        self._schedules.check([o for o in objects if isinstance(o, LRScheduler)], optimizer, self._optimizer)
         if model is not None and optimizer is not None:
             self._prepare_model(model, optimizer)
         return_values = [self._prepare_one(o) for o in objects]
@@ -188,19 +175,7 @@ class Context:
         if isinstance(thing, DataLoader):
             return self._prepare_loader(thing)
         assert isinstance(thing, LRScheduler)
-        scheduler = StepScheduler(thing, self._position, self._steps_count)
-        self._schedulers.append(scheduler)
-        return scheduler
-
-    def _check_schedulers(self, now: list[LRScheduler], optimizer: torch.optim.Optimizer | None) -> None:
-        """Those given now, and earlier ones if the optimizer comes after them."""
-        prepared = self._optimizer
-        if optimizer is not None and prepared is None:
-            for scheduler in (*now, *(earlier.wrapped for earlier in self._schedulers)):
-                check_scheduler(scheduler, optimizer)
-        elif optimizer is None and prepared is not None:
-            for scheduler in now:
-                check_scheduler(scheduler, prepared, prepared.wrapped)
+        return self._schedules.prepare(thing)
 
     def _prepare_model(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         if self._binding is not None:
@@ -213,23 +188,33 @@ class Context:
         model.to(self.device)
         binding = ModelBinding(model, optimizer)
 
-        guard = Guard(self.engine, binding)
+        guard = Guard(self.engine.weights, binding)
 
         def on_weights(weights: FlatSpace) -> None:
             binding.load(weights)
             guard.came()
 
         message = binding.message(self.settings.training.chunk_bytes)
-        plan = self.engine.register(message, binding.space, on_weights, bring(binding))
+        plan = self.engine.entry.register(message, binding.space, on_weights, bring(binding), guard)
         self._model, self._binding, self._guard = model, binding, guard
         guard.outside()
-        self.engine.before_next, self.engine.before_leaving = guard.check, guard.leaving
 
         def fetch() -> dict[torch.Tensor, dict[str, torch.Tensor]]:
-            return in_torch_format(binding, plan.layout, self.engine.optimizer_state())
+            return in_torch_format(binding, plan.layout, self.engine.reading.optimizer_state())
 
-        self._optimizer = ServerOptimizer(optimizer, self._contribute, fetch)
-        self.engine.reads = Reads(binding.parameters)
+        self.steps = steps = Steps(
+            self.engine,
+            self.settings.training,
+            binding,
+            guard,
+            self._passes,
+            self._position,
+            self._schedules,
+            self._draws,
+        )
+        self._loop.model_comes(steps, guard)
+        self._optimizer = ServerOptimizer(optimizer, steps.step, fetch)
+        self.engine.weights.listen(Reads(binding.parameters))
 
     def _prepare_loader(self, loader: DataLoader[Any]) -> SliceLoader:
         if self._loader is not None:
@@ -242,13 +227,13 @@ class Context:
                 f"the data set has {data.samples} samples, fewer than the batch size of {data.slice_size}: "
                 "every epoch is a single short slice, computed by one worker at a time"
             )
-        self.engine.register_data(data)
-        self._data = self._position.data = data
+        self.engine.slices.register(data)
+        self._position.loader_comes(data)
 
         def steps() -> int:
             return self._position.per_epoch
 
-        self._loader = SliceLoader(loader, data, self.settings.training.seed, self.device, self, steps)
+        self._loader = SliceLoader(loader, data, self.settings.training.seed, self.device, self._loop, steps)
         return self._loader
 
     # ---- the loop
@@ -262,220 +247,10 @@ class Context:
         if count < 1:
             raise errors.UserError(f"ctx.epochs needs a number of epochs of at least 1, not {count}")
         try:
-            yield from self._epochs(count)
+            yield from self._loop.epochs(count, self._loader is not None)
         finally:
-            self.passes.leave()
-        self.passes.plan_ended(count)
-
-    def _epochs(self, count: int) -> Iterator[int]:
-        self.engine.epochs_planned = count
-        self.engine.through = False
-        epoch = min(self.engine.open_epoch(), count - 1)
-        while True:
-            while epoch < count:
-                self.engine.epoch = epoch
-                self.passes.plan(epoch, last=epoch == count - 1)
-                self._loads = (epoch, 0)
-                for scheduler in self._schedulers:
-                    if self.engine.heard_schedule == shard_pb2.SCHEDULE_PER_STEP:
-                        scheduler.per_step = True
-                    scheduler.begin_epoch(epoch)
-                yield epoch
-                epoch = self.engine.next_epoch(epoch)
-            if self.engine.finish():
-                break
-            epoch = min(self.engine.open_epoch(), count - 1)
-        if self._guard is not None:
-            self._guard.outside()
-        # A script that leaves its last epoch in the middle wants no more of it, and does not promise the rest.
-        self.engine.through = self._loader is None or not self.passes.left
-
-    def begin_pass(self) -> int:
-        """For the loader: an iteration over it begins; returns its number. Raises UserError if none may."""
-        if self._closed:
-            raise errors.UserError("this worker has left the job: iterate over the prepared loader before ctx.close()")
-        if self._binding is None:
-            raise errors.UserError("give the model and its optimizer to ctx.prepare before iterating over its loader")
-        iteration = self.passes.begin()
-        self.engine.epoch = self.passes.epoch
-        return iteration
-
-    def next_item(self, iteration: int) -> Item | None:
-        """For the loader: the slice to compute now, None at the end of the epoch."""
-        passes, engine = self.passes, self.engine
-        passes.check(iteration)
-        while True:
-            item = engine.next_item(passes.epoch, passes.last, stay=passes.plain)
-            self._in_loop = item is not None
-            if item is None and passes.last and engine.consistency.mode is Mode.ASYNC:
-                engine.pull_latest()
-            elif item is None:
-                engine.settle()
-            if passes.plain and engine.went_back():
-                self._again = True
-                if item is None:  # what this pass was to see done is not
-                    continue
-            if item is None:  # a schedule is where the epoch's last update has brought it
-                self._align_schedulers()
-            passes.ended = item is None
-            if item is not None and self._again:
-                self._again = item.epoch < passes.epoch
-                for scheduler in self._schedulers:
-                    scheduler.set_back(passes.epoch - item.epoch)
-            if item is not None and self._binding is not None and not engine.may_compute(item):
-                self._hand_in_nothing(item)
-                continue
-            return item
-
-    def _hand_in_nothing(self, item: Item) -> None:
-        """This slice kills whoever computes it: it counts without its samples."""
-        assert self._binding is not None
-        self._item = item
-        self._align_schedulers()
-        self._binding.reset_buffers()
-        self._hand_in(item, self.engine.pool.take())
-
-    def leave_pass(self, iteration: int) -> None:
-        """For the loader: that iteration is over, at its end or before (``break``)."""
-        if iteration == self.passes.iteration:
-            self._in_loop = False
-            if self._guard is not None:
-                self._guard.outside()
-
-    def ahead(self) -> Iterator[Item]:
-        """For the loader: the slices that are likely to come."""
-        return (item for item in self.engine.ahead(self.passes.epoch) if not self.engine.poisoned(item))
-
-    def begin(self, item: Item) -> None:
-        """For the loader: the slice's batch is about to be handed to the script."""
-        self._item = item
-        self._align_schedulers()
-        if self._guard is not None:
-            self._guard.buffers()
-        seed_everything(slice_seed(self.settings.training.seed, item.epoch, item.index, "model"))
-        self._begin_early(item)
-
-    def _begin_early(self, item: Item) -> None:
-        """Let gradients leave as the backward pass makes them, if the one before was of a sort that can."""
-        if self._early is not None and self._binding is not None:  # of a slice on which the script has not stepped
-            self._binding.backward.end()
-        self._early = None
-        self._early_rest -= 1
-        if self._binding is None or not self._used or self._early_rest >= 0:
-            return
-        samples = slice_samples(self._data, item.index)
-        begun = self.engine.begin_early(item, samples, self._used, self._binding.groups)
-        if begun is not None:
-            self._early, chunks = begun
-            self._early_said = self._used, self._binding.groups(), self.engine.clip_norm
-            self._binding.backward.begin(self._early, chunks)
-
-    def _align_schedulers(self) -> None:
-        """A worker that had no slice for a while, or has just come, uses the learning rate of the step at hand."""
-        for scheduler in self._schedulers:
-            if scheduler.per_step is None and self.engine.heard_schedule == shard_pb2.SCHEDULE_PER_STEP:
-                scheduler.per_step = True
-            scheduler.catch_up()
-        known = [scheduler.per_step for scheduler in self._schedulers]
-        if True in known:
-            self.engine.schedule = shard_pb2.SCHEDULE_PER_STEP
-        elif None in known:
-            self.engine.schedule = shard_pb2.SCHEDULE_UNSPECIFIED
-        else:
-            self.engine.schedule = shard_pb2.SCHEDULE_OTHER
-
-    def end(self, item: Item) -> None:
-        """For the loader: a slice the script took but did not step on counts as one without samples."""
-        if self._item is not item or self._binding is None:
-            return
-        if not torch.is_grad_enabled():
-            raise errors.UserError(
-                "a batch of the prepared loader was taken where gradients are off, and without optimizer.step(): it "
-                "gives only slices to train on, so evaluate over a DataLoader that was not prepared"
-            )
-        if not self._told_skip:
-            self._told_skip = True
-            log.warning(
-                "a batch was taken without optimizer.step(); it counts as a slice without samples "
-                "(to accumulate gradients, raise training.slices_per_step instead)"
-            )
-        self._hand_in(item, self.engine.pool.take())
-
-    def _contribute(self, unscale: float, overflow: bool) -> None:
-        clip_norm = self._clip_norm
-        while not self._contribute_once(unscale, overflow):
-            # Without a loader: somebody who joined or left had this part of the step, the next one is ours.
-            self.engine.handed.handed_in_again()
-            self._clip_norm = clip_norm
-        if self._loader is None and self._binding is not None:
-            self._binding.reset_buffers()
-            self._draws.next()
-
-    def _contribute_once(self, unscale: float, overflow: bool) -> bool:
-        """False: another worker's contribution of this name counts instead, and this one under another name."""
-        binding = self._binding
-        assert binding is not None
-        taken: PartialSum | None = None
-        if self._item is None:
-            if self._loader is not None:
-                raise errors.UserError("optimizer.step() belongs once into each iteration over the prepared loader")
-            self._item = self._draws.take()
-            if self._item is None:
-                # Weights that come with the slice put buffers back: what the batch has made of them is taken before.
-                taken = self.engine.pool.take()
-                binding.gather(taken, 1, unscale)
-                self._item = self.engine.next_item(0, False)
-                self._align_schedulers()
-            assert self._item is not None
-        item = self._item
-        samples = slice_samples(self._data, item.index) if self._loader is not None else 1
-        clipped_here = self._clip_norm > 0 and isinstance(item.name, AsyncName)
-        plain = not (unscale != 1.0 or overflow or clipped_here)
-        early, self._early = self._early, None
-        if early is not None and binding.backward.end() and plain:
-            partial = early
-            binding.gather_buffers(partial, samples)
-        elif taken is not None:
-            partial = taken
-        else:
-            partial = self.engine.pool.take()
-            binding.gather(partial, samples, unscale)
-        if early is not None:
-            right = partial is early and self._early_said == (partial.used, binding.groups(), self._clip_norm)
-            # A script that changes its gradients mostly does so in each step.
-            self._early_misses = 0 if right else self._early_misses + 1
-            self._early_rest = 0 if right else min(2**self._early_misses, _MOST_REST)
-        self._used = frozenset(partial.used if plain else ())
-        bad = None if overflow else binding.non_finite(partial)
-        if overflow or bad is not None:
-            partial = self._without_gradient(partial, item, bad)
-        elif clipped_here:
-            binding.clip(partial, self._clip_norm)
-        self.engine.clip_norm, self._clip_norm = self._clip_norm, 0.0
-        return self._hand_in(item, partial)
-
-    def _without_gradient(self, partial: PartialSum, item: Item, bad: str | None) -> PartialSum:
-        policy = self.settings.training.nonfinite
-        if bad is not None:
-            text = f"the gradient of {bad!r} is not finite ({item.name})"
-            if policy == "fail":
-                raise errors.NonFiniteError(f"{text}; training.nonfinite = fail ends the run")
-            log.warning(f"{text}: {'the step is skipped' if policy == 'skip' else 'the slice is left out'}")
-        self.engine.discard(partial)
-        empty = self.engine.pool.take()
-        # An overflow that GradScaler found is always a skipped step, as it is without a cluster.
-        empty.overflow = bad is None or policy == "skip"
-        return empty
-
-    def _hand_in(self, item: Item, partial: PartialSum) -> bool:
-        assert self._binding is not None
-        self._item = None
-        self.passes.stepped = True
-        return self.engine.contribute(item, partial, self._binding.groups())
-
-    def _steps_count(self) -> bool:
-        """True where the script's steps are the job's: inside the loop over the loader, or anywhere without one."""
-        return self._in_loop or self._loader is None
+            self._passes.leave()
+        self._passes.plan_ended(count)
 
     def clip_grad_norm(self, max_norm: float) -> None:
         """Clip this step's gradient to a global 2-norm; call it after ``backward`` and before ``optimizer.step``.
@@ -486,7 +261,9 @@ class Context:
         """
         if not 0 < max_norm < math.inf:
             raise errors.UserError(f"max_norm must be above 0, not {max_norm}")
-        self._clip_norm = float(max_norm)
+        if self.steps is None:
+            raise errors.UserError("ctx.clip_grad_norm belongs after ctx.prepare of the model")
+        self.steps.clip_to(float(max_norm))
 
     def register_push_hook(self, state: Any, hook: PushHook) -> None:
         """Have ``hook(state, bucket)`` decide what is sent in place of a gradient, like DDP's ``register_comm_hook``.
@@ -506,7 +283,7 @@ class Context:
             )
         if self._binding is None:
             raise errors.UserError("register the push hook after ctx.prepare of the model")
-        outgoing = self.engine.outgoing
+        outgoing = self.engine.sender.outgoing
         if outgoing.compressor is not None:
             raise errors.UserError(
                 f'training.push_compression is "{outgoing.compressor.name}": use that, or a push hook, not both'
@@ -542,29 +319,12 @@ class Context:
             raise errors.UserError("this worker has left the job: call ctx.load before ctx.close()")
         if model is None and optimizer is None:
             raise errors.UserError("ctx.load was given nothing: give it model=..., optimizer=..., or both")
-        if self._in_loop and self._item is not None:
+        if self._passes.in_loop and self.steps is not None and self.steps.item is not None:
             raise errors.UserError(
                 "ctx.load belongs between two steps: call it after optimizer.step(), or outside of the loop"
             )
-        first = self.passes.epoch < 0 and engine.slices == 0
-        fixed = not (first or self._schedulers)
-        state, groups = (None, []) if optimizer is None else take_state(binding, optimizer, fixed)
-        weights = None if model is None else engine.weights_now()
-        put = "" if model is None or weights is None else put_weights(binding, self._model, model, weights)
-        epoch, count = self._loads if self._loads[0] == self.passes.epoch else (self.passes.epoch, 0)
-        self._loads = (epoch, count + 1)
-        place = coordinator_pb2.LoadPlace(epoch=epoch + 1, count=count + 1, digest=digest_of(put, state, groups))
-        if not engine.load(place, weights, state):
-            if self.passes.planned and engine.open_epoch() < self.passes.epoch:
-                return  # the script comes to this epoch once more, and to this call
-            raise errors.JobFailedError(
-                f"a server was lost, and the job went back to version {engine.version} before ctx.load was done: "
-                "go on from there with --resume"
-            )
-        if first and not self._schedulers:
-            for group, loaded in zip(binding.optimizer.param_groups, groups, strict=False):
-                group.update({key: value for key, value in loaded.items() if key != "params"})
-        if self._guard is not None and not self._in_loop:
+        done = load(engine, self._passes, binding, self._model, bool(self._schedules), model, optimizer)
+        if done and self._guard is not None and not self._passes.in_loop:
             self._guard.outside()
 
     # ---- the rest
@@ -572,41 +332,23 @@ class Context:
     def log(self, **metrics: float | torch.Tensor) -> None:
         """Report numbers: ``ctx.log(loss=loss)``. The last value of each name is shown, and ends in the summary."""
         numbers = {k: float(v.detach()) if isinstance(v, torch.Tensor) else float(v) for k, v in metrics.items()}
-        # Replaced as a whole, since the background reads it.
-        self.engine.metrics = {**self.engine.metrics, **numbers}
+        self.engine.progress.log(numbers)
 
     def close(self) -> None:
         """Hand in what is left and leave the job. Calling it twice does nothing."""
         if not self._closed:
             self._closed = True
-            if _failed():
-                self.engine.before_leaving = lambda: None
-            self._end_passes()
+            failed = sys.exc_info()[1] is not None or getattr(sys, "last_value", None) is not None
+            if failed and self._guard is not None:
+                self._guard.script_failed()
+            self._loop.leave(self._loader is not None, failed)
             self._on_close(self)
-
-    def _end_passes(self) -> None:
-        """A plain loop over the loader is known to be at its end when the script is."""
-        passes = self.passes
-        if passes.left and self._loader is not None:
-            log.warning(
-                f"the script ends in the middle of epoch {passes.epoch + 1}: what is left of that epoch is not "
-                "trained, unless other workers do it"
-            )
-        if not passes.plain:
-            return
-        self.engine.epochs_planned = max(self.engine.epochs_planned, passes.epoch + 1)
-        self.engine.through = self.engine.through or (passes.ended and not _failed())
 
     def __enter__(self) -> Context:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _failed() -> bool:
-    """Whether the script ends with an error."""
-    return sys.exc_info()[1] is not None or getattr(sys, "last_value", None) is not None
 
 
 def _device(wish: str, rank: int) -> torch.device:

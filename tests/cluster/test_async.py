@@ -30,8 +30,8 @@ def test_every_sample_counts_once_per_epoch(workers: int, servers: int, stalenes
         for server in cluster.stats():
             assert (server.applied, server.version, server.duplicate) == (SLICES, SLICES, 0)
         contexts = [worker.context for worker in cluster.workers]
-        assert sum(ctx.engine.slices for ctx in contexts if ctx is not None) == SLICES
-        assert sum(ctx.engine.samples for ctx in contexts if ctx is not None) == SAMPLES * EPOCHS
+        assert sum(ctx.engine.progress.slices for ctx in contexts if ctx is not None) == SLICES
+        assert sum(ctx.engine.progress.samples for ctx in contexts if ctx is not None) == SAMPLES * EPOCHS
     if staleness != "unbounded":
         assert outcome.summary["max_clock_spread"] <= staleness
     assert outcome.summary["staleness"] == staleness
@@ -86,7 +86,7 @@ def test_staleness_of_what_is_applied_is_bounded() -> None:
 
 def clock_of(ctx: Context) -> int:
     """The clock of a worker, which begins at the slowest one when it comes."""
-    pace = ctx.engine._pace
+    pace = ctx.engine.paces.pace
     assert isinstance(pace, AsyncPace)
     return pace.clock
 

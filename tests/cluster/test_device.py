@@ -29,7 +29,7 @@ def test_same_bits(case: str, transport: str, monkeypatch: pytest.MonkeyPatch) -
         movers.append(LateMover())
         return movers[-1]
 
-    monkeypatch.setattr("paramserver.worker.engine.joining.mover_for", imagined)
+    monkeypatch.setattr("paramserver.worker.memory.places.mover_for", imagined)
     with Cluster(transport=transport, **CASES[case]) as cluster:
         assert cluster.train(script, settings).digests == wanted
     assert len(movers) == 2

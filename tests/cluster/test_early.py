@@ -132,7 +132,7 @@ def test_a_contribution_of_other_tensors_than_those_expected_is_pushed_once_and_
     pools: list[int] = []
 
     def each(ctx: Context, number: int) -> None:
-        free = ctx.engine.pool._free
+        free = ctx.engine.places.pool._free
         assert len({id(space) for space in free}) == len(free)
         pools.append(len(free))
 

@@ -205,7 +205,7 @@ def test_workers_that_join_in_the_middle(mode: str) -> None:
             cluster.start(script)
         cluster.join()
         outcome = cluster.outcome()
-        counted = [worker.context.engine.slices for worker in cluster.workers if worker.context is not None]
+        counted = [worker.context.engine.progress.slices for worker in cluster.workers if worker.context is not None]
     assert min(counted) > 0
     if mode == "sync":
         calm(outcome)

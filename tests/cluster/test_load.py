@@ -212,7 +212,9 @@ def test_a_worker_that_does_not_call_it_is_named(ends: bool) -> None:
             script_loading(1, **what)(ctx)
         else:
             script_loading(-2, epochs=1 if ends else 1000)(ctx)
-            until("the other one waits for this one", lambda: "worker-1" in workers[0].context.engine.waiting_for)
+            until(
+                "the other one waits for this one", lambda: "worker-1" in workers[0].context.engine.member.waiting_for
+            )
 
     workers: list[Any] = []
     with Cluster(2, 2, slices_per_step=2) as cluster:

@@ -172,13 +172,11 @@ def test_where_a_slice_has_no_seed() -> None:
 
     def outside(ctx: Context) -> None:
         model: Any = network()
-        model, _, loader = ctx.prepare(model, sgd(model.parameters()), DataLoader(dataset(16), batch_size=4))
+        model, optimizer, loader = ctx.prepare(model, sgd(model.parameters()), DataLoader(dataset(16), batch_size=4))
         for _ in loader:
             assert ctx.slice_seed() == slice_seed(ctx.seed, 0, 0, "batch")
-            break
-        ctx.close()
-        ctx._item = None
-        ctx.slice_seed()
+            optimizer.step()
+            ctx.slice_seed()
 
     with pytest.raises(errors.UserError, match=r"belongs after ctx\.prepare"):
         inside(early)

@@ -12,7 +12,7 @@ from paramserver.cli.look.ledger import _lines
 from paramserver.membership import session
 from paramserver.v1 import coordinator_pb2
 from paramserver.worker.context import Context
-from tests.support.cluster.harness import CALL_S, JOB_S, Cluster, Died, Worker, until
+from tests.support.cluster.harness import CALL_S, JOB_S, Cluster, Died, Worker, item_of, until
 from tests.support.cluster.programs import Program, dataset
 
 SAMPLES, BATCH, EPOCHS, SLICES = 48, 4, 2, 12
@@ -37,8 +37,8 @@ class Deadly:
         self._script = Program(dataset(SAMPLES), BATCH, EPOCHS, each=self._each)
 
     def _each(self, ctx: Context, slices: int) -> None:
-        assert ctx._item is not None
-        if (ctx._item.epoch, ctx._item.index) == (0, BAD):
+        item = item_of(ctx)
+        if (item.epoch, item.index) == (0, BAD):
             self.deaths.append(ctx)
             raise Died
 

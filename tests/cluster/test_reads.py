@@ -6,7 +6,7 @@ import asyncio
 import io
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
@@ -25,6 +25,8 @@ from paramserver.testing.faults import Fault, FaultPlan, Rule
 from paramserver.transport.base import Channel
 from paramserver.worker.context import Context
 from paramserver.worker.engine import Engine
+from paramserver.worker.engine.rollback import Rollback
+from paramserver.worker.engine.weights import Weights
 from paramserver.worker.weights import rest
 from paramserver.worker.weights.incoming import IncomingWeights
 from paramserver.worker.weights.reads import Reads
@@ -48,20 +50,28 @@ from tests.support.cluster.taps import Commands, TappedChannel
 def count(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     """Scripts begin before the weights of small models are there, too. Counts how often, and what came of it."""
     found: Counter[str] = Counter()
-    made, settle = IncomingWeights.__init__, Engine._settle
+    made, settle, unread = IncomingWeights.__init__, IncomingWeights.settle, IncomingWeights.unread
 
     def counted(self: IncomingWeights, *args: Any) -> None:
         found["begun"] += 1
         made(self, *args)
 
-    def settled(self: Engine, used: frozenset[int] = frozenset()) -> bool:
-        right = settle(self, used)
-        found["in vain"] += not right
-        return right
+    def settled(self: IncomingWeights) -> None:
+        try:
+            settle(self)
+        except errors.StaleViewError:
+            found["in vain"] += 1
+            raise
+
+    def left(self: IncomingWeights, tensors: Collection[int]) -> frozenset[int]:
+        unnoticed = unread(self, tensors)
+        found["in vain"] += bool(unnoticed)
+        return unnoticed
 
     monkeypatch.setattr(rest, "LEAST_BYTES", 0)
     monkeypatch.setattr(IncomingWeights, "__init__", counted)
-    monkeypatch.setattr(Engine, "_settle", settled)
+    monkeypatch.setattr(IncomingWeights, "settle", settled)
+    monkeypatch.setattr(IncomingWeights, "unread", left)
     yield found
     assert found["begun"] > 0
 
@@ -286,8 +296,8 @@ def test_weights_that_are_waited_for_and_never_come_are_asked_for_again(count: C
 
     def each(ctx: Context, number: int) -> None:
         assert ctx._binding is not None
-        assert ctx.engine.reads is None
-        ctx.engine.reads = Reads(ctx._binding.parameters)
+        assert ctx.engine.weights.reads is None
+        ctx.engine.weights.listen(Reads(ctx._binding.parameters))
 
     def run(ctx: Context) -> None:
         with BaseTorchFunctionMode():
@@ -302,16 +312,16 @@ def test_weights_that_are_waited_for_and_never_come_are_asked_for_again(count: C
 
 def test_a_job_that_goes_back_at_the_end_of_an_epoch_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the last weights of the epoch are waited for."""
-    complete, followed = Engine._complete, list[int]()
+    complete, followed = Weights.complete, list[int]()
 
-    def goes_back(self: Engine) -> None:
+    def goes_back(self: Weights) -> None:
         complete(self)
         raise errors.RolledBackError("the job goes back to a checkpoint")
 
-    monkeypatch.setattr(Engine, "_complete", goes_back)
-    monkeypatch.setattr(Engine, "follow", lambda self: followed.append(self.version))
+    monkeypatch.setattr(Weights, "complete", goes_back)
+    monkeypatch.setattr(Rollback, "follow", lambda self: followed.append(self.open_epoch()))
     train(script(), **OPTIONS)
-    assert sorted(followed) == [3, 3, 6, 6]
+    assert sorted(followed) == [1, 1, 2, 2]
 
 
 # ---- the order of things
@@ -358,7 +368,7 @@ def test_the_first_layer_computes_while_the_second_waits_for_its_weights(
 
     def release() -> None:
         until("the first layer has computed again", lambda: order.count("layer 0") == 2)
-        until("the script waits for weights", lambda: engines[0].waiting_for == "weights of server-0")
+        until("the script waits for weights", lambda: engines[0].member.waiting_for == "weights of server-0")
         order.append("released")
         told.set()
 
@@ -372,5 +382,5 @@ def test_the_first_layer_computes_while_the_second_waits_for_its_weights(
     with Cluster(mode=mode) as cluster:
         worker = cluster.start(program, {"training__chunk_bytes": 64 * FEATURES})
         cluster.join([worker])
-        assert engines[0].waiting_for == ""
+        assert engines[0].member.waiting_for == ""
     assert order == ["layer 0", "layer 1", "layer 0", "released", "layer 1"]

@@ -303,7 +303,7 @@ def test_all_workers_die_before_version_0() -> None:
         def started(*_: object, **__: object) -> None:
             raise Died
 
-        ctx.engine._start = started  # type: ignore[method-assign]
+        ctx.engine.shards.use = started  # type: ignore[method-assign]
         ctx.prepare(model, optimizer)
 
     with Fleet(workers=1, lease_s=1.0, max_idle_s=0.5, places=("leader",)) as fleet:

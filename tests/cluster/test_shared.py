@@ -92,7 +92,7 @@ def test_weights_are_used_in_place_where_servers_share_whole_pages(chunk_bytes: 
     seen: list[bool] = []
 
     def look(ctx: Context, _: int) -> None:
-        space = ctx.engine._weights
+        space = ctx.engine.weights.space
         assert space is not None
         seen.append(space.lent)
 
@@ -108,7 +108,7 @@ def test_a_worker_holds_no_second_copy_of_the_weights() -> None:
         layout = ctx.engine.links.plan.layout
         spaces = [o for o in gc.get_objects() if type(o) is FlatSpace and o.layout is layout]
         private.extend(space for space in spaces if not space.lent)
-        assert any(space is ctx.engine._weights for space in spaces)
+        assert any(space is ctx.engine.weights.space for space in spaces)
 
     shared(Program(DATA, 8, model=wide, epochs=1, each=look))
     assert private == []

@@ -55,7 +55,7 @@ def paces(*seconds: float) -> Each:
 def computed(cluster: Cluster) -> dict[int, int]:
     """How many slices each worker has computed, by rank."""
     contexts = [worker.context for worker in cluster.workers]
-    return {ctx.rank: ctx.engine.slices for ctx in contexts if ctx is not None}
+    return {ctx.rank: ctx.engine.progress.slices for ctx in contexts if ctx is not None}
 
 
 def by_rank(log: list[Applied], cluster: Cluster) -> Counter[int]:

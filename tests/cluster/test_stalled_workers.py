@@ -10,9 +10,9 @@ import torch
 
 from paramserver.core.versions.names import AsyncName
 from paramserver.worker.context import Context
-from paramserver.worker.engine import Engine
+from paramserver.worker.job.member import Member
 from paramserver.worker.pace import Item, SyncPace
-from tests.support.cluster.harness import Cluster, recorded, train, until, wait
+from tests.support.cluster.harness import Cluster, item_of, recorded, train, until, wait
 from tests.support.cluster.programs import LedgerProgram, Program, adamw, cosine, dataset, network
 
 SAMPLES, BATCH, SLICES, EPOCHS = 96, 4, 6, 12
@@ -43,8 +43,8 @@ class Stuck:
 
     def __call__(self, ctx: Context, slices: int) -> None:
         if ctx.rank == 1 and slices == 2:
-            assert ctx._item is not None
-            self.name = ctx._item.name
+            item = item_of(ctx)
+            self.name = item.name
             self.stopped.set()
             wait(self.released, "the release of worker 1", 60.0)
 
@@ -63,13 +63,19 @@ def test_sync_a_stalled_worker_is_dealt_no_slices_until_it_gets_on_again() -> No
         first, second = workers[0].context, workers[2].context
         assert first is not None
         assert second is not None
-        until("the others share its slices", lambda: [first.engine.place(), second.engine.place()] == [(0, 2), (1, 2)])
+        until(
+            "the others share its slices",
+            lambda: [first.engine.member.place(), second.engine.member.place()] == [(0, 2), (1, 2)],
+        )
         assert first.world_size == 3, "it is still a member"
         stuck.released.set()
         until("worker 1 gets on", lambda: "worker-1" not in stalled(cluster))
         back = workers[1].context
         assert back is not None
-        until("it computes its share again", lambda: back.engine.place() == (1, 3) and back.engine.slices > 8)
+        until(
+            "it computes its share again",
+            lambda: back.engine.member.place() == (1, 3) and back.engine.progress.slices > 8,
+        )
         hurry.set()
         cluster.join()
         assert not cluster.status().losses
@@ -114,8 +120,8 @@ def test_async_what_a_stalled_worker_brings_first_counts_and_the_other_is_a_dupl
 
     def each(ctx: Context, slices: int) -> None:
         if late.is_set() or ctx.rank != 1:
-            assert ctx._item is not None
-            if ctx.rank != 1 and ctx._item.name == stuck.name and not late.is_set():
+            item = item_of(ctx)
+            if ctx.rank != 1 and item.name == stuck.name and not late.is_set():
                 taken.set()
                 wait(late, "the late contribution of worker 1", 60.0)
         stuck(ctx, slices)
@@ -178,7 +184,7 @@ def test_who_is_found_stalled_while_it_takes_a_slice_computes_that(monkeypatch: 
         items = ahead(self, epoch)
         while True:
             with monkeypatch.context() as meanwhile:
-                meanwhile.setattr(Engine, "place", lambda self: (-1, 1))
+                meanwhile.setattr(Member, "place", lambda self: (-1, 1))
                 asked += 1
                 item = next(items, None)
             if item is None:

@@ -14,7 +14,7 @@ from paramserver.core.work.leases import SliceLeases
 from paramserver.testing.faults import Fault, FaultPlan, Rule
 from paramserver.v1 import types_pb2
 from paramserver.worker.context import Context
-from tests.support.cluster.harness import Died, recorded, until, wait
+from tests.support.cluster.harness import Died, item_of, recorded, until, wait
 from tests.support.cluster.pacer import Pacer
 from tests.support.cluster.programs import LedgerProgram
 from tests.support.cluster.small_job import program, twin
@@ -228,7 +228,7 @@ def test_training_goes_on_without_a_leader_and_the_end_is_reported_later() -> No
         wait(half, "the death of the leader")
         until("all steps are done", lambda: [server.version for server in fleet.stats()] == [8, 8])
         engines = [hand.context.engine for hand in fleet.hands if hand.context is not None]
-        until("the workers are through", lambda: all(engine.through for engine in engines))
+        until("the workers are through", lambda: all(engine.progress.through for engine in engines))
         for hand in fleet.hands:
             hand.join(0.5)
             assert hand.alive, "a worker waits to report its end"
@@ -336,7 +336,7 @@ def test_without_reconciling_a_lost_reply_would_stop_the_job(monkeypatch: pytest
         def stuck() -> bool:
             table = leader.service.leasing.table if leader.service else None
             held = table is not None and table.nothing_left(0) and sum(table.holders(0).values()) > 0
-            waits = hand.context is not None and "worker-0" in hand.context.engine.waiting_for
+            waits = hand.context is not None and "worker-0" in hand.context.engine.member.waiting_for
             return held and waits
 
         until("the only worker waits for itself", stuck)
@@ -390,8 +390,8 @@ def test_the_deaths_at_a_slice_are_counted_on() -> None:
     deaths = []
 
     def each(ctx: Context, slices: int) -> None:
-        assert ctx._item is not None
-        if ctx._item.index == 1:
+        item = item_of(ctx)
+        if item.index == 1:
             deaths.append(ctx)
             raise Died
 

@@ -37,7 +37,7 @@ class Script:
         optimizer: Any = sgd(model.parameters())
         loader: Any = DataLoader(dataset(SAMPLES), batch_size=BATCH, shuffle=True)
         model, optimizer, loader = ctx.prepare(model, optimizer, loader)
-        assert (ctx.engine.in_place is not None) == (ctx.engine.transport == "shm")
+        assert (ctx.engine.weights.in_place is not None) == (ctx.engine.shards.transport == "shm")
         self.at("prepared", model)
         for _ in ctx.epochs(2):
             for number, (x, y) in enumerate(loader):
@@ -271,7 +271,7 @@ def last(ctx: Context, act: Act) -> None:
     given = sgd([model.first.weight, model.second.weight])
     loader: Any = DataLoader(dataset(SAMPLES), batch_size=BATCH)
     model, optimizer, loader = ctx.prepare(model, given, loader)
-    for _ in range(2) if ctx.engine.transport == "shm" else ctx.epochs(2):
+    for _ in range(2) if ctx.engine.shards.transport == "shm" else ctx.epochs(2):
         for x, y in loader:
             cross_entropy(model(x), y).backward()
             optimizer.step()

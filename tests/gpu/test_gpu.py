@@ -89,7 +89,7 @@ def train(autocast: bool, steps: int = 30, scale: float = 2.0**16) -> tuple[list
             scaler.update()
             optimizer.zero_grad()
             losses.append(loss.item())
-    skipped = ctx.engine.skipped
+    skipped = ctx.engine.weights.skipped
     ctx.close()
     return losses, skipped, model
 

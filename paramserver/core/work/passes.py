@@ -28,14 +28,26 @@ class Passes:
     # The present pass has come to its end; some optimizer step was made in it.
     ended: bool = False
     stepped: bool = False
-    # Which iteration over the loader the present one is, counted from 1.
+    # Which iteration over the loader the present one is, counted from 1; whether the script is inside of it.
     iteration: int = 0
+    in_loop: bool = False
+    # The job went back, and the present pass of a plain loop does earlier epochs again.
+    again: bool = False
+    # The epoch in which ``ctx.load`` was called last, and how often in that epoch.
+    loads: tuple[int, int] = (-1, 0)
 
     def plan(self, epoch: int, last: bool) -> None:
         """An epoch of ``ctx.epochs`` begins."""
         self.epoch, self.last = epoch, last
         self.planned, self.ended, self.stepped = True, False, False
         self.through = 0
+        self.loads = (epoch, 0)
+
+    def load(self) -> tuple[int, int]:
+        """``ctx.load`` is called; returns the epoch, and how often it was called in that epoch before."""
+        count = self.loads[1] if self.loads[0] == self.epoch else 0
+        self.loads = (self.epoch, count + 1)
+        return self.epoch, count
 
     def leave(self) -> None:
         """The loop over ``ctx.epochs`` is left, before its end."""
@@ -77,6 +89,32 @@ class Passes:
                 "another iteration over the prepared loader has begun before this one came to its end: "
                 "iterate over it once at a time"
             )
+
+    def goes_back(self) -> None:
+        """The job went back during a pass of a plain loop, which does earlier epochs again."""
+        self.again = True
+
+    def gives(self, epoch: int | None) -> int | None:
+        """The iteration goes on with a slice of this epoch, or (None) comes to its end.
+
+        Returns by how many epochs the slice lies before the pass, if the pass does earlier epochs again.
+        """
+        self.in_loop, self.ended = epoch is not None, epoch is None
+        if epoch is None or not self.again:
+            return None
+        self.again = epoch < self.epoch
+        return self.epoch - epoch
+
+    def steps(self) -> None:
+        """The script makes an optimizer step."""
+        self.stepped = True
+
+    def leave_iteration(self, iteration: int) -> bool:
+        """The iteration of this number is over, at its end or before; False if another one has begun meanwhile."""
+        if iteration != self.iteration:
+            return False
+        self.in_loop = False
+        return True
 
     @property
     def plain(self) -> bool:

@@ -96,7 +96,7 @@ class SyncWorker:
         return Answered(work.slice, work.complete)
 
     def _begin_early(self, slice_: int) -> Sequence[server.Push]:
-        """Let a slice that is all of this worker's range leave while it is computed, as `Engine.begin_early` does."""
+        """Let a slice that is all of this worker's range leave while it is computed, as `Sender.begin_early` does."""
         if not self._early or not self._state.alone(slice_):
             return ()
         self._leaving = slice_, self._member.begin(self._name((slice_, slice_ + 1)), 0)

@@ -1,6 +1,6 @@
-"""What a training script has of the cluster, a file for each idea; `loop` joins them."""
+"""What a training script has of the cluster, a file for each part; `engine` holds them. For the script's objects."""
 
-from paramserver.worker.engine.host import Connect
-from paramserver.worker.engine.loop import Engine
+from paramserver.worker.engine.engine import Engine
+from paramserver.worker.job.shards import Connect
 
 __all__ = ["Connect", "Engine"]

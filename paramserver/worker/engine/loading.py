@@ -8,9 +8,13 @@ from typing import cast
 
 from paramserver import errors
 from paramserver.v1 import coordinator_pb2
-from paramserver.worker.engine.rollback import GoingBack
+from paramserver.worker.engine.paces import Paces
+from paramserver.worker.engine.rollback import Rollback
+from paramserver.worker.engine.weights import Weights
 from paramserver.worker.flat import FlatSpace
-from paramserver.worker.pace import AsyncPace
+from paramserver.worker.job.member import Member
+from paramserver.worker.job.progress import Progress
+from paramserver.worker.job.shards import Shards
 from paramserver.worker.script.state import Brought
 from paramserver.worker.startup import Offer
 
@@ -18,17 +22,14 @@ from paramserver.worker.startup import Offer
 _CALL_S = 30.0
 
 
-class Loading(GoingBack):
+class Loading:
     """Agrees on it with the other workers, and follows the job to where it goes on."""
 
-    def weights_now(self) -> FlatSpace:
-        """A copy in main memory of the weights and buffers at hand."""
-        self._following(self._complete)
-        assert self._weights is not None
-        present = self._weights.on_cpu()
-        copy = FlatSpace(present.layout, present.device)
-        copy.copy_of(present)
-        return copy
+    def __init__(
+        self, member: Member, shards: Shards, progress: Progress, weights: Weights, paces: Paces, rollback: Rollback
+    ) -> None:
+        self._member, self._shards, self._progress = member, shards, progress
+        self._weights, self._paces, self._rollback = weights, paces, rollback
 
     def load(self, place: coordinator_pb2.LoadPlace, weights: FlatSpace | None, state: Brought | None) -> bool:
         """Go on from these weights and this optimizer state; None: from the present ones.
@@ -37,57 +38,55 @@ class Loading(GoingBack):
         False: the job has gone back to an earlier version before it was done, and it is not done. Raises ModelError if
         workers do not agree, DeadlineError naming whom it waits for.
         """
-        assert self._plan is not None
-        layout = self._plan.layout
-        self._following(self._complete)
+        layout, following = self._shards.plan.layout, self._rollback.following
+        following(self._weights.complete)
         if weights is None:  # else what the script has written is replaced
-            self._following(self.before_next)
-        if self._pace is not None:
-            self._following(self._hand_back)
-        flags, version = (self._moved, self._look_back), self.version
-        self.state, self.computing = "loading", None
-        self._loads = Offer(
-            weights.read if weights is not None else None,
-            partial(state.parts, layout) if state is not None else None,
-            loads=True,
+            following(self._weights.check_script)
+        following(self._paces.hand_back)
+        version = self._weights.version
+        self._progress.enter("loading")
+        self._progress.computes(None)
+        before = self._rollback.begin_load(
+            Offer(
+                weights.read if weights is not None else None,
+                partial(state.parts, layout) if state is not None else None,
+                loads=True,
+            )
         )
         try:
             done = self._agree(place, version)
         finally:
-            self._loads, self.state, self.waiting_for = None, "training", ""
-        if self.version == version:  # nothing is to be done again
-            self._moved, self._look_back = flags
+            self._rollback.end_load()
+            self._progress.enter("training")
+            self._member.waits_for("")
+        if self._weights.version == version:
+            self._rollback.undo(before)
         return done
 
-    def _hand_back(self) -> None:
-        """Nobody is held back by this worker, and all that it has handed in has arrived."""
-        assert self._pace is not None
-        self._pace.finish()
-        if isinstance(self._pace, AsyncPace):
-            self.wait(self.lease(0, False, 0, (), 0.0, ()))
-            self.idle()
-        self._pace = self._paced = None
-
     def _agree(self, place: coordinator_pb2.LoadPlace, version: int) -> bool:
+        member = self._member
+
         def request() -> coordinator_pb2.LoadRequest:
-            return coordinator_pb2.LoadRequest(member=self.session.member, timeline=self.links.timeline, place=place)
+            timeline = self._shards.links.timeline
+            return coordinator_pb2.LoadRequest(member=member.session.member, timeline=timeline, place=place)
 
         since = time.monotonic()
         while True:
             try:
-                if self.rolled_back():
+                if member.rolled_back():
                     raise errors.RolledBackError("the job goes on elsewhere")
-                call = self.session.ask("Coordinator.Load", request, _CALL_S)
-                reply = cast(coordinator_pb2.LoadResponse, self._watch(self.background.submit(call)))
+                reply = cast(
+                    coordinator_pb2.LoadResponse, member.do(member.session.ask("Coordinator.Load", request, _CALL_S))
+                )
             except errors.RolledBackError:
-                self.follow()
-                if self.version < version:
+                self._rollback.follow()
+                if self._weights.version < version:
                     return False
                 continue
             if reply.done:
                 return True
-            self.waiting_for = reply.waiting_for
-            if time.monotonic() - since > self._wait_timeout_s:
+            member.waits_for(reply.waiting_for)
+            if time.monotonic() - since > member.wait_timeout_s:
                 raise errors.DeadlineError(
-                    f"ctx.load waited {self._wait_timeout_s:g} s (cluster.wait_timeout_s) for {reply.waiting_for}"
+                    f"ctx.load waited {member.wait_timeout_s:g} s (cluster.wait_timeout_s) for {reply.waiting_for}"
                 )

@@ -5,17 +5,12 @@ from __future__ import annotations
 import concurrent.futures
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from paramserver.core.versions.events import AtClock, Joining, Want
 from paramserver.core.versions.names import AsyncName
-from paramserver.v1 import types_pb2
+from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.worker.flat import PartialSum
-from paramserver.worker.pace.base import Item
-
-if TYPE_CHECKING:
-    from paramserver.v1 import coordinator_pb2
-    from paramserver.worker.engine import Engine
+from paramserver.worker.pace.base import Item, PaceHost
 
 # Slices fetched ahead, and how few may be left before more are asked for.
 _LEASE_AHEAD, _LEASE_LOW = 16, 4
@@ -27,7 +22,7 @@ _PAUSE_S = 0.2
 class AsyncPace:
     """Asynchronous: leased slices, one after the other, as fast as the staleness bound allows."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: PaceHost) -> None:
         self._engine = engine
         self._queue: deque[AsyncName] = deque()
         self._popped = 0  # how many slices have left the queue at its head, ever
@@ -63,9 +58,9 @@ class AsyncPace:
                 return None
             if reply.paused and not self._engine.await_revision(_PAUSE_S):
                 continue
-            self._engine.waiting_for = reply.waiting_for
+            self._engine.waits_for(reply.waiting_for)
             wait_s = _PARK_S
-        self._engine.waiting_for = ""
+        self._engine.waits_for("")
         if not self._fresh:
             self._pull()
         name = self._queue[0]
@@ -100,7 +95,7 @@ class AsyncPace:
 
     def _lease(self, epoch: int, last: bool, wait_s: float) -> concurrent.futures.Future[coordinator_pb2.LeaseResponse]:
         done, self._done = self._done, []
-        return self._engine.lease(epoch, last, _LEASE_AHEAD, done, wait_s)
+        return self._engine.lease(epoch, last, _LEASE_AHEAD, done, wait_s, self.holding)
 
     def ahead(self, epoch: int) -> Iterator[Item]:
         """What is leased, and as much more as the data loader asks for."""

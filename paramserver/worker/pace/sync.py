@@ -7,7 +7,7 @@ import concurrent.futures
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paramserver import errors
 from paramserver.core.versions.names import SyncName
@@ -44,11 +44,8 @@ from paramserver.core.work.sync_events import (
 from paramserver.core.work.sync_worker import SyncWorkerState
 from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.worker.flat import PartialSum
-from paramserver.worker.pace.base import Item
+from paramserver.worker.pace.base import Item, PaceHost
 from paramserver.worker.weights.pulled import Pulled
-
-if TYPE_CHECKING:
-    from paramserver.worker.engine import Engine
 
 Pushed = concurrent.futures.Future[frozenset[shard_pb2.Outcome]]
 
@@ -56,7 +53,7 @@ Pushed = concurrent.futures.Future[frozenset[shard_pb2.Outcome]]
 class SyncPace:
     """Performs what the state machine of a synchronous worker decides: gradients, messages and waits."""
 
-    def __init__(self, engine: Engine, schedule: SyncSchedule) -> None:
+    def __init__(self, engine: PaceHost, schedule: SyncSchedule) -> None:
         self._engine = engine
         self._schedule = schedule
         self._generation: tuple[int, ...] = (-1, -1)

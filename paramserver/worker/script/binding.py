@@ -19,7 +19,7 @@ from paramserver.v1 import types_pb2
 from paramserver.wire.messages import tensor_to_proto
 from paramserver.worker.flat import FlatSpace, PartialSum
 from paramserver.worker.gradients.backward import Backward, put
-from paramserver.worker.script.writes import equal_bits
+from paramserver.worker.weights.writes import equal_bits
 
 # Beyond this an integer buffer no longer fits the float64 in which buffers travel.
 _EXACT_INTEGER = 2**53

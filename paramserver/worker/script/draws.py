@@ -32,7 +32,7 @@ class Draws:
     def first(self) -> None:
         """The model is prepared, and there is no loader so far: seed for the first batch."""
         engine = self._engine
-        rank, workers = engine.place()
+        rank, workers = engine.member.place()
         lo, hi = assign(engine.session.view.slices_per_step, workers)[rank] if rank >= 0 else (0, 0)
         if engine.consistency.mode is Mode.SYNC and lo < hi:
             self._named = 0, engine.version * engine.session.view.slices_per_step + lo, ""
@@ -61,11 +61,11 @@ class Draws:
         """The slice that the batch was drawn for, if this worker can still hand it in. Once."""
         item, self._item = self._item, None
         self._before = self._after = None
-        return item if item is not None and self._engine.still(item) else None
+        return item if item is not None and self._engine.loop.still(item) else None
 
     def next(self) -> None:
         """A slice is handed in: seed for the next one."""
-        self._item = item = self._engine.coming()
+        self._item = item = self._engine.loop.coming()
         if item is not None:  # else it waits for a share, and goes on with the numbers that it has
             self._named = item.epoch, item.index, ""
             seed_everything(self.seed("model"))

@@ -6,9 +6,9 @@ import structlog
 
 from paramserver import errors
 from paramserver.core.layout.plan import Kind
-from paramserver.worker.engine import Engine
+from paramserver.worker.engine.weights import Weights
 from paramserver.worker.script.binding import ModelBinding
-from paramserver.worker.script.writes import Writes
+from paramserver.worker.weights.writes import Writes
 
 log = structlog.get_logger("paramserver.worker")
 
@@ -16,25 +16,26 @@ _SEE = "(see docs/training.md, Weights are for reading)"
 
 
 class Guard:
-    """Of one model on one worker. The engine calls :meth:`check` at moments at which all weights are there."""
+    """Of one model on one worker. See `engine.weights.Watch`."""
 
-    def __init__(self, engine: Engine, binding: ModelBinding) -> None:
-        self._engine, self._binding = engine, binding
+    def __init__(self, weights: Weights, binding: ModelBinding) -> None:
+        self._weights, self._binding = weights, binding
         self._trained = Writes({i: binding.parameters[i] for i in self._of(Kind.PARAMETER)})
         self._frozen = Writes({i: binding.parameters[i] for i in self._of(Kind.FROZEN)})
         self._told: set[str] = set()
+        self._failed = False
 
     def _of(self, kind: Kind) -> list[int]:
         return [index for index, _ in enumerate(self._binding.parameters) if self._binding.specs[index].kind is kind]
 
     def came(self) -> None:
         """A version has come, and the model has it."""
-        self._trained.came(self._engine.whole and self._engine.in_place is None)
+        self._trained.came(self._weights.whole and self._weights.in_place is None)
         self._frozen.came(False)
 
     def outside(self) -> None:
         """The script leaves the loop, and may do anything until it comes back."""
-        if self._engine.whole:
+        if self._weights.whole:
             self._trained.outside()
 
     def check(self) -> None:
@@ -51,13 +52,19 @@ class Guard:
                 "weights of what is trained, so the change would be lost. Set weights before ctx.prepare, or "
                 f"with ctx.load; put back what is swapped in for an evaluation before the next batch {_SEE}"
             )
-        if suspects and self._engine.in_place is not None:
-            self._engine.in_place.take_back(sorted(suspects))
+        if suspects and self._weights.in_place is not None:
+            self._weights.in_place.take_back(sorted(suspects))
         if self._own() or suspects:
             self.came()
 
+    def script_failed(self) -> None:
+        """The script ends with an error: :meth:`leaving` says nothing."""
+        self._failed = True
+
     def leaving(self) -> None:
         """The script has ended: warns if it has written to parameters after its last step."""
+        if self._failed:
+            return
         if changed := self._changed(self._written()):
             log.warning(
                 f"the script has changed the parameter {changed} after its last step: the job's result, its "
@@ -67,7 +74,7 @@ class Guard:
 
     def _written(self) -> set[int]:
         """The trained parameters that the script may have written to."""
-        in_place = self._engine.in_place
+        in_place = self._weights.in_place
         return {*self._trained.suspects(), *(in_place.find_written() if in_place is not None else ())}
 
     def _own(self) -> bool:
@@ -87,7 +94,7 @@ class Guard:
         """Which of these parameters have other values than the servers', in words; empty: none, as far as is known."""
         if not suspects:
             return ""
-        originals = self._engine.originals(suspects)
+        originals = self._weights.originals(suspects)
         if originals is None:
             self._say(
                 "past",

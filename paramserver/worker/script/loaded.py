@@ -1,4 +1,4 @@
-"""State dicts that a script gives to ``ctx.load``, checked and made into what servers take."""
+"""``ctx.load``: state dicts of the script, checked and made into what servers take, and loaded."""
 
 from __future__ import annotations
 
@@ -13,12 +13,49 @@ from torch import nn
 from paramserver import errors
 from paramserver.core.layout.hypers import validate_change
 from paramserver.core.layout.plan import Kind
+from paramserver.core.work.passes import Passes
 from paramserver.tensors.dtypes import buffer_of
 from paramserver.tensors.finite import is_finite
 from paramserver.tensors.optimizers import describe
+from paramserver.v1 import coordinator_pb2
+from paramserver.worker.engine import Engine
 from paramserver.worker.flat import FlatSpace
 from paramserver.worker.script.binding import ModelBinding
 from paramserver.worker.script.state import Brought, bring
+
+
+def load(
+    engine: Engine,
+    passes: Passes,
+    binding: ModelBinding,
+    model: nn.Module,
+    scheduled: bool,
+    weights: Mapping[str, Any] | None,
+    optimizer: Mapping[str, Any] | None,
+) -> bool:
+    """Go on from these state dicts of the model and of the optimizer. ``scheduled``: a scheduler was prepared.
+
+    False: the job went back, and the script comes to this epoch and to this call once more.
+    Raises ModelError for what does not fit, JobFailedError if the job went back before it was done.
+    """
+    first = passes.epoch < 0 and engine.progress.slices == 0
+    fixed = not (first or scheduled)
+    state, groups = (None, []) if optimizer is None else take_state(binding, optimizer, fixed)
+    space = None if weights is None else engine.reading.weights_now()
+    put = "" if weights is None or space is None else put_weights(binding, model, weights, space)
+    epoch, count = passes.load()
+    place = coordinator_pb2.LoadPlace(epoch=epoch + 1, count=count + 1, digest=digest_of(put, state, groups))
+    if not engine.loading.load(place, space, state):
+        if passes.planned and engine.rollback.open_epoch() < passes.epoch:
+            return False
+        raise errors.JobFailedError(
+            f"a server was lost, and the job went back to version {engine.version} before ctx.load was done: "
+            "go on from there with --resume"
+        )
+    if first and not scheduled:
+        for group, loaded in zip(binding.optimizer.param_groups, groups, strict=False):
+            group.update({key: value for key, value in loaded.items() if key != "params"})
+    return True
 
 
 def put_weights(binding: ModelBinding, model: nn.Module, given: Mapping[str, Any], into: FlatSpace) -> str:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
 from paramserver.core.versions.consistency import Mode
 from paramserver.core.work.data_progress import data_progress, schedule_position, updates_per_epoch
+from paramserver.core.work.passes import Passes
 from paramserver.core.work.slices import DataSpec
+from paramserver.v1 import shard_pb2
 from paramserver.wire.messages import consistency_from_proto, mode_from_proto, schedule_from_proto
 from paramserver.worker.engine import Engine
+from paramserver.worker.script.given import check_scheduler
+from paramserver.worker.script.optimizer import ServerOptimizer, StepScheduler
 
 
 class SchedulePosition:
@@ -17,30 +24,99 @@ class SchedulePosition:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        # Set once the loader is prepared.
-        self.data: DataSpec | None = None
+        self._data: DataSpec | None = None
         self._slices = 0
+
+    def loader_comes(self, data: DataSpec) -> None:
+        """The loader is prepared, and this is its data."""
+        self._data = data
+
+    @property
+    def data(self) -> DataSpec | None:
+        """The data set; None while no loader is prepared."""
+        return self._data
 
     @property
     def per_epoch(self) -> int:
         """How many updates an epoch has in the mode in which the job began. There must be a data set."""
-        assert self.data is not None
+        assert self._data is not None
         view = self._engine.session.view
         mode = mode_from_proto(view.schedule_mode, Mode.SYNC)
-        return updates_per_epoch(self.data.slices_per_epoch, view.slices_per_step, mode)
+        return updates_per_epoch(self._data.slices_per_epoch, view.slices_per_step, mode)
 
     def __call__(self) -> int:
         """How many updates the version at hand is from the start."""
-        if self.data is None:
+        if self._data is None:
             return self._engine.version
-        if not self._engine.rolled_back():  # else the view may be of a history that this worker has not followed
+        if not self._engine.member.rolled_back():  # else the view may be of a history that this worker has not followed
             view = self._engine.session.view
             progress = data_progress(
-                schedule_from_proto(view, self.data.slices_per_epoch),
+                schedule_from_proto(view, self._data.slices_per_epoch),
                 consistency_from_proto(view.consistency),
                 view.async_from,
                 self._engine.consistency,
             )
             if progress is not None:
                 self._slices = progress.slices(self._engine.version)
-        return schedule_position(self._slices, self.data.slices_per_epoch, self.per_epoch)
+        return schedule_position(self._slices, self._data.slices_per_epoch, self.per_epoch)
+
+
+class Schedules:
+    """The prepared schedulers of a script, and how it advances them."""
+
+    def __init__(self, engine: Engine, position: SchedulePosition, passes: Passes) -> None:
+        self._engine, self._position, self._passes = engine, position, passes
+        self._all: list[StepScheduler] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._all)
+
+    def prepare(self, scheduler: LRScheduler) -> StepScheduler:
+        """The scheduler that the script gets in place of its own."""
+        made = StepScheduler(scheduler, self._position, self._steps_count)
+        self._all.append(made)
+        return made
+
+    def check(self, now: list[LRScheduler], optimizer: Optimizer | None, prepared: ServerOptimizer | None) -> None:
+        """Raises for a scheduler that is not of the optimizer: those given now, and earlier ones if that comes now."""
+        if optimizer is not None and prepared is None:
+            for scheduler in (*now, *(earlier.wrapped for earlier in self._all)):
+                check_scheduler(scheduler, optimizer)
+        elif optimizer is None and prepared is not None:
+            for scheduler in now:
+                check_scheduler(scheduler, prepared, prepared.wrapped)
+
+    def _steps_count(self) -> bool:
+        """True where the script's steps are the job's: inside the loop over the loader, or anywhere without one."""
+        return self._passes.in_loop or self._position.data is None
+
+    def begin_epoch(self, epoch: int) -> None:
+        """An epoch of ``ctx.epochs`` begins."""
+        for scheduler in self._all:
+            if self._per_step_elsewhere:
+                scheduler.per_step = True
+            scheduler.begin_epoch(epoch)
+
+    def set_back(self, epochs: int) -> None:
+        """The job went back so many epochs behind the present pass of a plain loop."""
+        for scheduler in self._all:
+            scheduler.set_back(epochs)
+
+    def align(self) -> None:
+        """A worker that had no slice for a while, or has just come, uses the learning rate of the step at hand."""
+        for scheduler in self._all:
+            if scheduler.per_step is None and self._per_step_elsewhere:
+                scheduler.per_step = True
+            scheduler.catch_up()
+        known = [scheduler.per_step for scheduler in self._all]
+        if True in known:
+            self._engine.sender.advances(shard_pb2.SCHEDULE_PER_STEP)
+        elif None in known:
+            self._engine.sender.advances(shard_pb2.SCHEDULE_UNSPECIFIED)
+        else:
+            self._engine.sender.advances(shard_pb2.SCHEDULE_OTHER)
+
+    @property
+    def _per_step_elsewhere(self) -> bool:
+        """Whether other workers advance their schedules in each step."""
+        return self._engine.weights.heard_schedule == shard_pb2.SCHEDULE_PER_STEP

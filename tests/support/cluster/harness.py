@@ -39,6 +39,7 @@ from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.worker.client import RawClient
 from paramserver.worker.context import Context
 from paramserver.worker.engine import Engine
+from paramserver.worker.pace import Item
 
 # How long a whole job may take on a busy machine before it counts as stuck.
 JOB_S = 60.0
@@ -317,6 +318,13 @@ def train_without(
     with monkeypatch.context() as patch:
         patch.setattr(part, "LEAST_BYTES", 1 << 40)
         return train(script, **options).digests
+
+
+def item_of(ctx: Context) -> Item:
+    """The slice that a script has and has not stepped on."""
+    assert ctx.steps is not None
+    assert ctx.steps.item is not None
+    return ctx.steps.item
 
 
 def inside(work: Callable[[Context], object]) -> None:

@@ -465,8 +465,9 @@ class Fleet:
             if engine is not None:
                 view = engine.session.view
                 lines.append(
-                    f"worker-{hand.number}: alive {hand.alive} {engine.state} waits for {engine.waiting_for!r} "
-                    f"{engine.links.pulls.waiting_for if engine._links else ''!r} term {view.term} generation "
+                    f"worker-{hand.number}: alive {hand.alive} {engine.progress.state} "
+                    f"waits for {engine.member.waiting_for!r} "
+                    f"{engine.links.pulls.waiting_for if engine.shards.met else ''!r} term {view.term} generation "
                     f"{view.generation} {hand.error!r}"
                 )
         return "\n".join(lines)

@@ -1,0 +1,164 @@
+"""What a training script has of the cluster: the parts of a worker, and how it leaves. The network is elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+
+import structlog
+
+from paramserver import errors
+from paramserver.compress.casts import Cast
+from paramserver.compress.options import Wire
+from paramserver.core.versions.consistency import Consistency
+from paramserver.membership.session import JoinOptions, Session
+from paramserver.transport.base import Channel
+from paramserver.v1 import coordinator_pb2
+from paramserver.worker.background import Background
+from paramserver.worker.engine.entry import Entry
+from paramserver.worker.engine.loading import Loading
+from paramserver.worker.engine.loop import Loop
+from paramserver.worker.engine.paces import Paces, PaceSide
+from paramserver.worker.engine.reading import Reading
+from paramserver.worker.engine.rollback import Rollback
+from paramserver.worker.engine.sender import Sender
+from paramserver.worker.engine.weights import Weights
+from paramserver.worker.job.member import Member
+from paramserver.worker.job.modes import Modes
+from paramserver.worker.job.progress import Progress
+from paramserver.worker.job.shards import Connect, Shards
+from paramserver.worker.job.slices import Slices
+from paramserver.worker.links import ShardLinks
+from paramserver.worker.memory.places import Places
+
+log = structlog.get_logger("paramserver.worker")
+
+_LEAVE_S = 2.0
+
+
+class Engine:
+    """One worker of a job; each part owns what it changes, and knows only the parts above it in the list below.
+
+    ``connect`` opens a channel to a server's address, ``coordinator`` is the one to the coordinator; ``background`` is
+    the loop in which the network runs. ``transport``: see `Shards`.
+    Use: :meth:`join`, ``entry.register``, then ``loop.next_item`` and ``loop.contribute`` in turn, :meth:`close`.
+    """
+
+    def __init__(
+        self,
+        background: Background,
+        connect: Connect,
+        coordinator: Channel,
+        options: JoinOptions,
+        wait_timeout_s: float = 600.0,
+        transport: str = "grpc",
+    ) -> None:
+        self.background = background
+        # What it knows of the job.
+        self.progress = progress = Progress()
+        self.member = member = Member(background, coordinator, options, self._report, wait_timeout_s)
+        self.modes = modes = Modes(member)
+        self.shards = shards = Shards(member, connect, transport)
+        self.slices = slices = Slices(member, modes, shards)
+        # What it does.
+        self.places = places = Places()
+        self.weights = weights = Weights(member, modes, shards, places)
+        self.sender = sender = Sender(member, shards, slices, places, weights)
+        self.entry = Entry(member, shards, weights, sender, progress)
+        side = PaceSide(member, modes, shards, slices, places, weights, sender)
+        self.paces = paces = Paces(member, modes, shards, slices, weights, side)
+        self.rollback = Rollback(member, modes, shards, slices, weights, sender, self.entry, paces)
+        self.reading = Reading(member, modes, shards, weights, self.rollback)
+        self.loading = Loading(member, shards, progress, weights, paces, self.rollback)
+        self.loop = Loop(member, modes, shards, slices, progress, weights, sender, paces, self.rollback)
+
+    # ---- what everybody asks for
+
+    @property
+    def session(self) -> Session:
+        """The tie to the coordinator; exists after :meth:`join`."""
+        return self.member.session
+
+    @property
+    def links(self) -> ShardLinks:
+        """The shards; exist after a model was registered."""
+        return self.shards.links
+
+    @property
+    def version(self) -> int:
+        """The version of the weights at hand; asynchronous: the oldest over the shards."""
+        return self.weights.version
+
+    @property
+    def consistency(self) -> Consistency:
+        """The newest setting that this worker has heard of."""
+        return self.modes.present
+
+    # ---- beginning and end
+
+    def configure(self, wire: Wire, rounding: Cast | None) -> None:
+        """Before there is a model: how gradients travel, and what weights are rounded to on their way here."""
+        self.sender.compress(wire)
+        self.shards.round_to(rounding)
+
+    def join(self) -> None:
+        """Become a member of the job; raises what the coordinator refuses with."""
+        self.member.join()
+
+    def close(self, ended: bool = False) -> None:
+        """Hand in what is left and leave. Does not stop the background loop.
+
+        ``ended``: the script has come to its end, and not by an error.
+
+        The coordinator must hear that the script has done all its epochs: waits for one for ``join_timeout_s``.
+        """
+        if not self.member.joined:
+            return
+        finished = self.progress.through and self.session.failure is None
+        ended = ended and self.session.failure is None
+        self.sender.drop_early()
+        with contextlib.suppress(errors.ParamServerError):  # then the script keeps those that have come
+            self.weights.complete()
+            if self.session.failure is None:
+                self.weights.look_at_the_end()
+        try:
+            if self.session.failure is None:
+                self.paces.finish()
+        except errors.RolledBackError as error:
+            log.info("leaving, while the job goes back to a checkpoint", reason=str(error))
+        finally:
+            self.progress.enter("done")
+            self.weights.take_home()
+            # Where the job goes back, what it has done may be undone, and is to be done again.
+            if self.member.rolled_back() and not self.progress.safe:
+                finished = ended = False
+            timeout_s = self.member.options.join_timeout_s if finished or ended else _LEAVE_S
+            self.member.run(self._leave(timeout_s, finished=finished, ended=ended))
+
+    def abandon(self, reason: str) -> None:
+        """Leave at once; what is not handed in goes to others. ``reason``: of a script that failed, else empty."""
+        self.sender.drop_early()
+        self.weights.forget()
+        if self.member.joined:
+            self.member.run(self._leave(_LEAVE_S, failure=reason), _LEAVE_S + 1.0)
+
+    async def _leave(self, timeout_s: float, *, finished: bool = False, ended: bool = False, failure: str = "") -> None:
+        await self.sender.last_pushes(timeout_s)
+        await self.session.leave(timeout_s, finished=finished, ended=ended, failure=failure)
+        await self.shards.close()
+        self.places.release()
+        await self.session.channel.close()
+
+    # ---- what the coordinator hears
+
+    def _report(self) -> coordinator_pb2.SessionRequest:
+        links, version = self.shards.met, min(self.weights.versions, default=0)
+        clock, waiting_for = self.paces.clock, self.member.waiting_for
+        report = self.progress.report()
+        report.version = version
+        report.clock = version if clock is None else clock
+        report.at_work = report.at_work and not self.member.waits
+        report.waiting_for = waiting_for or (links.pulls.waiting_for if links else "")
+        if links is not None:
+            report.transport = links.near.kind
+            report.tally.CopyFrom(self.sender.handed.message(links.timeline, self.paces.unsent))
+        return coordinator_pb2.SessionRequest(worker=report)

@@ -1,0 +1,108 @@
+"""How a worker gets to its first weights, and to those of the servers there are after the job went back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import structlog
+
+from paramserver import errors
+from paramserver.core.layout.plan import Plan
+from paramserver.v1 import types_pb2
+from paramserver.wire.messages import plan_of
+from paramserver.worker import startup
+from paramserver.worker.engine.sender import Sender
+from paramserver.worker.engine.weights import Watch, Weights
+from paramserver.worker.flat import FlatSpace
+from paramserver.worker.job.member import Member
+from paramserver.worker.job.progress import Progress
+from paramserver.worker.job.shards import Shards
+from paramserver.worker.script.state import NOTHING, Brought
+from paramserver.worker.startup import Offer
+from paramserver.worker.weights.pulled import Pulled
+
+log = structlog.get_logger("paramserver.worker")
+
+
+class Entry:
+    """Registers the model, meets the servers, takes in the present version."""
+
+    def __init__(self, member: Member, shards: Shards, weights: Weights, sender: Sender, progress: Progress) -> None:
+        self._member, self._shards, self._weights = member, shards, weights
+        self._sender, self._progress = sender, progress
+        self._may_upload = False
+        # The optimizer state that goes with version 0, until there is one.
+        self._brought = NOTHING
+
+    def promote_to_begin(self) -> None:
+        """An observer that brings a model to a job which waits for workers is one of them."""
+        view = self._member.session.view
+        if not view.launched and view.state in (types_pb2.JOB_STATE_WAITING, types_pb2.JOB_STATE_INITIALISING):
+            self._member.promote()
+
+    def attach(self, space: Callable[[Plan], FlatSpace]) -> types_pb2.ModelSpec:
+        """Take over the model that the job trains, whatever it is, with its present weights; returns its description.
+
+        Raises UserError if the job has none yet.
+        """
+        model, servers = self._member.run(startup.present_model(self._member.session))
+        self._start(plan_of(model, servers), space, lambda weights: None, None)
+        return model
+
+    def register(
+        self,
+        model: types_pb2.ModelSpec,
+        space: Callable[[Plan], FlatSpace],
+        on_weights: Callable[[FlatSpace], None],
+        brought: Brought = NOTHING,
+        watch: Watch | None = None,
+    ) -> Plan:
+        """Register the model, bring or fetch version 0, wait until everybody is there.
+
+        ``space`` makes the flat space of the plan and fills in this worker's initial values; ``on_weights`` is called
+        with a space, that one or another, whenever there is another version in it. ``brought``: the optimizer state to
+        begin with. ``watch`` looks at what the script writes to the weights.
+        Raises ModelError if another worker registered another model.
+        """
+        self._progress.enter("registering")
+        plan = self._member.run(startup.register_model(self._member.session, model, brought.digest()))
+        self._brought, self._may_upload = brought, True
+        self._start(plan, space, on_weights, watch)
+        self._brought = NOTHING
+        self._progress.enter("training")
+        return plan
+
+    def _start(
+        self,
+        plan: Plan,
+        space: Callable[[Plan], FlatSpace],
+        on_weights: Callable[[FlatSpace], None],
+        watch: Watch | None,
+    ) -> None:
+        self._weights.use(space(plan), on_weights, watch)
+        self._shards.use(plan)
+        self.enter(None)
+
+    def enter(self, loads: Offer | None) -> None:
+        """Connect to the shards as they are now, see to it that there is a first version, take the present one in.
+
+        ``loads``: what this worker offers to upload for a ``ctx.load``.
+        """
+        initial, session = self._weights.space.on_cpu(), self._member.session
+        offer = loads
+        if offer is None and self._may_upload:
+            offer = Offer(initial.read, partial(self._brought.parts, self._shards.plan.layout))
+
+        async def go() -> list[Pulled]:
+            while True:
+                try:
+                    links = await self._shards.connect()
+                    return await startup.first_version(session, links, offer)
+                except errors.RolledBackError as error:
+                    log.info("the job went back meanwhile", reason=str(error))
+
+        first = self._member.run(go())
+        self._sender.handed.begin_again()
+        self._weights.renew()
+        self._weights.install(first)

@@ -1,0 +1,283 @@
+"""How contributions leave: all at once, while they are computed, or with a pull in one."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import secrets
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import structlog
+
+from paramserver import errors
+from paramserver.compress.options import Wire
+from paramserver.core.layout.plan import moving_bytes
+from paramserver.core.versions.names import Name, SyncName
+from paramserver.v1 import shard_pb2, types_pb2
+from paramserver.worker.device import Ticket
+from paramserver.worker.engine.weights import Weights
+from paramserver.worker.flat import PartialSum
+from paramserver.worker.gradients import early
+from paramserver.worker.gradients.contribution import PushFacts
+from paramserver.worker.gradients.foresight import Foresight
+from paramserver.worker.gradients.handed import HandedIn
+from paramserver.worker.gradients.leaving import EarlyChunks
+from paramserver.worker.gradients.outgoing import ANY, Encoded, Outgoing
+from paramserver.worker.job.member import Member
+from paramserver.worker.job.shards import Shards
+from paramserver.worker.job.slices import Slices
+from paramserver.worker.links import exchange as exchanges
+from paramserver.worker.memory.places import Places
+from paramserver.worker.weights.pulled import Pulled
+
+log = structlog.get_logger("paramserver.worker")
+
+T = TypeVar("T")
+Push = concurrent.futures.Future[frozenset[shard_pb2.Outcome]]
+# How long a worker that leaves waits for the push that is under way.
+_LAST_PUSH_S = 5.0
+
+
+class Sender:
+    """Brings what slices have yielded. Belongs to the script's thread."""
+
+    def __init__(self, member: Member, shards: Shards, slices: Slices, places: Places, weights: Weights) -> None:
+        self._member, self._shards, self._slices = member, shards, slices
+        self._places, self._weights = places, weights
+        self.handed = HandedIn()
+        self._outgoing = Outgoing()
+        self.foresight = Foresight()
+        self._early = early.EarlyPushes(member.background)
+        # What leaves while it is computed, until the script has stepped on it.
+        self._filling: PartialSum | None = None
+        self._pushing: set[Push] = set()
+        # How this script advances its schedule, as far as it has shown.
+        self._schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_OTHER
+        # Above 0: the global norm to which the gradient of the present step is clipped.
+        self._clip_norm = 0.0
+
+    # ---- what goes with contributions
+
+    @property
+    def outgoing(self) -> Outgoing:
+        """What contributions look like on their way."""
+        return self._outgoing
+
+    def compress(self, wire: Wire) -> None:
+        """Before there is a model: how gradients travel."""
+        self._outgoing = Outgoing(wire)
+        self._member.keep_place(self._outgoing.keeps)
+
+    def advances(self, schedule: shard_pb2.Schedule) -> None:
+        """How this script advances its schedule, as far as it has shown."""
+        self._schedule = schedule
+
+    @property
+    def clip_norm(self) -> float:
+        """The global norm to which the gradient of the present step is clipped; 0: it is not."""
+        return self._clip_norm
+
+    def clip_to(self, norm: float) -> None:
+        """The servers are to clip the gradient of the present step to this global norm; 0: they are not."""
+        self._clip_norm = norm
+
+    def keep_residuals(self, positions: range) -> None:
+        """These slice positions belong to this worker; what was left out of contributions to others is lost."""
+        if self._outgoing.keep(positions) and not self._member.rolled_back():
+            log.warning(
+                "the workers have changed: what compression had left out of some contributions is lost, so the result "
+                "will have other bits than that of an undisturbed run (see docs/compression.md)"
+            )
+
+    # ---- pushing
+
+    def push(
+        self, name: Name, partial: PartialSum, groups: Sequence[types_pb2.GroupHypers], clock: int, flush: bool
+    ) -> Push:
+        """Begin to bring a contribution to all shards; its memory is reused afterwards.
+
+        ``flush``: nothing of it is left for later ones. Raises what `Outgoing.encode` raises.
+        """
+        self._weights.before_pull()
+        staging, of_device, ticket, pool = self._places.staging, partial, None, self._places.pool
+        if staging is not None:
+            pool = staging.pool
+            partial, ticket = staging.fetch(partial)
+            if self._outgoing.lossy:
+                ticket.wait()
+        space = partial.space
+        position = name.lo if isinstance(name, SyncName) else ANY
+        encoded = self._outgoing.encode(position, partial, space, flush) if self._outgoing.lossy else {}
+        facts = self._facts(name, partial, groups, clock, encoded)
+        begun = self._early.complete(partial, facts)
+        future = begun or self._member.submit(_when(ticket, self._shards.links.pushes.push(facts, space.read)))
+        self._pushing.add(future)
+        if not self._slices.named_by_data:
+            self.handed.pushed(future)
+        future.add_done_callback(self._pushing.discard)
+        if begun is not None:  # gives the memory back itself
+            return future
+        if staging is not None:
+            gpu = self._places.pool
+            future.add_done_callback(lambda _: gpu.give(of_device))
+        if space.number is None:
+            future.add_done_callback(lambda _: pool.give(partial))
+        elif isinstance(name, SyncName):  # servers read it when they have all of the step
+            pool.lend(partial, name.step, future.done)
+        else:  # answered when it is in a version; after an error a server may still be about to read it
+            future.add_done_callback(lambda done: pool.give(partial) if _succeeded(done) else None)
+        return future
+
+    def exchange(
+        self, name: SyncName, partial: PartialSum, groups: Sequence[types_pb2.GroupHypers], patience_s: float
+    ) -> bool | None:
+        """Push a contribution, and wait so long for the version that it is the last one of; both without the loop.
+
+        True: the version is installed. False: the contribution is counted. None: it has to be pushed, as ever.
+        """
+        member = self._member
+        lossy = self._places.staging is not None or self._outgoing.lossy
+        if lossy or member.rolled_back() or not member.session.goes_on:
+            return None
+        wait_s = min(patience_s, exchanges.MOST_S)
+        with member.waiting():
+            facts = self._facts(name, partial, groups, 0, {})
+            found = exchanges.exchange(self._shards.links, facts, name.step + 1, wait_s)
+        if found is False:
+            return None
+        self._places.pool.lend(partial, name.step, lambda: True)
+        if found is True:
+            return False
+        self._weights.install(found)
+        return True
+
+    def discard(self, partial: PartialSum) -> None:
+        """A partial that is not contributed."""
+        if self._early.has(partial):
+            self._early.drop()
+        else:
+            self._places.pool.give(partial)
+
+    # ---- while it is computed
+
+    def begin_early(
+        self, name: Name, alone: bool, clock: int, samples: int, groups: Callable[[], Sequence[types_pb2.GroupHypers]]
+    ) -> tuple[PartialSum, EarlyChunks] | None:
+        """Begin to push a contribution while it is computed; None where that is not possible.
+
+        ``alone``: it is pushed as it is. Returns the partial sum to fill, which is to be contributed or discarded, and
+        the object that is told of each tensor in it.
+        """
+        used = self.foresight.of_next()
+        links, pool = self._shards.links, self._places.pool
+        possible = (
+            alone
+            and bool(used)
+            and self._slices.named_by_data
+            and links.near.shared is None
+            and not self._outgoing.lossy
+            and pool.device.type == "cpu"
+            and not self._member.rolled_back()
+            and moving_bytes(links.plan.layout.chunks) >= early.LEAST_BYTES
+        )
+        if not possible:
+            return None
+        partial = pool.take()
+        partial.samples = samples
+        facts = self._facts(name, partial, groups(), clock, {}, used)
+        self.foresight.said(used, facts.groups, self._clip_norm)
+        self._filling = partial
+        return partial, self._early.begin(links, partial, facts, pool, self._weights.may_begin)
+
+    def take_early(self) -> PartialSum | None:
+        """The partial sum that the script fills while it leaves, once; the caller contributes or discards it."""
+        partial, self._filling = self._filling, None
+        return partial
+
+    def pull_begun(self, version: int) -> concurrent.futures.Future[list[Pulled]] | None:
+        """The pull that was begun with a push, if it asks for this version."""
+        return self._early.pull(version)
+
+    def drop_early(self) -> None:
+        """Break off what is leaving while it is computed."""
+        self._early.drop()
+
+    # ---- what becomes of it
+
+    def wait_all(self, pushes: Sequence[Push]) -> bool:
+        """Wait for several pushes; raises the first error. False if, without a data set, one was not counted."""
+        return all([self._counted(push) for push in pushes])
+
+    def _counted(self, push: Push) -> bool:
+        try:
+            outcomes = self._member.wait(push, last_s=_LAST_PUSH_S)
+        except errors.StaleViewError as error:
+            if type(error) is not errors.StaleViewError:
+                raise
+            # The mode has changed before this one arrived; with a data set, what it brought has been done by others.
+            log.info("a contribution came too late", reason=str(error))
+            return self._slices.named_by_data
+        if self._slices.named_by_data or outcomes == {shard_pb2.OUTCOME_ACCEPTED}:
+            return True
+        if outcomes == {shard_pb2.OUTCOME_DUPLICATE}:
+            return False
+        raise errors.ParamServerError(
+            "somebody joined or left at this moment, and only some of the servers have counted this push: "
+            "pull to see what is there, and push what is missing"
+        )
+
+    def cancel(self) -> None:
+        """The job goes back: what is under way is not wanted any more."""
+        for push in list(self._pushing):
+            push.cancel()
+
+    async def last_pushes(self, timeout_s: float) -> None:
+        """Wait a little for what is under way, so that no shard has a slice that another one lacks."""
+        under_way = [asyncio.wrap_future(push) for push in list(self._pushing) if not push.done()]
+        if under_way:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(timeout_s, _LAST_PUSH_S)):
+                    await asyncio.gather(*under_way, return_exceptions=True)
+
+    def _facts(
+        self,
+        name: Name,
+        partial: PartialSum,
+        groups: Sequence[types_pb2.GroupHypers],
+        clock: int,
+        encoded: Mapping[int, Encoded],
+        used: frozenset[int] | None = None,
+    ) -> PushFacts:
+        """What is said of a contribution. ``used``: what it is going to have, if it is not complete yet."""
+        present = frozenset() if partial.overflow else frozenset(partial.used)
+        return PushFacts(
+            name=name,
+            samples=partial.samples,
+            overflow=partial.overflow,
+            used=present if used is None else used,
+            groups=groups,
+            base_versions=list(self._weights.versions),
+            clock=clock,
+            schedule=self._schedule,
+            clip_norm=self._clip_norm if isinstance(name, SyncName) else 0.0,
+            nonce=secrets.randbits(63) | 1,
+            slot=partial.space.number,
+            encoded=encoded,
+        )
+
+
+async def _when(ticket: Ticket | None, push: Coroutine[Any, Any, T]) -> T:
+    """Push what has been copied by then."""
+    try:
+        if ticket is not None:
+            await asyncio.get_running_loop().run_in_executor(None, ticket.wait)
+    except BaseException:
+        push.close()
+        raise
+    return await push
+
+
+def _succeeded(future: concurrent.futures.Future[Any]) -> bool:
+    return not future.cancelled() and future.exception() is None

@@ -1,0 +1,85 @@
+"""The job's model and plan, and the links to the shards as they are on the present timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from paramserver.compress.casts import Cast
+from paramserver.core.layout.plan import Plan
+from paramserver.transport.base import Channel
+from paramserver.v1 import types_pb2
+from paramserver.worker import startup
+from paramserver.worker.job.member import Member
+from paramserver.worker.links import ShardLinks
+
+Connect = Callable[[str], Channel]
+
+
+class Shards:
+    """``connect`` opens a channel to a server's address.
+
+    ``transport``: "shm": share memory with all servers, "auto": with those on this host, "grpc": with none.
+    """
+
+    def __init__(self, member: Member, connect: Connect, transport: str) -> None:
+        self.transport = transport
+        self._member, self._connect = member, connect
+        self._plan: Plan | None = None
+        self._links: ShardLinks | None = None
+        self._rounding: Cast | None = None
+
+    @property
+    def rounding(self) -> Cast | None:
+        """What weights are rounded to on their way here."""
+        return self._rounding
+
+    def round_to(self, rounding: Cast | None) -> None:
+        """Before there is a model: what weights are rounded to on their way here."""
+        self._rounding = rounding
+
+    @property
+    def plan(self) -> Plan:
+        """Exists after a model was registered."""
+        assert self._plan is not None, "register a model first"
+        return self._plan
+
+    def use(self, plan: Plan) -> None:
+        """A model is registered, and this is its plan."""
+        self._plan = plan
+
+    @property
+    def links(self) -> ShardLinks:
+        """Exist after a model was registered."""
+        assert self._links is not None, "register a model first"
+        return self._links
+
+    @property
+    def met(self) -> ShardLinks | None:
+        """The links, None before a model was registered."""
+        return self._links
+
+    async def connect(self) -> ShardLinks:
+        """Connect to the shards as they are now, and share memory with them; former links are closed.
+
+        Raises RolledBackError if the job goes back meanwhile.
+        """
+        member = self._member
+        await self.close()
+        self._links = await startup.open_links(
+            member.session,
+            self.plan,
+            self._connect,
+            lambda: member.session.member,
+            self._rounding,
+            member.wait_timeout_s,
+        )
+        member.follows(self._links.timeline)
+        # Who only looks needs no memory of its own.
+        transport = self.transport if member.options.role == types_pb2.ROLE_WORKER else "grpc"
+        await startup.share_memory(member.session, self._links, self.plan, transport)
+        return self._links
+
+    async def close(self) -> None:
+        """Close the links, if there are any."""
+        if self._links is not None:
+            await self._links.close()

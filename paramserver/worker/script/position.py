@@ -1,0 +1,129 @@
+"""Where the script is in its epochs: what the prepared loader and ``ctx.epochs`` ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import structlog
+
+from paramserver import errors
+from paramserver.core.versions.consistency import Mode
+from paramserver.core.work.passes import Passes
+from paramserver.worker.engine import Engine
+from paramserver.worker.pace import Item
+from paramserver.worker.script.guard import Guard
+from paramserver.worker.script.schedule import Schedules
+from paramserver.worker.script.steps import Steps
+
+log = structlog.get_logger("paramserver.worker")
+
+
+class Position:
+    """Gives slices to the loader, and follows the job where it goes back. See `loader.LoopPosition`."""
+
+    def __init__(self, engine: Engine, passes: Passes, schedules: Schedules) -> None:
+        self._engine, self._passes, self._schedules = engine, passes, schedules
+        self._steps: Steps | None = None
+        self._guard: Guard | None = None
+        self._left = False
+
+    def model_comes(self, steps: Steps, guard: Guard) -> None:
+        """The model is prepared."""
+        self._steps, self._guard = steps, guard
+
+    # ---- epochs
+
+    def epochs(self, count: int, loader: bool) -> Iterator[int]:
+        """The epochs from where the job stands up to ``count``; earlier ones come again. ``loader``: there is one."""
+        progress, rollback = self._engine.progress, self._engine.rollback
+        progress.plan(count)
+        progress.went_through(False)
+        epoch = min(rollback.open_epoch(), count - 1)
+        while True:
+            while epoch < count:
+                progress.in_epoch(epoch)
+                self._passes.plan(epoch, last=epoch == count - 1)
+                self._schedules.begin_epoch(epoch)
+                yield epoch
+                epoch = rollback.next_epoch(epoch)
+            if self._engine.loop.finish():
+                break
+            epoch = min(rollback.open_epoch(), count - 1)
+        if self._guard is not None:
+            self._guard.outside()
+        # A script that leaves its last epoch in the middle wants no more of it, and does not promise the rest.
+        progress.went_through(not loader or not self._passes.left)
+
+    def leave(self, loader: bool, failed: bool) -> None:
+        """The script leaves the job. A plain loop over the loader is known to be at its end when the script is.
+
+        ``loader``: there is one. ``failed``: the script ends with an error.
+        """
+        self._left = True
+        passes, progress = self._passes, self._engine.progress
+        if passes.left and loader:
+            log.warning(
+                f"the script ends in the middle of epoch {passes.epoch + 1}: what is left of that epoch is not "
+                "trained, unless other workers do it"
+            )
+        if not passes.plain:
+            return
+        progress.plan(max(progress.epochs_planned, passes.epoch + 1))
+        progress.went_through(progress.through or (passes.ended and not failed))
+
+    # ---- for the loader
+
+    def begin_pass(self) -> int:
+        """An iteration over the loader begins; returns its number. Raises UserError if none may."""
+        if self._left:
+            raise errors.UserError("this worker has left the job: iterate over the prepared loader before ctx.close()")
+        if self._steps is None:
+            raise errors.UserError("give the model and its optimizer to ctx.prepare before iterating over its loader")
+        iteration = self._passes.begin()
+        self._engine.progress.in_epoch(self._passes.epoch)
+        return iteration
+
+    def next_item(self, iteration: int) -> Item | None:
+        """The slice to compute now, None at the end of the epoch."""
+        passes, engine = self._passes, self._engine
+        passes.check(iteration)
+        while True:
+            item = engine.loop.next_item(passes.epoch, passes.last, stay=passes.plain)
+            if item is None and passes.last and engine.consistency.mode is Mode.ASYNC:
+                engine.reading.pull_latest()
+            elif item is None:
+                engine.reading.settle()
+            if passes.plain and engine.rollback.went_back():
+                passes.goes_back()
+                if item is None:  # what this pass was to see done is not
+                    continue
+            back = passes.gives(None if item is None else item.epoch)
+            if item is None:  # a schedule is where the epoch's last update has brought it
+                self._schedules.align()
+                return None
+            if back is not None:
+                self._schedules.set_back(back)
+            if engine.loop.may_compute(item):
+                return item
+            assert self._steps is not None
+            self._steps.pass_over(item)
+
+    def leave_pass(self, iteration: int) -> None:
+        """That iteration is over, at its end or before (``break``)."""
+        if self._passes.leave_iteration(iteration) and self._guard is not None:
+            self._guard.outside()
+
+    def ahead(self) -> Iterator[Item]:
+        """The slices that are likely to come."""
+        loop = self._engine.loop
+        return (item for item in loop.ahead(self._passes.epoch) if not loop.poisoned(item))
+
+    def begin(self, item: Item) -> None:
+        """The slice's batch is about to be handed to the script."""
+        assert self._steps is not None
+        self._steps.begin(item)
+
+    def end(self, item: Item) -> None:
+        """The script asks for the next batch."""
+        assert self._steps is not None
+        self._steps.end(item)
