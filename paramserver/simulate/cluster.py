@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from statistics import fmean
 
+from paramserver.core.layout.thresholds import EARLY_PUSH_BYTES
 from paramserver.core.work.leases import SliceLeases
 from paramserver.simulate.formulas import dedicated
 from paramserver.simulate.machinery.blame import NOTHING, Chain, Part, between, largest
@@ -24,8 +25,6 @@ from paramserver.simulate.scenario import Outcome, Record, Scenario, busy, share
 # The model is cut into so many pieces at most, and all workers send so many in a step, since it is these that take time
 # to simulate; they are fewer only where links take more than this part of the time of a slice.
 _MOST, _FEWEST, _IN_ALL, _WORTH_IT = 256, 16, 8192, 0.02
-# A smaller contribution does not leave before it is computed; `worker.gradients.early` says the same.
-_EARLY_BYTES = 4 << 20
 # This part of the steps, at the beginning, is left aside.
 _WARM_UP = 0.05
 
@@ -47,7 +46,7 @@ def simulate(scenario: Scenario) -> tuple[Outcome, Record]:
 
     costs, seats = scenario.costs, seating(scenario)
     # Between hosts large models go over the network everywhere, so that gradients leave during the backward pass.
-    apart = len({*seats.workers, *seats.servers}) > 1 and scenario.nbytes >= _EARLY_BYTES
+    apart = len({*seats.workers, *seats.servers}) > 1 and scenario.nbytes >= EARLY_PUSH_BYTES
     shared = shares_memory(scenario) and not apart
     network = Network(clock, costs, scenario.seed)
     count = scenario.cores or math.inf
@@ -89,7 +88,7 @@ def simulate(scenario: Scenario) -> tuple[Outcome, Record]:
         )
         for rank in range(scenario.workers)
     ]
-    early = not shared and scenario.moves and scenario.backward > 0 and scenario.nbytes >= _EARLY_BYTES
+    early = not shared and scenario.moves and scenario.backward > 0 and scenario.nbytes >= EARLY_PUSH_BYTES
     leases = SliceLeases(0)
     synchronous = [SyncWorker(member, scenario.workers, scenario.slices, scenario.moves, early) for member in members]
     asynchronous = [AsyncWorker(member, leases, scenario.workers, early) for member in members]

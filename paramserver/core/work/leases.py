@@ -14,6 +14,8 @@ from paramserver.core.versions.ranges import RangeSet
 
 # A request takes at most this share of what is left of the epoch, so that the slowest worker is not left with a heap.
 _SHARE = 2
+# So many slices a worker asks for at once, and it asks when it has so few left.
+LEASE_AHEAD, LEASE_LOW = 16, 4
 
 
 class SliceLeases:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from paramserver.core.layout.plan import Kind, moving_bytes
+from paramserver.core.layout.thresholds import DRAFT_BYTES
 from paramserver.core.versions.names import SyncName
 from paramserver.server.versions.version import part
 from paramserver.tensors.codec import encode_frame
@@ -37,7 +38,7 @@ log = structlog.get_logger("paramserver.server")
 Do = Callable[[Callable[[], None]], Awaitable[None]]
 
 # A shard with less than that to send is not drafted: it takes no longer than a call or two.
-LEAST_BYTES = 1 << 20
+LEAST_BYTES = DRAFT_BYTES
 
 
 class Draft:

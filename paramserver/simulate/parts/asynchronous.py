@@ -6,12 +6,10 @@ from collections import deque
 
 from paramserver.core.versions.events import AtClock, Joining, Want
 from paramserver.core.versions.names import AsyncName
-from paramserver.core.work.leases import SliceLeases
+from paramserver.core.work.leases import LEASE_AHEAD, LEASE_LOW, SliceLeases
 from paramserver.simulate.machinery.blame import Part, longer
 from paramserver.simulate.machinery.clock import Process, Signal
 from paramserver.simulate.parts.member import Member
-
-_LEASE_AHEAD, _LEASE_LOW = 16, 4
 
 
 class AsyncWorker:
@@ -41,7 +39,7 @@ class AsyncWorker:
             pushes = member.begin(name, self._clock)
             yield from member.compute(pushes if early else ())
             early = self._early
-            if len(self._queue) <= _LEASE_LOW and pending is None:
+            if len(self._queue) <= LEASE_LOW and pending is None:
                 pending = self._lease()
             yield from member.wait_all([member.complete(pushes)])
             self._queue.popleft()
@@ -56,7 +54,7 @@ class AsyncWorker:
 
         def asked() -> None:
             self._leases.complete(done)
-            answer.set(self._leases.lease(self._member.ident, 0, _LEASE_AHEAD, self._workers))
+            answer.set(self._leases.lease(self._member.ident, 0, LEASE_AHEAD, self._workers))
 
         self._member.clock.after(self._member.call_s, asked)
         return answer

@@ -7,9 +7,6 @@ from collections.abc import Mapping
 from paramserver.simulate.machinery.blame import Chain
 from paramserver.simulate.machinery.clock import Signal
 
-# If less than this is still to come from a server, it is waited for at once; `worker.weights.rest` says the same.
-LEAST_BYTES = 1 << 20
-
 
 class Rest:
     """Pieces of one server. ``needed``: by piece, from which part of the forward pass on, 0 to 1."""

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from paramserver.core.layout.thresholds import DRAFT_BYTES, REST_BYTES
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.versions.events import (
     Activated,
@@ -35,11 +36,9 @@ from paramserver.simulate.machinery.cores import Thread
 from paramserver.simulate.parts.drafts import Coming, Draft, Drafts
 from paramserver.simulate.parts.hosts import Network, Program, Transfer
 from paramserver.simulate.parts.pieces import Piece
-from paramserver.simulate.parts.rest import LEAST_BYTES, Rest
+from paramserver.simulate.parts.rest import Rest
 
 TIMELINE = 1
-# A part of the model that is smaller than this is not made ahead of time; `server.versions.drafting` says the same.
-_LEAST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +328,7 @@ class Server:
                 self._send(call, delivery, piece, chain)
         if not delivery.coming:
             answer(chain)
-        elif call.begins and sum(self._pieces[piece].nbytes for piece in delivery.coming) >= LEAST_BYTES:
+        elif call.begins and sum(self._pieces[piece].nbytes for piece in delivery.coming) >= REST_BYTES:
             delivery.rest = Rest({piece: 1.0 - self._pieces[piece].ready for piece in delivery.coming})
             answer(chain, delivery.rest)
 
@@ -369,7 +368,7 @@ class Server:
             isinstance(name, SyncName)
             and name.step == self.state.version
             and not self._building
-            and 4 * self._params >= _LEAST_BYTES
+            and 4 * self._params >= DRAFT_BYTES
             and is_node(name.lo, name.hi, name.of)
         )
 

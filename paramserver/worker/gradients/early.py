@@ -11,6 +11,7 @@ from __future__ import annotations
 import concurrent.futures
 from dataclasses import dataclass, replace
 
+from paramserver.core.layout.thresholds import EARLY_PUSH_BYTES
 from paramserver.core.versions.names import AsyncName
 from paramserver.v1 import shard_pb2
 from paramserver.worker.background import Background
@@ -21,7 +22,7 @@ from paramserver.worker.links import ShardLinks
 from paramserver.worker.weights.pulled import Pulled
 
 # Below this a contribution is not worth it: a push of it is over as soon as it begins.
-LEAST_BYTES = 4 << 20
+LEAST_BYTES = EARLY_PUSH_BYTES
 
 
 @dataclass(frozen=True, slots=True)

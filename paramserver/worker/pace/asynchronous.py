@@ -8,12 +8,11 @@ from collections.abc import Iterator, Sequence
 
 from paramserver.core.versions.events import AtClock, Joining, Want
 from paramserver.core.versions.names import AsyncName
+from paramserver.core.work.leases import LEASE_AHEAD, LEASE_LOW
 from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.worker.flat import PartialSum
 from paramserver.worker.pace.base import Item, PaceHost
 
-# Slices fetched ahead, and how few may be left before more are asked for.
-_LEASE_AHEAD, _LEASE_LOW = 16, 4
 _PARK_S = 2.0
 # How often a worker asks again while the mode is about to change: somebody may have given slices back.
 _PAUSE_S = 0.2
@@ -95,7 +94,7 @@ class AsyncPace:
 
     def _lease(self, epoch: int, last: bool, wait_s: float) -> concurrent.futures.Future[coordinator_pb2.LeaseResponse]:
         done, self._done = self._done, []
-        return self._engine.lease(epoch, last, _LEASE_AHEAD, done, wait_s, self.holding)
+        return self._engine.lease(epoch, last, LEASE_AHEAD, done, wait_s, self.holding)
 
     def ahead(self, epoch: int) -> Iterator[Item]:
         """What is leased, and as much more as the data loader asks for."""
@@ -118,7 +117,7 @@ class AsyncPace:
         assert isinstance(item.name, AsyncName)
         assert self._queue, "a slice was leased before it is handed in"
         assert self._queue[0] == item.name, "slices are handed in as they were handed out"
-        if len(self._queue) <= _LEASE_LOW and self._pending is None:
+        if len(self._queue) <= LEASE_LOW and self._pending is None:
             self._pending = self._lease(item.epoch, False, 0.0)
         counted = self._engine.wait_all([self._engine.push(item.name, partial, groups, self.clock)])
         self._queue.popleft()

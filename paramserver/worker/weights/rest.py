@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from paramserver import errors
+from paramserver.core.layout.thresholds import REST_BYTES
 
 # If less than this is still to come from a server, it is waited for at once.
-LEAST_BYTES = 1 << 20
+LEAST_BYTES = REST_BYTES
 # A waiting thread checks at this interval, in seconds, whether the job goes on.
 _LOOK_S = 0.1
 
