@@ -258,6 +258,8 @@ class Fleet:
         await asyncio.gather(*(asyncio.to_thread(hand.join, 3.0) for hand in self.hands))
         for keeper in self.keepers:
             keeper.stop.set()
+            if not keeper.member.session.member:  # it is no member yet, and would look for a coordinator to the end
+                keeper.task.cancel()
         # While there is still a leader to say goodbye to.
         living = [keeper.task for keeper in self.keepers if not keeper.process.killed]
         if living:
