@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,7 +97,7 @@ def test_k02_many_kills(place: Place) -> None:
     found: dict[str, Any] = read_summary(summary)
     assert found["restarts"] == killed
     environ = {"PARAMSERVER_RUN__SUMMARY": str(alone), "PARAMSERVER_TRAINING__SLICES_PER_STEP": "4"}
-    place.python(TRAIN, *epochs, environ=environ).check()
+    place.start(sys.executable, TRAIN, *epochs, environ=environ).wait(280.0).check()
     wanted = read_summary(alone)
     assert {key: found[key] for key in SAME} == {key: wanted[key] for key in SAME}
     assert place.processes() == {}

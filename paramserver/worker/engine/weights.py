@@ -22,7 +22,7 @@ from paramserver.worker.memory.inplace import InPlace
 from paramserver.worker.memory.places import Places
 from paramserver.worker.weights.incoming import IncomingWeights
 from paramserver.worker.weights.pulled import Pulled, merge
-from paramserver.worker.weights.reads import Reads
+from paramserver.worker.weights.reads import Reads, unheard
 
 log = structlog.get_logger("paramserver.worker")
 
@@ -252,7 +252,7 @@ class Weights:
             return True
         if self._reads is not None:
             self._reads.end()
-        with torch._C.DisableTorchFunction():
+        with unheard():
             unread = incoming.unread(used)
             try:
                 incoming.settle()

@@ -12,6 +12,7 @@ import bisect
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -155,6 +156,12 @@ def _extent(tensor: torch.Tensor) -> int:
     """From the first byte of a tensor to behind its last."""
     steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (steps + 1) * tensor.element_size() if tensor.numel() else 0
+
+
+def unheard() -> AbstractContextManager[None]:
+    """Within it torch tells no function mode of calls: what happens there is no read by the script."""
+    found: AbstractContextManager[None] = torch._C.DisableTorchFunction()
+    return found
 
 
 def _compiled() -> bool:
