@@ -174,7 +174,7 @@ def count(workers: int, servers: int) -> Counts:
 
     def at(step: int) -> None:
         """All workers have the weights of this step and have sent nothing."""
-        journal = job.coordinator.journal
+        journal = job.coordinator.job.journal
         if step == FIRST:
             tap.on, counts.store_operations, counts.cpu_s = True, -journal.operations, -time.process_time()
         else:

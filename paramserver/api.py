@@ -72,7 +72,7 @@ def init(config: str | os.PathLike[str] | None = None, **overrides: object) -> C
         log.info(
             "no cluster is configured: training alone in this process",
             mode=str(job.options.consistency),
-            slices_per_step=job.coordinator.slices_per_step,
+            slices_per_step=job.coordinator.job.slices_per_step,
         )
     _contexts.append(context)
     return context
@@ -144,7 +144,7 @@ class Client(RawClient):
             def close() -> None:
                 engine.close()
                 job.settle()
-                broken = broken_sentences(job.coordinator.promises.broken)
+                broken = broken_sentences(job.coordinator.job.promises.broken)
                 job.close()
                 if broken:
                     raise errors.JobFailedError(" ".join(broken))

@@ -27,7 +27,7 @@ def gather(job: InProcessJob) -> tuple[dict[str, Any], Result]:
         finally:
             for channel in channels:
                 await channel.close()
-        return summarise(status, await job.coordinator.server_stats(), result), result
+        return summarise(status, await job.coordinator.job.server_stats(), result), result
 
     return job.background.run(go())
 
@@ -35,11 +35,11 @@ def gather(job: InProcessJob) -> tuple[dict[str, Any], Result]:
 def finish_alone(context: Context, job: InProcessJob) -> None:
     """Write what ``run.summary`` and ``run.save`` ask for. Raises JobFailedError if a promise is broken."""
     run = context.settings.run
-    if (run.summary or run.save) and job.coordinator.registry.ready:
+    if (run.summary or run.save) and job.coordinator.job.registry.ready:
         summary, result = gather(job)
         if run.save:
             result.save(Path(run.save))
         if run.summary:
             write_summary(Path(run.summary), summary)
-    if broken := broken_sentences(job.coordinator.promises.broken):
+    if broken := broken_sentences(job.coordinator.job.promises.broken):
         raise JobFailedError("; ".join(broken))

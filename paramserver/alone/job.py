@@ -45,7 +45,7 @@ class InProcessJob:
     async def _start(self) -> None:
         journal = await Journal.open(MemoryStore(), "memory")
         self.coordinator = CoordinatorService(self.options, self.network.connect, journal)
-        self.coordinator.address = COORDINATOR
+        self.coordinator.job.address = COORDINATOR
         self.network.serve(COORDINATOR, [("Coordinator", self.coordinator)])
         await self.coordinator.start()
         for index in range(self.options.servers):
@@ -82,7 +82,7 @@ class InProcessJob:
     def settle(self) -> None:
         """Wait until all that the workers have handed in is accounted for, now that they have left."""
         coordinator = self.coordinator
-        self.background.run(coordinator.wait_until(lambda: not coordinator.ending.closing, _SETTLE_S))
+        self.background.run(coordinator.job.wait_until(lambda: not coordinator.job.ending.closing, _SETTLE_S))
 
     def close(self) -> None:
         """Stop servers and coordinator, then the loop."""

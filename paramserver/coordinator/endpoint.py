@@ -100,7 +100,7 @@ class Endpoint:
         async def answer(request: Message) -> Message:
             self._knock(request)
             service = self._leader()
-            await service.confirm()
+            await service.job.confirm()
             reply: Message = await getattr(service, handler)(request)
             return reply
 

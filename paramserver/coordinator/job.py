@@ -245,6 +245,11 @@ class Job:
             loading=to_proto(self.loads.under_way),
         )
 
+    def write_down(self) -> None:
+        """Write the present state soon, and let servers keep it."""
+        if self.journal.record(self.record(), None if self.released else self.registry.model):
+            self.keeping.wake()
+
     def missing(self) -> str:
         """Whom the start of the job waits for, in words; empty once everybody is there."""
         parts = []
@@ -294,7 +299,7 @@ class Job:
                     )
             elif self.registry.model is not None:
                 self.state = types_pb2.JOB_STATE_INITIALISING
-        self.journal.record(self)
+        self.write_down()
         await self.notify()
 
     async def notify(self) -> None:
@@ -353,6 +358,18 @@ class Job:
         if not self.over.done():
             log.warning("this coordinator steps down", reason=reason)
             self.end("replaced")
+
+    async def close(self) -> None:
+        """End all sessions and all that goes on, close channels, write the last state."""
+        self.closing = True
+        await self.notify()
+        background = list(self._loose)
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+        await self.mode_change.close()
+        await self.servers.close()
+        await self.journal.close()
 
     async def begin_again(self, record: coordinator_pb2.JobRecord) -> None:
         """Nothing of an earlier run can be used: none of its numbers is, either, and its servers are not let in."""

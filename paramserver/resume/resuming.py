@@ -115,9 +115,9 @@ class Resuming:
 
     async def watch(self, service: CoordinatorService) -> None:
         """As long as a new job has not begun: end this leadership when a server comes that holds a shard of another."""
-        while service.registry.model is None and not (service.forgets or service.over.done()):
+        while service.job.registry.model is None and not (service.job.forgets or service.job.over.done()):
             if self._holders():
-                service.end("found")
+                service.job.end("found")
             await asyncio.sleep(_LOOK_S)
 
     def _holders(self) -> list[Knock]:

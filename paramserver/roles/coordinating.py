@@ -155,38 +155,38 @@ class Coordinating:
             )
         holding = await hold(self._settings, self._options, self.address, record if resume else None, stood_by)
         service = CoordinatorService(self._job_options(holding), self._connect, journal)
-        service.address = self.address
-        service.confirm = leadership.confirm
-        service.forgets = forgets or self._resuming.forgets
+        service.job.address = self.address
+        service.job.confirm = leadership.confirm
+        service.job.forgets = forgets or self._resuming.forgets
         led = False
         keeping = asyncio.create_task(keep_up(holding)) if holding is not None else None
         try:
-            leadership.keep(journal.verify, service.replaced)
+            leadership.keep(journal.verify, service.job.replaced)
             if resume:
                 assert record is not None
                 await self._take_over(service, record)
-                if service.over.done() and service.over.result() == "replaced":
+                if service.job.over.done() and service.job.over.result() == "replaced":
                     self.endpoint.doing = "was replaced by another one"
                     return None
             elif record is not None and unfinished(record):
-                await service.begin_again(record)
+                await service.job.begin_again(record)
             else:
                 if self._settings.checkpoint.resume:
                     saved = await asyncio.to_thread(find_checkpoint, self._settings.checkpoint.resume)
-                    service.recovery.resume(
+                    service.job.recovery.resume(
                         saved, "" if goes_on_there(self._settings) else split(self._settings.checkpoint.resume)[0]
                     )
                 elif (stood_by or self._options.resume) and holding is not None:
                     if await self._resuming.anybody(holding.unused):
                         return None  # with what they know the job goes on
                     await self._resume_own(service)
-                service.journal.record(service)
+                service.job.write_down()
             await service.start()
             led = True
             self.endpoint.service = service
             leading()
-            service.loosely(self._resuming.watch(service))
-            how = await asyncio.shield(service.over)
+            service.job.loosely(self._resuming.watch(service))
+            how = await asyncio.shield(service.job.over)
             if how == "found":
                 if not (stood_by or self._options.resume):
                     raise self._resuming.refuse()
@@ -202,34 +202,34 @@ class Coordinating:
         """Leave in the store what somebody may need, and nothing else."""
         if not led:
             pass  # the job stays as it was found
-        elif not service.over.done() and not (self._options.gather and service.members_present()):
+        elif not service.job.over.done() and not (self._options.gather and service.job.members_present()):
             # Nobody has come, or the launcher ends everybody: there is nothing to be taken over.
-            await service.conclude(types_pb2.JOB_STATE_STOPPED, "ended by a signal")
-        elif not self._options.gather and service.over.result() == "done":
-            await service.conclude(types_pb2.JOB_STATE_DONE, "done")
-        if led and service.ended and service.released:
-            await service.journal.forget_model()
+            await service.job.conclude(types_pb2.JOB_STATE_STOPPED, "ended by a signal")
+        elif not self._options.gather and service.job.over.result() == "done":
+            await service.job.conclude(types_pb2.JOB_STATE_DONE, "done")
+        if led and service.job.ended and service.job.released:
+            await service.job.journal.forget_model()
         await service.close()
-        holding, over = service.options.checkpoints.holding, service.over
+        holding, over = service.job.options.checkpoints.holding, service.job.over
         if keeping is not None and holding is not None:
             keeping.cancel()
             if not (over.done() and over.result() == "replaced"):  # else the other one keeps the place
-                await leave(holding, service.ended)
+                await leave(holding, service.job.ended)
 
     async def _resume_own(self, service: CoordinatorService) -> None:
         """A job that nobody knows any more begins where its own checkpoints end, if there are any."""
-        place = service.checkpoints.place
+        place = service.job.checkpoints.place
         if place is not None:
-            ours = service.options.checkpoints.ours
+            ours = service.job.options.checkpoints.ours
             saved = await asyncio.to_thread(lambda: catalog.newest(place, verify=False, ours=ours))
             if saved is not None:
                 log.warning("what was known of the job is lost; it goes on from its newest checkpoint", name=saved.name)
-                service.recovery.resume(saved)
+                service.job.recovery.resume(saved)
 
     async def _take_over(self, service: CoordinatorService, record: coordinator_pb2.JobRecord) -> None:
         differing = [
             f"{key} is {value} here, the job has {record.settings[key]}"
-            for key, value in service.options.settings.items()
+            for key, value in service.job.options.settings.items()
             if key in record.settings and record.settings[key] != value and key.startswith(("training.", "cluster.job"))
         ]
         if differing:
@@ -240,7 +240,7 @@ class Coordinating:
             deadline = time.monotonic() + patience_s
             while True:
                 try:
-                    await take_over(service, record, deadline - time.monotonic(), self.endpoint.newcomers)
+                    await take_over(service.job, record, deadline - time.monotonic(), self.endpoint.newcomers)
                     return
                 except errors.RetryableError as error:
                     if time.monotonic() >= deadline:
@@ -248,16 +248,16 @@ class Coordinating:
                     log.warning(f"taking over did not work at once; trying again: {error}")
                     await asyncio.sleep(_RETRY_S)
         except errors.FencedError as error:
-            await service.replaced(str(error))
+            await service.job.replaced(str(error))
         except errors.JobFailedError as error:
             if record.ready:  # there were versions, and they are lost
-                await service.fail(f"{error}; begin it again with --fresh")
+                await service.job.fail(f"{error}; begin it again with --fresh")
                 return
             log.warning("what an earlier coordinator has left is lost; the job begins again", reason=str(error))
-            await service.begin_again(record)
+            await service.job.begin_again(record)
             await self._resume_own(service)
         finally:
-            self._resuming.floor = max(self._resuming.floor, service.known_term)
+            self._resuming.floor = max(self._resuming.floor, service.job.known_term)
 
     def _job_options(self, holding: Holding | None) -> JobOptions:
         cluster, training = self._settings.cluster, self._settings.training
@@ -294,29 +294,29 @@ class Coordinating:
             await self._stop.wait()
             return 128 + self._signal  # the launcher has gathered the result
         if how == "failed":
-            await service.wait_until(lambda: not service.members_present(), _TELL_S)
-            self._say(f"paramserver: error: {service.reason}")
-            return service.exit_code
+            await service.job.wait_until(lambda: not service.job.members_present(), _TELL_S)
+            self._say(f"paramserver: error: {service.job.reason}")
+            return service.job.exit_code
         if how == "stopped":
-            await service.wait_until(lambda: not service.workers_present(), _LEAVE_S)
+            await service.job.wait_until(lambda: not service.job.workers_present(), _LEAVE_S)
         code = await self._gather(service, how)
         if self._settings.cluster.when_done == "stay" and code == 0:
             await self._stop.wait()
-        await service.wait_until(lambda: not service.members_present(), _LEAVE_S)
+        await service.job.wait_until(lambda: not service.job.members_present(), _LEAVE_S)
         return code
 
     async def _gather(self, service: CoordinatorService, how: str) -> int:
         """Gather the result and let the servers go. A server that dies meanwhile is waited for, as ever."""
 
         def all_there() -> bool:
-            going_back = service.watch.absent or service.recovery.under_way
-            return not (going_back or service.ending.closing) or service.exit_code != 0
+            going_back = service.job.watch.absent or service.job.recovery.under_way
+            return not (going_back or service.job.ending.closing) or service.job.exit_code != 0
 
         deadline = time.monotonic() + self._settings.cluster.max_idle_s
         while True:
-            await service.wait_until(all_there, self._settings.cluster.max_idle_s)
-            if service.exit_code:
-                return service.exit_code
+            await service.job.wait_until(all_there, self._settings.cluster.max_idle_s)
+            if service.job.exit_code:
+                return service.job.exit_code
             try:
                 return await self._gather_now(service, how)
             except errors.RetryableError as error:
@@ -330,14 +330,14 @@ class Coordinating:
     async def _not_gathered(self, service: CoordinatorService, error: errors.ParamServerError) -> int:
         reason = f"the result could not be gathered: {error}"
         self._say(f"paramserver: error: {reason}")
-        await service.conclude(types_pb2.JOB_STATE_FAILED, reason)
+        await service.job.conclude(types_pb2.JOB_STATE_FAILED, reason)
         return error.exit_code
 
     async def _gather_now(self, service: CoordinatorService, how: str) -> int:
         status = await service.status(coordinator_pb2.StatusRequest(model=True))
-        if not (status.HasField("model") and service.registry.ready):
+        if not (status.HasField("model") and service.job.registry.ready):
             self._say("the job has ended without training")
-            await service.conclude(types_pb2.JOB_STATE_STOPPED, "ended without training")
+            await service.job.conclude(types_pb2.JOB_STATE_STOPPED, "ended without training")
             return 0
         run, directory = self._settings.run, self._settings.checkpoint.dir
         summary = await gather(status, self._connect, run, None, directory)
@@ -348,8 +348,8 @@ class Coordinating:
         if summary["broken_promises"]:
             state, reason = types_pb2.JOB_STATE_FAILED, summary["broken_promises"][0]
         elif how == "stopped":
-            state, reason = types_pb2.JOB_STATE_STOPPED, service.reason
-        await service.conclude(state, reason, json.dumps(summary))
+            state, reason = types_pb2.JOB_STATE_STOPPED, service.job.reason
+        await service.job.conclude(state, reason, json.dumps(summary))
         return exit_code(summary)
 
 

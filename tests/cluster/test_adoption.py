@@ -71,7 +71,7 @@ def lose(fleet: Fleet, leader: Chief) -> None:
     """Coordinator and store die together, and the store comes back empty."""
     service = leader.service
     assert service is not None
-    until("servers know what the coordinator knows", lambda: not service.keeping._behind())
+    until("servers know what the coordinator knows", lambda: not service.job.keeping._behind())
 
     def both() -> None:
         leader.die()
@@ -95,7 +95,7 @@ def test_the_servers_are_adopted(mode: str, must: bool) -> None:
         lose(fleet, begun(fleet, hold, mode))
         before = [(server.timeline, server.version) for server in fleet.stats()]
         again = fleet.coordinate("leader", resume=True, must=must)
-        until("it leads the job", lambda: again.service is not None and again.service.registry.ready)
+        until("it leads the job", lambda: again.service is not None and again.service.job.registry.ready)
         assert "model" in fleet.store.entries
         # One that may begin a job does so, and finds the servers while it waits for members.
         fleet.reigns[:] = dict.fromkeys(fleet.reigns)
@@ -147,8 +147,8 @@ def test_an_older_state_of_the_store_is_not_gone_on_from() -> None:
         wait(hold.reached, "the workers in their third slice")
         service = leader.service
         assert service is not None
-        until("servers know what the coordinator knows", lambda: not service.keeping._behind())
-        members = [member.ident for member in service.members.of(Role.WORKER)]
+        until("servers know what the coordinator knows", lambda: not service.job.keeping._behind())
+        members = [member.ident for member in service.job.members.of(Role.WORKER)]
 
         def both() -> None:
             leader.die()
@@ -158,7 +158,7 @@ def test_an_older_state_of_the_store_is_not_gone_on_from() -> None:
         assert not fleet.record().layout
         fleet.coordinate("leader", resume=True)
         new = fleet.took_over("leader")
-        assert [member.ident for member in new.members.of(Role.WORKER)] == members, "workers keep their numbers"
+        assert [member.ident for member in new.job.members.of(Role.WORKER)] == members, "workers keep their numbers"
         hold.released.set()
         summary = fleet.finish()
     assert summary["weights_sha256"] == digests()[0]

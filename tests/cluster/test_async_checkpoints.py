@@ -35,7 +35,7 @@ def test_each_comes_in_time(staleness: int | str, tmp_path: Path) -> None:
     options = CheckpointOptions(str(tmp_path), EVERY, keep=1000)
     with Cluster(WORKERS, 2, "async", staleness, checkpoints=options) as cluster:
         cluster.train(steps(STEPS))
-        until("the job has come to rest", lambda: not cluster.job.coordinator.ending.closing)
+        until("the job has come to rest", lambda: not cluster.job.coordinator.job.ending.closing)
     found = sorted(manifest.version for manifest in catalog.complete(Place(str(tmp_path))))
     assert found[0] == 0
     assert found[-1] == WORKERS * STEPS
@@ -58,7 +58,7 @@ def test_no_coordinator_comes_and_training_goes_on(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(holding.Holding, "_leave_alone", leave_alone)
     with Cluster(1, 1, "async", checkpoints=CheckpointOptions(str(tmp_path), EVERY)) as cluster:
-        monkeypatch.setattr(cluster.job.coordinator.checkpoints, "look", lambda: None)
+        monkeypatch.setattr(cluster.job.coordinator.job.checkpoints, "look", lambda: None)
         cluster.train(steps(STEPS))
         assert alone == [1]
         assert cluster.stats()[0].version == STEPS

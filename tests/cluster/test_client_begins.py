@@ -25,7 +25,7 @@ def test_it_begins_a_job_alone(mode: str) -> None:
         assert client.push(ONES) == 1
         assert client.pull()["w"].tolist() == [1.0] * 3
         client.close()
-        until("the job has come to rest", lambda: not cluster.job.coordinator.ending.closing)
+        until("the job has come to rest", lambda: not cluster.job.coordinator.job.ending.closing)
         assert dict(cluster.status().broken_promises) == {}
 
 

@@ -147,7 +147,7 @@ def test_a_reader_that_comes_while_the_other_half_is_under_way_waits_for_it() ->
         got: list[set[float]] = []
         reading = threading.Thread(target=lambda: got.append(set(client.pull()["x"])), daemon=True)
         reading.start()
-        until("a cut is begun", lambda: cluster.job.coordinator.snapshots._patience_s > 0.05)
+        until("a cut is begun", lambda: cluster.job.coordinator.job.snapshots._patience_s > 0.05)
         halves[0].push(halves[0].contribution(AsyncName(0, 7), ones))
         reading.join(20.0)
         assert got == [{1.0}]

@@ -45,11 +45,11 @@ def test_a_worker_is_drained(mode: str) -> None:
         fleet.begin(script)
         until("worker 1 works", lambda: len(fleet.hands) == 2 and fleet.hands[1].context is not None)
         leader = fleet.chiefs[0]
-        until("all are there", lambda: leader.service is not None and len(leader.service.worker_infos()) == 2)
+        until("all are there", lambda: leader.service is not None and len(leader.service.job.worker_infos()) == 2)
         until("training", lambda: fleet.record().view.state == types_pb2.JOB_STATE_RUNNING)
         drain(fleet, "worker-1")
         assert leader.service is not None
-        assert [worker.name for worker in leader.service.worker_infos()] == ["worker-0"]
+        assert [worker.name for worker in leader.service.job.worker_infos()] == ["worker-0"]
         drained.set()
         fleet.hands[1].join(20.0)
         error = fleet.hands[1].error
@@ -151,7 +151,9 @@ def test_a_job_is_stopped(mode: str, at: int) -> None:
 def test_a_job_is_stopped_before_it_trains() -> None:
     with Fleet(places=ONE) as fleet:
         leader = fleet.begin()
-        until("the servers are there", lambda: leader.service is not None and len(leader.service.server_infos()) == 2)
+        until(
+            "the servers are there", lambda: leader.service is not None and len(leader.service.job.server_infos()) == 2
+        )
         stop(fleet)
         until("the coordinator ends", leader.task.done)
         assert leader.task.result() == 0

@@ -24,7 +24,7 @@ MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 
 def settled(cluster: Cluster) -> coordinator_pb2.StatusResponse:
     """The status once nothing more is to be done."""
-    until("the job has come to rest", lambda: not cluster.job.coordinator.ending.closing)
+    until("the job has come to rest", lambda: not cluster.job.coordinator.job.ending.closing)
     return cluster.status()
 
 
@@ -115,7 +115,7 @@ def test_unequal_numbers_of_steps_all_count() -> None:
         assert outcome.summary["steps"] == 3
         # The mean over the slices that there are: each step moves the weight by its gradient of one.
         assert outcome.tensor("weight").item() == -3.0
-        tallies = cluster.call_in_loop(cluster.job.coordinator.ending.tallies)
+        tallies = cluster.call_in_loop(cluster.job.coordinator.job.ending.tallies)
         assert {one.name: (one.handed_in, one.counted) for one in tallies} == {"worker-0": (3, 3), "worker-1": (6, 6)}
 
 

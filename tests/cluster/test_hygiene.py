@@ -77,14 +77,14 @@ def test_k01_members_that_come_and_go_leave_no_files() -> None:
                 found.append(_residue())
             await one(server.address, number)
         async with asyncio.timeout(10.0):
-            while service.members.of(Role.WORKER) or any(
+            while service.job.members.of(Role.WORKER) or any(
                 now > then for now, then in zip(_residue(), found[0], strict=True)
             ):
                 await asyncio.sleep(0.05)
-        assert service.members.generation >= 2 * MEMBERS
+        assert service.job.members.generation >= 2 * MEMBERS
         # What is written down of them does not grow either, nor is any slice of theirs forgotten.
-        assert len(service.reports.departed()) == 1
-        assert sum(gone.slices for gone in service.reports.departed()) == 20 + MEMBERS
+        assert len(service.job.reports.departed()) == 1
+        assert sum(gone.slices for gone in service.job.reports.departed()) == 20 + MEMBERS
         print(f"files, threads, tasks: {found[0]} after 20, {_residue()} after {20 + MEMBERS} members")
         await server.stop()
         await service.close()

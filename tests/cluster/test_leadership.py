@@ -174,12 +174,12 @@ def test_f03_the_store_is_away_and_comes_back() -> None:
             assert leader.service is service
             assert fleet.chiefs[1].service is None
             time.sleep(0.05)
-        assert service.members.generation > before == recorded_generation(fleet)
+        assert service.job.members.generation > before == recorded_generation(fleet)
         assert 2 <= leader.store.refused <= 5 * 2 + 5, "it asks again, but at most five times a second"
-        assert not service.losses
+        assert not service.job.losses
         back = time.monotonic()
         fleet.cut_store(False)
-        until("the state is written", lambda: recorded_generation(fleet) == service.members.generation, 2.0)
+        until("the state is written", lambda: recorded_generation(fleet) == service.job.members.generation, 2.0)
         assert time.monotonic() - back < 2.0
         assert [server.term for server in fleet.stats()] == [1, 1]
         lead_on(fleet, leader, held)
@@ -196,10 +196,10 @@ def test_f06_a_store_that_forgets_is_written_again(how: str) -> None:
         joined(fleet).join(CALL_S)
         service = leader.service
         assert service is not None
-        until("it is written", lambda: recorded_generation(fleet) == service.members.generation)
+        until("it is written", lambda: recorded_generation(fleet) == service.job.members.generation)
         fleet.call(forget)
-        assert recorded_generation(fleet) < service.members.generation
-        until("it is written again", lambda: recorded_generation(fleet) == service.members.generation)
+        assert recorded_generation(fleet) < service.job.members.generation
+        until("it is written again", lambda: recorded_generation(fleet) == service.job.members.generation)
         until("the model, too", lambda: "model" in fleet.store.entries)
         fleet.kill(leader)
         fleet.took_over()
@@ -321,9 +321,9 @@ def test_f15_a_fresh_start_uses_no_number_of_before() -> None:
                 keeper.task.result()
         service = fresh.service
         assert service is not None
-        assert service.timeline == before.view.timeline + 1
-        assert service.members.generation > before.view.generation
-        assert service.members.next_ident >= before.next_member
+        assert service.job.timeline == before.view.timeline + 1
+        assert service.job.members.generation > before.view.generation
+        assert service.job.members.next_ident >= before.next_member
         fleet.keepers.clear()
         for index in range(2):
             fleet.serve(index, f"new-server-{index}")
@@ -394,7 +394,7 @@ def test_one_that_stands_by_with_fresh_goes_on_with_the_job() -> None:
             fleet.work(program(held))
         wait(held.reached, "the workers in their third slice")
         fleet.kill(leader)
-        assert fleet.took_over().timeline == 0
+        assert fleet.took_over().job.timeline == 0
         held.released.set()
         calm(fleet.finish())
 

@@ -149,7 +149,7 @@ def test_a_worker_dies_while_the_mode_changes() -> None:
         change = threading.Thread(target=lambda: replies.append(cluster.set_consistency("sync")), daemon=True)
         replies: list[coordinator_pb2.ChangeConsistencyResponse] = []
         change.start()
-        table = cluster.job.coordinator.leasing.table
+        table = cluster.job.coordinator.job.leasing.table
         until("the leasing pauses", lambda: table is not None and table.paused)
         go.set()
         change.join(CALL_S)

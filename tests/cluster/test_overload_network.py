@@ -54,7 +54,7 @@ def test_h02_members_are_heard_while_too_much_is_asked(monkeypatch: pytest.Monke
         journal = await Journal.open(MemoryStore(), "memory", 1)
         options = JobOptions("test", 1, 1, Consistency(Mode.SYNC), lease_s=lease_s)
         service = CoordinatorService(options, grpc.connect, journal)
-        service.probe = probe  # type: ignore[method-assign]
+        service.probe = probe
         await service.start()
         endpoint = Endpoint("test")
         endpoint.service = service
@@ -84,10 +84,10 @@ def test_h02_members_are_heard_while_too_much_is_asked(monkeypatch: pytest.Monke
         assert len(found) == calls - waiting
         print(f"H02: {len(found)} of {calls} refused within {max(took for _, took in found):.2f} s")
         assert max(took for _, took in found) < 2 * lease_s
-        (heard,) = service.members.of(Role.WORKER)
+        (heard,) = service.job.members.of(Role.WORKER)
         assert heard.presence is Presence.CONNECTED
         assert heard.ident == member.member
-        assert service.losses == 0
+        assert service.job.losses == 0
         released.set()
         assert {(await task)[0] for task in asking} == {"answered", "refused"}
         await member.leave()

@@ -30,13 +30,13 @@ def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def given_up(fleet: Fleet) -> bool:
     """The leader has lost server-1."""
-    return any(chief.service is not None and 1 in chief.service.watch.absent for chief in fleet.chiefs)
+    return any(chief.service is not None and 1 in chief.service.job.watch.absent for chief in fleet.chiefs)
 
 
 def back(fleet: Fleet) -> bool:
     """The leader has both servers, or the job has come to its end with them."""
     services = [chief.service for chief in fleet.chiefs if chief.service is not None and not chief.process.killed]
-    return not services or (not services[0].watch.absent and len(services[0].server_infos()) == 2)
+    return not services or (not services[0].job.watch.absent and len(services[0].job.server_infos()) == 2)
 
 
 def cut_off(fleet: Fleet, from_everybody: bool) -> None:
@@ -172,7 +172,7 @@ def test_the_answer_to_its_request_to_join_is_lost() -> None:
         late.process.out.check()
         until("it knows that it is a member", lambda: bool(late.member.session.member))
         assert leader.service is not None
-        assert [server.name for server in leader.service.server_infos()] == ["server-0", "server-1"]
+        assert [server.name for server in leader.service.job.server_infos()] == ["server-0", "server-1"]
         held.released.set()
         calm(fleet.finish())
 
@@ -245,7 +245,7 @@ def test_a_change_that_was_agreed_waits_for_a_server() -> None:
 
         service = fleet.chiefs[0].service
         assert service is not None
-        for channel in service.servers._channels.values():
+        for channel in service.job.servers._channels.values():
             channel._before = watched  # type: ignore[attr-defined]
         replies: list[str] = []
         change = threading.Thread(target=lambda: replies.append(change_once(fleet, "async")), daemon=True)
@@ -285,7 +285,7 @@ def test_b06_all_workers_die_and_one_returns() -> None:
         wait(held.reached, "the workers in their third slice")
         held.doomed = True
         held.released.set()
-        until("all are gone", lambda: leader.service is not None and not leader.service.worker_infos())
+        until("all are gone", lambda: leader.service is not None and not leader.service.job.worker_infos())
         until("they are dead", lambda: not any(hand.alive for hand in fleet.hands))
         fleet.hands.clear()
         fleet.work(program())

@@ -92,14 +92,19 @@ def test_a_request_of_the_old_timeline_has_no_effect(tmp_path: Path) -> None:
         service = leader.service
         assert service is not None
         done = [shard_pb2.AsyncName(epoch=0, index=index) for index in range(PER_EPOCH)]
-        for member in service.worker_infos():
+        for member in service.job.worker_infos():
             request = coordinator_pb2.LeaseRequest(
-                member=member.member, max_epoch=1, want=4, done=done, timeline=0, revision=service.consistency.revision
+                member=member.member,
+                max_epoch=1,
+                want=4,
+                done=done,
+                timeline=0,
+                revision=service.job.consistency.revision,
             )
             with pytest.raises(errors.RolledBackError, match="timeline 1"):
                 rig.ask("Coordinator.Lease", request)
-        assert service.leasing.table is not None
-        assert service.leasing.table.position()[0] == 0, "epoch 0 is not done"
+        assert service.job.leasing.table is not None
+        assert service.job.leasing.table.position()[0] == 0, "epoch 0 is not done"
         held.released.set()
         exact(rig, rig.finish(), epochs)
 
@@ -169,7 +174,7 @@ def test_a_change_that_is_agreed_on_survives_a_roll_back(tmp_path: Path) -> None
         asking.start()
         service = leader.service
         assert service is not None
-        until("the change is agreed on", lambda: service.mode_change._committed)
+        until("the change is agreed on", lambda: service.job.mode_change._committed)
         rig.kill_now("server-1")
         until("the job went back", lambda: rig.rollbacks == 1)
         asking.join(30.0)

@@ -24,7 +24,7 @@ def scale(fleet: Fleet, workers: int, wait_s: float = 20.0) -> int:
 
 def names(chief: Chief) -> list[str]:
     assert chief.service is not None
-    return [worker.name for worker in chief.service.worker_infos()]
+    return [worker.name for worker in chief.service.job.worker_infos()]
 
 
 def training(fleet: Fleet, held: Held, workers: int) -> None:

@@ -103,7 +103,7 @@ def change(cluster: Cluster, script: Annealed, number: int, mode: str) -> None:
     if mode == "async":
         until("the change is scheduled", lambda: all(server.HasField("scheduled") for server in cluster.stats()))
     else:
-        table = cluster.job.coordinator.leasing.table
+        table = cluster.job.coordinator.job.leasing.table
         until("the leasing pauses", lambda: table is not None and table.paused)
     script.go(number)
     asked.join(60.0)

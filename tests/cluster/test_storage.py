@@ -45,7 +45,7 @@ def troubles(rig: Rig) -> dict[str, str]:
     """What `status` shows as wrong now."""
     job = rig.leader.service
     assert job is not None
-    return dict(job.promises.troubles)
+    return dict(job.job.promises.troubles)
 
 
 def broken_off(rig: Rig) -> dict[str, Any]:

@@ -184,7 +184,7 @@ def test_the_leader_is_killed_while_the_mode_changes(start: str, phase: str, nth
     counted_once(log, epochs)
     assert summary["mode"] == (other if phase == "COMMIT" else start)
     assert summary["contributions_applied"] == PER_EPOCH * epochs
-    assert service.term == 2
+    assert service.job.term == 2
     assert agreed
     kinds = {type(applied.contribution.name) for applied in log}
     assert kinds == ({SyncName, AsyncName} if phase == "COMMIT" else {SyncName if start == "sync" else AsyncName})
@@ -334,7 +334,7 @@ def test_without_reconciling_a_lost_reply_would_stop_the_job(monkeypatch: pytest
         leader = fleet.leader
 
         def stuck() -> bool:
-            table = leader.service.leasing.table if leader.service else None
+            table = leader.service.job.leasing.table if leader.service else None
             held = table is not None and table.nothing_left(0) and sum(table.holders(0).values()) > 0
             waits = hand.context is not None and "worker-0" in hand.context.engine.member.waiting_for
             return held and waits

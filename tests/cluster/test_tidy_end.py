@@ -21,11 +21,11 @@ def test_k05_the_model_is_forgotten_although_servers_leave_before_the_coordinato
         fleet.join()
         service = leader.service
         assert service is not None
-        until("the workers are through", service.over.done)
+        until("the workers are through", service.job.over.done)
         assert "model" in fleet.store.entries
         for keeper in fleet.keepers:
             fleet.call(keeper.stop.set)
-        until("the servers have left", lambda: not service.server_infos())
+        until("the servers have left", lambda: not service.job.server_infos())
         fleet.call(lambda: leader.coordinating.on_signal(signal.SIGTERM))
         until("the coordinator ends", leader.task.done)
         assert leader.task.result() == 128 + signal.SIGTERM

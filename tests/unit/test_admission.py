@@ -9,6 +9,7 @@ import pytest
 
 from paramserver import errors
 from paramserver.coordinator.admission import admit_server, check_join, check_versions
+from paramserver.coordinator.job import Job
 from paramserver.coordinator.service import CoordinatorService
 from paramserver.core.job.membership import Joined, Member, Role
 from paramserver.core.versions.consistency import Consistency, Mode
@@ -20,8 +21,8 @@ from tests.support.unit.joins import ASYNC, request, with_job
 
 
 def check(asked: coordinator_pb2.JoinRequest, role: Role = Role.WORKER, **options: Any) -> None:
-    async def work(job: CoordinatorService) -> None:
-        check_join(job, asked, role)
+    async def work(service: CoordinatorService) -> None:
+        check_join(service.job, asked, role)
 
     with_job(work, **options)
 
@@ -38,9 +39,9 @@ def check(asked: coordinator_pb2.JoinRequest, role: Role = Role.WORKER, **option
     ],
 )
 def test_a_job_that_has_ended(state: types_pb2.JobState, error: type[Exception], text: str) -> None:
-    async def work(job: CoordinatorService) -> None:
-        job.state, job.reason = state, "why it ended"
-        check_join(job, request(), Role.WORKER)
+    async def work(service: CoordinatorService) -> None:
+        service.job.state, service.job.reason = state, "why it ended"
+        check_join(service.job, request(), Role.WORKER)
 
     with pytest.raises(error, match=text):
         with_job(work)
@@ -133,14 +134,14 @@ def test_who_has_no_opinion_is_let_in() -> None:
 def test_the_modes_of_the_start_and_of_now_are_accepted() -> None:
     """The launcher's file says how the job began; it may have been changed since."""
 
-    async def work(job: CoordinatorService) -> None:
-        job.consistency = Consistency(Mode.ASYNC, 5, revision=1)
+    async def work(service: CoordinatorService) -> None:
+        service.job.consistency = Consistency(Mode.ASYNC, 5, revision=1)
         for mode, staleness in [(types_pb2.MODE_SYNC, None), (types_pb2.MODE_ASYNC, 5)]:
-            check_join(job, request(mode=mode, staleness=staleness), Role.WORKER)
+            check_join(service.job, request(mode=mode, staleness=staleness), Role.WORKER)
         with pytest.raises(
             errors.ConfigError, match=r"consistency\.staleness = 3, the job runs async with staleness 5"
         ):
-            check_join(job, request(mode=types_pb2.MODE_ASYNC, staleness=3), Role.WORKER)
+            check_join(service.job, request(mode=types_pb2.MODE_ASYNC, staleness=3), Role.WORKER)
 
     with_job(work)
 
@@ -170,24 +171,26 @@ def test_slices_per_step_0_is_no_opinion() -> None:
 
 def admitted(
     asked: coordinator_pb2.JoinRequest, absent: int | None = None, present: int = 0, model: bool = True
-) -> tuple[int | None, CoordinatorService]:
+) -> tuple[int | None, Job]:
     """The index that a server gets where ``present`` servers are there and server ``absent`` is away."""
 
-    async def work(job: CoordinatorService) -> tuple[int | None, CoordinatorService]:
-        job.timeline = 2
+    async def work(service: CoordinatorService) -> tuple[int | None, Job]:
+        service.job.timeline = 2
         if model:
-            job.registry.model, job.registry.digest = types_pb2.ModelSpec(), "digest"
+            service.job.registry.model, service.job.registry.digest = types_pb2.ModelSpec(), "digest"
         for number in range(present):
-            job.members.handle(Joined(Role.SERVER, incarnation=100 + number), 0.0)
+            service.job.members.handle(Joined(Role.SERVER, incarnation=100 + number), 0.0)
         if absent is not None:
-            job.watch.server_lost(Member(9, Role.SERVER, absent, f"server-{absent}", 0.0, incarnation=55), "silence")
+            service.job.watch.server_lost(
+                Member(9, Role.SERVER, absent, f"server-{absent}", 0.0, incarnation=55), "silence"
+            )
         try:
-            return await admit_server(job, asked, 1), job
+            return await admit_server(service.job, asked, 1), service.job
         except errors.ParamServerError as error:
-            error.job = job  # type: ignore[attr-defined]
+            error.job = service.job  # type: ignore[attr-defined]
             raise
 
-    found: tuple[int | None, CoordinatorService] = with_job(work)
+    found: tuple[int | None, Job] = with_job(work)
     return found
 
 
@@ -242,12 +245,12 @@ def test_before_there_is_a_model_any_server_will_do() -> None:
 def test_who_ended_before_it_had_a_session_is_replaced_at_once() -> None:
     """Nobody has heard of its end but its launcher, who says so."""
 
-    async def work(job: CoordinatorService) -> tuple[int, list[int]]:
+    async def work(service: CoordinatorService) -> tuple[int, list[int]]:
         join = {"role": types_pb2.ROLE_WORKER, "job": "test", "index": 0}
-        first = await job.join(request(**join, incarnation=1, pid=41))
-        second = await job.join(request(**join, incarnation=2, pid=42, replaces=41))
+        first = await service.join(request(**join, incarnation=1, pid=41))
+        second = await service.join(request(**join, incarnation=2, pid=42, replaces=41))
         assert first.member != second.member
-        return second.member, [member.ident for member in job.members.of(Role.WORKER)]
+        return second.member, [member.ident for member in service.job.members.of(Role.WORKER)]
 
     second, present = with_job(work)
     assert present == [second]

@@ -13,17 +13,17 @@ from paramserver.v1 import coordinator_pb2, types_pb2
 from tests.support.unit.joins import request, with_job
 
 
-async def join(job: CoordinatorService, **given: object) -> coordinator_pb2.JoinResponse:
-    return await job.join(request(role=types_pb2.ROLE_WORKER, **given))
+async def join(service: CoordinatorService, **given: object) -> coordinator_pb2.JoinResponse:
+    return await service.join(request(role=types_pb2.ROLE_WORKER, **given))
 
 
-def presences(job: CoordinatorService) -> dict[str, Presence]:
-    return {member.name: member.presence for member in job.members.of(Role.WORKER)}
+def presences(service: CoordinatorService) -> dict[str, Presence]:
+    return {member.name: member.presence for member in service.job.members.of(Role.WORKER)}
 
 
 def test_a_call_that_is_cancelled_while_its_stream_ends() -> None:
-    async def work(job: CoordinatorService) -> None:
-        member = (await join(job, pid=10)).member
+    async def work(service: CoordinatorService) -> None:
+        member = (await join(service, pid=10)).member
         ending, stuck = asyncio.Event(), asyncio.Event()
 
         async def reports() -> AsyncIterator[coordinator_pb2.SessionRequest]:
@@ -37,7 +37,7 @@ def test_a_call_that_is_cancelled_while_its_stream_ends() -> None:
         begun = asyncio.Event()
 
         async def serve() -> None:
-            answers: Any = job.session(reports())
+            answers: Any = service.session(reports())
             async with aclosing(answers) as views:
                 async for _ in views:
                     begun.set()
@@ -49,34 +49,34 @@ def test_a_call_that_is_cancelled_while_its_stream_ends() -> None:
         call.cancel()  # the second notice of the same death
         await asyncio.wait({call}, timeout=5.0)
         assert call.cancelled()
-        assert presences(job) == {"worker-0": Presence.SILENT}
+        assert presences(service) == {"worker-0": Presence.SILENT}
         stuck.set()
 
     with_job(work)
 
 
 def test_a_replacement_need_not_wait_for_the_lease() -> None:
-    async def work(job: CoordinatorService) -> None:
-        first = await join(job, pid=10, incarnation=1)
-        await join(job, pid=11, incarnation=2)
-        silent = next(m for m in job.members.of(Role.WORKER) if m.ident == first.member)
-        job.members.handle(Disconnected(silent.ident), 0.0)
-        again = await join(job, pid=12, incarnation=3, index=0, replaces=10)
+    async def work(service: CoordinatorService) -> None:
+        first = await join(service, pid=10, incarnation=1)
+        await join(service, pid=11, incarnation=2)
+        silent = next(m for m in service.job.members.of(Role.WORKER) if m.ident == first.member)
+        service.job.members.handle(Disconnected(silent.ident), 0.0)
+        again = await join(service, pid=12, incarnation=3, index=0, replaces=10)
         assert (again.rank, again.name) == (0, "worker-0")
         assert again.member != first.member
-        assert (job.lost, job.losses) == ([], 1), "it was lost, and has a successor"
-        assert first.member not in job.members
+        assert (service.job.lost, service.job.losses) == ([], 1), "it was lost, and has a successor"
+        assert first.member not in service.job.members
 
     with_job(work)
 
 
 def test_nobody_replaces_who_is_there() -> None:
-    async def work(job: CoordinatorService) -> None:
-        first = await join(job, pid=10, incarnation=1)
-        job.members.handle(Renewed(first.member), 0.0)
-        again = await join(job, pid=12, incarnation=3, index=0, replaces=10)
+    async def work(service: CoordinatorService) -> None:
+        first = await join(service, pid=10, incarnation=1)
+        service.job.members.handle(Renewed(first.member), 0.0)
+        again = await join(service, pid=12, incarnation=3, index=0, replaces=10)
         assert again.rank == 1
-        assert first.member in job.members
-        assert (job.lost, job.losses) == ([], 0)
+        assert first.member in service.job.members
+        assert (service.job.lost, service.job.losses) == ([], 0)
 
     with_job(work)

@@ -72,7 +72,7 @@ def job(join_timeout_s: float = 60.0, max_idle_s: float = 100.0) -> Job:
 
 
 def watch(of: Job) -> Watch:
-    return Watch(cast(CoordinatorService, of))
+    return Watch(cast(CoordinatorService, of).job)
 
 
 def look(at: Watch) -> list[str]:

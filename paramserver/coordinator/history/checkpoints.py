@@ -135,7 +135,7 @@ class Checkpoints:
         reach("ckpt.pointer", version)
         self.last = max(filter(None, (self.last, manifest.name)), key=catalog.order)
         self.overdue.saved(version)
-        job.journal.record(job)
+        job.write_down()
         log.info("checkpoint", version=version, name=manifest.name, MB=round(manifest.nbytes / 1e6, 1))
         # Earlier ones may still be on their way.
         kept = {checkpoint_name(other, timeline) for other in (version, *self._heard, *self._settling)}

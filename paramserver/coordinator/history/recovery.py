@@ -229,7 +229,7 @@ class Recovery:
         job.registry.grant += 1
         job.checkpoints.new_timeline(found.version if found else 0)
         await job.checkpoints.rolled_back()
-        job.journal.record(job)
+        job.write_down()
         await job.journal.settled()
         reach("coord.after_timeline")
         if found is None:

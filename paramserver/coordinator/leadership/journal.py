@@ -20,7 +20,7 @@ from paramserver.store.base import ConflictError, Store
 from paramserver.v1 import coordinator_pb2, types_pb2
 
 if TYPE_CHECKING:
-    from paramserver.coordinator.job import Job
+    pass
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -106,19 +106,18 @@ class Journal:
         """Of the newest record."""
         return self.record_now.edition
 
-    def record(self, job: Job) -> None:
-        """Write the present state soon, and let servers keep it."""
-        record = job.record()
+    def record(self, record: coordinator_pb2.JobRecord, model: types_pb2.ModelSpec | None) -> bool:
+        """Write the present state soon; whether it is another one than before. ``model``: None: not needed any more."""
         text = _json(record)
-        if text != self._text:
+        changed = text != self._text
+        if changed:
             record.edition = self.edition + 1
             self.record_now, self._text = record, text
             self._want(_STATE, _json(record).encode())
-            job.keeping.wake()
-        model = job.registry.model
-        if model is not None and model is not self._model and not job.released:
+        if model is not None and model is not self._model:
             self._model = model
             self._want(_MODEL, model.SerializeToString())
+        return changed
 
     def _want(self, key: str, value: bytes) -> None:
         if self._wanted.get(key) != value:

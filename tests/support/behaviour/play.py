@@ -130,9 +130,9 @@ def on_cluster(text: str, form: Form, place: Path) -> Played:
         for worker in sorted(workers, key=lambda w: not isinstance(w.error, errors.UserError)):
             if worker.error is not None:
                 played.ended_with(worker.error)
-        if broken := broken_sentences(cluster.job.coordinator.promises.broken):
+        if broken := broken_sentences(cluster.job.coordinator.job.promises.broken):
             played.ended_with(errors.JobFailedError("; ".join(broken)))
-        if not played.stuck and cluster.job.coordinator.registry.ready and played.error is None:
+        if not played.stuck and cluster.job.coordinator.job.registry.ready and played.error is None:
             outcome = cluster.outcome()
             outcome.result.save(place / "weights.safetensors")
             played.weights = load_file(place / "weights.safetensors")

@@ -191,7 +191,7 @@ class Cluster:
     def _end_workers(self) -> None:
         """Whoever still waits for something is told that it is over."""
         if any(worker.alive for worker in self.workers):
-            self.attempt(lambda: self.job.background.run(self.job.coordinator.fail("the test is over"), CALL_S))
+            self.attempt(lambda: self.job.background.run(self.job.coordinator.job.fail("the test is over"), CALL_S))
             for worker in self.workers:
                 worker.heal()  # so that it hears of it
             for worker in self.workers:
@@ -262,7 +262,7 @@ class Cluster:
 
     def stats(self) -> list[shard_pb2.StatsResponse]:
         """What the servers count."""
-        return self.job.background.run(self.job.coordinator.server_stats(), CALL_S)
+        return self.job.background.run(self.job.coordinator.job.server_stats(), CALL_S)
 
     def status(self) -> coordinator_pb2.StatusResponse:
         """What the coordinator shows."""

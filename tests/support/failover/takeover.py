@@ -80,7 +80,7 @@ class Chief:
     def _leads(self) -> None:
         service = self.service
         assert service is not None
-        self._fleet.reigns.append((service.term, self.place))
+        self._fleet.reigns.append((service.job.term, self.place))
 
     async def _before(self, what: str) -> int:
         return await self._trap.before(what, self.die) if self._trap is not None else -1
@@ -252,7 +252,7 @@ class Fleet:
                 process.resume()
         for chief in self.chiefs:
             if chief.service is not None and not chief.process.killed:
-                await chief.service.fail("the test is over")
+                await chief.service.job.fail("the test is over")
         for hand in self.hands:
             hand.out.heal()
         await asyncio.gather(*(asyncio.to_thread(hand.join, 3.0) for hand in self.hands))
@@ -459,7 +459,7 @@ class Fleet:
         for chief in self.chiefs:
             lines.append(f"{chief.place}: {chief.coordinating.endpoint.doing} {chief.task}")
             if chief.service is not None:
-                lines.append(str(chief.service.reports.status(coordinator_pb2.StatusRequest()))[:3000])
+                lines.append(str(chief.service.job.reports.status(coordinator_pb2.StatusRequest()))[:3000])
         for keeper in self.keepers:
             lines.append(f"{keeper.address}: {str(keeper.service.report())[:1500]} {keeper.member.session.failure}")
         for hand in self.hands:

@@ -1,0 +1,99 @@
+"""Calls of people and of the commands that they type: status, scaling, changes and the end of a job."""
+
+from __future__ import annotations
+
+import time
+
+import structlog
+
+from paramserver import errors
+from paramserver.coordinator.job import Job
+from paramserver.coordinator.work.accounts import account
+from paramserver.core.job.membership import (
+    Role,
+)
+from paramserver.membership.session import versions
+from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+from paramserver.wire.bounds import patience
+from paramserver.wire.messages import (
+    PROTOCOL,
+    consistency_to_proto,
+)
+
+log = structlog.get_logger("paramserver.coordinator")
+
+
+class Operators:
+    """Status pages and commands."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    async def status(self, request: coordinator_pb2.StatusRequest) -> coordinator_pb2.StatusResponse:
+        """Everything a status page shows."""
+        return self._job.reports.status(request)
+
+    async def settings(self, request: coordinator_pb2.SettingsRequest) -> coordinator_pb2.SettingsResponse:
+        """What a newcomer has to know before it starts."""
+        return coordinator_pb2.SettingsResponse(
+            job=self._job.options.job, protocol=PROTOCOL, versions=versions(), settings=self._job.options.settings
+        )
+
+    async def probe(self, request: coordinator_pb2.ProbeRequest) -> coordinator_pb2.ProbeResponse:
+        """Clock and versions of this machine, and whether an address of the caller's can be reached from here."""
+        response = coordinator_pb2.ProbeResponse(wall_time_s=time.time(), protocol=PROTOCOL, versions=versions())
+        if request.address:
+            try:
+                await self._job.servers.dial_back(
+                    request.address,
+                    shard_pb2.StatsRequest(job=self._job.options.job),
+                    min(5.0, self._job.options.call_timeout_s),
+                )
+                response.reached = True
+            except errors.ParamServerError as error:
+                response.reason = str(error)
+        return response
+
+    async def set_consistency(
+        self, request: coordinator_pb2.ChangeConsistencyRequest
+    ) -> coordinator_pb2.ChangeConsistencyResponse:
+        """Change mode or staleness at a version boundary; answers when it is in force on all shards."""
+        changed = await self._job.mode_change.change(request)
+        return coordinator_pb2.ChangeConsistencyResponse(consistency=consistency_to_proto(changed))
+
+    async def drain(self, request: coordinator_pb2.DrainRequest) -> coordinator_pb2.DrainResponse:
+        """Ask a worker to leave; answers when it has. Raises ConfigError for anybody but a worker that is there."""
+        wait_s = patience("wait_s", request.wait_s, 600.0)
+        workers = {m.name: m for m in self._job.members.of(Role.WORKER)}
+        member = workers.get(request.name)
+        if member is None:
+            if any(m.name == request.name for m in self._job.members.of(Role.SERVER)):
+                raise errors.ConfigError(
+                    f"{request.name} holds a part of the model and cannot leave while the job runs; drain a worker"
+                )
+            there = ", ".join(workers) or "none"
+            raise errors.ConfigError(f"there is no worker {request.name[:100]!r}; there are: {there}")
+        self._job.draining.add(member.ident)
+        await self._job.refresh()
+        deadline = time.monotonic() + (wait_s or 60.0)
+        while member.ident in self._job.members:
+            if not await self._job.wait_changed(deadline):
+                raise errors.DeadlineError(f"{request.name} was asked to leave, but has not done so yet")
+        return coordinator_pb2.DrainResponse()
+
+    async def ledger(self, request: coordinator_pb2.AccountsRequest) -> coordinator_pb2.AccountsResponse:
+        """Per epoch, which samples have counted how often, and who computed what."""
+        return await account(self._job, request.slices)
+
+    async def scale(self, request: coordinator_pb2.ScaleRequest) -> coordinator_pb2.ScaleResponse:
+        """Have another number of workers; answers when there are so many."""
+        return await self._job.scaling.scale(request)
+
+    async def stop(self, request: coordinator_pb2.StopRequest) -> coordinator_pb2.StopResponse:
+        """End the job: workers leave, what there is of the result is gathered."""
+        if not self._job.ended:
+            reason = request.reason[:200] or "stopped by an operator"
+            log.info("stopping", reason=reason)
+            await self._job.conclude(types_pb2.JOB_STATE_STOPPED, reason, released=False)
+            self._job.end("stopped")
+        return coordinator_pb2.StopResponse()

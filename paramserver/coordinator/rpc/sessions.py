@@ -1,0 +1,266 @@
+"""Who is a member: joining, the sessions of members, leases, and what follows when a member comes or goes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import structlog
+
+from paramserver import errors
+from paramserver.coordinator.admission import admit_server, check_join
+from paramserver.coordinator.history.probing import probe_place
+from paramserver.coordinator.job import Job
+from paramserver.core.job.membership import (
+    Admitted,
+    Disconnected,
+    Effect,
+    Ended,
+    Event,
+    GenerationRose,
+    Joined,
+    Left,
+    Member,
+    Presence,
+    Removed,
+    Renewed,
+    Role,
+    Tick,
+)
+from paramserver.core.versions.consistency import Mode
+from paramserver.failpoints import reach
+from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+from paramserver.wire.bounds import check_newcomer, check_report, text
+
+log = structlog.get_logger("paramserver.coordinator")
+
+_ROLES = {
+    types_pb2.ROLE_WORKER: Role.WORKER,
+    types_pb2.ROLE_SERVER: Role.SERVER,
+    types_pb2.ROLE_OBSERVER: Role.OBSERVER,
+}
+_TICK_S = 0.2
+
+
+class Sessions:
+    """The members of a job and their sessions. :meth:`start` and :meth:`close` bracket the watching of leases."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._ticker: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to watch leases."""
+        self._ticker = asyncio.create_task(self._tick())
+
+    async def close(self) -> None:
+        """Watch no more."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+            await asyncio.gather(self._ticker, return_exceptions=True)
+
+    async def join(self, request: coordinator_pb2.JoinRequest) -> coordinator_pb2.JoinResponse:
+        """Admit a process. Refused: another protocol, another mode, an address that cannot be reached, one too many."""
+        role = _ROLES.get(request.role)
+        if role is None:
+            raise errors.ProtocolError(f"unknown role number {request.role}")
+        check_newcomer(request)
+        check_join(self._job, request, role)
+        await self._ended(role, request.replaces)
+        member = self._known(role, request.incarnation) or await self._admit(request, role)
+        return coordinator_pb2.JoinResponse(
+            member=member.ident,
+            name=member.name,
+            rank=member.index,
+            job=self._job.options.job,
+            lease_s=self._job.options.lease_s,
+            view=self._job.view(),
+            expected_workers=self._job.options.workers,
+        )
+
+    def _known(self, role: Role, incarnation: int) -> Member | None:
+        """The member that this process is already: it asks again, since the answer got lost."""
+        return next((m for m in self._job.members.of(role) if m.incarnation == incarnation != 0), None)
+
+    async def _ended(self, role: Role, pid: int) -> None:
+        """A newcomer comes in place of a process that has ended: nobody need wait until that is given up for lost."""
+        for member in self._job.members.of(role):
+            if member.pid == pid != 0 and member.presence is Presence.SILENT:
+                await self._happen(Ended(member.ident))
+
+    async def _admit(self, request: coordinator_pb2.JoinRequest, role: Role) -> Member:
+        index = request.index if request.HasField("index") else None
+        gone: set[int] = set()
+        if role is Role.SERVER:
+            await self._job.servers.dial_back(
+                request.address, shard_pb2.StatsRequest(job=self._job.options.job), self._job.options.call_timeout_s
+            )
+            if not request.holds:
+                await probe_place(self._job, request.address)
+            gone = set(self._job.watch.absent)
+            index = await admit_server(self._job, request, index)
+        event = Joined(role, index, request.address, request.pid, request.incarnation, request.beside_worker)
+        effects = self._job.members.handle(event, time.monotonic())
+        self._residuals_lost(effects)
+        member = next(effect.member for effect in effects if isinstance(effect, Admitted))
+        if member.role is not Role.OBSERVER:
+            self._job.lost[:] = [name for name in self._job.lost if name != member.name]
+            self._job.reports.admitted(member)
+        if role is Role.SERVER:
+            if not request.holds and member.index in gone and self._job.recovery.possible:
+                self._job.recovery.begin(f"{member.name} has begun anew", member.ident)
+            elif request.holds and request.timeline != self._job.timeline:
+                self._job.recovery.begin(f"{member.name} came back from an older timeline", member.ident)
+        await self._carry_out(effects)
+        if role is Role.SERVER:
+            self._job.mode_change.server_back(member)
+        log.debug("joined", name=member.name, pid=request.pid, address=request.address)
+        return member
+
+    async def session(
+        self, requests: AsyncIterator[coordinator_pb2.SessionRequest]
+    ) -> AsyncIterator[coordinator_pb2.SessionResponse]:
+        """Reports up, the view down whenever it changes. The end of the stream is the end of the lease's grace."""
+        first = await anext(aiter(requests), None)
+        if first is None:
+            return
+        ident = first.member
+        if ident not in self._job.members:
+            raise errors.NotMemberError("this process is not a member (its lease ended): join again")
+        await self._hear(first)
+        reader = asyncio.create_task(self._read(requests, ident))
+        try:
+            edition = -1
+            while True:
+                edition = await self._job.wait_edition(edition)
+                if reader.done() or ident not in self._job.members:
+                    return
+                yield coordinator_pb2.SessionResponse(view=self._job.view())
+        finally:
+            reader.cancel()
+            # First of all, since the transport may cancel this call while it waits for the reader.
+            if ident in self._job.members:
+                await self._happen(Disconnected(ident))
+            await asyncio.gather(reader, return_exceptions=True)
+
+    async def _read(self, requests: AsyncIterator[coordinator_pb2.SessionRequest], ident: int) -> None:
+        try:
+            async for request in requests:
+                if request.member != ident:
+                    raise errors.ProtocolError("a session speaks for one member only")
+                await self._hear(request)
+        finally:
+            await self._job.notify()
+
+    async def _hear(self, request: coordinator_pb2.SessionRequest) -> None:
+        check_report(request.worker)
+        text("the reason of a failure", request.failure)
+        await self._happen(Renewed(request.member))
+        self._job.reports.hear(request)
+        member = self._job.members.get(request.member)
+        if request.HasField("worker") and member is not None:
+            self._job.stalls.hear(member, request.worker)
+            self._job.poison.hear(member, request.worker)
+            self._job.ending.hear(member, request.worker)
+        if request.HasField("server") and member is not None:
+            self._job.checkpoints.hear(member.index, request.server)
+        if request.server.term > self._job.term:
+            await self._job.replaced(f"a server follows a newer coordinator (term {request.server.term})")
+        if request.leaving:
+            await self._job.confirm()
+            member = self._job.members.get(request.member)
+            if member is not None and member.role is Role.WORKER:
+                self._job.loads.ended(member, request.finished or request.ended)
+                self._job.finished = self._job.finished or request.finished
+                self._job.ending.script_ended = self._job.ending.script_ended or request.ended
+                if request.failure:
+                    log.warning("a worker's script failed", worker=member.name, reason=request.failure)
+                self._job.reports.leaving(member, request)
+            await self._happen(Left(request.member))
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            try:
+                await self._happen(Tick())
+                await self._job.watch.look()
+                await self._job.stalls.look()
+                self._job.idle.look()
+                await self._job.stuck.look()
+                self._job.poison.look()
+                self._job.checkpoints.look()
+                self._job.ending.look()
+                self._job.loads.look()
+                if self._job.journal.fenced.is_set():
+                    await self._job.replaced("the store says that another coordinator leads the job now")
+            except Exception:  # the top of a task: watching goes on
+                log.exception("tick failed")
+
+    async def _happen(self, event: Event) -> None:
+        effects = self._job.members.handle(event, time.monotonic())
+        self._residuals_lost(effects)
+        await self._carry_out(effects)
+
+    def _residuals_lost(self, effects: list[Effect]) -> None:
+        """Where workers keep what compression leaves out, another set of workers begins at the last checkpoint.
+
+        Decided before anybody hears of them, so that nobody goes on without.
+        """
+        changed = [e.member for e in effects if isinstance(e, Admitted | Removed) and e.member.role is Role.WORKER]
+        data = self._job.leasing.data
+        if (
+            changed
+            and self._job.options.residuals
+            and self._job.state == types_pb2.JOB_STATE_RUNNING
+            and self._job.consistency.mode is Mode.SYNC
+            and data is not None
+            and data.slice_size  # without a data set nobody could do the steps again
+            and self._job.recovery.possible
+            and not (self._job.finished or self._job.given_up)
+        ):
+            names = ", ".join(member.name for member in changed)
+            self._job.recovery.begin(f"with {names} the workers have changed, and what compression left out is lost")
+
+    async def _carry_out(self, effects: list[Effect]) -> None:
+        """Perform them to the end, even if the caller is cancelled: the others must hear of every change."""
+        if effects:
+            await asyncio.shield(self._job.loosely(self._perform(effects), awaited=True))
+
+    async def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Removed(member, lost, reason):
+                    await self._removed(member, lost, reason)
+                case GenerationRose(generation, reason):
+                    log.debug("generation", number=generation, reason=reason)
+                    reach("coord.before_generation")
+                    await self._membership_changed()
+                    reach("coord.after_generation")
+
+    async def _removed(self, member: Member, lost: bool, reason: str) -> None:
+        if lost and member.role is not Role.OBSERVER:
+            self._job.losses += 1
+            self._job.lost.append(member.name)
+        self._job.reports.removed(member, lost, reason)
+        if member.role is Role.SERVER:
+            await self._job.servers.forget(member.ident)
+            if self._job.registry.model is not None and (
+                lost or (self._job.recovery.possible and not (self._job.ended or self._job.over.done()))
+            ):
+                self._job.watch.server_lost(member, reason)
+            elif self._job.registry.model is not None and self._job.members.of(Role.WORKER):
+                await self._job.fail(f"{reason}; its shard of the model is gone")
+        if member.role is Role.WORKER:
+            self._job.leasing.give_back(member.ident)
+            self._job.stalls.gone(member.ident)
+            await self._job.poison.gone(member, lost or self._job.reports.script_failed(member))
+            self._job.loads.worker_gone(member.ident)
+            self._job.registry.worker_gone(member.ident)
+            self._job.draining.discard(member.ident)
+            self._job.ending.worker_gone(member, lost)
+
+    async def _membership_changed(self) -> None:
+        self._job.write_down()
+        await self._job.spread()
+        await self._job.refresh()

@@ -1,0 +1,120 @@
+"""Calls of workers that are members: model, data, slices, loads, and the end of their scripts."""
+
+from __future__ import annotations
+
+import structlog
+
+from paramserver import errors
+from paramserver.coordinator.job import Job
+from paramserver.core.job.membership import (
+    Member,
+)
+from paramserver.core.work.slices import SyncSchedule
+from paramserver.v1 import coordinator_pb2
+from paramserver.wire.messages import (
+    data_from_proto,
+)
+
+log = structlog.get_logger("paramserver.coordinator")
+
+
+class Training:
+    """Raises NotMemberError for a worker that is no member."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    async def register_model(
+        self, request: coordinator_pb2.RegisterModelRequest
+    ) -> coordinator_pb2.RegisterModelResponse:
+        """The first model counts; later ones must be equal to it. Waits until all servers are there."""
+        self._member(request.member)
+        if not await self._job.wait_until(
+            lambda: self._job.loads.may_begin(request.member), self._job.options.max_idle_s
+        ):
+            raise errors.DeadlineError("the other workers wait in ctx.load, and do not come to go on")
+        return await self._job.registry.register(request)
+
+    async def register_data(self, request: coordinator_pb2.RegisterDataRequest) -> coordinator_pb2.RegisterDataResponse:
+        """The first data set counts; later ones must be of the same size and cut."""
+        self._member(request.member)
+        data = data_from_proto(request.data)
+        if self._job.leasing.data is not None and self._job.leasing.data != data:
+            known = self._job.leasing.data
+            if not data.slice_size or not known.slice_size:
+                raise errors.DataError(
+                    "this job computes slices of a data set: who has no prepared loader of it can only pull"
+                    if known.slice_size
+                    else "this job has begun without a data set: prepare the loader before the first optimizer.step()"
+                )
+            raise errors.DataError(
+                f"this worker's data set has {data.samples} samples in slices of {data.slice_size}, the one registered "
+                f"first has {known.samples} in slices of {known.slice_size} (or another drop_last or shuffle): "
+                "all workers must read the same data"
+            )
+        if self._job.leasing.data is None:
+            await self._job.leasing.register(data)
+            self._job.origin = SyncSchedule(data.slices_per_epoch, self._job.slices_per_step)
+            self._job.write_down()
+        await self._job.settled()
+        return coordinator_pb2.RegisterDataResponse()
+
+    async def initialize_done(
+        self, request: coordinator_pb2.InitializeDoneRequest
+    ) -> coordinator_pb2.InitializeDoneResponse:
+        """Version 0 is on all shards: publish it everywhere."""
+        self._member(request.member)
+        await self._job.registry.initialized(request)
+        await self._job.refresh()
+        return coordinator_pb2.InitializeDoneResponse()
+
+    async def lease(self, request: coordinator_pb2.LeaseRequest) -> coordinator_pb2.LeaseResponse:
+        """Slices to compute, asynchronous mode. May be parked until some are there."""
+        self._member(request.member)
+        return await self._job.leasing.lease(request)
+
+    async def begin(self, request: coordinator_pb2.BeginRequest) -> coordinator_pb2.BeginResponse:
+        """A worker is about to compute a slice, after another one has died."""
+        self._member(request.member)
+        return coordinator_pb2.BeginResponse(skip=not await self._job.poison.begin(request.member, request.slice))
+
+    async def load(self, request: coordinator_pb2.LoadRequest) -> coordinator_pb2.LoadResponse:
+        """A worker has come to a ctx.load; see `coordinator.history.loads`."""
+        self._member(request.member)
+        return await self._job.loads.call(request)
+
+    async def finish(self, request: coordinator_pb2.FinishRequest) -> coordinator_pb2.FinishResponse:
+        """A worker is through: answer when its last version is a checkpoint, or when there is more to do."""
+        self._member(request.member)
+        if request.timeline != self._job.timeline:
+            return coordinator_pb2.FinishResponse(rolled_back=True)
+        await self._check_reached(request.version)
+        try:
+            await self._job.checkpoints.make_safe(request.version)
+        except errors.RolledBackError:
+            return coordinator_pb2.FinishResponse(rolled_back=True)
+        return coordinator_pb2.FinishResponse()
+
+    async def _check_reached(self, version: int) -> None:
+        """Raise ProtocolError for a version that no server has: it would be waited for, again and again."""
+        if version <= self._job.reports.newest_version():
+            return
+        try:
+            newest = max((stats.version for stats in await self._job.server_stats()), default=0)
+        except errors.RetryableError:
+            return
+        if version > newest:
+            raise errors.ProtocolError(f"version {version} does not exist yet: the newest is {newest}")
+
+    async def snapshot(self, request: coordinator_pb2.SnapshotRequest) -> coordinator_pb2.SnapshotResponse:
+        """Asynchronous mode: versions of all servers that hold the same contributions."""
+        self._member(request.member)
+        if request.timeline != self._job.timeline:
+            raise errors.RolledBackError("the job has gone back to a checkpoint")
+        return await self._job.snapshots.take(request.timeline)
+
+    def _member(self, ident: int) -> Member:
+        member = self._job.members.get(ident)
+        if member is None:
+            raise errors.NotMemberError("this process is not a member (its lease ended): join again")
+        return member
