@@ -9,7 +9,9 @@ from typing import Any, Protocol, TypeVar
 from google.protobuf.message import Message
 
 from paramserver.coordinator.options import JobOptions
-from paramserver.v1 import shard_pb2
+from paramserver.core.job.membership import Membership
+from paramserver.core.versions.consistency import Consistency
+from paramserver.v1 import shard_pb2, types_pb2
 
 T = TypeVar("T")
 
@@ -17,8 +19,18 @@ T = TypeVar("T")
 class Background(Protocol):
     """Tasks that go on beside the calls of members."""
 
-    def loosely(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def loosely(self, work: Coroutine[Any, Any, T], awaited: bool = False) -> asyncio.Task[T]:
         """Begin a task that ends with the coordinator."""
+
+
+class Stage(Protocol):
+    """Where the job stands, and who is a member."""
+
+    options: JobOptions
+    state: types_pb2.JobState
+    timeline: int
+    consistency: Consistency
+    members: Membership
 
 
 class Commands(Protocol):

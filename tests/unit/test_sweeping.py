@@ -35,7 +35,7 @@ class Job:
         self.answers = answers
         self._folder = place / NAME
 
-    def loosely(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    def loosely(self, work: Coroutine[Any, Any, Any], awaited: bool = False) -> asyncio.Task[Any]:
         return asyncio.create_task(work)
 
     async def server_stats(self) -> list[shard_pb2.StatsResponse]:

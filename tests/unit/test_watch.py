@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import cast
 
 import pytest
 
 from paramserver.coordinator.options import JobOptions
-from paramserver.coordinator.service import CoordinatorService
 from paramserver.coordinator.watching import watch as watching
 from paramserver.coordinator.watching.watch import Watch
 from paramserver.core.job.membership import Joined, Left, Member, Membership, Role
@@ -72,7 +70,7 @@ def job(join_timeout_s: float = 60.0, max_idle_s: float = 100.0) -> Job:
 
 
 def watch(of: Job) -> Watch:
-    return Watch(cast(CoordinatorService, of).job)
+    return Watch(of)
 
 
 def look(at: Watch) -> list[str]:

@@ -44,7 +44,7 @@ class Checkpoints:
         # The newest complete one.
         self.last = ""
         self._job = job
-        self.overdue = Overdue(job, str(self.place), options.private)
+        self.overdue = Overdue(job.promises, str(self.place), options.private)
         # By version, what each server (by index) says of its copy.
         self._heard: dict[int, dict[int, shard_pb2.CopyStatus]] = {}
         # Versions of this timeline that are complete (True) or never will be (False).

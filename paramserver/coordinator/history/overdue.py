@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import structlog
 
-if TYPE_CHECKING:
-    from paramserver.coordinator.job import Job
+from paramserver.coordinator.promises import Promises
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -23,10 +21,10 @@ class Overdue:
     Versions are told as they are begun, saved or given up.
     """
 
-    def __init__(self, job: Job, place: str, private: bool) -> None:
+    def __init__(self, promises: Promises, place: str, private: bool) -> None:
         # Why the newest one that was given up was.
         self.reason = ""
-        self._job, self._place, self._private = job, place, private
+        self._promises, self._place, self._private = promises, place, private
         # The first version that should have been saved since one was; -1: none is missing.
         self._since = -1
         # The newest one that was given up on this timeline.
@@ -46,8 +44,8 @@ class Overdue:
         if self._since >= 0:
             log.info(f"checkpoints are made again; the newest is that of version {version}")
         self._since, self.reason = -1, ""
-        self._job.promises.over(_KEY)
-        self._job.promises.kept(_KEY)
+        self._promises.over(_KEY)
+        self._promises.kept(_KEY)
 
     def failed(self, version: int, reason: str) -> None:
         """This version will not be a checkpoint, since the storage does not take it."""
@@ -65,7 +63,7 @@ class Overdue:
     def last_missing(self, version: int, newest: str) -> None:
         """The last version could not be saved, and there is nobody who would make another one."""
         if not self._private:
-            self._job.promises.broke(
+            self._promises.broke(
                 _KEY,
                 f"version {version}, the last one, is not saved in {self._place} ({self.reason or 'not written'}): "
                 f"the newest checkpoint there is {newest or 'none'}",
@@ -84,6 +82,6 @@ class Overdue:
         if self._since < 0:
             self._since = version
         way = "a server that dies now ends the job" if self._private else "make room there, or mend it"
-        self._job.promises.trouble(
+        self._promises.trouble(
             _KEY, f"checkpoints in {self._place} are overdue since version {self._since}: {reason}; {way}"
         )

@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import structlog
 
 from paramserver import errors
+from paramserver.checkpoint.place import Place
 from paramserver.checkpoint.probe import Question
+from paramserver.coordinator.leadership.cluster import Servers
+from paramserver.coordinator.options import JobOptions
 from paramserver.v1 import shard_pb2
-
-if TYPE_CHECKING:
-    from paramserver.coordinator.job import Job
 
 log = structlog.get_logger("paramserver.coordinator")
 
 
-async def probe_place(job: Job, address: str) -> None:
+async def probe_place(options: JobOptions, servers: Servers, address: str) -> None:
     """Have the server at ``address`` read there what this coordinator writes, and the other way round.
 
     Raises ConfigError that names the server and says why not; retryable errors if it does not answer.
     """
-    options = job.options.checkpoints
-    place = job.checkpoints.place
-    if place is None or (options.holding is not None and options.holding.private):
+    kept = options.checkpoints
+    if not kept.place or (kept.holding is not None and kept.holding.private):
         return
+    place = Place(kept.place)
     question = Question(place)
     try:
         await asyncio.to_thread(question.__enter__)
         request = shard_pb2.ProbePlaceRequest(
-            job=job.options.job, place=options.place, question=question.name, answer=question.answer
+            job=options.job, place=kept.place, question=question.name, answer=question.answer
         )
-        await job.servers.ask(address, "Shard.ProbePlace", request, job.options.call_timeout_s)
+        await servers.ask(address, "Shard.ProbePlace", request, options.call_timeout_s)
         await asyncio.to_thread(question.check)
     except errors.CheckpointError as error:
         reason = (

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from typing import TYPE_CHECKING
 
 import structlog
 from google.protobuf import json_format
@@ -18,9 +17,6 @@ from google.protobuf.message import DecodeError
 from paramserver import errors
 from paramserver.store.base import ConflictError, Store
 from paramserver.v1 import coordinator_pb2, types_pb2
-
-if TYPE_CHECKING:
-    pass
 
 log = structlog.get_logger("paramserver.coordinator")
 

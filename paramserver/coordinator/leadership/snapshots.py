@@ -10,26 +10,28 @@ import asyncio
 import secrets
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 from paramserver import errors
+from paramserver.coordinator import ports
 from paramserver.core.versions.consistency import Mode
 from paramserver.core.versions.cuts import united
 from paramserver.v1 import coordinator_pb2, shard_pb2
 from paramserver.wire.messages import slices_from_proto, slices_to_proto
-
-if TYPE_CHECKING:
-    from paramserver.coordinator.job import Job
 
 _REST = 10
 # How long a cut waits for a contribution that only some servers have: from the first to the last attempt.
 _PATIENCE_S = (0.25, 4.0)
 
 
+class _Job(ports.Stage, ports.Background, ports.Commands, Protocol):
+    pass
+
+
 class Snapshots:
     """The cuts of one job."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: _Job) -> None:
         self._job = job
         self._coming: asyncio.Task[coordinator_pb2.SnapshotResponse] | None = None
         self._turn = asyncio.Lock()

@@ -97,7 +97,7 @@ class Sessions:
                 request.address, shard_pb2.StatsRequest(job=self._job.options.job), self._job.options.call_timeout_s
             )
             if not request.holds:
-                await probe_place(self._job, request.address)
+                await probe_place(self._job.options, self._job.servers, request.address)
             gone = set(self._job.watch.absent)
             index = await admit_server(self._job, request, index)
         event = Joined(role, index, request.address, request.pid, request.incarnation, request.beside_worker)

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import structlog
 
+from paramserver.coordinator import ports
+from paramserver.coordinator.watching.stalls import Stalls
+from paramserver.coordinator.work.leasing import Leasing
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.versions.consistency import Mode
 from paramserver.core.work.slices import without_slices
 from paramserver.v1 import types_pb2
-
-if TYPE_CHECKING:
-    from paramserver.coordinator.job import Job
 
 log = structlog.get_logger("paramserver.coordinator")
 
 _SHOWN = 4
 
 
+class _Job(ports.Stage, Protocol):
+    stalls: Stalls
+    leasing: Leasing
+
+    @property
+    def slices_per_step(self) -> int: ...
+
+
 class Idle:
     """The workers that have no slices in any step; a change is logged."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: _Job) -> None:
         # Workers that were idle at some time of this job, by name.
         self.ever: set[str] = set()
         self._job = job

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import structlog
 
 from paramserver import errors
+from paramserver.coordinator import ports
+from paramserver.coordinator.leadership.cluster import Servers
+from paramserver.coordinator.work.leasing import Leasing
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.job.progress import Progress
 from paramserver.core.versions.consistency import Mode
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
-if TYPE_CHECKING:
-    from paramserver.coordinator.job import Job
-
 log = structlog.get_logger("paramserver.coordinator")
+
+
+class _Job(ports.Stage, Protocol):
+    leasing: Leasing
+    servers: Servers
+
+    async def refresh(self) -> None: ...
 
 
 class Stalls:
     """Watches the reports of the workers of one job that computes slices of a data set."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: _Job) -> None:
         self._job = job
         self._progress = Progress(job.options.stall_s)
         self._told: frozenset[int] = frozenset()

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import structlog
 
-from paramserver.core.job.membership import Member, Role
+from paramserver.coordinator.options import JobOptions
+from paramserver.core.job.membership import Member, Membership, Role
 from paramserver.errors import DeadlineError
 from paramserver.v1 import types_pb2
-
-if TYPE_CHECKING:
-    from paramserver.coordinator.job import Job
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -21,10 +19,30 @@ _GOING_ON = (types_pb2.JOB_STATE_INITIALISING, types_pb2.JOB_STATE_RUNNING)
 _TIMED_OUT = DeadlineError.exit_code
 
 
+class _Recovery(Protocol):
+    @property
+    def possible(self) -> bool:
+        """Whether there is a checkpoint to go back to."""
+
+
+class _Job(Protocol):
+    options: JobOptions
+    state: types_pb2.JobState
+    members: Membership
+    finished: bool
+
+    @property
+    def recovery(self) -> _Recovery: ...
+
+    def missing(self) -> str: ...
+
+    async def fail(self, reason: str, exit_code: int = 1) -> None: ...
+
+
 class Watch:
     """Looks at the job several times a second (:meth:`look`), says every 5 s whom it waits for, gives up in time."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: _Job) -> None:
         self._job = job
         # Servers that were given up for lost but may come back with their shard, by index.
         self.absent: dict[int, Member] = {}

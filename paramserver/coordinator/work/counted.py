@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
+from paramserver.coordinator import ports
+from paramserver.coordinator.work.leasing import Leasing
 from paramserver.core.versions.ranges import RangeSet, common
 from paramserver.core.work.leases import SliceLeases
 from paramserver.v1 import shard_pb2
 
-if TYPE_CHECKING:
-    from paramserver.coordinator.job import Job
+
+class _Job(ports.Commands, Protocol):
+    leasing: Leasing
+
+    def done_synchronously(self) -> tuple[int, list[tuple[int, int]]]: ...
 
 
-async def counted(job: Job) -> list[shard_pb2.CountedResponse]:
+async def counted(job: ports.Commands) -> list[shard_pb2.CountedResponse]:
     """The slices that each shard has counted."""
     request = shard_pb2.CountedRequest(job=job.options.job, timeline=job.timeline)
     return [cast(shard_pb2.CountedResponse, reply) for reply in await job.ask_servers("Shard.Counted", request)]
 
 
-async def lease_table(job: Job) -> SliceLeases:
+async def lease_table(job: _Job) -> SliceLeases:
     """The lease table as the shards know it: a slice is done when every shard has counted it."""
     shards = [
         {e.epoch: RangeSet.from_ranges((part.start, part.stop) for part in e.slices) for e in reply.epochs}

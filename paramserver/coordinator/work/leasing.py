@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from paramserver import errors
+from paramserver.coordinator import ports
 from paramserver.core.job.membership import Role
 from paramserver.core.versions.consistency import Mode
 from paramserver.core.versions.names import AsyncName
@@ -15,17 +16,18 @@ from paramserver.failpoints import reach
 from paramserver.v1 import coordinator_pb2, shard_pb2
 from paramserver.wire.bounds import patience
 
-if TYPE_CHECKING:
-    from paramserver.coordinator.job import Job
-
 _MAX_WAIT_S = 60.0
 _MAX_WANT = 1024
+
+
+class _Job(ports.Stage, ports.Background, Protocol):
+    pass
 
 
 class Leasing:
     """The slice leases of the job; ``table`` is None while the job is synchronous or has no data yet."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: _Job) -> None:
         self._job = job
         self.data: DataSpec | None = None
         self.table: SliceLeases | None = None
