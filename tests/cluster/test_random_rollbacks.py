@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from paramserver.coordinator import service as coordinating
 from paramserver.coordinator.leadership import takeover as taking
+from paramserver.coordinator.rpc import sessions
 from paramserver.worker.context import Context
 from tests.support.cluster.harness import Died
 from tests.support.cluster.programs import LedgerProgram
@@ -54,7 +54,7 @@ SEEDS = [*seeds()[:1], *(pytest.param(seed, marks=pytest.mark.long) for seed in 
 @pytest.fixture(autouse=True)
 def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(taking, "_FIND_S", 1.0)
-    monkeypatch.setattr(coordinating, "_TICK_S", 0.05)
+    monkeypatch.setattr(sessions, "_TICK_S", 0.05)
 
 
 def planned(chance: random.Random) -> list[Strike]:

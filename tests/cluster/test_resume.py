@@ -15,7 +15,7 @@ from paramserver.checkpoint import catalog
 from paramserver.checkpoint.manifest import Manifest
 from paramserver.checkpoint.place import Place
 from paramserver.config import load_settings
-from paramserver.coordinator import service as coordinating
+from paramserver.coordinator.rpc import sessions
 from paramserver.resume import checkpointing
 from tests.support.cluster.harness import until, wait
 from tests.support.cluster.programs import LedgerProgram, Program, adamw, cosine, dataset, network, plain, sgd
@@ -120,7 +120,7 @@ def test_of_a_job_that_was_through(tmp_path: Path) -> None:
 def test_g13_asynchronous_in_the_middle_of_an_epoch(
     workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinating, "_TICK_S", 0.02)
+    monkeypatch.setattr(sessions, "_TICK_S", 0.02)
     epochs = 3
 
     def program(each: Any = None) -> LedgerProgram:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paramserver import errors
-from paramserver.coordinator import service as coordinating
+from paramserver.coordinator.rpc import sessions
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from tests.support.cluster.harness import until, wait
 from tests.support.cluster.pacer import Pacer
@@ -27,7 +27,7 @@ EVERY = 10
 @pytest.fixture(autouse=True)
 def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     """These jobs last a second: the coordinator looks more often whether a checkpoint is due."""
-    monkeypatch.setattr(coordinating, "_TICK_S", 0.02)
+    monkeypatch.setattr(sessions, "_TICK_S", 0.02)
 
 
 def random_kills(chance: random.Random, slices: int) -> Kills:

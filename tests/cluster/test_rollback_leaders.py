@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from paramserver.coordinator import service as coordinating
 from paramserver.coordinator.leadership import takeover as taking
+from paramserver.coordinator.rpc import sessions
 from paramserver.worker.context import Context
 from tests.support.cluster.harness import until
 from tests.support.cluster.programs import LedgerProgram
@@ -26,7 +26,7 @@ from tests.support.failover.rollback import Rig, Strike, same, twin
 def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever died with the leader is given up soon."""
     monkeypatch.setattr(taking, "_FIND_S", 1.0)
-    monkeypatch.setattr(coordinating, "_TICK_S", 0.05)
+    monkeypatch.setattr(sessions, "_TICK_S", 0.05)
 
 
 def went_well(rig: Rig) -> None:
