@@ -129,7 +129,7 @@ def test_servers_are_adopted_although_the_checkpoints_are_lost_too(tmp_path: Pat
         lose(fleet, begun(fleet, hold))
         shutil.rmtree(place)
         again = fleet.coordinate("leader", resume=True)
-        until("it leads the job", lambda: again.service is not None and again.service.registry.ready)
+        until("it leads the job", lambda: again.service is not None and again.service.job.registry.ready)
         fleet.reigns[:] = dict.fromkeys(fleet.reigns)
         hold.released.set()
         assert fleet.finish()["weights_sha256"] == digests()[0]
