@@ -12,13 +12,14 @@ import structlog
 
 from paramserver import errors
 from paramserver.checkpoint import catalog
-from paramserver.checkpoint.manifest import COPIES_KEPT, checkpoint_name
+from paramserver.checkpoint.manifest import checkpoint_name
 from paramserver.checkpoint.place import Place
 from paramserver.coordinator.history.manifests import manifest_of
 from paramserver.coordinator.history.overdue import Overdue
+from paramserver.coordinator.history.securing import Securing
 from paramserver.coordinator.history.sweeping import Sweep
 from paramserver.coordinator.options import CheckpointOptions
-from paramserver.coordinator.work.counted import counted
+from paramserver.coordinator.work.even import one_version, same_slices
 from paramserver.core.versions.consistency import Mode
 from paramserver.failpoints import reach
 from paramserver.v1 import shard_pb2, types_pb2
@@ -50,9 +51,7 @@ class Checkpoints:
         # Versions of this timeline that are complete (True) or never will be (False).
         self._settled: dict[int, bool] = {}
         self._settling: set[int] = set()
-        # Of those that are not complete: what may be tried again, and for how many seconds. Some server had no room for
-        # another copy, or the mode changed meanwhile.
-        self._again: dict[int, float] = {}
+        self._securing = Securing(job, self)
         self._changed = asyncio.Condition()
         self._cutting = asyncio.Lock()
         self._sweep = Sweep(job, self.place, options.holding, self._given_up, self._cutting)
@@ -63,7 +62,7 @@ class Checkpoints:
         self._heard.clear()
         self._settled.clear()
         self._settling.clear()
-        self._again.clear()
+        self._securing.forget()
         self.overdue.forget()
         self._next = (version // self.options.every + 1) * self.options.every if self.options.every else 0
 
@@ -104,7 +103,7 @@ class Checkpoints:
             index, status = broken[0]
             self._settling.add(version)
             if all(status.state == shard_pb2.COPY_STATE_SKIPPED for _, status in broken):
-                self._again[version] = math.inf
+                self._securing.may_again(version, math.inf)
             self._job.loosely(self._give_up(version, f"server-{index}: {status.reason or 'not written'}"))
         elif len(told) == self._job.options.servers and all(
             status.state == shard_pb2.COPY_STATE_SAVED for status in told.values()
@@ -117,7 +116,7 @@ class Checkpoints:
         job, timeline, place = self._job, self._job.timeline, self.place
         assert place is not None
         if any(part.revision != job.consistency.revision for part in parts):
-            self._again[version] = _CUT_S
+            self._securing.may_again(version, _CUT_S)
             await self._settle(version, False)
             log.warning(f"no checkpoint of version {version}: the mode or the staleness changed meanwhile")
             return
@@ -235,15 +234,14 @@ class Checkpoints:
         limit_s = _HELD_S if job.consistency.mode is Mode.ASYNC else _CUT_S
         deadline = time.monotonic() + limit_s
         while True:
-            self._check(timeline)
+            self.check(timeline)
             stats = await job.server_stats()
-            found = {reply.version for reply in stats}
-            version = found.pop() if len(found) == 1 else -1
+            version = stats[0].version if one_version(stats) else -1
             quiet, last = version == last, version
             if version >= 0 and (quiet or job.consistency.mode is Mode.SYNC):
                 if self._settled.get(version):
                     return version
-                if await self._same_slices():
+                if await same_slices(job):
                     replies = await self._tell(timeline, shard_pb2.CutRequest.STEP_COPY, version)
                     if all(reply.taken for reply in replies):
                         return version
@@ -252,13 +250,6 @@ class Checkpoints:
             if time.monotonic() > deadline:
                 raise errors.DeadlineError(f"the shards did not come to stand at one version within {limit_s:g} s")
             await asyncio.sleep(_LOOK_S)
-
-    async def _same_slices(self) -> bool:
-        job = self._job
-        if job.consistency.mode is Mode.SYNC:
-            return True
-        replies = await counted(job)
-        return all(reply == replies[0] for reply in replies)
 
     async def _let_go(self, timeline: int) -> None:
         while timeline == self._job.timeline and self._job.state == types_pb2.JOB_STATE_RUNNING:
@@ -293,7 +284,7 @@ class Checkpoints:
             except TimeoutError:
                 if not await self._kept(version) and version not in self._settled:
                     raise errors.UnavailableError(f"a copy of version {version} was let go") from None
-        self._check(timeline)
+        self.check(timeline)
         return self._settled[version]
 
     async def _kept(self, version: int) -> bool:
@@ -327,45 +318,18 @@ class Checkpoints:
         """Whether a checkpoint of ``version`` or a later one is complete."""
         return any(good and done >= version for done, good in self._settled.items())
 
+    def given_up(self) -> list[int]:
+        """Versions of this timeline that will not be checkpoints."""
+        return [version for version, good in self._settled.items() if not good]
+
+    def try_again(self, version: int) -> None:
+        """A version that was given up may be copied once more."""
+        self._settled.pop(version, None)
+
     async def make_safe(self, version: int) -> None:
-        """Return when a checkpoint of ``version`` or a later one is complete, or cannot be had.
-
-        Raises RolledBackError if the job goes back to an earlier one meanwhile.
-        """
-        timeline, begun = self._job.timeline, time.monotonic()
-        while self.place is not None:
-            self._check(timeline)
-            if self.safe(version):
-                return
-            try:
-                if not await self._room():
-                    await asyncio.sleep(_LOOK_S)
-                    continue
-                reached = await self.cut()
-                if await self.wait_settled(reached):
-                    return
-            except errors.RolledBackError:
-                raise
-            except errors.RetryableError as error:
-                log.info(f"the last checkpoint waits: {error}")
-                await asyncio.sleep(0.2)
-                continue
-            if time.monotonic() - begun < self._again.pop(reached, 0.0):
-                self._settled.pop(reached, None)
-                await asyncio.sleep(_LOOK_S)
-            elif reached >= version:
-                for missing in [other for other, good in self._settled.items() if not good]:
-                    await self.sweep(missing)
-                self.overdue.last_missing(reached, self.last)
-                return
-
-    async def _room(self) -> bool:
-        """Whether no server would skip a copy now. A copy that one of them has already is waited for."""
-        writing = [
-            sum(copy.state != shard_pb2.COPY_STATE_SKIPPED for copy in reply.copies)
-            for reply in await self._job.server_stats()
-        ]
-        return max(writing, default=COPIES_KEPT) < COPIES_KEPT  # no answer at all: not now
+        """See `Securing.make_safe`. Returns at once where there are no checkpoints."""
+        if self.place is not None:
+            await self._securing.make_safe(version)
 
     async def rolled_back(self) -> None:
         """Nobody gets a checkpoint of the old timeline any more."""
@@ -375,6 +339,7 @@ class Checkpoints:
     def _gone(self, timeline: int) -> bool:
         return timeline != self._job.timeline or self._job.state == types_pb2.JOB_STATE_RECOVERING
 
-    def _check(self, timeline: int) -> None:
+    def check(self, timeline: int) -> None:
+        """Raise RolledBackError if the job goes back, or has left this timeline."""
         if self._gone(timeline):
             raise errors.RolledBackError("the job goes back to a checkpoint")

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from paramserver import errors
-from paramserver.coordinator.work.counted import counted, lease_table
+from paramserver.coordinator.work.counted import lease_table
+from paramserver.coordinator.work.even import stand_even
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.work.loading import Agreement, Load, Place
@@ -214,24 +215,15 @@ class Loads:
 
     async def _rest(self) -> int:
         """The version at which all shards stand, with nothing open."""
-        job = self._job
-        deadline = time.monotonic() + _EVEN_S
-        while True:
-            stats = await job.server_stats()
-            even = len(stats) == job.options.servers and len({(one.timeline, one.version) for one in stats}) == 1
-            if even and job.consistency.mode is Mode.ASYNC:
-                replies = await counted(job)
-                even = all(reply == replies[0] for reply in replies)
-            if even and not any(one.missing_of for one in stats):
-                return stats[0].version
-            if even:
-                raise _CannotError(
-                    f"step {stats[0].version} has begun, since workers have handed in slices of it: call it between "
-                    "two steps, best between two epochs"
-                )
-            if time.monotonic() > deadline:
-                raise _CannotError("the servers do not come to stand at one version, since a worker was lost")
-            await asyncio.sleep(_LOOK_S)
+        stats = await stand_even(self._job, at_rest=True)
+        if stats is None:
+            raise _CannotError("the servers do not come to stand at one version, since a worker was lost")
+        if any(one.missing_of for one in stats):
+            raise _CannotError(
+                f"step {stats[0].version} has begun, since workers have handed in slices of it: call it between "
+                "two steps, best between two epochs"
+            )
+        return stats[0].version
 
     async def _begin(self) -> None:
         """All shards begin another timeline, for which one of the workers uploads what was loaded."""

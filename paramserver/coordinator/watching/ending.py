@@ -14,6 +14,7 @@ import structlog
 
 from paramserver import errors
 from paramserver.coordinator.work.accounts import account
+from paramserver.coordinator.work.even import stand_even
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.job.tally import Shard, Tally, imbalances, not_counted
 from paramserver.core.versions.consistency import Mode
@@ -142,9 +143,9 @@ class Ending:
 
     async def _settle(self) -> None:
         job = self._job
-        stats = await self._even()
+        stats = await stand_even(job)
         if stats is not None and await self._complete_step(stats):
-            stats = await self._even()
+            stats = await stand_even(job)
         if stats is None:
             job.promises.broke(
                 "versions",
@@ -157,19 +158,6 @@ class Ending:
         if job.checkpoints.place is not None:
             await job.checkpoints.make_safe(version)
         await self._balance(stats)
-
-    async def _even(self) -> list[shard_pb2.StatsResponse] | None:
-        """The reports of the servers once all have the same version; None if they do not reach it."""
-        deadline = time.monotonic() + _EVEN_S
-        while True:
-            if self._job.state == types_pb2.JOB_STATE_RECOVERING:
-                raise errors.RolledBackError("the job goes back to a checkpoint")
-            stats = await self._job.server_stats()
-            if len({(one.timeline, one.version) for one in stats}) == 1:
-                return stats
-            if time.monotonic() > deadline:
-                return None
-            await asyncio.sleep(_LOOK_S)
 
     async def _complete_step(self, stats: list[shard_pb2.StatsResponse]) -> bool:
         """Of slices without a data set, what has come of the open step is a step: nobody brings the rest."""
