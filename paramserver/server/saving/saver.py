@@ -14,11 +14,9 @@ import inspect
 import itertools
 import json
 import time
-from array import array
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -27,13 +25,12 @@ import torch
 from paramserver import errors
 from paramserver.checkpoint.manifest import COPIES_KEPT, checkpoint_name
 from paramserver.checkpoint.place import Place
-from paramserver.checkpoint.tensorfile import Entry, FileInfo, write_tensors
-from paramserver.core.layout.plan import Chunk, Kind, Layout, Piece, Plan
-from paramserver.core.versions.ledger import Row
-from paramserver.server.arithmetic.apply import StateEntry
+from paramserver.checkpoint.tensorfile import FileInfo, write_tensors
+from paramserver.core.layout.plan import Chunk, Kind, Plan
+from paramserver.server.saving.contents import Contents, Copy
 from paramserver.server.versions.version import Version
 from paramserver.tensors.codec import chunk_frames, split_frame
-from paramserver.tensors.dtypes import buffer_of, in_model_type, tensor_from, torch_dtype
+from paramserver.tensors.dtypes import buffer_of, tensor_from
 from paramserver.tensors.finite import is_finite
 from paramserver.transport.base import Channel
 from paramserver.v1 import shard_pb2
@@ -41,7 +38,7 @@ from paramserver.wire.messages import chunk_ref
 
 if TYPE_CHECKING:
     from paramserver.core.versions.shard import ShardState
-    from paramserver.server.versions.shard import ShardTensors, StateCopy
+    from paramserver.server.versions.shard import ShardTensors
 
 log = structlog.get_logger("paramserver.server")
 
@@ -49,25 +46,6 @@ _FETCH_S = 120.0
 _CALL_S = 30.0
 _RETRY_S = 0.1
 _LOOK_S = 0.5
-_MASTERED = frozenset(("float16", "bfloat16", "float32", "float64"))
-
-
-@dataclass(slots=True)
-class _Copy:
-    """The parts of one version of this shard that a checkpoint needs."""
-
-    version: Version
-    states: StateCopy
-    facts: str
-    # Who brought what has been counted (see core.ledger).
-    ledger: list[Row]
-    names: dict[int, str]
-    status: shard_pb2.CopyStatus
-    task: asyncio.Task[None] | None = field(default=None)
-    # Nobody needs it any more, although it is still being written.
-    released: bool = False
-    # Training goes on meanwhile: the state is copied at once, so that the next step need not wait for that.
-    hurry: bool = True
 
 
 class Saver:
@@ -88,13 +66,13 @@ class Saver:
         self._connect, self._told = connect, told
         self._peers = {peer.index: peer.address for peer in config.peers if peer.index != config.index}
         self._channels: dict[int, Channel] = {}
-        self._copies: dict[int, _Copy] = {}
+        self._copies: dict[int, Copy] = {}
         self._skipped: dict[int, shard_pb2.CopyStatus] = {}
         # The newest version of which a copy was taken or skipped.
         self._newest = -1
         self._news = asyncio.Condition()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._pieces = _pieces_of(plan.layout)
+        self._contents = Contents(plan, config.index, self._chunk)
         self._loop = asyncio.get_running_loop()
         self._closed = False
 
@@ -141,7 +119,7 @@ class Saver:
         self._skipped.pop(number, None)
         self._newest = max(self._newest, number)
         facts, rows = _facts(number, tensors, state), state.ledger.rows()
-        copy = _Copy(version, tensors.copy_states(), facts, rows, dict(names), status, hurry=hurry)
+        copy = Copy(version, tensors.copy_states(), facts, rows, dict(names), status, hurry=hurry)
         self._copies[number] = copy
         copy.task = asyncio.create_task(self._save(copy, tensors))
         return True
@@ -163,7 +141,7 @@ class Saver:
             for _, status in sorted({**self._skipped, **{n: copy.status for n, copy in self._copies.items()}}.items())
         ]
 
-    async def _save(self, copy: _Copy, tensors: ShardTensors) -> None:
+    async def _save(self, copy: Copy, tensors: ShardTensors) -> None:
         async with self._news:
             self._news.notify_all()
         started = time.monotonic()
@@ -184,7 +162,7 @@ class Saver:
 
     # ---- writing, in the thread
 
-    def _write(self, copy: _Copy, tensors: ShardTensors) -> None:
+    def _write(self, copy: Copy, tensors: ShardTensors) -> None:
         number, config = copy.version.number, self._config
         parameters = [c for c in self._plan.chunks_of(config.index) if c.kind is Kind.PARAMETER]
         if copy.hurry:
@@ -192,113 +170,27 @@ class Saver:
                 copy.states.keep(chunk.index)
         where = checkpoint_name(number, config.timeline)
         part = f"{config.index + 1:05d}-of-{config.servers:05d}.safetensors"
-        mine = self._mine()
+        mine = self._contents.mine()
         weights = write_tensors(
             self._place,
             where,
             f"model-{part}",
-            self._entries(mine),
-            self._values(copy, mine),
-            self._names(mine),
+            self._contents.entries(mine),
+            self._contents.values(copy, mine),
+            self._contents.names(mine),
             number,
         )
-        entries = [*self._state_entries(copy, parameters), *self._other_entries(copy, mine)]
-        data = itertools.chain(self._state_values(copy, parameters), self._other_values(copy, mine))
+        entries = [*self._contents.state_entries(copy, parameters), *self._contents.other_entries(copy, mine)]
+        data = itertools.chain(self._contents.state_values(copy, parameters), self._contents.other_values(copy, mine))
         facts = {"shard": copy.facts, "names": json.dumps(copy.names)}
         optimizer = write_tensors(self._place, where, f"optimizer-{part}", entries, data, facts, number)
         copy.status.weights.CopyFrom(_saved(weights))
         copy.status.optimizer.CopyFrom(_saved(optimizer))
         copy.status.finite = all(is_finite(copy.version.tensors[chunk.index]) for chunk in parameters)
 
-    def _state_entries(self, copy: _Copy, chunks: Sequence[Chunk]) -> Iterator[Entry]:
-        """Optimizer state as it will be written. A number for a whole tensor is there once."""
-        outlines = ((chunk, copy.states.outline(chunk.index)) for chunk in chunks)
-        for name, (tensor, _, _, value, scalar) in self._once(outlines):
-            spec = self._plan.layout.tensors[tensor]
-            shape = tuple(value.shape) if scalar or "@" in name.rpartition("/")[2] else spec.shape
-            yield Entry(name, str(value.dtype).removeprefix("torch."), shape)
-
-    def _state_values(self, copy: _Copy, chunks: Sequence[Chunk]) -> Iterator[memoryview | bytes]:
-        """The same, chunk by chunk, so that no more than a chunk is there twice while nothing changes."""
-        used = ((chunk, copy.states.use(chunk.index)) for chunk in chunks)
-        for _, (_, _, _, value, _) in self._once(used):
-            yield buffer_of(value.contiguous())
-
-    def _once(self, found: Iterable[tuple[Chunk, list[StateEntry]]]) -> Iterator[tuple[str, StateEntry]]:
-        """Each name in the file, and what is written under it."""
-        seen: set[str] = set()
-        for _, entries in found:
-            for entry in entries:
-                tensor, key, start, value, scalar = entry
-                spec = self._plan.layout.tensors[tensor]
-                whole = scalar or (start == 0 and value.numel() == spec.elements)
-                name = f"optimizer/{spec.name}/{key}" + ("" if whole else f"@{start}")
-                if name not in seen:
-                    seen.add(name)
-                    yield name, entry
-
-    def _other_entries(self, copy: _Copy, mine: Sequence[int]) -> Iterator[Entry]:
-        """Buffers in master type where the model's loses digits, and the ledger."""
-        for tensor in mine:
-            spec = self._plan.layout.tensors[tensor]
-            if spec.dtype not in _MASTERED:
-                yield Entry(f"master/{spec.name}", "float64", spec.shape)
-        if copy.ledger:
-            yield Entry("ledger", "int64", (len(copy.ledger), 5))
-
-    def _other_values(self, copy: _Copy, mine: Sequence[int]) -> Iterator[memoryview | bytes]:
-        for tensor in mine:
-            if self._plan.layout.tensors[tensor].dtype not in _MASTERED:
-                yield from self._master(copy, tensor)
-        if copy.ledger:
-            yield array("q", [number for row in copy.ledger for number in row]).tobytes()
-
-    def _mine(self) -> list[int]:
-        """The tensors that this server writes: those whose first element it has."""
-        owner, index = self._plan.owner, self._config.index
-        return [
-            tensor
-            for tensor, pieces in enumerate(self._pieces)
-            if (owner[pieces[0][0].index] if pieces else 0) == index
-        ]
-
-    def _entries(self, tensors: Sequence[int]) -> list[Entry]:
-        layout = self._plan.layout
-        entries = []
-        for tensor in tensors:
-            spec = layout.tensors[tensor]
-            master = layout.segments[layout.placements[tensor].segment].dtype
-            entries.append(Entry(spec.name, master if spec.dtype in _MASTERED else spec.dtype, spec.shape))
-        return entries
-
-    def _names(self, tensors: Sequence[int]) -> dict[str, str]:
-        specs = [self._plan.layout.tensors[tensor] for tensor in tensors]
-        return {
-            "format": "pt",
-            "aliases": json.dumps({spec.name: list(spec.aliases) for spec in specs if spec.aliases}),
-            "not_persistent": json.dumps([spec.name for spec in specs if not spec.persistent]),
-        }
-
-    def _values(self, copy: _Copy, tensors: Sequence[int]) -> Iterator[memoryview | bytes]:
-        for tensor in tensors:
-            spec = self._plan.layout.tensors[tensor]
-            parts = self._master(copy, tensor)
-            if spec.dtype in _MASTERED:
-                yield from parts
-                continue
-            flat = torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.float64) if spec.elements else None
-            if flat is not None:
-                yield buffer_of(in_model_type(flat, torch_dtype(spec.dtype)).view(torch.uint8))
-
-    def _master(self, copy: _Copy, tensor: int) -> Iterator[memoryview]:
-        """The bytes of a tensor in master type, piece by piece."""
-        for chunk, piece in self._pieces[tensor]:
-            flat = self._chunk(copy, chunk)
-            yield buffer_of(flat[piece.chunk_start : piece.chunk_start + piece.elements])
-
     _fetched: tuple[int, int, torch.Tensor] | None = None
 
-    def _chunk(self, copy: _Copy, chunk: Chunk) -> torch.Tensor:
+    def _chunk(self, copy: Copy, chunk: Chunk) -> torch.Tensor:
         own = copy.version.tensors.get(chunk.index)
         if own is not None:
             return own
@@ -324,7 +216,7 @@ class Saver:
 
     # ---- between servers
 
-    async def _fetch(self, copy: _Copy, chunk: Chunk) -> torch.Tensor:
+    async def _fetch(self, copy: Copy, chunk: Chunk) -> torch.Tensor:
         """A chunk of another server's copy of the same version. Raises CheckpointError if it cannot be had."""
         version = copy.version.number
         server = self._plan.owner[chunk.index]
@@ -382,15 +274,6 @@ class Saver:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(channel.close() for channel in self._channels.values()), return_exceptions=True)
         self._thread.shutdown(wait=False, cancel_futures=True)
-
-
-def _pieces_of(layout: Layout) -> list[list[tuple[Chunk, Piece]]]:
-    """By tensor: where its elements lie, in order."""
-    pieces: list[list[tuple[Chunk, Piece]]] = [[] for _ in layout.tensors]
-    for chunk in layout.chunks:
-        for piece in chunk.pieces:
-            pieces[piece.tensor].append((chunk, piece))
-    return pieces
 
 
 def _saved(info: FileInfo) -> shard_pb2.SavedFile:
