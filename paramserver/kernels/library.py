@@ -26,7 +26,7 @@ Recipe = tuple[tuple[int, int, int], ...]
 
 
 class Kind(enum.IntEnum):
-    """What becomes of a sum: as in kernels.c."""
+    """The use of a sum, as in kernels.c."""
 
     COPY = 0
     ADD = 1

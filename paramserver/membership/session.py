@@ -37,7 +37,7 @@ _OVER = (types_pb2.JOB_STATE_FAILED, types_pb2.JOB_STATE_DONE, types_pb2.JOB_STA
 
 @dataclass(frozen=True, slots=True)
 class JoinOptions:
-    """What a process says of itself when it joins. ``consistency`` None: it takes the setting of the job.
+    """Facts about a process, sent when it joins. ``consistency`` None: it takes the setting of the job.
 
     ``shard``, of a server: (layout, timeline) of the shard it holds. ``term``: the highest that it knows of elsewhere.
     ``replaces``: pid of the process in whose place this one was started, 0 if there was none.

@@ -106,8 +106,8 @@ class FlatSpace:
 class PartialSum:
     """The sum over some slices of (samples × mean gradient), and for buffers of (samples × change).
 
-    Whoever writes a tensor's place writes all of it and adds the tensor to ``used``. What is in other places counts
-    only after :meth:`settle`.
+    Code that writes a tensor's place writes all of it and adds the tensor to ``used``. Other places count only after
+    :meth:`settle`.
     """
 
     space: FlatSpace

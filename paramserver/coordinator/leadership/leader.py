@@ -22,9 +22,9 @@ log = structlog.get_logger("paramserver.coordinator")
 
 
 class Leadership:
-    """One coordinator's claim. ``holder`` is its address, for others to see; ``ttl_s`` how long a lease lasts.
+    """A coordinator's bid for the lease. ``holder`` is its address, shown to others; ``ttl_s`` how long a lease lasts.
 
-    ``token``: secret name of this claim, made up if empty. ``former``: the one of a coordinator that is known to have
+    ``token``: secret name of this bid, made up if empty. ``former``: the one of a coordinator that is known to have
     ended, whose lease need not be waited for.
     """
 

@@ -1,6 +1,6 @@
 """Where a model lies in memory that processes share: the flat layout as it is, each segment at a page boundary.
 
-Every process has the same places, so a tensor that spans chunks is in one piece, whoever owns them. Frozen segments lie
+Every process has the same places, so a tensor that spans chunks is in one piece for all owners. Frozen segments lie
 once; the others make up a *slot*, of which there is one per version. A server's file is sparse: it touches the pages of
 its own chunks only.
 """

@@ -51,11 +51,11 @@ class Consistency:
 
 
 class Verdict(enum.Enum):
-    """What becomes of a contribution that arrives."""
+    """The decision about a contribution that has arrived."""
 
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"
-    # The same work is accepted, but in no version yet: whoever repeats it waits with the one who brought it first.
+    # The same work is accepted, but in no version yet: a repeated push waits together with the first one.
     QUEUED = "queued"
     OUT_OF_ORDER = "out of order"
     STALE = "stale"
@@ -127,7 +127,7 @@ class Combine(Protocol):
         """The batch that was taken has become a version."""
 
     def missing(self) -> Missing | None:
-        """What the next version waits for, or None if it waits for nothing in particular."""
+        """What the next version lacks, in words; None if it lacks nothing in particular."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class Bounded:
 
 @dataclass(slots=True)
 class History:
-    """What has been counted for good; shared by successive policies, so that no change of mode forgets it."""
+    """The contributions counted so far; successive policies share them, so that no mode change forgets them."""
 
     version: int = 0
     # Synchronous steps below this number are published.
@@ -239,7 +239,7 @@ class PerContribution:
         self._taken: AsyncName | None = None
 
     def offer(self, name: Name, buffer: int) -> Offer:
-        """Accept each slice once, whoever brings it."""
+        """Accept each slice once, from any worker."""
         if self._history.has(name):
             return Offer(Verdict.DUPLICATE)
         if isinstance(name, SyncName):
@@ -264,7 +264,7 @@ class PerContribution:
         self._history.slices_done.setdefault(name.epoch, RangeSet()).add(name.index)
 
     def missing(self) -> Missing | None:
-        """Nothing: whoever comes is served."""
+        """Nothing: every request is served."""
         return None
 
 

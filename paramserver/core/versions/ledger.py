@@ -1,4 +1,4 @@
-"""What a shard has counted and which worker computed it; and how often each sample of an epoch has counted.
+"""The slices that a shard has counted and their workers; and how often each sample of an epoch has counted.
 
 A shard notes every contribution of every version it makes. Details are kept of the last ones only, so memory is
 bounded; of what is older it is still known that it was counted, once.

@@ -158,7 +158,7 @@ class ShardState:
         return self.floor
 
     def missing(self) -> Missing | None:
-        """What the next version waits for."""
+        """What the next version lacks, in words."""
         return self._combine.missing()
 
     def holding_back(self) -> tuple[int, ...]:
@@ -314,7 +314,7 @@ class ShardState:
         return at_a_clock and pull.worker not in self._members and pull.worker < self._newest
 
     def _enter(self, pull: PullAsked) -> None:
-        """Who pulls at a clock is at work from now on, if it is a member and the mode has clocks."""
+        """A worker that pulls at a clock is at work from now on, if it is a member and the mode has clocks."""
         if self._gate is None or pull.worker not in self._members:
             return
         match pull.want:

@@ -21,7 +21,7 @@ from math import inf
 from paramserver.core.work.slices import assign
 
 Range = tuple[int, int]
-# A worker must be so many times faster than whoever has a slice, so that mere chance does not double any work.
+# A thief must be faster than the worker that has a slice by this factor, so that chance alone does not double work.
 _MARGIN = 1.25
 
 
@@ -61,13 +61,13 @@ class _Attempt:
         return abs(self.at + self.work_s - now)
 
     def overdue(self, now: float) -> bool:
-        """It takes twice as long as it should have: perhaps it never comes."""
+        """True if the attempt takes twice as long as it should have: perhaps its result never arrives."""
         return now - self.at > 2 * self.work_s
 
 
 @dataclass(slots=True)
 class _Step:
-    """What is known of one step."""
+    """Attempts and requests of one step."""
 
     number: int
     began_at: float

@@ -1,4 +1,4 @@
-"""What happens to a synchronous worker, and what it is to do about it: plain frozen values.
+"""Events of a synchronous worker, and the effects that its state machine returns: plain frozen values.
 
 ``step`` is the version on which a step computes. A ``node`` is a half-open range of a step's slices that is a node of
 the reduction tree.
@@ -59,7 +59,7 @@ class Computed:
 
 
 class Exchange(enum.Enum):
-    """What became of a :class:`PushAndWait`."""
+    """The outcome of a :class:`PushAndWait`."""
 
     # The next version is here.
     DONE = "done"
@@ -164,7 +164,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class NotNeeded:
-    """What the script has just computed is not needed: its step is over, or this worker has computed it before."""
+    """The contribution just computed is not needed: its step is over, or this worker has computed it before."""
 
 
 @dataclass(frozen=True, slots=True)

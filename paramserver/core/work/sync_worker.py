@@ -82,7 +82,7 @@ class SyncWorkerState:
 
     @property
     def assignment(self) -> Assignment | None:
-        """What servers are told of this worker; None where slices do not move."""
+        """This worker's assignment, which servers are told; None where slices do not move."""
         return self._assignment() if self.moves else None
 
     def share(self, of: int, place: int, workers: int) -> Range:
@@ -262,7 +262,7 @@ class SyncWorkerState:
         return [StopWaiting(given)]
 
     def _first_not_done(self) -> int | None:
-        """What to compute if nobody answers: a slice of the own range that perhaps nobody else computes."""
+        """The slice to compute if no server answers: one of the own range that perhaps no other worker computes."""
         return next((p for p in range(*self.range) if p not in self._done), None)
 
     def _ask(self) -> AskForWork:

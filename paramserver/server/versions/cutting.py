@@ -1,7 +1,7 @@
 """A shard's part in a cut for readers: it stops applying, applies what other shards have already, keeps that version.
 
-Nobody is held up for long: whoever began a cut and is heard of no more is not waited for, and a contribution that does
-not come is waited for only as long as the coordinator says.
+Nothing waits for long. A process that began a cut and has gone silent is not waited for. A missing contribution is
+waited for only as long as the coordinator says.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How much of what is pushed a server takes on at once; the excess is asked to come again, before its bytes are read.
+"""Bounds the contributions that a server receives at once. Others are refused before their bytes are read.
 
-What a synchronous step is made of must be kept whatever its size, so only what is still arriving counts there. An
+The contributions of a synchronous step must be kept whatever their size, so only those still being received count. An
 asynchronous contribution counts until it is in a version.
 """
 
@@ -11,28 +11,28 @@ from contextlib import contextmanager
 
 from paramserver.errors import OverloadedError
 
-# Memory for what is arriving and queued, in bytes, where a few whole contributions do not take more.
+# Memory for contributions being received or queued, in bytes. A few whole contributions are always allowed.
 BUDGET_BYTES = 256 << 20
 _AT_LEAST = 4
 _AT_MOST = 1024
 
 
 class Intake:
-    """The contributions that one server has on its hands. Lives in its event loop."""
+    """The contributions that one server is receiving or has queued. Lives in its event loop."""
 
     def __init__(self, budget_bytes: int = BUDGET_BYTES) -> None:
         self.budget_bytes = budget_bytes
-        # How many were asked to come again.
+        # The number of refused contributions.
         self.turned_away = 0
-        # The most there were at a time.
+        # The largest number at a time.
         self.most = 0
         self._receiving = 0
 
     @contextmanager
     def receiving(self, queued: int, shard_bytes: int) -> Iterator[None]:
-        """While the bytes of a contribution come in. ``queued``: others that wait to be applied.
+        """Context in which a contribution is received. ``queued``: contributions that wait to be applied.
 
-        ``shard_bytes``: how large a whole contribution is. Raises OverloadedError if there is no room.
+        ``shard_bytes``: size of a whole contribution. Raises OverloadedError if there is no room.
         """
         room = min(_AT_MOST, max(_AT_LEAST, self.budget_bytes // max(shard_bytes, 1)))
         present = self._receiving + queued

@@ -313,7 +313,7 @@ class ShardTensors:
 def leading(contributions: Sequence[Contribution]) -> Contribution:
     """The contribution whose hyper-parameters count: the first whose worker knows the schedule.
 
-    Whoever has just come has not advanced its schedule yet, so its hyper-parameters may be those of the start.
+    A worker that has just joined has not advanced its schedule, so its hyper-parameters may be those of the start.
     """
     return next((c for c in contributions if c.schedule), contributions[0])
 

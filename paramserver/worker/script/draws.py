@@ -1,4 +1,4 @@
-"""What a script without a loader draws at random: every slice has a seed of its own, before its batch is drawn."""
+"""Random draws of a script without a loader: every slice has its own seed, set before its batch is drawn."""
 
 from __future__ import annotations
 

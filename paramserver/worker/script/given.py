@@ -1,4 +1,4 @@
-"""What a script hands to ``ctx.prepare``, looked at before anything is registered: what cannot be kept is refused."""
+"""Checks the arguments of ``ctx.prepare`` before anything is registered, and refuses unsupported ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script writes to its model, looked at between two slices: an error where it would be lost, or a warning."""
+"""Checks between two slices whether a script wrote to its model: an error if the write would be lost, or a warning."""
 
 from __future__ import annotations
 

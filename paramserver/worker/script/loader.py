@@ -104,7 +104,7 @@ class _Unplanned:
 
 
 class LoopPosition(Protocol):
-    """What the loader needs of the context."""
+    """The methods of the context that the loader needs."""
 
     def begin_pass(self) -> int:
         """An iteration over the loader begins; returns its number."""

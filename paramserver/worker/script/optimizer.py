@@ -120,7 +120,7 @@ _HOOKS = (
 
 
 def retire(given: torch.optim.Optimizer) -> None:
-    """Whoever still uses the optimizer that was given to ``ctx.prepare`` would change or save nothing that counts."""
+    """Guards the optimizer given to ``ctx.prepare``: a script that still uses it would change nothing that counts."""
 
     def refused(what: str) -> Callable[..., Any]:
         def refuse(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Random numbers of a slice: the same whoever computes it."""
+"""Random numbers of a slice: the same on every worker."""
 
 from __future__ import annotations
 

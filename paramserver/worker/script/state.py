@@ -126,7 +126,7 @@ def _untouched(states: Mapping[str, object], hypers: Hypers) -> bool:
 def in_torch_format(
     binding: ModelBinding, layout: Layout, parts: Sequence[tuple[shard_pb2.StateRef, memoryview]]
 ) -> dict[Tensor, dict[str, Tensor]]:
-    """What servers have told as the ``state`` of a torch optimizer: by parameter and key, in float32 or float64.
+    """Optimizer state from servers as the ``state`` of a torch optimizer: by parameter and key, in float32 or float64.
 
     Arrays have the parameter's shape and are on its device. Raises ProtocolError for pieces that do not fit together.
     """
