@@ -290,7 +290,7 @@ class Context:
             )
         if outgoing.hook is not None:
             raise errors.UserError("there is a push hook already: register one, once")
-        outgoing.hook = of_script(state, hook, self._binding.parameters)
+        outgoing.use(of_script(state, hook, self._binding.parameters))
 
     # ---- loading
 

@@ -46,6 +46,10 @@ class Outgoing:
         self.hook: Hook | None = None
         self._kept: dict[int, _Residual] = {}
 
+    def use(self, hook: Hook) -> None:
+        """Have the script's own function decide what is sent, from now on."""
+        self.hook = hook
+
     @property
     def lossy(self) -> bool:
         """Whether sums of what is sent are another thing than what is sent of sums: slices are pushed one by one."""
