@@ -12,7 +12,7 @@ from paramserver.core.work.speed import Speed
 def _equally_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine a worker may wait so long for another one that it offers its help, which are calls, too."""
     monkeypatch.setattr(Speed, "patience_s", lambda _: 30.0)
-    monkeypatch.setattr(Speed, "asks", lambda *_: False)
+    monkeypatch.setattr(Speed, "asks", lambda *_, **__: False)
 
 
 def check(counts: Counts) -> None:
