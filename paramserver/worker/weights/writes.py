@@ -53,7 +53,9 @@ class Writes:
             self._sums = {index: _sum(p) for index, p in self._parameters.items()}
 
     def suspects(self) -> list[int]:
-        """The parameters that may have been written to, by their index."""
+        """The parameters that may have been written to, by their index; none before the first weights have come."""
+        if not self._counts:
+            return []
         found = set()
         for (index, p), count, place in zip(self._parameters.items(), self._counts, self._places, strict=True):
             if p._version != count or p.data_ptr() != place:
