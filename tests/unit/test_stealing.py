@@ -57,6 +57,19 @@ def test_if_the_others_do_not_come_a_slow_worker_goes_on() -> None:
     assert [stealing.ask(ask(4, [12], work_s=4.0), [(0, 16)], now) for now in (4.0, 6.0, 8.0)] == [None, None, 13]
 
 
+def test_a_fast_worker_that_asks_no_more_keeps_nobody_waiting() -> None:
+    """It was told to wait and hangs since. The owner must not be told for ever to leave slices to it."""
+    stealing = Stealing()
+    stealing.begin(0, 0.0)
+    slow, fast = Assignment(1, 0, 2, 0.05), Assignment(2, 1, 2, 0.02)
+    stealing.given(slow, 0)
+    stealing.given(fast, 0)
+    stealing.ask(Ask(fast, 0, 16, frozenset({8, 9})), [(7, 8), (10, 16)], 0.1)
+    question = Ask(slow, 0, 16, frozenset(range(7)))
+    assert stealing.ask(question, [(7, 8)], 0.12) is None, "the fast one is expected to come for it"
+    assert stealing.ask(question, [(7, 8)], 0.5) == 7
+
+
 def test_owners_that_say_nothing_are_expected_to_be_through_with_their_ranges_in_time() -> None:
     """Held back for merging, their slices cannot be seen; only when they are late does somebody compute them, too."""
     stealing = begun(1.0, 1.0, 1.0, 1.0)

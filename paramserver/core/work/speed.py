@@ -21,6 +21,11 @@ _EARLY = 0.5
 _LONG, _LONG_S = 1.5, 0.1
 
 
+def longest_patience_s(work_s: float) -> float:
+    """The longest that a worker which takes ``work_s`` for a slice waits between two questions of a step."""
+    return max(_PATIENCE_S, _PATIENCE * work_s) * float(2**_DOUBLINGS)
+
+
 class Speed:
     """One worker's own view of its speed."""
 

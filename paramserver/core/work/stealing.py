@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from paramserver.core.work.slices import assign
+from paramserver.core.work.speed import longest_patience_s
 
 Range = tuple[int, int]
 # A thief must be faster than the worker that has a slice by this factor, so that chance alone does not double work.
@@ -73,8 +74,8 @@ class _Step:
     began_at: float
     # By slice, who computes it since when.
     attempts: dict[int, dict[int, _Attempt]] = field(default_factory=dict)
-    # Workers that have asked for work.
-    asked: set[int] = field(default_factory=set)
+    # Workers that have asked for work, and when they last did.
+    asked: dict[int, float] = field(default_factory=dict)
     # Slices that were given to others than their owners.
     taken: set[int] = field(default_factory=set)
 
@@ -117,7 +118,7 @@ class Stealing:
             self._open, self._taken_before = _Step(ask.step, now), ()
         step, worker = self._open, ask.assignment.worker
         self.given(ask.assignment, ask.step)
-        step.asked.add(worker)
+        step.asked[worker] = now
         work_s = ask.assignment.work_s or self._fastest(inf)
         if work_s == inf:
             work_s = 1.0
@@ -149,9 +150,10 @@ class Stealing:
             speed = owner.work_s or work_s
             mine = [c[owner.worker] for c in self._open.attempts.values() if owner.worker in c]
             if owner.worker in self._open.asked:
-                left_s = max(
-                    (attempt.left_s(now) for attempt in mine if attempt.at + attempt.work_s > now), default=0.0
-                )
+                running = [attempt for attempt in mine if attempt.at + attempt.work_s > now]
+                if not running and now - self._open.asked[owner.worker] > 2 * longest_patience_s(speed):
+                    continue  # it asks no more: it hangs, or another server keeps it waiting
+                left_s = max((attempt.left_s(now) for attempt in running), default=0.0)
             else:
                 lo, hi = ranges[place]
                 left_s = abs(self._open.began_at + speed * (hi - lo) - now)
