@@ -93,10 +93,10 @@ class Contributions:
                 bad = None
                 if contribution.checked:
                     bad = await shard.arithmetic(lambda: first_non_finite(shard.tensors.layout, contribution.chunks))
-            if bad is not None:
-                raise errors.NonFiniteError(
-                    f"{contribution.name} of worker {contribution.worker}: the gradient of {bad!r} is not finite"
-                )
+                if bad is not None:
+                    raise errors.NonFiniteError(
+                        f"{contribution.name} of worker {contribution.worker}: the gradient of {bad!r} is not finite"
+                    )
         except BaseException:
             if coming is not None and drafted:
                 shard.drafting.fails(coming)
