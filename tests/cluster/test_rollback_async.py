@@ -71,7 +71,13 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("where", PLACES)
+# The synchronous tests of going back strike at these places, too.
+_LONG = ("applied", "published", "a file is opened")
+
+
+@pytest.mark.parametrize(
+    "where", [pytest.param(where, marks=pytest.mark.long) if where in _LONG else where for where in PLACES]
+)
 def test_servers_die_at(where: str, tmp_path: Path) -> None:
     epochs = 4
     with Rig(tmp_path, EVERY, fresh(PLACES[where]), mode="async", training__chunk_bytes=64) as rig:
@@ -112,8 +118,15 @@ def test_a_request_of_the_old_timeline_has_no_effect(tmp_path: Path) -> None:
 # ---- the mode changes, and the checkpoint is of before
 
 
-@pytest.mark.parametrize("start", ["sync", "async"])
-@pytest.mark.parametrize("every", [0, EVERY])
+@pytest.mark.parametrize(
+    ("every", "start"),
+    [
+        (0, "async"),
+        (EVERY, "sync"),
+        pytest.param(0, "sync", marks=pytest.mark.long),
+        pytest.param(EVERY, "async", marks=pytest.mark.long),
+    ],
+)
 def test_the_setting_is_brought_back(start: str, every: int, tmp_path: Path) -> None:
     """With 0 there is only the checkpoint of version 0."""
     other, epochs, pacer = "async" if start == "sync" else "sync", 6, Pacer()

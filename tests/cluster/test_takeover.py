@@ -31,29 +31,30 @@ def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # ---- at every point where it does something
 
+# Those that are long are near another one.
 POINTS = [
     pytest.param("store save state", 0, "before", marks=pytest.mark.long),
     ("store save state", 1, "after"),
     pytest.param("answer Coordinator.Join", 0, "before", marks=pytest.mark.long),
     ("answer Coordinator.Join", 1, "after"),
-    ("answer Coordinator.Join", 3, "after"),
-    ("answer Coordinator.RegisterData", 0, "after"),
+    pytest.param("answer Coordinator.Join", 3, "after", marks=pytest.mark.long),
+    pytest.param("answer Coordinator.RegisterData", 0, "after", marks=pytest.mark.long),
     ("answer Coordinator.RegisterModel", 0, "before"),
-    ("call Shard.Configure", 0, "between"),
+    pytest.param("call Shard.Configure", 0, "between", marks=pytest.mark.long),
     ("call Shard.Configure", 1, "between"),
     ("store save model", 0, "before"),
-    ("store save model", 0, "after"),
+    pytest.param("store save model", 0, "after", marks=pytest.mark.long),
     ("answer Coordinator.RegisterModel", 0, "after"),
     ("call Shard.Activate", 0, "before"),
-    ("call Shard.Activate", 0, "between"),
-    ("call Shard.Activate", 1, "between"),
+    pytest.param("call Shard.Activate", 0, "between", marks=pytest.mark.long),
+    pytest.param("call Shard.Activate", 1, "between", marks=pytest.mark.long),
     ("call Shard.Activate", 1, "after"),
     ("call Shard.SetMembers", 0, "before"),
     ("call Shard.SetMembers", 1, "between"),
     ("answer Coordinator.InitializeDone", 0, "after"),
-    ("call Shard.SetMembers", 2, "between"),
-    ("call Shard.Stats", 2, "before"),
-    ("store delete model", 0, "before"),
+    pytest.param("call Shard.SetMembers", 2, "between", marks=pytest.mark.long),
+    pytest.param("call Shard.Stats", 2, "before", marks=pytest.mark.long),
+    pytest.param("store delete model", 0, "before", marks=pytest.mark.long),
     ("store delete model", 0, "after"),
 ]
 

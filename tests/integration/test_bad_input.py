@@ -131,6 +131,7 @@ def test_wrong_script(place: Place, kind: str, says: str) -> None:
     assert f"({script}, line " in sentence
 
 
+@pytest.mark.long  # tests/cluster/test_nonfinite.py has it in one process
 def test_gradient_that_is_not_finite(place: Place) -> None:
     script = SCRIPTS / "mistakes.py"
     done = place.paramserver("run", script, *SMALL, "--nonfinite", "fail", "--", "not-finite")

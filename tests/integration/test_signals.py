@@ -27,7 +27,7 @@ def test_ctrl_c_stops_everything(place: Place) -> None:
     running = training(place, 1, 2)
     assert len(job_files(place)) == 1
     commands = " ".join(place.processes().values())
-    for part in ("valkey-server", "guard.py", "roles coordinator", "roles server", "roles worker"):
+    for part in ("valkey-server", "guard.py", "roles.child coordinator", "roles.child server", "roles.child worker"):
         assert part in commands
     begin = time.monotonic()
     running.send(signal.SIGINT)

@@ -104,7 +104,7 @@ def _check_processes(place: Place, status: dict[str, Any]) -> None:
     for name, process in processes.items():
         role = name.partition("-")[0]
         assert process["role"] == role
-        assert f"roles {role}" in commands[process["pid"]], name
+        assert f"roles.child {role}" in commands[process["pid"]], name
         assert type(process["version"]) is type(process["clock"]) is int
         assert (process["state"], process["gone"]) == ("training", False)
         assert process["address"], name

@@ -95,7 +95,7 @@ def test_commands_of_the_installed_wheel(site: Path, tmp_path: Path) -> None:
     text = run(sys.executable, "-c", code, cwd=tmp_path, environ=environ)
     assert text.startswith(f"{site}/paramserver/__init__.py\n")
     assert "Usage: paramserver COMMAND" in text
-    kernels = "from paramserver.server import compiled; print(compiled.report())"
+    kernels = "from paramserver.server.arithmetic import compiled; print(compiled.report())"
     assert run(sys.executable, "-c", kernels, cwd=tmp_path, environ=environ).startswith(
         "compiled: " if shutil.which("cc") else "not built"
     )
