@@ -22,8 +22,13 @@ _LONG, _LONG_S = 1.5, 0.1
 
 
 def longest_patience_s(work_s: float) -> float:
-    """The longest that a worker which takes ``work_s`` for a slice waits between two questions of a step."""
-    return max(_PATIENCE_S, _PATIENCE * work_s) * float(2**_DOUBLINGS)
+    """How long a worker that takes ``work_s`` for a slice waits between two questions of a step, at most."""
+    return _first_patience_s(work_s) * float(2**_DOUBLINGS)
+
+
+def _first_patience_s(work_s: float) -> float:
+    """How long a worker that takes ``work_s`` for a slice waits before its first question of a step."""
+    return max(_PATIENCE_S, _PATIENCE * work_s)
 
 
 class Speed:
@@ -89,10 +94,10 @@ class Speed:
         self._in_vain += not useful
 
     def patience_s(self) -> float:
-        """How long to wait for the next version before asking for work; who was given some asks at once for more."""
+        """How long to wait for the next version before asking for work; 0 after a question that brought a slice."""
         if self._useful:
             return 0.0
-        base = max(_PATIENCE_S, _PATIENCE * self.work_s) if self._works else _UNKNOWN_S
+        base = _first_patience_s(self.work_s) if self._works else _UNKNOWN_S
         return base * float(2 ** min(_DOUBLINGS, self._vain_steps + self._in_vain))
 
     def asks(self, now: float, first: bool) -> bool:

@@ -22,8 +22,9 @@ Push = concurrent.futures.Future[frozenset[shard_pb2.Outcome]]
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One slice to compute: its name, and where it lies in the data. ``unplanned``: not a slice
-    of the worker's own range in its order, but a stolen one.
+    """One slice to compute: its name, and where it lies in the data.
+
+    ``unplanned``: the slice was stolen, or is not the next one of the worker's own range.
     """
 
     name: Name
