@@ -24,7 +24,8 @@ BIN := .venv/bin
 TEST_PROCESSES ?= 2
 PROTOS := $(wildcard protos/paramserver/v1/*.proto)
 # The lowest versions that pyproject.toml allows of what we depend on most.
-LOWEST := grpcio==1.76.0 protobuf==6.31.1 redis==5.0.0 torch==2.6.0
+LOWEST_TORCH := 2.6.0
+LOWEST := grpcio==1.76.0 protobuf==6.31.1 redis==5.0.0 torch==$(LOWEST_TORCH)
 # Old enough that the code it makes imports under protobuf 6 and 7; in an environment of its own, since it needs < 7.
 PROTO_TOOLS := grpcio-tools==1.76.0 grpcio==1.76.0 protobuf==6.33.6 setuptools==80.9.0
 PROTOC = .proto-venv/bin/python -m grpc_tools.protoc -I protos
@@ -47,6 +48,10 @@ help:
 
 .low-venv/.stamp: pyproject.toml constraints.txt Makefile hatch_build.py paramserver/kernels/kernels.c
 	$(PYTHON) -m venv .low-venv
+	@test "$$(uname -sm)" != 'Linux x86_64' \
+		|| .low-venv/bin/python -m pip index versions torch 2> /dev/null | grep -F '$(LOWEST_TORCH)+cpu' > /dev/null \
+		|| { echo 'pip finds no CPU build of torch $(LOWEST_TORCH), and the build for GPUs takes gigabytes: set pip up for the CPU index of PyTorch' \
+		'(PIP_EXTRA_INDEX_URL), or give it the wheel of torch $(LOWEST_TORCH)+cpu (PIP_FIND_LINKS)'; exit 1; }
 	grep -vE '^(grpcio|protobuf|redis|torch|sympy)==' constraints.txt > .low-venv/constraints.txt
 	.low-venv/bin/python -m pip install --quiet --disable-pip-version-check -c .low-venv/constraints.txt \
 		-e '.[local,demo,dev]' $(LOWEST)

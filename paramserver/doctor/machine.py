@@ -10,7 +10,7 @@ from pathlib import Path
 from paramserver.config import Settings
 from paramserver.doctor.finding import Finding, Level, is_writable_directory, sentence
 from paramserver.errors import ConfigError
-from paramserver.machine.jobs import secure_runtime_directory
+from paramserver.machine.runtime import secure_runtime_directory
 
 MIN_OPEN_FILES = 1024
 # torch alone takes about half of it.

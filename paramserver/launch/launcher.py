@@ -19,8 +19,9 @@ from paramserver.launch.display import Display, make_display
 from paramserver.launch.poll import Poll
 from paramserver.launch.spawn import Spawner
 from paramserver.launch.supervisor import Supervisor
-from paramserver.machine.jobs import Job, process_birth, publish_job, withdraw_job
+from paramserver.machine.jobs import Job, publish_job, withdraw_job
 from paramserver.machine.valkey import EmbeddedStore
+from paramserver.processes.alive import process_birth
 from paramserver.processes.process import Guard, stop_all
 from paramserver.processes.restarts import Restarts
 from paramserver.results.gather import gather

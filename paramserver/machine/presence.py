@@ -8,18 +8,15 @@ whose process is gone, tells that something is wrong. It never holds a secret.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paramserver.errors import ConfigError
-from paramserver.machine.jobs import process_birth, runtime_directory, secure_runtime_directory
+from paramserver.machine.runtime import read, runtime_directory, secure_runtime_directory, write
+from paramserver.processes.alive import is_alive, process_birth
 
 # After this silence a process counts as hanging, seconds.
 STALE_S = 15.0
@@ -55,9 +52,14 @@ class Sign:
         return f"{self.name or self.role} (process {self.pid})"
 
     @property
+    def file(self) -> str:
+        """Name of the file in the runtime directory."""
+        return f"{self.role}-{self.pid}{_SUFFIX}"
+
+    @property
     def alive(self) -> bool:
         """Whether that process still runs."""
-        return _is_alive(self.pid) and self.birth in (0, process_birth(self.pid))
+        return is_alive(self.pid, self.birth)
 
     def silence(self, now: float) -> float:
         """Seconds since it was last heard of. ``now``: `time.monotonic()`."""
@@ -69,7 +71,7 @@ class Presence:
 
     def __init__(self, sign: Sign) -> None:
         self._sign = sign
-        self._path = runtime_directory() / f"{sign.role}-{sign.pid}{_SUFFIX}"
+        self._path = runtime_directory() / sign.file
         self._lock = threading.Lock()
         self._closed = False
 
@@ -114,14 +116,8 @@ class Presence:
         with self._lock:
             if self._closed or os.getpid() != self._sign.pid:
                 return
-            old = self._sign
-            self._sign = replace(
-                old,
-                name=old.name if name is None else name,
-                ready=old.ready if ready is None else ready,
-                state=old.state if state is None else state,
-                address=old.address if address is None else address,
-            )
+            changes: dict[str, Any] = {"name": name, "ready": ready, "state": state, "address": address}
+            self._sign = replace(self._sign, **{key: value for key, value in changes.items() if value is not None})
             with contextlib.suppress(OSError, ConfigError):
                 self._write()
 
@@ -136,15 +132,7 @@ class Presence:
 
     def _write(self) -> None:
         self._sign = replace(self._sign, beat=time.monotonic())
-        directory = secure_runtime_directory()  # somebody may have cleaned up the temporary files
-        handle, temporary = tempfile.mkstemp(dir=directory, prefix=".role-")  # readable for this user only
-        try:
-            with os.fdopen(handle, "w") as file:
-                json.dump(asdict(self._sign), file)
-            os.replace(temporary, self._path)
-        except OSError:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write(self._sign.file, self._sign)
 
 
 def list_signs() -> list[Sign]:
@@ -156,36 +144,10 @@ def list_signs() -> list[Sign]:
         return []
     signs = []
     for path in sorted(secure_runtime_directory().glob(f"*{_SUFFIX}")):
-        sign = _read(path)
-        if sign is not None:
-            signs.append(sign)
-        if sign is None or not sign.alive:
+        sign = read(path, Sign)
+        ours = [sign] if sign is not None and sign.file == path.name else []
+        signs += ours
+        if not any(sign.alive for sign in ours):
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
     return signs
-
-
-def _read(path: Path) -> Sign | None:
-    """What the file says; None if it makes no sense, or has gone meanwhile."""
-    try:
-        values: Any = json.loads(path.read_text())
-        sign = Sign(**values)
-    except (OSError, ValueError, TypeError):
-        return None
-    return sign if all(_fits(sign)) and path.name == f"{sign.role}-{sign.pid}{_SUFFIX}" else None
-
-
-def _fits(sign: Sign) -> Iterator[bool]:
-    kinds = {"str": str, "int": int, "bool": bool, "float": float}
-    return (type(getattr(sign, field.name)) is kinds[str(field.type)] for field in fields(sign))
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        # A process that has ended, but whose parent has not asked for its exit code, is dead all the same.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except (ProcessLookupError, PermissionError, OverflowError):
-        return False
-    except OSError:
-        return True  # a system without /proc

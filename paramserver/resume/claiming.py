@@ -19,7 +19,7 @@ from paramserver import errors
 from paramserver.checkpoint import catalog, owner
 from paramserver.checkpoint.owner import Holding, Owner, Verdict, Wish
 from paramserver.checkpoint.place import Place
-from paramserver.machine.jobs import process_birth
+from paramserver.processes.alive import process_birth
 
 log = structlog.get_logger("paramserver.checkpoint")
 

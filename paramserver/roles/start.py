@@ -20,8 +20,9 @@ from paramserver import errors
 from paramserver.config import ENV_CONFIG, Settings, env_name, hide_password, load_settings
 from paramserver.logs import configure
 from paramserver.machine.hosts import coordinator_place, server_place
-from paramserver.machine.jobs import Job, process_birth, publish_job, withdraw_job
+from paramserver.machine.jobs import Job, publish_job, withdraw_job
 from paramserver.machine.presence import Presence
+from paramserver.processes.alive import process_birth
 from paramserver.roles.companions import Companions, is_companion
 from paramserver.testing.arming import arm_if_told
 

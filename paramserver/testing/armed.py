@@ -15,19 +15,11 @@ from collections import Counter
 from typing import Any
 
 from paramserver import errors
-from paramserver.testing.faults import Fault, FaultPlan, FaultyChannel, Rule, chance
+from paramserver.testing.faults import CallFaults, Fault, FaultyChannel, Hit, chance
 from paramserver.testing.fired import FiredLog
 from paramserver.testing.plan import Plan, Planned
 from paramserver.testing.processes import ProcessBook
 
-_CALLS = {
-    "drop": Fault.DROP_REQUEST,
-    "lose_reply": Fault.LOSE_REPLY,
-    "delay": Fault.DELAY,
-    "duplicate": Fault.DUPLICATE,
-    "reorder": Fault.REORDER,
-    "cut": Fault.CUT_UPLOAD,
-}
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}
 # Lets a stopped process go on after so many tenths of a second, and ends when that process has ended.
 _WAKER = 'n=$1; while [ "$n" -gt 0 ] && kill -0 "$2"; do sleep 0.1; n=$((n - 1)); done; kill -CONT "$2"'
@@ -79,13 +71,13 @@ class Armed:
         calls = [fault for fault in self._plan.faults if fault.kind == "call"]
         return FaultyChannel(channel, PlannedCalls(self)) if calls else channel
 
-    def next_call(self, method: str) -> Rule | None:
-        """The fault of a call that begins now, if there is one."""
+    def next_call(self, method: str) -> Hit | None:
+        """The fault of a call that begins now; None: the call goes well."""
         for number, fault in enumerate(self._plan.faults):
             if not fault.strikes("call", method, self.name) or (fault.step is not None and self.step < fault.step):
                 continue
             if self._turn(number, fault) and self._take(number, fault, method, self.step):
-                return Rule(method, _CALLS[fault.do], delay_s=fault.seconds)
+                return Hit(Fault(fault.do), fault.seconds)
         return None
 
     def _turn(self, number: int, fault: Planned) -> bool:
@@ -161,26 +153,13 @@ class Armed:
             time.sleep(_LOOK_S)
 
 
-class PlannedCalls(FaultPlan):
+class PlannedCalls(CallFaults):
     """The calls of one channel of an armed process."""
 
     def __init__(self, armed: Armed) -> None:
         super().__init__()
         self._armed = armed
 
-    def next(self, method: str) -> Rule | None:
-        """See `FaultPlan`."""
+    def next(self, method: str) -> Hit | None:
+        """See `CallFaults`."""
         return self._armed.next_call(method)
-
-    @property
-    def quiet(self) -> bool:
-        """See `FaultPlan`."""
-        return False
-
-    def repeats(self, method: str) -> bool:
-        """See `FaultPlan`."""
-        return True
-
-    def delay_s(self, rule: Rule, where: str) -> float:
-        """As long as the plan says."""
-        return rule.delay_s

@@ -1,11 +1,4 @@
-"""Planned faults between a client and its peers.
-
-A plan is a value: rules by the name of the call, and a seed. It counts what fired, and :meth:`FaultPlan.check` raises
-if a rule never did, so that no test passes because nothing went wrong.
-
->>> plan = FaultPlan([Rule("Shard.Push", Fault.LOSE_REPLY, times=3)])
->>> engine = job.worker(connect=plan.wrap(job.network.connect))
-"""
+"""Faults of the calls between a client and its peers."""
 
 from __future__ import annotations
 
@@ -13,11 +6,9 @@ import asyncio
 import enum
 import hashlib
 import socket
-from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -26,155 +17,77 @@ from paramserver import errors
 from paramserver.transport.base import METHODS, Channel, Frames, MethodKind, Neighbour, each
 
 T = TypeVar("T")
-Connect = Callable[[str], Channel]
 
 
 class Fault(enum.Enum):
     """What happens to one call. All but DUPLICATE, DELAY and REORDER end it with UnavailableError at the caller."""
 
-    # The peer never hears of it.
-    DROP_REQUEST = "request dropped"
+    # The peer never hears of the call.
+    DROP_REQUEST = "drop"
     # The peer does all that was asked (of a download: begins to answer), the caller does not hear of it.
-    LOSE_REPLY = "reply lost"
-    # The peer gets it twice, at the same time; the caller sees one of the answers.
-    DUPLICATE = "request duplicated"
-    # It starts late; others overtake it.
-    DELAY = "request delayed"
-    # It starts when a later call of the same method has been answered, or in the end all the same.
-    REORDER = "request reordered"
+    LOSE_REPLY = "lose_reply"
+    # The peer gets the request twice, at the same time; the caller sees one of the answers.
+    DUPLICATE = "duplicate"
+    # The call starts late; others overtake it.
+    DELAY = "delay"
+    # The call starts when a later call of the same method has been answered, or in the end all the same.
+    REORDER = "reorder"
     # An upload breaks off before its end. Other calls: as DROP_REQUEST.
-    CUT_UPLOAD = "upload cut short"
+    CUT_UPLOAD = "cut"
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """Calls whose name matches ``method`` ("Shard.Push", "Shard.*") suffer ``fault``.
+class Hit:
+    """The fault of one call. ``delay_s``: how late a delayed call starts, and a reordered one at the latest."""
 
-    ``share``: of these calls, which part (0 to 1). ``times``: at most so many (0: no limit). ``skip``: the first so
-    many pass unharmed. ``delay_s``: how late a delayed or reordered call starts, at most.
-    """
-
-    method: str
     fault: Fault
-    share: float = 1.0
-    times: int = 0
-    skip: int = 0
-    delay_s: float = 0.02
+    delay_s: float = 0.0
 
 
-class FaultPlan:
-    """Which calls suffer which faults; one plan may serve several clients. Used within one event loop.
+class CallFaults:
+    """Decides which calls of a client suffer which faults. Used within one event loop."""
 
-    Whether a call is hit depends on the seed, the rule and how many calls the rule has seen, on nothing else.
-    """
-
-    def __init__(self, rules: Sequence[Rule] = (), seed: int = 0) -> None:
-        self.rules = tuple(rules)
-        self.seed = seed
-        # How often each rule fired, by its place in `rules`.
-        self.fired: Counter[int] = Counter()
-        self._seen: Counter[int] = Counter()
-        self._healed = asyncio.Event()
-        self._cut = asyncio.Event()
-        self._silent = False
-        self._healed.set()
-        # Calls that wait to be overtaken: (method, what to set then).
+    def __init__(self) -> None:
+        # Calls that wait to be overtaken: (method, the event to set then).
         self._held: list[tuple[str, asyncio.Event]] = []
 
-    def wrap(self, connect: Connect) -> Connect:
-        """The same way to connect, through this plan."""
-        return lambda address: FaultyChannel(connect(address), self)
-
-    def check(self) -> None:
-        """Raise AssertionError, naming them, if some rules never fired."""
-        idle = [f"{rule.fault.value}: {rule.method}" for i, rule in enumerate(self.rules) if not self.fired[i]]
-        if idle:
-            raise AssertionError(f"planned faults that never fired (seed {self.seed}): {'; '.join(idle)}")
+    def next(self, method: str) -> Hit | None:
+        """The fault of a call of ``method`` that begins now; None: the call goes well."""
+        raise NotImplementedError
 
     @property
     def quiet(self) -> bool:
         """Whether no call is to suffer anything just now."""
-        return not self.rules and not self._cut.is_set()
-
-    # ---- the whole client
-
-    def cut(self, silent: bool = False) -> None:
-        """Cut the clients of this plan off, calls in flight included, until :meth:`heal`.
-
-        Every call fails at once; ``silent``: nothing comes back any more, not even an error, until the deadline of the
-        call. Call both methods in the event loop in which the channels are used.
-        """
-        self._silent = silent
-        self._healed.clear()
-        self._cut.set()
-
-    def heal(self) -> None:
-        """Connect them again. What was cut in flight stays broken."""
-        self._cut.clear()
-        self._healed.set()
-
-    # ---- for the channels
-
-    def next(self, method: str) -> Rule | None:
-        """The rule that hits this call, or None. Counts it."""
-        for number, rule in enumerate(self.rules):
-            if not fnmatchcase(method, rule.method):
-                continue
-            seen = self._seen[number]
-            self._seen[number] += 1
-            if seen < rule.skip or (rule.times and self.fired[number] >= rule.times):
-                continue
-            if chance(self.seed, number, seen) < rule.share:
-                self.fired[number] += 1
-                return rule
-        return None
+        return False
 
     def repeats(self, method: str) -> bool:
-        """Whether what a call sends may be needed twice, or broken off."""
-        faults = {rule.fault for rule in self.rules if fnmatchcase(method, rule.method)}
-        return not faults.isdisjoint({Fault.DUPLICATE, Fault.CUT_UPLOAD})
+        """Whether the frames that a call sends may be needed twice, or broken off."""
+        return True
 
     async def gate(self, where: str, deadline: float | None) -> None:
-        """Pass, unless the client is cut off. ``deadline``: in the loop's time."""
-        if self._cut.is_set():
-            if self._silent:
-                await _within(where, deadline, self._healed.wait())
-            raise broken(where, "cut off")
+        """Pass before a call begins. ``deadline``: in the loop's time."""
 
-    async def unless_cut(self, where: str, deadline: float | None, work: asyncio.Future[Any]) -> None:
-        """Wait for ``work``, or raise once the client is cut off; ``work`` is then cancelled."""
-        alarm = asyncio.ensure_future(self._cut.wait())
+    async def settle(self, where: str, deadline: float | None, work: asyncio.Future[Any]) -> None:
+        """Wait for the end of ``work``, a part of a call. If the wait is cancelled, so is ``work``."""
         try:
-            await asyncio.wait([work, alarm], return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                await _given_up(work)
-                await self.gate(where, deadline)
-                raise broken(where, "cut off")
+            await asyncio.wait([work])
         finally:
-            alarm.cancel()
-            if not work.done():  # the caller has been cancelled; what it waited for must not run on beside it
-                await _given_up(work)
-            elif not work.cancelled():
-                work.exception()  # nobody may ask for it any more
+            await given_up(work)
 
-    async def delay(self, rule: Rule | None, method: str, where: str) -> None:
-        """Wait, if the rule says so."""
-        if rule is not None and rule.fault is Fault.DELAY:
-            await asyncio.sleep(self.delay_s(rule, where))
-        if rule is not None and rule.fault is Fault.REORDER:
+    async def delay(self, hit: Hit | None, method: str) -> None:
+        """Wait, if the fault is to start the call late."""
+        if hit is not None and hit.fault is Fault.DELAY:
+            await asyncio.sleep(hit.delay_s)
+        if hit is not None and hit.fault is Fault.REORDER:
             held = method, asyncio.Event()
             self._held.append(held)
             try:
-                async with asyncio.timeout(rule.delay_s):
+                async with asyncio.timeout(hit.delay_s):
                     await held[1].wait()
             except TimeoutError:
                 pass
             finally:
                 self._held.remove(held)
-
-    def delay_s(self, rule: Rule, where: str) -> float:
-        """How late a delayed call starts, in seconds."""
-        return rule.delay_s * chance(self.seed, "delay", where, self.fired.total())
 
     def answered(self, method: str) -> None:
         """A call has come to its end: those held back for it may go on."""
@@ -184,13 +97,13 @@ class FaultPlan:
 
 
 class FaultyChannel:
-    """A channel whose calls suffer what the plan says; see `paramserver.transport.base.Channel`."""
+    """A channel whose calls suffer ``faults``; see `paramserver.transport.base.Channel`."""
 
-    def __init__(self, inner: Channel, plan: FaultPlan) -> None:
+    def __init__(self, inner: Channel, faults: CallFaults) -> None:
         self.kind = inner.kind
         self.address = inner.address
         self._inner = inner
-        self._plan = plan
+        self._faults = faults
 
     async def call(self, method: str, request: Message, *, timeout: float) -> Message:
         """One message there, one back."""
@@ -198,7 +111,7 @@ class FaultyChannel:
 
     async def upload(self, method: str, frames: Frames, *, timeout: float) -> Message:
         """Frames there, one message back."""
-        if not self._plan.repeats(method):
+        if not self._faults.repeats(method):
             return await self._suffer(method, timeout, lambda: self._inner.upload(method, frames, timeout=timeout))
         sent = [raw async for raw in each(frames)]
         return await self._suffer(
@@ -215,38 +128,38 @@ class FaultyChannel:
         attempt: Callable[[], Awaitable[Message]],
         cut_short: Callable[[], Awaitable[Message]] | None = None,
     ) -> Message:
-        where, rule, deadline = await self._begin(method, timeout)
-        fault = rule.fault if rule is not None else None
+        where, hit, deadline = await self._begin(method, timeout)
+        fault = hit.fault if hit is not None else None
         if fault is Fault.CUT_UPLOAD and cut_short is not None:
             await cut_short()
             raise AssertionError(f"{where}: the peer answered an upload that was cut short")
         works = [asyncio.ensure_future(attempt()) for _ in range(2 if fault is Fault.DUPLICATE else 1)]
         both = asyncio.gather(*works)
         both.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at, if the caller has gone
-        await self._plan.unless_cut(where, deadline, both)
+        await self._faults.settle(where, deadline, both)
         replies = both.result()
-        self._plan.answered(method)
+        self._faults.answered(method)
         if fault is Fault.LOSE_REPLY:
             raise broken(where, "the reply was lost")
         return replies[-1]
 
-    async def _begin(self, method: str, timeout: float | None) -> tuple[str, Rule | None, float | None]:
+    async def _begin(self, method: str, timeout: float | None) -> tuple[str, Hit | None, float | None]:
         where = f"{method} at {self.address}"
         deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
-        await self._plan.gate(where, deadline)
-        rule = self._plan.next(method)
-        if rule is not None and (
-            rule.fault is Fault.DROP_REQUEST
-            or (rule.fault is Fault.CUT_UPLOAD and METHODS[method].kind is not MethodKind.UPLOAD)
+        await self._faults.gate(where, deadline)
+        hit = self._faults.next(method)
+        if hit is not None and (
+            hit.fault is Fault.DROP_REQUEST
+            or (hit.fault is Fault.CUT_UPLOAD and METHODS[method].kind is not MethodKind.UPLOAD)
         ):
             raise broken(where, "the request was dropped")
-        await self._plan.delay(rule, method, where)
-        return where, rule, deadline
+        await self._faults.delay(hit, method)
+        return where, hit, deadline
 
     async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[bytes, None]:
         """One message there, frames back."""
-        where, rule, deadline = await self._begin(method, timeout)
-        if rule is not None and rule.fault is Fault.DUPLICATE:
+        where, hit, deadline = await self._begin(method, timeout)
+        if hit is not None and hit.fault is Fault.DUPLICATE:
             async for _ in self._inner.download(method, request, timeout=timeout):
                 pass
         async with (
@@ -255,20 +168,20 @@ class FaultyChannel:
         ):
             async for frame in guarded:
                 yield frame
-                if rule is not None and rule.fault is Fault.LOSE_REPLY:
+                if hit is not None and hit.fault is Fault.LOSE_REPLY:
                     raise broken(where, "the rest of the reply was lost")
-        self._plan.answered(method)
+        self._faults.answered(method)
 
     async def session(self, method: str, requests: AsyncIterator[Message]) -> AsyncGenerator[Message, None]:
         """Messages both ways. LOSE_REPLY ends it after its first answer; DUPLICATE does nothing to it."""
-        where, rule, deadline = await self._begin(method, None)
+        where, hit, deadline = await self._begin(method, None)
         async with (
             aclosing(self._inner.session(method, requests)) as answers,
             aclosing(self._guarded(answers, where, deadline)) as guarded,
         ):
             async for answer in guarded:
                 yield answer
-                if rule is not None and rule.fault is Fault.LOSE_REPLY:
+                if hit is not None and hit.fault is Fault.LOSE_REPLY:
                     raise broken(where, "the session was reset")
 
     async def _guarded(
@@ -276,7 +189,7 @@ class FaultyChannel:
     ) -> AsyncGenerator[T, None]:
         while True:
             coming = asyncio.ensure_future(_next(answers))
-            await self._plan.unless_cut(where, deadline, coming)
+            await self._faults.settle(where, deadline, coming)
             for answer in coming.result():
                 yield answer
             if not coming.result():
@@ -284,7 +197,7 @@ class FaultyChannel:
 
     def beside(self, sock: socket.socket) -> Neighbour:
         """The same peer over a socket, with the same faults."""
-        return _FaultyNeighbour(self._inner.beside(sock), self._plan)
+        return _FaultyNeighbour(self._inner.beside(sock), self._faults)
 
     async def close(self) -> None:
         """Close the channel."""
@@ -294,14 +207,14 @@ class FaultyChannel:
 class _FaultyNeighbour(FaultyChannel):
     """The same, of a channel to a peer on the same host."""
 
-    def __init__(self, inner: Neighbour, plan: FaultPlan) -> None:
-        super().__init__(inner, plan)
+    def __init__(self, inner: Neighbour, faults: CallFaults) -> None:
+        super().__init__(inner, faults)
         self._neighbour = inner
 
     @property
     def undisturbed(self) -> bool:
         """See `base.Neighbour`."""
-        return self._plan.quiet and self._neighbour.undisturbed
+        return self._faults.quiet and self._neighbour.undisturbed
 
 
 def broken(where: str, how: str) -> errors.UnavailableError:
@@ -322,20 +235,13 @@ async def _next(answers: AsyncGenerator[T, None]) -> tuple[T, ...]:
     return ()
 
 
-async def _given_up(work: asyncio.Future[Any]) -> None:
-    """Cancel it and wait for its end, however it ends."""
-    work.cancel()
-    await asyncio.wait([work])
+async def given_up(work: asyncio.Future[Any]) -> None:
+    """Cancel ``work`` unless it has ended, and wait for its end, however it ends."""
+    if not work.done():
+        work.cancel()
+        await asyncio.wait([work])
     if not work.cancelled():
-        work.exception()
-
-
-async def _within(where: str, deadline: float | None, wait: Awaitable[object]) -> None:
-    try:
-        async with asyncio.timeout_at(deadline):
-            await wait
-    except TimeoutError:
-        raise errors.DeadlineError(f"{where}: no answer in time; cut off, as planned") from None
+        work.exception()  # looked at: nobody may ask for it any more
 
 
 def chance(*key: object) -> float:

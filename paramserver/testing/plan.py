@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paramserver.errors import ConfigError
+from paramserver.testing.faults import Fault
 from paramserver.testing.places import PLACES
 from paramserver.transport.base import METHODS
 
@@ -18,7 +19,7 @@ _WHO = re.compile(r"\*|coordinator|store|(server|worker)-(\*|\d+)")
 # What may be done, by the key that says where.
 ACTIONS: Mapping[str, tuple[str, ...]] = {
     "at": ("kill", "stop", "delay", "error", "note"),
-    "call": ("drop", "lose_reply", "delay", "duplicate", "reorder", "cut"),
+    "call": tuple(fault.value for fault in Fault),
     "process": ("kill", "stop", "term"),
 }
 _LASTS = ("stop", "delay", "reorder")

@@ -6,6 +6,8 @@ import json
 import os
 from pathlib import Path
 
+from paramserver.processes.alive import is_alive
+
 
 class ProcessBook:
     """The file. Of several processes with one name the latest counts."""
@@ -32,18 +34,4 @@ class ProcessBook:
             return None
         entries = [json.loads(line) for line in self.path.read_text().splitlines()]
         pids = [int(entry["pid"]) for entry in entries if entry["name"] == name]
-        if not pids:
-            return None
-        try:
-            os.kill(pids[-1], 0)
-        except ProcessLookupError:
-            return None
-        return None if _has_ended(pids[-1]) else pids[-1]
-
-
-def _has_ended(pid: int) -> bool:
-    """Whether it waits only for its parent to take note; False where the system does not say."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return False
+        return pids[-1] if pids and is_alive(pids[-1]) else None

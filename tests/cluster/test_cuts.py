@@ -12,8 +12,8 @@ import torch
 
 from paramserver import errors
 from paramserver.core.versions.names import AsyncName
-from paramserver.testing.faults import Fault, FaultPlan, Rule
 from paramserver.worker.client import RawClient
+from tests.support.cluster.faults import Fault, FaultPlan, Rule
 from tests.support.cluster.harness import Cluster, until
 from tests.support.cluster.raw import Raw
 

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from paramserver.server.versions import drafting
-from paramserver.testing.faults import Fault, FaultPlan, Rule
 from paramserver.worker.context import Context
 from paramserver.worker.gradients import early
 from paramserver.worker.gradients.early import EarlyPushes
 from paramserver.worker.gradients.leaving import EarlyChunks
 from tests.support.cluster.early import DATA, OPTIONS, clip, script
+from tests.support.cluster.faults import Fault, FaultPlan, Rule
 from tests.support.cluster.harness import train, train_without
 from tests.support.cluster.programs import LedgerProgram, Program, adamw, network
 from tests.support.cluster.small_job import Death

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from paramserver import errors
-from paramserver.testing.faults import Fault, FaultPlan, Rule
 from paramserver.v1 import shard_pb2
 from paramserver.worker.client import Array, RawClient
+from tests.support.cluster.faults import Fault, FaultPlan, Rule
 from tests.support.cluster.harness import Cluster, Outcome
 from tests.support.cluster.raw import AsyncName, Raw, SyncName
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from google.protobuf.message import Message
 
-from paramserver.testing.faults import Fault, FaultPlan, Rule
 from paramserver.transport.base import Channel, Frames
 from paramserver.worker.context import Context
+from tests.support.cluster.faults import Fault, FaultPlan, Rule
 from tests.support.cluster.harness import Cluster, Died, train, until, wait
 from tests.support.cluster.programs import LedgerProgram, Program, dataset
 from tests.support.cluster.small_job import (
@@ -235,7 +235,7 @@ def test_more_workers_than_slices_of_a_step() -> None:
 def test_a_fault_that_never_fires_fails() -> None:
     plan = FaultPlan([Rule("Shard.Push", Fault.LOSE_REPLY, times=1), Rule("Shard.Nothing", Fault.DELAY)], seed=5)
     train(Program(dataset(8), 8, 1), faults=plan)
-    with pytest.raises(AssertionError, match=r"never fired \(seed 5\): request delayed: Shard.Nothing$"):
+    with pytest.raises(AssertionError, match=r"never fired \(seed 5\): DELAY: Shard.Nothing$"):
         plan.check()
 
 

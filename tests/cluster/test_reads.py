@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader
 
 from paramserver import errors
 from paramserver.tensors.codec import split_frame
-from paramserver.testing.faults import Fault, FaultPlan, Rule
 from paramserver.transport.base import Channel
 from paramserver.worker.context import Context
 from paramserver.worker.engine import Engine
@@ -31,6 +30,7 @@ from paramserver.worker.weights import rest
 from paramserver.worker.weights.incoming import IncomingWeights
 from paramserver.worker.weights.reads import Reads
 from tests.support.cluster.early import DATA, OPTIONS, clip, script
+from tests.support.cluster.faults import Fault, FaultPlan, Rule
 from tests.support.cluster.harness import Cluster, digest, train, train_without, until
 from tests.support.cluster.programs import (
     CLASSES,

@@ -10,10 +10,10 @@ import torch
 
 from paramserver import errors
 from paramserver.membership import session
-from paramserver.testing.faults import Fault, Rule
 from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.wire.messages import PROTOCOL
 from paramserver.worker.context import Context
+from tests.support.cluster.faults import Fault, Rule
 from tests.support.cluster.harness import Died, recorded, until, wait
 from tests.support.cluster.programs import LedgerProgram
 from tests.support.cluster.small_job import program, twin

@@ -13,12 +13,12 @@ from torch.utils.data import DataLoader
 
 from paramserver import errors
 from paramserver.membership.session import JoinOptions
-from paramserver.testing.faults import FaultPlan
 from paramserver.transport.rotating import coordinator_channel
 from paramserver.v1 import types_pb2
 from paramserver.worker.client import RawClient
 from paramserver.worker.context import Context
 from paramserver.worker.engine import Engine
+from tests.support.cluster.faults import FaultPlan
 from tests.support.cluster.harness import JOB_S, until, wait
 from tests.support.cluster.programs import Program, adamw, cosine, dataset, network
 from tests.support.cluster.small_job import BATCH, SAMPLES, SLICES, program

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 
 from paramserver.core.versions.names import SyncName
 from paramserver.core.work.slices import assign
-from paramserver.testing.faults import Fault, FaultPlan, Rule
 from paramserver.worker.context import Context
+from tests.support.cluster.faults import Fault, FaultPlan, Rule
 from tests.support.cluster.harness import Applied, Cluster, Outcome, recorded, train, until, wait
 from tests.support.cluster.programs import LedgerProgram, Numbers, Program, adamw, cosine, dataset, network
 

@@ -15,9 +15,9 @@ from paramserver.cli.look import status as command
 from paramserver.cli.look.status import describe
 from paramserver.membership import session
 from paramserver.results.verdict import closing_lines
-from paramserver.testing.faults import Fault, FaultPlan, Rule
 from paramserver.v1 import coordinator_pb2
 from paramserver.worker.context import Context
+from tests.support.cluster.faults import Fault, FaultPlan, Rule
 from tests.support.cluster.harness import CALL_S, Cluster, Died, Worker, until, wait
 from tests.support.cluster.programs import Program, dataset
 from tests.support.failover.takeover import Fleet

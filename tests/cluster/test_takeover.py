@@ -11,9 +11,9 @@ from paramserver.coordinator.leadership import takeover as taking
 from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.core.versions.names import AsyncName, SyncName
 from paramserver.core.work.leases import SliceLeases
-from paramserver.testing.faults import Fault, FaultPlan, Rule
 from paramserver.v1 import types_pb2
 from paramserver.worker.context import Context
+from tests.support.cluster.faults import Fault, FaultPlan, Rule
 from tests.support.cluster.harness import Died, item_of, recorded, until, wait
 from tests.support.cluster.pacer import Pacer
 from tests.support.cluster.programs import LedgerProgram

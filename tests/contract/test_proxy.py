@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from paramserver import errors
-from paramserver.testing.proxy import Proxy, Way
 from tests.support.contract.channels import DEADLINE_S, GrpcWires, Stub, echo
 from tests.support.contract.channels import run as run_wires
+from tests.support.contract.proxy import Proxy, Way
 from tests.support.contract.redis_servers import Authority
 from tests.support.contract.requests import ASK, STATUS, T
 

@@ -16,7 +16,7 @@ import pytest
 import paramserver.store.redis as implementation
 from paramserver.errors import FencedError
 from paramserver.store import ConflictError, Entry, Lead, Store, TransientStoreError, open_store
-from paramserver.testing.proxy import Proxy, Way
+from tests.support.contract.proxy import Proxy, Way
 from tests.support.contract.redis_servers import DEADLINE_S, PREFIX, TTL_S, RedisServer, programs, serving
 
 

@@ -15,7 +15,7 @@ from redis.exceptions import NoPermissionError
 import paramserver.store.redis as implementation
 from paramserver.errors import StoreError
 from paramserver.store import Entry, Store, TransientStoreError, open_store
-from paramserver.testing.proxy import Proxy
+from tests.support.contract.proxy import Proxy
 from tests.support.contract.redis_servers import (
     PASSWORD,
     PREFIX,

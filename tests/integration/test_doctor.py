@@ -22,10 +22,12 @@ from paramserver.doctor.finding import Finding, Level
 from paramserver.doctor.software import check_import, try_imports
 from paramserver.errors import ConfigError, NotLeaderError, ParamServerError
 from paramserver.machine import hosts
-from paramserver.machine.jobs import ENV_RUNTIME_DIR, Job, process_birth, publish_job
+from paramserver.machine.jobs import Job, publish_job
+from paramserver.machine.runtime import ENV_RUNTIME_DIR
 from paramserver.membership.session import versions
 from paramserver.pki import certs
 from paramserver.pki.security import load_security
+from paramserver.processes.alive import process_birth
 from paramserver.transport import grpc as grpc_transport
 from paramserver.transport.grpc import connector
 from paramserver.transport.security.access import OPEN, Security

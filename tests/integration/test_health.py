@@ -18,8 +18,8 @@ from paramserver.cli.look.health import health
 from paramserver.config import load_settings
 from paramserver.errors import FencedError, NotLeaderError, UnavailableError
 from paramserver.machine.health import callable_address
-from paramserver.machine.jobs import ENV_RUNTIME_DIR
 from paramserver.machine.presence import STALE_S, Presence
+from paramserver.machine.runtime import ENV_RUNTIME_DIR
 from paramserver.pki import certs
 from paramserver.pki.security import load_security
 from paramserver.transport import grpc as grpc_transport

@@ -12,7 +12,9 @@ import pytest
 
 from paramserver.cli.main import main
 from paramserver.errors import ConfigError
-from paramserver.machine.jobs import ENV_RUNTIME_DIR, Job, process_birth, publish_job
+from paramserver.machine.jobs import Job, publish_job
+from paramserver.machine.runtime import ENV_RUNTIME_DIR
+from paramserver.processes.alive import process_birth
 from paramserver.transport import grpc as grpc_transport
 from paramserver.transport.security.access import Security
 from paramserver.transport.security.tokens import Tokens

@@ -19,7 +19,7 @@ from paramserver.doctor.machine import (
     check_shared_memory,
     read_limits,
 )
-from paramserver.machine.jobs import ENV_RUNTIME_DIR
+from paramserver.machine.runtime import ENV_RUNTIME_DIR
 
 MIB, GIB = 1 << 20, 1 << 30
 

@@ -14,7 +14,7 @@ from paramserver import errors, failpoints
 from paramserver.errors import ConfigError
 from paramserver.testing.armed import Armed
 from paramserver.testing.arming import ENV_FLAG, ENV_PLAN, FLAG, arm_if_told, environment
-from paramserver.testing.faults import Fault
+from paramserver.testing.faults import Fault, Hit
 from paramserver.testing.fired import FiredLog
 from paramserver.testing.places import PLACES
 from paramserver.testing.plan import Plan, Planned, load, parse
@@ -276,12 +276,14 @@ def test_a_process_learns_its_name_when_it_joins(blows: Blows, fired: FiredLog) 
 
 def test_a_call_is_hit_from_its_step_on(fired: FiredLog) -> None:
     armed = arm(plan_of('call = "Shard.Push"\nstep = 2\ndo = "lose_reply"'), "worker-0", fired)
-    rules = []
+    pulls: list[Hit | None] = []
+    pushes: list[Hit | None] = []
     for step in range(4):
         armed.reached("worker.after_grad", step)
-        rules += [armed.next_call("Shard.Pull"), armed.next_call("Shard.Push")]
-    hits = [rule for rule in rules if rule is not None]
-    assert [(rule.method, rule.fault) for rule in hits] == [("Shard.Push", Fault.LOSE_REPLY)]
+        pulls.append(armed.next_call("Shard.Pull"))
+        pushes.append(armed.next_call("Shard.Push"))
+    assert pulls == [None] * 4
+    assert [hit.fault if hit else None for hit in pushes] == [None, None, Fault.LOSE_REPLY, None]
     assert [f.step for f in fired.read()] == [2]
 
 

@@ -43,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "pki": LOWER | {"config", "transport"},
     "machine": LOWER | {"config", "pki", "processes", "testing", "transport", "v1"},
     "results": LOWER | EDGES | WIRE | {"config", "checkpoint", "worker"},
-    "resume": LOWER | EDGES | WIRE | {"config", "checkpoint", "coordinator", "machine", "server"},
+    "resume": LOWER | EDGES | WIRE | {"config", "checkpoint", "coordinator", "machine", "processes", "server"},
     "alone": LOWER | EDGES | WIRE | ROLES | {"config", "results"},
     "api": LOWER | EDGES | WIRE | ROLES | AROUND | {"config", "alone", "results"},
     "roles": LOWER | EDGES | WIRE | ROLES | AROUND | {"api", "config", "checkpoint", "results", "resume"},

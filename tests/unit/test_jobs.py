@@ -10,16 +10,9 @@ from pathlib import Path
 import pytest
 
 from paramserver.errors import ConfigError, UnavailableError
-from paramserver.machine.jobs import (
-    ENV_RUNTIME_DIR,
-    Job,
-    find_job,
-    list_jobs,
-    process_birth,
-    publish_job,
-    runtime_directory,
-    withdraw_job,
-)
+from paramserver.machine.jobs import Job, find_job, list_jobs, publish_job, withdraw_job
+from paramserver.machine.runtime import ENV_RUNTIME_DIR, runtime_directory
+from paramserver.processes.alive import process_birth
 
 # Beyond any pid_max.
 NO_PID = 2**30

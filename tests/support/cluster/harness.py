@@ -34,12 +34,12 @@ from paramserver.server.arithmetic.apply import ChunkState
 from paramserver.server.versions.shard import Contribution, ShardTensors
 from paramserver.server.versions.version import Version
 from paramserver.tensors.dtypes import torch_dtype
-from paramserver.testing.faults import Connect, FaultPlan
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.worker.client import RawClient
 from paramserver.worker.context import Context
 from paramserver.worker.engine import Engine
 from paramserver.worker.pace import Item
+from tests.support.cluster.faults import Connect, FaultPlan
 
 # How long a whole job may take on a busy machine before it counts as stuck.
 JOB_S = 60.0

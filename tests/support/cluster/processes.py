@@ -11,9 +11,9 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextvars import Context, ContextVar
 from typing import Any, TypeVar
 
-from paramserver.testing.faults import FaultPlan, FaultyChannel
 from paramserver.transport.base import Channel, Method
 from paramserver.transport.memory import MemoryChannel, MemoryNetwork, MemoryServer
+from tests.support.cluster.faults import FaultPlan, FaultyChannel
 
 T = TypeVar("T")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from paramserver.testing.faults import Fault, FaultPlan, Rule
 from paramserver.worker.context import Context
+from tests.support.cluster.faults import Fault, FaultPlan, Rule
 from tests.support.cluster.harness import Died, Outcome, train
 from tests.support.cluster.programs import Program, adamw, cosine, dataset, network
 

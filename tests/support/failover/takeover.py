@@ -28,7 +28,6 @@ from paramserver.roles.coordinating import Coordinating
 from paramserver.roles.serving import Serving
 from paramserver.server.member import ServerMember
 from paramserver.server.service import ShardService
-from paramserver.testing.faults import FaultPlan, Rule
 from paramserver.transport.base import Channel
 from paramserver.transport.rotating import coordinator_channel
 from paramserver.transport.security.access import Security
@@ -36,6 +35,7 @@ from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.worker.background import Background
 from paramserver.worker.context import Context
 from paramserver.worker.engine import Engine
+from tests.support.cluster.faults import FaultPlan, Rule
 from tests.support.cluster.harness import CALL_S, JOB_S, Died, until
 from tests.support.cluster.processes import Network, Process, install
 from tests.support.cluster.taps import Commands, StoreLink, TappedChannel, TappedEndpoint, Trap

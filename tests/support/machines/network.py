@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 from types import TracebackType
 
-from paramserver.machine.jobs import process_birth
+from paramserver.processes.alive import process_birth
 from tests.support.machines.guard import namespaces, pids, remove, run
 
 GUARD = Path(__file__).with_name("guard.py")

@@ -1,0 +1,85 @@
+"""The directory that only this user can enter, and the small files in it by which processes find each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from paramserver.errors import ConfigError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    D = TypeVar("D", bound=DataclassInstance)
+
+ENV_RUNTIME_DIR = "PARAMSERVER_INTERNAL_RUNTIME_DIR"
+_KINDS = {"str": str, "int": int, "bool": bool, "float": float}
+
+
+def runtime_directory(environ: Mapping[str, str] | None = None) -> Path:
+    """Where the files of this user's jobs lie; the directory need not exist."""
+    environ = os.environ if environ is None else environ
+    if explicit := environ.get(ENV_RUNTIME_DIR):
+        return Path(explicit)
+    if session := environ.get("XDG_RUNTIME_DIR"):
+        return Path(session) / "paramserver"
+    return Path(tempfile.gettempdir()) / f"paramserver-{os.getuid()}"
+
+
+def secure_runtime_directory() -> Path:
+    """The runtime directory, made if missing. Raises ConfigError if others could write there."""
+    directory = runtime_directory()
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_private(directory)
+    except OSError as error:
+        raise ConfigError(
+            f'runtime directory "{directory}" cannot be used ({error.strerror}); set XDG_RUNTIME_DIR to one of yours'
+        ) from error
+    return directory
+
+
+def check_private(directory: Path) -> None:
+    """Raises ConfigError if others could write there, FileNotFoundError if the directory does not exist."""
+    facts = directory.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
+        raise ConfigError(f'runtime directory "{directory}" is not a directory of yours; remove it')
+    if stat.S_IMODE(facts.st_mode) & 0o077:
+        raise ConfigError(f'runtime directory "{directory}" is open to others; run: chmod 700 "{directory}"')
+
+
+def write(name: str, facts: DataclassInstance) -> Path:
+    """Write a file of the runtime directory, which only this user can read, and which is replaced as a whole.
+
+    Raises ConfigError if the directory cannot be used, OSError if the file cannot be written.
+    """
+    directory = secure_runtime_directory()  # somebody may have cleaned up the temporary files
+    handle, temporary = tempfile.mkstemp(dir=directory, prefix=".new-")
+    try:
+        with os.fdopen(handle, "w") as file:
+            json.dump(asdict(facts), file)
+        os.replace(temporary, directory / name)
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return directory / name
+
+
+def read(path: Path, kind: type[D]) -> D | None:
+    """The facts that `write` has written; None if the file makes no sense, or has gone meanwhile.
+
+    ``kind``: a dataclass whose fields are texts, numbers and flags.
+    """
+    try:
+        values: Any = json.loads(path.read_text())
+        facts = kind(**values)
+    except (OSError, ValueError, TypeError):
+        return None
+    fits = all(type(getattr(facts, field.name)) is _KINDS[str(field.type)] for field in fields(facts))
+    return facts if fits else None
