@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import structlog
 from torch import Tensor
@@ -34,8 +33,8 @@ from paramserver.core.versions.events import (
     Refusal,
     Refuse,
 )
-from paramserver.core.versions.names import Name, SyncName
-from paramserver.core.versions.reduction import cover, is_node
+from paramserver.core.versions.names import SyncName
+from paramserver.core.versions.reduction import cover
 from paramserver.core.versions.shard import ShardState
 from paramserver.failpoints import planned, reach
 from paramserver.server.arithmetic import norms
@@ -46,7 +45,9 @@ from paramserver.server.saving.holding import Holding
 from paramserver.server.saving.kept import Kept
 from paramserver.server.saving.saver import Saver
 from paramserver.server.versions.acks import Acks
+from paramserver.server.versions.calls import Calls
 from paramserver.server.versions.drafting import Draft, Drafting
+from paramserver.server.versions.repetitions import Repetitions
 from paramserver.server.versions.shard import Contribution, ShardTensors, StateCopy, leading
 from paramserver.server.versions.sharing import Sharing, own
 from paramserver.server.versions.stealing import StealingAdvice
@@ -66,8 +67,6 @@ _REFUSALS: dict[Refusal, type[errors.ParamServerError]] = {
 T = TypeVar("T")
 # What is done with so little takes no longer than handing it to another thread and back.
 _SMALL_BYTES = 512 << 10
-# Names whose nonce is kept. A repetition comes within seconds, or after a reconnect; this is many steps.
-_REMEMBERED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,19 +120,15 @@ class RunningShard:
         self.drafting = Drafting(tensors, self.arithmetic)
         self.acks = Acks()
         self._pool, self._failed = pool, failed
-        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._calls = Calls()
         # Calls that wait for a copy of the optimizer state, and from which version on they take it.
         self._copies: dict[int, int] = {}
-        # Pushes that wait for their answer, and the nonces of those that were counted last.
-        self._pushing: dict[int, tuple[Name, int]] = {}
-        self._counted: dict[Name, int] = {}
-        self._numbers = itertools.count(1)
+        self._repetitions = Repetitions()
         self._tasks: set[asyncio.Task[None]] = set()
         self._building = False
         # Done when the next version is published.
         self._moved: asyncio.Future[None] | None = None
         self.holding = Holding(saver, self.happen)
-        self._ended: errors.ParamServerError | None = None
 
     # ---- contributions and pulls
 
@@ -160,16 +155,16 @@ class RunningShard:
 
         ``filler``: it stands for slices that will never come.
         """
-        call, buffer = next(self._numbers), next(self._numbers)
+        call, buffer = self._calls.number(), self._calls.number()
         self.buffers[buffer] = contribution
         reach("push.after_stage", contribution.base_version)
-        answer = self._expect_answer(call)
-        self._pushing[call] = contribution.name, header.nonce
+        answer = self._calls.expect(call)
+        self._repetitions.pushed(call, contribution.name, header.nonce)
         reach("step.before_decide", contribution.base_version)
         self.happen(Arrived(call, contribution.name, buffer, header.worker, header.timeline, header.clock, filler))
         pushed: AnswerPush = await answer
-        own = pushed.outcome is Outcome.DUPLICATE and self._counted.get(contribution.name) == header.nonce != 0
-        return pushed, own
+        duplicate = pushed.outcome is Outcome.DUPLICATE
+        return pushed, duplicate and self._repetitions.counted(contribution.name, header.nonce)
 
     async def fill(self, version: int, missing: Sequence[tuple[int, int]], of: int) -> bool:
         """Make the open step of the slices that came: the ``missing`` ones of ``of`` count as empty. Idempotent.
@@ -193,29 +188,17 @@ class RunningShard:
             await self.push(empty, header, filler=True)
         return True
 
-    def drafts(self, contribution: Contribution, header: shard_pb2.PushHeader) -> bool:
-        """A contribution begins to arrive. False: the version it belongs to is not made ahead of time."""
-        name, state = contribution.name, self.state
-        possible = (
-            isinstance(name, SyncName)
-            and name.step == state.version
-            and header.timeline == state.timeline
-            and state.active
-            and not self._building
-            and not (contribution.overflow or contribution.clip_norm)
-            and contribution.samples > 0
-            and is_node(name.lo, name.hi, name.of)
-            # A planned fault strikes while a version is made, not before.
-            and not (planned("apply.mid") or planned("apply.after_weights_before_opt"))
-        )
-        if possible:
-            self.drafting.begins(contribution, self.versions[state.version])
-        return possible
+    def drafts(self, contribution: Contribution, header: shard_pb2.PushHeader, lacks: Iterable[int] = ()) -> None:
+        """A contribution begins to arrive; the next version may be made ahead of time. ``lacks``: chunks to come."""
+        # A planned fault strikes while a version is made, not before.
+        faults = planned("apply.mid") or planned("apply.after_weights_before_opt")
+        if header.timeline == self.state.timeline and not faults:
+            self.drafting.begins(contribution, lacks)
 
     async def pull(self, ask: Callable[[int], PullAsked], wait_s: float) -> AnswerPull | None:
         """The state machine's answer to what ``ask`` makes of the number of the call; None if none comes in time."""
-        call = next(self._numbers)
-        answer = self._expect_answer(call)
+        call = self._calls.number()
+        answer = self._calls.expect(call)
         self.happen(ask(call))
         try:
             async with asyncio.timeout(wait_s):
@@ -224,7 +207,7 @@ class RunningShard:
         except TimeoutError:
             return None
         finally:
-            self._calls.pop(call, None)
+            self._calls.forget(call)
             self.happen(CallGone(call))
 
     async def state_from(self, version: int, wait_s: float) -> tuple[int, StateCopy] | None:
@@ -232,12 +215,12 @@ class RunningShard:
 
         Give it back with `ShardTensors.drop_copy`.
         """
-        if self._ended is not None:
-            raise self._ended
+        if self._calls.ended is not None:
+            raise self._calls.ended
         if self.state.version >= version and not self._building:
             return self.state.version, self.tensors.copy_states()
-        call = next(self._numbers)
-        answer, self._copies[call] = self._expect_answer(call), version
+        call = self._calls.number()
+        answer, self._copies[call] = self._calls.expect(call), version
         try:
             done, _ = await asyncio.wait([answer], timeout=wait_s)
             return answer.result() if done else None
@@ -246,7 +229,7 @@ class RunningShard:
                 self.tensors.drop_copy(answer.result()[1])
             raise
         finally:
-            self._calls.pop(call, None)
+            self._calls.forget(call)
             self._copies.pop(call, None)
 
     # ---- versions
@@ -263,6 +246,7 @@ class RunningShard:
             self.copy(version)
         self.kept = None
         self.happen(Activated(timeline, version.number))
+        self.drafting.opened(version)
 
     def keep(self) -> Kept:
         """A copy of the newest version of this shard, which is at rest, for its successor. In the arithmetic thread."""
@@ -291,7 +275,7 @@ class RunningShard:
 
     def happen(self, event: Event) -> None:
         """Let the state machine take it in, and do what follows."""
-        if self._ended is not None:
+        if self._calls.ended is not None:
             return
         for effect in self.state.handle(event):
             self._perform(effect)
@@ -299,15 +283,13 @@ class RunningShard:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case AnswerPush(call, outcome):
-                self._note(call, outcome)
-                self._settle(call, effect)
+                self._repetitions.answered(call, outcome)
+                self._calls.answer(call, effect)
             case AnswerPull(call):
-                self._settle(call, effect)
+                self._calls.answer(call, effect)
             case Refuse(call, refusal, reason):
-                self._pushing.pop(call, None)
-                future = self._calls.pop(call, None)
-                if future is not None and not future.done():
-                    future.set_exception(_REFUSALS[refusal](reason))
+                self._repetitions.answered(call, None)
+                self._calls.answer(call, _REFUSALS[refusal](reason))
             case DropBuffer(buffer):
                 self.buffers.pop(buffer, None)
             case DropVersion(version):
@@ -315,28 +297,15 @@ class RunningShard:
             case Build():
                 self._building = True
                 reach("step.after_decide", self.state.version)
-                task = asyncio.get_running_loop().create_task(self._build(effect))
+                contributions = [self.buffers[buffer] for buffer in effect.buffers]
+                draft = self.drafting.take(contributions)
+                task = asyncio.get_running_loop().create_task(self._build(effect, contributions, draft))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
-    def _settle(self, call: int, answer: AnswerPush | AnswerPull) -> None:
-        future = self._calls.pop(call, None)
-        if future is not None and not future.done():
-            future.set_result(answer)
-
-    def _note(self, call: int, outcome: Outcome) -> None:
-        """Remember for a while whose contribution was counted under a name."""
-        name, nonce = self._pushing.pop(call)
-        if outcome is Outcome.ACCEPTED:
-            self._counted[name] = nonce
-            if len(self._counted) > _REMEMBERED:
-                del self._counted[next(iter(self._counted))]
-
-    async def _build(self, effect: Build) -> None:
-        contributions = [self.buffers[buffer] for buffer in effect.buffers]
+    async def _build(self, effect: Build, contributions: Sequence[Contribution], draft: Draft | None) -> None:
         base = self.versions[self.state.version]
         try:
-            draft = self.drafting.take(base, contributions)
             clipped = await self._clipped(base, contributions)
             slot = self.sharing.take()
             version, placed = await self.arithmetic(lambda: self._made(base, contributions, clipped, slot, draft))
@@ -345,7 +314,7 @@ class RunningShard:
             self._publish(version, effect.buffers)
             reach("commit.after_log_before_reply", base.number)
         except Exception as error:  # the top of a task: a shard that cannot apply must not go on silently
-            if self._ended is not None:
+            if self._calls.ended is not None:
                 return
             log.exception("could not apply", step=base.number)
             self._failed(f"could not apply step {base.number}: {error}")
@@ -376,11 +345,11 @@ class RunningShard:
         self._building = False
         for call in [call for call, wanted in self._copies.items() if wanted <= version.number]:
             del self._copies[call]
-            future = self._calls.pop(call)
-            if not future.done():  # before the next step can change the state
-                future.set_result((version.number, self.tensors.copy_states()))
+            if self._calls.waits(call):  # before the next step can change the state
+                self._calls.answer(call, (version.number, self.tensors.copy_states()))
         if self.state.consistency.mode is Mode.ASYNC:
             self.holding.look(version.number)
+        self.drafting.opened(version)
         self.happen(Built(version.number))
         if self._moved is not None and not self._moved.done():
             self._moved.set_result(None)
@@ -398,14 +367,6 @@ class RunningShard:
         everybodys = await self.norms.exchange(self.state.timeline, base.number, mine)
         return await self.arithmetic(lambda: norms.clip(gradients, everybodys, limit))
 
-    def _expect_answer(self, call: int) -> asyncio.Future[Any]:
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        if self._ended is not None:
-            future.set_exception(self._ended)
-        else:
-            self._calls[call] = future
-        return future
-
     async def arithmetic(self, work: Callable[[], T]) -> T:
         """Do something with the shard's tensors: in the thread for that, or at once where they are small."""
         if self._at_once:
@@ -416,12 +377,8 @@ class RunningShard:
 
     def end(self, error: errors.ParamServerError) -> None:
         """Answer everybody who waits with ``error``; nothing happens here any more."""
-        self._ended = self._ended or error
+        self._calls.end(error)
         self.holding.forget()
-        for future in self._calls.values():
-            if not future.done():
-                future.set_exception(error)
-        self._calls.clear()
 
     async def close(self) -> None:
         """Stop what is under way, after :meth:`end`."""

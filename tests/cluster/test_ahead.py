@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paramserver.server.versions import drafting
+from paramserver.core.versions import drafts
 from paramserver.server.versions.drafting import Drafting
 from tests.support.cluster.harness import train
 from tests.support.cluster.programs import Program, adamw, dataset, network, plain
@@ -44,7 +44,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
         real(self, *args)
         found.all.append(self)
 
-    monkeypatch.setattr(drafting, "LEAST_BYTES", 0)
+    monkeypatch.setattr(drafts, "DRAFT_BYTES", 0)
     monkeypatch.setattr(Drafting, "__init__", init)
     yield found
     assert found.adopted > 0
@@ -55,10 +55,11 @@ def test_same_bits(optimizer: Any, monkeypatch: pytest.MonkeyPatch, seen: Seen) 
     script = Program(DATA, 8, 2, lambda: network(hidden=300, norm=True), optimizer)
     options: dict[str, Any] = {"workers": 2, "servers": 2, "settings": {"training.chunk_bytes": 832}}
     digests = train(script, **options).digests
-    assert seen.adopted == 2 * 2 * 3, "each server drafts each step"
-    monkeypatch.setattr(drafting, "LEAST_BYTES", 1 << 40)
+    drafts_of_all = seen.adopted + seen.forgotten
+    assert drafts_of_all >= 2 * 2 * 3, "each server drafts each step, if not all drafts are adopted"
+    monkeypatch.setattr(drafts, "DRAFT_BYTES", 1 << 40)
     assert train(script, **options).digests == digests
-    assert seen.adopted == 2 * 2 * 3
+    assert seen.adopted + seen.forgotten == drafts_of_all
 
 
 @pytest.mark.parametrize(("push", "pull"), [("int8", "bf16"), ("topk", "fp32"), ("none", "fp16")])
@@ -69,15 +70,16 @@ def test_same_bits_in_fewer_bytes(push: str, pull: str, monkeypatch: pytest.Monk
     options: dict[str, Any] = {"workers": 2, "servers": 2, "settings": form}
     digests = train(script, **options).digests
     assert seen.adopted >= 2 * 2
-    monkeypatch.setattr(drafting, "LEAST_BYTES", 1 << 40)
+    monkeypatch.setattr(drafts, "DRAFT_BYTES", 1 << 40)
     assert train(script, **options).digests == digests
 
 
 def test_a_clipped_step_is_not_drafted(seen: Seen) -> None:
+    """One worker: with several, a slow machine decides who computes how many slices, and so which are clipped."""
     script = Program(DATA, 8, 1, each=lambda ctx, number: ctx.clip_grad_norm(0.1) if number else None)
-    outcome = train(script, 2, 1)
-    assert outcome.summary["steps"] == 3
-    assert seen.adopted == 1
+    outcome = train(script, 1, 1)
+    assert outcome.summary["steps"] == 6
+    assert (seen.adopted, seen.forgotten) == (1, 0)
 
 
 @pytest.mark.parametrize("name", BAD_STREAMS)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from paramserver.server.versions import drafting
+from paramserver.core.versions import drafts
 from paramserver.worker.context import Context
 from paramserver.worker.gradients import early
 from paramserver.worker.gradients.early import EarlyPushes
@@ -38,7 +38,7 @@ def count(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
         seal(self)
 
     monkeypatch.setattr(early, "LEAST_BYTES", 0)
-    monkeypatch.setattr(drafting, "LEAST_BYTES", 0)
+    monkeypatch.setattr(drafts, "DRAFT_BYTES", 0)
     monkeypatch.setattr(EarlyPushes, "begin", counted_begin)
     monkeypatch.setattr(EarlyChunks, "seal", counted_seal)
     yield found

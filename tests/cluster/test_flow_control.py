@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paramserver.server.versions import drafting
+from paramserver.core.versions import drafts
 from paramserver.worker.gradients import flow_control
 from paramserver.worker.gradients.flow_control import Flow
 from tests.support.cluster.harness import train
@@ -40,7 +40,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
         found.waited += bool(self._asking)
         found.given_up += self._given_up
 
-    monkeypatch.setattr(drafting, "LEAST_BYTES", 0)
+    monkeypatch.setattr(drafts, "DRAFT_BYTES", 0)
     monkeypatch.setattr(flow_control, "_WINDOW_BYTES", 0)
     monkeypatch.setattr(flow_control, "_WINDOW_CHUNKS", 2)
     monkeypatch.setattr(Flow, "acknowledged", told)

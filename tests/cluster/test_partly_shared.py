@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paramserver.server.versions import drafting
+from paramserver.core.versions import drafts
 from paramserver.server.versions.drafting import Draft, Drafting
 from paramserver.worker.gradients import early
 from paramserver.worker.memory.shared import SharedMemory
@@ -58,7 +58,7 @@ def test_what_lies_in_shared_memory_is_in_a_draft_beside_what_arrives(monkeypatc
         taken.append(take(self, *args))
         return taken[-1]
 
-    monkeypatch.setattr(drafting, "LEAST_BYTES", 0)
+    monkeypatch.setattr(drafts, "DRAFT_BYTES", 0)
     monkeypatch.setattr(Drafting, "take", taking)
     with monkeypatch.context() as patch:
         refuse(patch, lambda worker, server: worker % 2)

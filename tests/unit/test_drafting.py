@@ -1,4 +1,4 @@
-"""Drafts: made of what arrives, adopted only by the version that is made of just that."""
+"""Drafts with their tensors: the bits of the version, and the optimizer state is left alone until then."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ import pytest
 import torch
 
 from paramserver.core.layout.plan import TensorSpec, make_layout
+from paramserver.core.versions import drafts as rules
 from paramserver.core.versions.names import SyncName
-from paramserver.server.versions import drafting
 from paramserver.server.versions.drafting import Draft, Drafting
 from paramserver.server.versions.shard import Contribution, ShardTensors
 from paramserver.server.versions.version import Version
 from paramserver.tensors.optimizers import describe
 
 LAYOUT = make_layout([TensorSpec("w", (32,), "float32")], chunk_bytes=64)
+CHUNKS = range(len(LAYOUT.chunks))
 GROUP = describe(torch.optim.Adam([torch.zeros(1)]))[1][0]
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafting, "LEAST_BYTES", 0)
+    monkeypatch.setattr(rules, "DRAFT_BYTES", 0)
 
 
 def part(lo: int, worker: int = 0) -> Contribution:
@@ -51,16 +52,18 @@ async def settle() -> None:
 def shard() -> tuple[ShardTensors, Version, Drafting]:
     tensors = ShardTensors(LAYOUT, LAYOUT.chunks, "adam")
     ones = {c.index: torch.ones(c.elements) for c in LAYOUT.chunks}
-    return tensors, Version(0, LAYOUT.chunks, ones), Drafting(tensors, now)
+    base, drafts = Version(0, LAYOUT.chunks, ones), Drafting(tensors, now)
+    drafts.opened(base)
+    return tensors, base, drafts
 
 
 def test_a_draft_has_the_bits_of_the_version_and_leaves_the_state_alone() -> None:
     async def test() -> None:
         tensors, base, drafts = shard()
         left, right = part(0), part(1)
-        drafts.begins(left, base)
+        drafts.begins(left, CHUNKS)
         assert draft_of(drafts) is None
-        drafts.begins(right, base)
+        drafts.begins(right, CHUNKS)
         draft = draft_of(drafts)
         assert draft is not None
         for index in range(len(LAYOUT.chunks)):
@@ -73,7 +76,7 @@ def test_a_draft_has_the_bits_of_the_version_and_leaves_the_state_alone() -> Non
             await settle()
             assert index in draft.made
             assert not list(tensors.states[index].export()), "nothing has been updated yet"
-        assert drafts.take(base, [left, right]) is draft
+        assert drafts.take([left, right]) is draft
         other = ShardTensors(LAYOUT, LAYOUT.chunks, "adam")
         plain = other.build(base, [left, right])
         adopted = tensors.build(base, [left, right], drafted=draft.made)
@@ -87,51 +90,12 @@ def test_a_draft_has_the_bits_of_the_version_and_leaves_the_state_alone() -> Non
     asyncio.run(test())
 
 
-def test_another_contribution_makes_another_draft() -> None:
-    async def test() -> None:
-        _, base, drafts = shard()
-        left, right, again = part(0), part(1), part(0, worker=7)
-        drafts.begins(left, base)
-        drafts.begins(right, base)
-        drafts.begins(again, base)  # the same slice: whoever was quicker counts
-        first = draft_of(drafts)
-        assert first is not None
-        drafts.fails(again)
-        assert draft_of(drafts) is first
-        drafts.fails(left)
-        assert draft_of(drafts) is None
-        drafts.begins(again, base)
-        second = draft_of(drafts)
-        assert second is not None
-        assert second.number != first.number
-        assert drafts.take(base, [left, right]) is None, "made of others"
-        assert (drafts.adopted, drafts.forgotten) == (0, 2)
-
-    asyncio.run(test())
-
-
-def test_a_worker_that_begins_anew_replaces_what_it_had_begun() -> None:
-    async def test() -> None:
-        _, base, drafts = shard()
-        left, right, anew = part(0), part(1), part(1)
-        for one in (left, right, anew):
-            drafts.begins(one, base)
-        draft = draft_of(drafts)
-        assert draft is not None
-        assert draft.making.parts == (left, anew)
-        assert draft.making.parts[1] is anew
-        drafts.fails(right)
-        assert draft_of(drafts) is draft
-
-    asyncio.run(test())
-
-
 def test_chunks_of_a_draft_that_was_forgotten_are_not_made() -> None:
     async def test() -> None:
-        _, base, drafts = shard()
+        _, _, drafts = shard()
         left, right = part(0), part(1)
         for one in (left, right):
-            drafts.begins(one, base)
+            drafts.begins(one, CHUNKS)
         draft = draft_of(drafts)
         assert draft is not None
         for one in (left, right):

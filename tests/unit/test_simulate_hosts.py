@@ -9,13 +9,11 @@ import pytest
 
 from paramserver.core.layout.plan import link_chunk_bytes
 from paramserver.core.versions.consistency import Consistency, Mode
-from paramserver.core.versions.names import SyncName
 from paramserver.errors import ConfigError
 from paramserver.simulate.cluster import simulate
-from paramserver.simulate.machinery.blame import NOTHING, Chain, Part
+from paramserver.simulate.machinery.blame import Part
 from paramserver.simulate.machinery.clock import VirtualClock
 from paramserver.simulate.machinery.cores import Cores, Thread
-from paramserver.simulate.parts.drafts import Coming, Draft, Drafts
 from paramserver.simulate.parts.seats import seating
 from paramserver.simulate.scenario import Outcome, Scenario
 from tests.support.costs import FREE
@@ -69,53 +67,6 @@ def test_a_thread_does_one_thing_after_the_other() -> None:
         thread.run(seconds, lambda: done.append(machine.clock.now))
     machine.clock.run(lambda: len(done) == 3)
     assert done == pytest.approx([1.0, 1.0, 1.5])
-
-
-# ---- drafts
-
-
-class Drafted:
-    """The drafts of a server with two pieces, and which were made."""
-
-    def __init__(self) -> None:
-        self.made: list[int] = []
-        self.drafts = Drafts(2, self._make)
-
-    def _make(self, draft: Draft, piece: int, chain: Chain) -> None:
-        self.made.append(piece)
-
-    def bring(self, part: Coming, *pieces: int, begins: bool = True) -> None:
-        if begins:
-            self.drafts.begins(part, NOTHING)
-        for piece in pieces:
-            self.drafts.came(part, piece, NOTHING)
-
-
-def part(lo: int, worker: int = 1) -> Coming:
-    """A contribution of one of two slices."""
-    return Coming(SyncName(0, lo, lo + 1, 2), worker)
-
-
-def test_a_piece_is_made_when_all_have_brought_it() -> None:
-    drafted, one, other = Drafted(), part(0), part(1)
-    drafted.bring(one, 0, 1)
-    assert drafted.made == []
-    drafted.bring(other, 1)
-    assert drafted.made == [1]
-    drafted.bring(other, 0, begins=False)
-    assert drafted.made == [1, 0]
-    draft = drafted.drafts.draft
-    assert drafted.drafts.take([other, one]) is draft is not None
-
-
-def test_a_draft_of_other_contributions_is_forgotten() -> None:
-    """A slice that a second worker brings is in no draft, and where it is what counts there is no draft."""
-    drafted, one, other, again = Drafted(), part(0), part(1), part(0, worker=2)
-    for coming in (one, other, again):
-        drafted.bring(coming, 0, 1)
-    assert drafted.made == [0, 1]
-    assert drafted.drafts.take([again, other]) is None
-    assert drafted.drafts.take([one, other]) is None
 
 
 # ---- whole jobs

@@ -60,11 +60,10 @@ class Contributions:
         chunks: dict[int, Tensor] = {}
         lying: dict[int, Tensor] = {}
         coming: Contribution | None = None
-        drafted = False
         ack: Callable[[], None] | None = None
 
         def expect(header: shard_pb2.FrameHeader) -> tuple[Mapping[int, Chunk], int]:
-            nonlocal coming, drafted, ack
+            nonlocal coming, ack
             reach("push.recv", header.push.base_version)
             used = self._checked_used(header.push, shard)
             receiving.enter_context(self.intake.receiving(shard.queued, shard.nbytes))
@@ -74,14 +73,14 @@ class Contributions:
                 lying.update(shard.sharing.contribution(header.push.shared, header.push.worker, needed))
                 needed = {}
             else:
-                drafted = shard.drafts(coming, header.push)
+                shard.drafts(coming, header.push, needed)
                 ack = receiving.enter_context(shard.acks.counting(header.push.worker, header.push.nonce))
             return needed, header.push.chunks
 
         def came(chunk: int) -> None:
             if ack is not None:
                 ack()
-            if drafted and coming is not None:
+            if coming is not None:
                 shard.drafting.came(coming, chunk)
 
         try:
@@ -98,7 +97,7 @@ class Contributions:
                         f"{contribution.name} of worker {contribution.worker}: the gradient of {bad!r} is not finite"
                     )
         except BaseException:
-            if coming is not None and drafted:
+            if coming is not None:
                 shard.drafting.fails(coming)
             raise
         nbytes = upload.payload_bytes + sum(tensor.nbytes for tensor in lying.values())

@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from paramserver.core.layout.thresholds import DRAFT_BYTES, REST_BYTES
+from paramserver.core.layout.thresholds import REST_BYTES
+from paramserver.core.versions import drafts
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.versions.events import (
     Activated,
@@ -25,15 +26,13 @@ from paramserver.core.versions.events import (
     Refuse,
     Want,
 )
-from paramserver.core.versions.names import Name, SyncName
-from paramserver.core.versions.reduction import is_node
+from paramserver.core.versions.names import Name
 from paramserver.core.versions.shard import ShardState
 from paramserver.core.work.stealing import Ask, Assignment, Stealing
 from paramserver.simulate.costs import Costs
 from paramserver.simulate.machinery.blame import NOTHING, Chain, Part, longer
 from paramserver.simulate.machinery.clock import Signal, VirtualClock
 from paramserver.simulate.machinery.cores import Thread
-from paramserver.simulate.parts.drafts import Coming, Draft, Drafts
 from paramserver.simulate.parts.hosts import Network, Program, Transfer
 from paramserver.simulate.parts.pieces import Piece
 from paramserver.simulate.parts.rest import Rest
@@ -83,9 +82,12 @@ class Push:
 
 @dataclass(slots=True, eq=False)
 class _Delivery:
-    """Weights on their way to who asked: pieces of one draft, or of a version. ``answer`` is set when all are known."""
+    """Weights on their way to a worker that asked: pieces of one draft (its number), or of a version that was none (0).
 
-    draft: Draft | None
+    ``answer`` is set when all are known.
+    """
+
+    draft: int
     sent: set[int] = field(default_factory=set)
     coming: set[int] = field(default_factory=set)
     answer: Callable[[Chain], None] | None = None
@@ -108,9 +110,10 @@ class _Call:
 
 @dataclass(slots=True, eq=False)
 class _Brought:
-    """A contribution that is there as a whole, and on which version it was computed."""
+    """A contribution: its number while it arrives, its worker, and on which version it was computed."""
 
-    coming: Coming
+    part: int
+    worker: int
     base: int
 
 
@@ -146,10 +149,12 @@ class Server:
         self._apply_ns = apply_ns
         self._faster = costs.faster(threads)
         self._thread = Thread(program.host.cores, self._faster)
-        self._drafts = Drafts(len(pieces), self._draft)
-        self._building = False
+        self._drafts = drafts.DraftState(range(len(pieces)), sum(piece.nbytes for piece in pieces))
+        self._drafts.handle(drafts.Opened(0))
+        # The present draft (0: none), the number of its contributions, and which pieces are made.
+        self._draft, self._draft_parts, self._made = 0, 0, list[int]()
         # By version, the draft that it was.
-        self._was: dict[int, Draft] = {}
+        self._was: dict[int, int] = {}
         self._stealing = Stealing()
         self._stealing.begin(0, 0.0)
         self._calls: dict[int, _Call] = {}
@@ -161,7 +166,7 @@ class Server:
 
     def push(self, caller: Program, name: Name, worker: int, base: int, clock: int) -> Push:
         """A worker begins to send a contribution, computed on version ``base``."""
-        coming = Coming(name, worker)
+        part = next(self._numbers)
         near = self.program.near(caller)
         at_once = near or not self._pieces
         transfer = None if at_once else self._network.open(caller, self.program, self._costs.push_bytes_s)
@@ -175,9 +180,9 @@ class Server:
 
         def came(piece: int, chain: Chain) -> None:
             nonlocal left
-            if not coming.came and self._drafted(name):
-                self._drafts.begins(coming, chain)
-            self._drafts.came(coming, piece, chain)
+            if left == len(self._pieces):
+                self._drafting(drafts.Begun(part, name, worker, frozenset(range(left))), chain)
+            self._drafting(drafts.Came(part, piece), chain)
             left -= 1
             if not left:
                 whole(chain)
@@ -189,7 +194,10 @@ class Server:
             self._compute(self._costs.check_ns * self._params, chain, checked)
 
         def checked(chain: Chain) -> None:
-            self._received(coming, caller, base, clock, push.answer, chain)
+            number = next(self._numbers)
+            self._calls[number] = _Call(push.answer, caller)
+            self._brought[number] = _Brought(part, worker, base)
+            self._happen(Arrived(number, name, number, worker, TIMELINE, clock), chain)
 
         push = Push(self._pieces, send, at_once)
         return push
@@ -217,10 +225,9 @@ class Server:
             if number in self._calls:
                 call.asked = True
                 self._happen(PullAsked(number, worker, want, TIMELINE), chain)
-                draft = self._drafts.draft
-                if draft is not None and number in self._calls:
-                    for piece in draft.made:
-                        self._send_ahead(call, draft, piece, chain)
+                if self._draft and number in self._calls:
+                    for piece in self._made:
+                        self._send_ahead(call, piece, chain)
 
         def call_off() -> None:
             if self._calls.pop(number, None) is not None:
@@ -263,14 +270,6 @@ class Server:
         begun_at = self._clock.now
         call_s, serve_s = self._costs.call(self.program.near(caller))
         caller.loop.run((call_s - serve_s) / 2, lambda: then(longer(chain, Part.CALLS, self._clock.now - begun_at)))
-
-    def _received(
-        self, coming: Coming, caller: Program, base: int, clock: int, answer: Signal[Answer], chain: Chain
-    ) -> None:
-        number = next(self._numbers)
-        self._calls[number] = _Call(answer, caller)
-        self._brought[number] = _Brought(coming, base)
-        self._happen(Arrived(number, coming.name, number, coming.worker, TIMELINE, clock), chain)
 
     # ---- the state machine and its effects
 
@@ -319,8 +318,8 @@ class Server:
         if call.transfer is None:
             answer(chain)
             return
-        delivery, draft = call.delivery, self._was.get(version)
-        if delivery is None or delivery.draft is not draft:
+        delivery, draft = call.delivery, self._was.get(version, 0)
+        if delivery is None or delivery.draft != draft:
             delivery = call.delivery = _Delivery(draft)
         delivery.answer = answer
         for piece in range(len(self._pieces)):
@@ -332,11 +331,11 @@ class Server:
             delivery.rest = Rest({piece: 1.0 - self._pieces[piece].ready for piece in delivery.coming})
             answer(chain, delivery.rest)
 
-    def _send_ahead(self, call: _Call, draft: Draft, piece: int, chain: Chain) -> None:
+    def _send_ahead(self, call: _Call, piece: int, chain: Chain) -> None:
         if call.transfer is None or not (call.ahead and call.asked):
             return
-        if call.delivery is None or call.delivery.draft is not draft:
-            call.delivery = _Delivery(draft)
+        if call.delivery is None or call.delivery.draft != self._draft:
+            call.delivery = _Delivery(self._draft)
         self._send(call, call.delivery, piece, chain)
 
     def _send(self, call: _Call, delivery: _Delivery, piece: int, chain: Chain) -> None:
@@ -362,43 +361,46 @@ class Server:
             ns * 1e-9 / self._faster, lambda: then(longer(chain, Part.ARITHMETIC, self._clock.now - began_at))
         )
 
-    def _drafted(self, name: Name) -> bool:
-        """Whether the version that a contribution belongs to is made ahead of time."""
-        return (
-            isinstance(name, SyncName)
-            and name.step == self.state.version
-            and not self._building
-            and 4 * self._params >= DRAFT_BYTES
-            and is_node(name.lo, name.hi, name.of)
-        )
-
     def _ns(self, contributions: int) -> float:
         """For each parameter, to add up and to apply."""
         return contributions * self._costs.sum_ns + self._apply_ns
 
-    def _draft(self, draft: Draft, piece: int, chain: Chain) -> None:
-        def made(chain: Chain) -> None:
-            draft.made.append(piece)
-            if self._drafts.draft is draft:
-                for call in list(self._calls.values()):
-                    self._send_ahead(call, draft, piece, chain)
+    def _drafting(self, event: drafts.Event, chain: Chain) -> bool:
+        """Perform what follows from an event for the draft; whether the draft becomes the next version."""
+        adopted = False
+        for effect in self._drafts.handle(event):
+            match effect:
+                case drafts.Begin(draft, parts):
+                    self._draft, self._draft_parts, self._made = draft, len(parts), []
+                case drafts.Make(draft, piece):
+                    self._make(draft, piece, chain)
+                case drafts.Adopt() | drafts.Forget():
+                    self._draft, adopted = 0, isinstance(effect, drafts.Adopt)
+        return adopted
 
-        self._compute(self._ns(len(draft.parts)) * self._pieces[piece].nbytes / 4, chain, made)
+    def _make(self, draft: int, piece: int, chain: Chain) -> None:
+        def made(chain: Chain) -> None:
+            if self._draft == draft:
+                self._made.append(piece)
+                for call in list(self._calls.values()):
+                    self._send_ahead(call, piece, chain)
+
+        self._compute(self._ns(self._draft_parts) * self._pieces[piece].nbytes / 4, chain, made)
 
     def _build(self, effect: Build, chain: Chain) -> None:
-        self._building = True
-        draft = self._drafts.take([self._brought[buffer].coming for buffer in effect.buffers])
-        if draft is not None:
+        draft = self._draft
+        adopted = self._drafting(drafts.Decided([self._brought[buffer].part for buffer in effect.buffers]), chain)
+        if adopted:
             self._was[effect.version] = draft
-        ns = 0.0 if draft is not None else self._ns(len(effect.buffers)) * self._params
+        ns = 0.0 if adopted else self._ns(len(effect.buffers)) * self._params
         self._compute(ns, chain, lambda chain: self._built(effect, chain))
 
     def _built(self, effect: Build, chain: Chain) -> None:
-        self._building = False
+        self._drafting(drafts.Opened(effect.version), chain)
         self._stealing.begin(effect.version, self._clock.now)
         brought = [self._brought.pop(buffer) for buffer in effect.buffers]
         last = max(effect.buffers)  # they are numbered as they come
-        worker = brought[effect.buffers.index(last)].coming.worker
+        worker = brought[effect.buffers.index(last)].worker
         if self.state.consistency.mode is Mode.ASYNC:
             self.behind.append(effect.version - 1 - brought[0].base)
         self._on_built(self.index, effect.version, chain, worker)
