@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paramserver.core.layout.plan import Chunk, Kind
+
 PULL_PRECISIONS = ("fp32", "bf16", "fp16")
 PUSH_COMPRESSIONS = ("none", "bf16", "fp16", "int8", "topk")
 
@@ -19,3 +21,8 @@ class Wire:
     push: str = "none"
     topk_ratio: float = 0.01
     flush_every: int = 100
+
+
+def compressible(chunk: Chunk) -> bool:
+    """Whether a chunk is ever sent in another form: float32 numbers that are trained. Buffers and float64 are exact."""
+    return chunk.kind is Kind.PARAMETER and chunk.dtype == "float32"

@@ -10,7 +10,6 @@ from paramserver.compress.casts import BF16, FP16, Cast
 from paramserver.compress.int8 import Int8
 from paramserver.compress.options import PULL_PRECISIONS, PUSH_COMPRESSIONS
 from paramserver.compress.topk import TopK
-from paramserver.core.layout.plan import Chunk, Kind
 from paramserver.errors import ProtocolError
 from paramserver.v1 import shard_pb2
 
@@ -53,8 +52,3 @@ def reader(encoding: int, allowed: frozenset[int]) -> Compressor | None:
 NONE: frozenset[int] = frozenset()
 FOR_PUSH: frozenset[int] = frozenset(_READERS)
 FOR_PULL: frozenset[int] = frozenset(int(one.encoding) for one in CASTS.values())
-
-
-def compressible(chunk: Chunk) -> bool:
-    """Whether a chunk is ever sent in another form: float32 numbers that are trained. Buffers and float64 are exact."""
-    return chunk.kind is Kind.PARAMETER and chunk.dtype == "float32"

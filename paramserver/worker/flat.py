@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from paramserver.compress.casts import Cast
-from paramserver.compress.registry import compressible
+from paramserver.compress.options import compressible
 from paramserver.core.layout.plan import Kind, Layout, Segment
 from paramserver.tensors.dtypes import buffer_of, tensor_from, torch_dtype
 

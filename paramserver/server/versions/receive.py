@@ -12,7 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from paramserver.compress.base import Compressor
-from paramserver.compress.registry import FOR_PUSH, NONE, compressible, reader
+from paramserver.compress.options import compressible
+from paramserver.compress.registry import FOR_PUSH, NONE, reader
 from paramserver.core.layout.plan import Chunk, Layout
 from paramserver.errors import ProtocolError
 from paramserver.tensors.codec import split_frame

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from paramserver.compress.base import Compressor
-from paramserver.compress.registry import compressible
+from paramserver.compress.options import compressible
 from paramserver.core.layout.plan import Chunk, Kind
 from paramserver.tensors.codec import chunk_frames
 from paramserver.tensors.dtypes import buffer_of, torch_dtype

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from paramserver.core.layout.plan import Chunk
 from paramserver.core.versions.names import Name
@@ -12,8 +13,10 @@ from paramserver.tensors.dtypes import buffer_of
 from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.wire.messages import chunk_ref
 from paramserver.worker.gradients.leaving import EarlyChunks
-from paramserver.worker.gradients.outgoing import Encoded
-from paramserver.worker.memory.shared import Attached
+
+if TYPE_CHECKING:
+    from paramserver.worker.gradients.outgoing import Encoded
+    from paramserver.worker.memory.shared import Attached
 
 # A push of less is one frame. Else each chunk has one of its own: servers begin with a chunk when all have sent it.
 _FRAME_BYTES = 256 << 10

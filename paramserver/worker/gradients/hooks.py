@@ -9,7 +9,8 @@ import torch
 
 from paramserver import errors
 from paramserver.compress.casts import Cast
-from paramserver.compress.registry import CASTS, compressible
+from paramserver.compress.options import compressible
+from paramserver.compress.registry import CASTS
 from paramserver.core.layout.plan import Chunk
 from paramserver.tensors.finite import is_finite
 from paramserver.worker.flat import PartialSum

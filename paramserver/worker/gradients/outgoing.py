@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from paramserver.compress.base import Compressor
-from paramserver.compress.options import Wire
-from paramserver.compress.registry import compressible, push_compressor
+from paramserver.compress.options import Wire, compressible
+from paramserver.compress.registry import push_compressor
 from paramserver.core.layout.plan import Chunk, Kind
 from paramserver.v1 import shard_pb2
 from paramserver.worker.flat import FlatSpace, PartialSum

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from typing import TYPE_CHECKING
 
 import structlog
 
 from paramserver.transport.base import Channel
 from paramserver.worker.links.servers import Servers
-from paramserver.worker.memory.shared import Attached, SharedMemory
+
+if TYPE_CHECKING:
+    from paramserver.worker.memory.shared import Attached, SharedMemory
 
 log = structlog.get_logger("paramserver.worker")
 

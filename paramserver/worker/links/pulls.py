@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
+from typing import TYPE_CHECKING
 
 import structlog
 
 from paramserver import errors
-from paramserver.compress.casts import Cast
 from paramserver.core.versions.events import AtLeast, Exactly, Latest, Want
 from paramserver.tensors.codec import split_frame
 from paramserver.transport.base import Channel
@@ -21,6 +21,9 @@ from paramserver.worker.gradients.flow_control import FlowControl
 from paramserver.worker.links.near import Near
 from paramserver.worker.links.servers import Servers
 from paramserver.worker.weights.pulled import Answer, Pulled, pulled_of
+
+if TYPE_CHECKING:
+    from paramserver.compress.casts import Cast
 
 log = structlog.get_logger("paramserver.worker")
 

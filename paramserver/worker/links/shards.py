@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from paramserver.compress.casts import Cast
 from paramserver.core.layout.plan import Plan
 from paramserver.transport.base import Channel
 from paramserver.v1 import shard_pb2
@@ -15,6 +15,9 @@ from paramserver.worker.links.pushes import Pushes
 from paramserver.worker.links.questions import Questions
 from paramserver.worker.links.servers import Servers
 from paramserver.worker.links.states import States
+
+if TYPE_CHECKING:
+    from paramserver.compress.casts import Cast
 
 
 class ShardLinks:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from paramserver import errors
 from paramserver.compress.base import Compressor
-from paramserver.compress.registry import compressible
+from paramserver.compress.options import compressible
 from paramserver.core.layout.plan import Kind, Plan
 from paramserver.core.versions.consistency import Consistency
 from paramserver.tensors.codec import Ref
