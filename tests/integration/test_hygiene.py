@@ -52,6 +52,10 @@ class Shared:
         prefix = f"paramserver:{job}:"
         return {key.decode().removeprefix(prefix) for key in self.client.keys("*") if key.decode().startswith(prefix)}
 
+    def keys_of_others(self, job: str) -> set[bytes]:
+        """All keys that are not the job's."""
+        return {key for key in self.client.keys("*") if not key.startswith(f"paramserver:{job}:".encode())}
+
     def of(self, job: str) -> dict[bytes, object]:
         """All that the job has there."""
         return {key: self.client.dump(key) for key in self.client.keys(f"paramserver:{job}:*")}
@@ -129,6 +133,7 @@ def test_k05_a_run_leaves_its_record_only(place: Place, shared: Shared, end: str
     run.clean(begin if end == "ctrl-c" else time.monotonic())
     assert done.said.count("Traceback") == (1 if end == "failure" else 0), done.text
     assert shared.keys_of("tidy") == RECORD
+    assert shared.keys_of_others("tidy") == {b"somebody-else"}
     assert shared.client.get("somebody-else") == b"untouched"
 
 

@@ -23,7 +23,7 @@ def place() -> Iterator[Place]:
 
 
 def test_same_bits_as_the_script_alone(place: Place) -> None:
-    """test_start.py compares them with those over gRPC."""
+    """test_start.py does it over gRPC."""
     script = ("--epochs", "2", "--optimizer", "adamw")
     alone, shared = place.work / "alone.json", place.work / "shm.json"
     environ = {"PARAMSERVER_RUN__SUMMARY": str(alone), "PARAMSERVER_TRAINING__SLICES_PER_STEP": "4"}

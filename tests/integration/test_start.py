@@ -1,4 +1,4 @@
-"""Roles started one by one: any order, results as on the local cluster, leaving, draining, stopping."""
+"""Roles started one by one: any order, results as those of the script alone, leaving, draining, stopping."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def running(status: dict[str, Any], workers: int) -> bool:
     return status["state"] == "training" and len(training) == workers
 
 
-def test_the_same_result_as_on_the_local_cluster(cluster: Cluster) -> None:
-    """Here over gRPC, there in shared memory."""
+def test_the_same_result_as_the_script_alone(cluster: Cluster) -> None:
+    """Over gRPC; test_shared_memory.py does it in shared memory."""
     cluster.environ["PARAMSERVER_CLUSTER__TRANSPORT"] = "grpc"
     script = ("--optimizer", "adamw", "--epochs", "3")
     wanted = reference(cluster.place, *script)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from paramserver.cli.main import main
 from tests.support.integration.harness import complaint
 from tests.support.integration.roles import Cluster, cluster_fixture
 
@@ -35,14 +36,25 @@ def test_settings_come_from_the_coordinator_and_others_are_refused(cluster: Clus
     assert "async, staleness 2" in coordinator.out
 
 
-def test_bad_flags(cluster: Cluster, tmp_path: Path) -> None:
-    def refused(*tokens: str) -> str:
-        return complaint(cluster.place.paramserver("start", *tokens), 2)
-
-    assert "say --join HOST:PORT" in refused("server")
-    assert "say --join HOST:PORT" in refused("worker", "--", "x.py")
-    assert "does not exist" in refused("worker", "--join", "127.0.0.1:1", "--", "x.py")
-    assert "contradict each other" in refused("coordinator", "--resume", "--fresh")
-    assert "cluster.coordinator" in refused("server", "--join", "nowhere")
-    assert "no address of this machine" in refused("coordinator", "--set", "cluster.coordinator=192.0.2.1:8790")
-    assert "certs init" in refused("coordinator", "--listen", "0.0.0.0:0")
+@pytest.mark.parametrize(
+    ("tokens", "says"),
+    [
+        (["server"], "say --join HOST:PORT"),
+        (["worker", "--", "x.py"], "say --join HOST:PORT"),
+        (["worker", "--join", "127.0.0.1:1", "--", "x.py"], "does not exist"),
+        (["coordinator", "--resume", "--fresh"], "contradict each other"),
+        (["server", "--join", "nowhere"], "cluster.coordinator"),
+        (["coordinator", "--set", "cluster.coordinator=192.0.2.1:8790"], "no address of this machine"),
+        (["coordinator", "--store", "memory", "--listen", "0.0.0.0:0"], "certs init"),
+    ],
+)
+def test_bad_flags(
+    tokens: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["start", *tokens]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("paramserver: error: ")
+    assert says in err
+    assert err.count("\n") == 1

@@ -73,8 +73,10 @@ def test_store_that_cannot_be_reached(place: Place) -> None:
     assert place.leftovers() == []
 
 
-@pytest.mark.parametrize("kind", ["unix", pytest.param("tcp", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
 def test_store_of_ones_own(place: Place, kind: str) -> None:
+    """test_hygiene.py shows the same with a socket of this machine."""
     import redis
 
     from paramserver.machine.valkey import EmbeddedStore, find_program

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from paramserver.cli.look.status import describe
+from paramserver.machine.jobs import fetch_status
 from paramserver.machine.valkey import EmbeddedStore
 from tests.support.integration.harness import SCRIPTS, Done, Place, Running, read_summary, until
 
@@ -80,8 +82,8 @@ class Cluster:
         return running
 
     def status(self) -> dict[str, Any]:
-        """What `paramserver status` says."""
-        return self.place.status("--coordinator", self.join)
+        """The facts of `paramserver status --json`, without a process that asks for them."""
+        return describe(fetch_status(self.join))
 
     def until_status(self, what: str, holds: Any, deadline_s: float = 60.0) -> dict[str, Any]:
         """Ask until the status is as wanted."""
@@ -131,11 +133,11 @@ def kill(running: Running) -> None:
     assert running.wait().code == -signal.SIGKILL
 
 
-def reference(place: Place, *script: str | Path, slices: int = 4, mode: str = "sync") -> dict[str, Any]:
-    """The summary of the same job on the local cluster, without any fault."""
+def reference(place: Place, *script: str | Path) -> dict[str, Any]:
+    """The summary of the same training by the script alone, in steps of four slices, without any fault."""
     summary = place.work / "reference.json"
-    flags: list[str | Path] = ["--workers", "2", "--slices-per-step", str(slices), "--mode", mode, "--summary", summary]
-    place.paramserver("run", TRAIN, *flags, "--", *script).check()
+    environ = {"PARAMSERVER_RUN__SUMMARY": str(summary), "PARAMSERVER_TRAINING__SLICES_PER_STEP": "4"}
+    place.python(TRAIN, *script, environ=environ).check()
     return read_summary(summary)
 
 
