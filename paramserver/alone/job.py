@@ -82,7 +82,7 @@ class InProcessJob:
     def settle(self) -> None:
         """Wait until all that the workers have handed in is accounted for, now that they have left."""
         coordinator = self.coordinator
-        self.background.run(coordinator.job.wait_until(lambda: not coordinator.job.ending.closing, _SETTLE_S))
+        self.background.run(coordinator.job.changes.wait_until(lambda: not coordinator.job.ending.closing, _SETTLE_S))
 
     def close(self) -> None:
         """Stop servers and coordinator, then the loop."""

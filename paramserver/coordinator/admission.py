@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from paramserver import errors
+from paramserver.coordinator.job import Job
 from paramserver.core.job.membership import Role
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.membership.session import versions
@@ -13,9 +13,6 @@ from paramserver.transport.base import caller
 from paramserver.transport.security.access import deny
 from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.wire.messages import PROTOCOL, mode_to_proto
-
-if TYPE_CHECKING:
-    from paramserver.coordinator.job import Job
 
 # Members of other versions of these would not speak the same language, or not get the same bits.
 _SAME = ("paramserver", "torch")

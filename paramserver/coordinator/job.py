@@ -8,15 +8,17 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar, cast
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import structlog
 from google.protobuf.message import Message
 
-from paramserver import errors
+from paramserver.checkpoint.manifest import Manifest
+from paramserver.coordinator.changes import Changes
 from paramserver.coordinator.history.checkpoints import Checkpoints
-from paramserver.coordinator.history.loads import Loads, to_proto
+from paramserver.coordinator.history.loads import Loads
+from paramserver.coordinator.history.manifests import load_to_proto, manifest_of
 from paramserver.coordinator.history.recovery import Recovery
 from paramserver.coordinator.leadership.cluster import Connect, Servers
 from paramserver.coordinator.leadership.journal import Journal
@@ -27,7 +29,7 @@ from paramserver.coordinator.options import JobOptions
 from paramserver.coordinator.promises import Promises
 from paramserver.coordinator.reports import Reports
 from paramserver.coordinator.scaling import Scaling
-from paramserver.coordinator.unattended import unattended
+from paramserver.coordinator.tasks import Tasks
 from paramserver.coordinator.watching.ending import Ending
 from paramserver.coordinator.watching.idle import Idle
 from paramserver.coordinator.watching.poison import PoisonWatch
@@ -36,10 +38,7 @@ from paramserver.coordinator.watching.stuck import Stuck
 from paramserver.coordinator.watching.watch import Watch
 from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.mode_change import ModeChange
-from paramserver.core.job.membership import (
-    Membership,
-    Role,
-)
+from paramserver.core.job.membership import Member, Membership, Role
 from paramserver.core.versions.ranges import complement
 from paramserver.core.work.slices import SyncSchedule
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
@@ -53,9 +52,8 @@ from paramserver.wire.messages import (
 log = structlog.get_logger("paramserver.coordinator")
 
 _ENDED = (types_pb2.JOB_STATE_FAILED, types_pb2.JOB_STATE_DONE, types_pb2.JOB_STATE_STOPPED)
-_RETRY_S = 0.5
 _IDENT_BITS = 16
-T = TypeVar("T")
+M = TypeVar("M", bound=Message)
 
 
 def _beginning() -> int:
@@ -71,8 +69,9 @@ class Job:
 
     def __init__(self, options: JobOptions, connect: Connect, journal: Journal) -> None:
         self.options = options
-        # Where others reach it; only shown.
+        # Where members and operators reach this coordinator; only shown.
         self.address = ""
+        self.began_at = time.monotonic()
         self.journal = journal
         self.servers = Servers(connect)
         self.state: types_pb2.JobState = types_pb2.JOB_STATE_WAITING
@@ -103,20 +102,13 @@ class Job:
         self.async_from = 0
         # The mode in which the job began: what an update is for learning-rate schedules, whatever the mode is now.
         self.schedule_mode = options.consistency.mode
-        # Members that stopped without leaving and whose place is empty; and how many ever did.
-        self.lost: list[str] = []
-        self.losses = 0
         self.promises = Promises()
+        self.changes = Changes()
+        self.tasks = Tasks()
         self.keeping = Keeping(self)
         self._begin(journal.generation, self._first_ident())
         self.scaling = Scaling(self)
         self.draining: set[int] = set()
-        self._changed = asyncio.Condition()
-        self._edition = 0
-        self.closing = False
-        self._spreading = asyncio.Lock()
-        # What goes on although the call that began it has ended.
-        self._loose: set[asyncio.Task[Any]] = set()
 
     def _begin(self, generation: int, first_ident: int) -> None:
         """With nobody and nothing yet. ``generation``: the newest that was used; ``first_ident``: the next member."""
@@ -127,9 +119,9 @@ class Job:
         self.leasing = Leasing(self)
         self.mode_change = ModeChange(self)
         self.snapshots = Snapshots(self)
-        self.reports = Reports(self)
         self.watch = Watch(self)
         self.stalls = Stalls(self)
+        self.reports = Reports(self)
         self.idle = Idle(self)
         self.stuck = Stuck(self)
         self.poison = PoisonWatch(self)
@@ -220,8 +212,8 @@ class Job:
             departed=self.reports.departed(),
             training_s=self.reports.training_s(),
             samples_before=self.reports.samples_before,
-            lost=self.lost,
-            losses=self.losses,
+            lost=self.reports.lost,
+            losses=self.reports.losses,
             missed=self.reports.missed,
             poisoned=self.poison.refs(),
             deaths=self.poison.deaths(),
@@ -241,9 +233,14 @@ class Job:
             tallies=self.ending.tallies(),
             epochs_planned=self.ending.epochs_planned,
             histories=self.options.checkpoints.holding.histories if self.options.checkpoints.holding else (),
-            loaded=to_proto(self.loads.agreement.done),
-            loading=to_proto(self.loads.under_way),
+            loaded=load_to_proto(self.loads.agreement.done),
+            loading=load_to_proto(self.loads.under_way),
         )
+
+    def manifest(self, version: int, parts: Sequence[shard_pb2.CopyStatus]) -> Manifest:
+        """The manifest of a version of which all shards have written their parts."""
+        assert self.registry.model is not None
+        return manifest_of(self.options, self.record(), self.registry.model, version, parts)
 
     def write_down(self) -> None:
         """Write the present state soon, and let servers keep it."""
@@ -300,38 +297,7 @@ class Job:
             elif self.registry.model is not None:
                 self.state = types_pb2.JOB_STATE_INITIALISING
         self.write_down()
-        await self.notify()
-
-    async def notify(self) -> None:
-        async with self._changed:
-            self._edition += 1
-            self._changed.notify_all()
-
-    async def wait_edition(self, seen: int) -> int:
-        """Wait until the view is another than the one of edition ``seen``; the end of a session counts, too."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._edition != seen or self.closing)
-            if self._edition == seen:  # who stays tied to this one would never hear of another
-                raise errors.NotLeaderError("this coordinator leads the job no more")
-            return self._edition
-
-    async def wait_changed(self, deadline: float) -> bool:
-        """Wait for any change of the view until ``deadline`` (monotonic seconds); False when it has passed."""
-        seen = self._edition
-        try:
-            async with asyncio.timeout_at(deadline - time.monotonic() + asyncio.get_running_loop().time()):
-                await self.wait_edition(seen)
-        except TimeoutError:
-            return False
-        return True
-
-    async def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait for a change of the membership that makes it so; False after ``timeout_s``."""
-        deadline = time.monotonic() + timeout_s
-        while not ready():
-            if not await self.wait_changed(deadline):
-                return ready()
-        return True
+        await self.changes.notify()
 
     # ---- the end
 
@@ -361,12 +327,8 @@ class Job:
 
     async def close(self) -> None:
         """End all sessions and all that goes on, close channels, write the last state."""
-        self.closing = True
-        await self.notify()
-        background = list(self._loose)
-        for task in background:
-            task.cancel()
-        await asyncio.gather(*background, return_exceptions=True)
+        await self.changes.close()
+        await self.tasks.close()
         await self.mode_change.close()
         await self.servers.close()
         await self.journal.close()
@@ -376,8 +338,9 @@ class Job:
         self.timeline = record.view.timeline + 1
         self.beginning, self.forgets = _beginning(), True
         self.state, self.reason, self.finished = types_pb2.JOB_STATE_WAITING, "", False
-        self.lost.clear()
+        losses = self.reports.losses
         self._begin(record.view.generation + 1, max(record.next_member, self._first_ident()))
+        self.reports.losses = losses
         # After the mode change, which goes on counting from the revision that was in force.
         self.consistency = self.options.consistency
         self.schedule_mode = self.consistency.mode
@@ -387,72 +350,22 @@ class Job:
 
     # ---- servers
 
-    async def spread(self) -> None:
-        """Tell all servers who the workers are, those that do not hear of it later."""
-        if self.recovery.under_way:  # they hear of it when they are set up again
-            return
-        if self.registry.model is not None and not await self.tell_members():
-            self.tell_members_later()
-
-    async def tell_members(self) -> bool:
-        """Tell all servers who the workers are; False if some server did not hear of it."""
-        async with self._spreading:
-            servers = self.members.of(Role.SERVER)
-            record = self.journal.record_now
-            request = shard_pb2.SetMembersRequest(
-                job=self.options.job,
-                generation=self.members.generation,
-                timeline=self.timeline,
-                workers=self.worker_infos(),
-                term=self.term,
-                record=record.SerializeToString(),
-            )
-            try:
-                await self.servers.call_all(servers, "Shard.SetMembers", lambda _: request, self.options.call_timeout_s)
-            except errors.FencedError as error:
-                await self.replaced(str(error))
-                return True
-            except errors.ParamServerError as error:
-                if self.members.of(Role.WORKER):  # else the job is over, and servers leave in any order
-                    log.warning("a server did not hear of the new membership", error=str(error))
-                return False
-            self.keeping.told([server.ident for server in servers], record.edition)
-        return True
-
-    async def settled(self) -> None:
-        """Wait until another coordinator would know what was recorded last: from the store, or from servers."""
-        await asyncio.gather(self.journal.settled(), self.keeping.settled())
-
-    def tell_members_later(self) -> None:
-        """Try again until all servers have heard who the workers are."""
-        self.loosely(self._tell_members_again())
-
-    async def _tell_members_again(self) -> None:
-        """A shard that still counts a dead worker would hold the others back."""
-        while self.members.of(Role.WORKER) and self.state != types_pb2.JOB_STATE_FAILED:
-            await asyncio.sleep(_RETRY_S)
-            if await self.tell_members():
-                return
-
     async def server_stats(self) -> list[shard_pb2.StatsResponse]:
         """Ask all servers now."""
-        replies = await self.ask_servers("Shard.Stats", shard_pb2.StatsRequest(job=self.options.job))
-        return [cast(shard_pb2.StatsResponse, reply) for reply in replies]
-
-    async def ask_servers(self, method: str, request: Message) -> list[Message]:
-        """Call all servers with the same message; the first error is raised after all have ended."""
-        return await self.servers.call_all(
-            self.members.of(Role.SERVER), method, lambda _: request, self.options.call_timeout_s
+        return await self.ask_servers(
+            "Shard.Stats", shard_pb2.StatsRequest(job=self.options.job), shard_pb2.StatsResponse
         )
 
-    def loosely(self, work: Coroutine[Any, Any, T], awaited: bool = False) -> asyncio.Task[T]:
-        """Work that goes on although the call that began it may end; stopped when the service closes.
+    async def ask_servers(
+        self,
+        method: str,
+        request: Message | Callable[[Member], Message],
+        reply: type[M],
+        timeout_s: float | None = None,
+    ) -> list[M]:
+        """Call all servers at once; the first error is raised after all calls have ended.
 
-        ``awaited``: somebody waits for it, and hears of its errors; others stand in the log.
+        ``request``: the message, or a function that makes it for each server. ``timeout_s``: as for all calls if None.
         """
-        task = asyncio.create_task(work)
-        self._loose.add(task)
-        task.add_done_callback(self._loose.discard)
-        if not awaited:
-            unattended(task)
-        return task
+        servers = self.members.of(Role.SERVER)
+        return await self.servers.call_all(servers, method, request, reply, timeout_s or self.options.call_timeout_s)

@@ -5,30 +5,63 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import structlog
 
 from paramserver import errors
+from paramserver.coordinator import ports
+from paramserver.coordinator.changes import Changes
+from paramserver.coordinator.history.checkpoints import Checkpoints
+from paramserver.coordinator.leadership.journal import Journal
+from paramserver.coordinator.leadership.keeping import Keeping
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.layout.hypers import validate
 from paramserver.core.layout.placement import Seat, choose
 from paramserver.core.layout.plan import Kind, Layout, link_chunk_bytes, moving_bytes
+from paramserver.core.work.loading import Load
 from paramserver.tensors.hypers import groups_from_proto
 from paramserver.transport.addresses import host_of, loopback
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.messages import consistency_to_proto, first_difference, layout_of
 
-if TYPE_CHECKING:
-    from paramserver.coordinator.job import Job
-
 log = structlog.get_logger("paramserver.coordinator")
+
+
+class _Loads(Protocol):
+    """See `coordinator.history.loads`."""
+
+    under_way: Load | None
+    version: int
+
+    def callers(self) -> frozenset[int]: ...
+
+    def complete(self) -> None: ...
+
+
+class _Job(ports.Stage, ports.Commands, ports.Ends, Protocol):
+    changes: Changes
+    checkpoints: Checkpoints
+    journal: Journal
+    keeping: Keeping
+
+    @property
+    def recovery(self) -> ports.GoingBack: ...
+
+    @property
+    def loads(self) -> _Loads: ...
+
+    def missing(self) -> str: ...
+
+    def server_infos(self) -> list[types_pb2.ServerInfo]: ...
+
+    def worker_infos(self) -> list[types_pb2.WorkerInfo]: ...
 
 
 class ModelRegistry:
     """The first model registered is the job's. One worker at a time holds the *grant* to upload version 0."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: _Job) -> None:
         self._job = job
         self.model: types_pb2.ModelSpec | None = None
         self.digest = ""
@@ -62,7 +95,7 @@ class ModelRegistry:
                 self._give_grant()
         await self._job.refresh()
         # Whoever has heard this does not register again: another coordinator must know of it.
-        await self._job.settled()
+        await self._job.keeping.settled()
         return coordinator_pb2.RegisterModelResponse(
             model=self.model, servers=self._job.options.servers, layout_digest=self.digest
         )
@@ -97,9 +130,7 @@ class ModelRegistry:
         try:
             await self.place()
             servers = await self._all_servers()
-            await self._job.servers.call_all(
-                servers, "Shard.Configure", self.configuration, self._job.options.call_timeout_s
-            )
+            await self._job.ask_servers("Shard.Configure", self.configuration, shard_pb2.ConfigureResponse)
         except BaseException:
             self.model, self.digest = None, ""
             raise
@@ -174,7 +205,7 @@ class ModelRegistry:
     async def _all_servers(self) -> list[Member]:
         deadline = time.monotonic() + self._job.options.call_timeout_s
         while len(servers := self._job.members.of(Role.SERVER)) < self._job.options.servers:
-            if not await self._job.wait_changed(deadline):
+            if not await self._job.changes.wait(deadline):
                 raise errors.DeadlineError(f"waited for the servers: {self._job.missing()}")
         return servers
 
@@ -211,15 +242,15 @@ class ModelRegistry:
             if request.grant != self.grant or request.member != self.initialiser:
                 raise errors.FencedError("another worker uploads version 0 now")
             # Another coordinator that finds version 0 on some servers only publishes what has this grant.
-            await self._job.settled()
+            await self._job.keeping.settled()
             await self.publish()
         # Members may have come or gone while the servers were being told.
-        await self._job.tell_members()
+        await self._job.keeping.tell()
         if self._job.checkpoints.place is None:
             self._published()
         elif self._saving_on != self._job.timeline:
             self._saving_on = self._job.timeline
-            self._job.loosely(self._ready_when_saved())
+            self._job.tasks.begin(self._ready_when_saved())
 
     async def _ready_when_saved(self) -> None:
         """Version 0 is the first checkpoint: nobody computes on it before there is a way back to it."""
@@ -243,8 +274,7 @@ class ModelRegistry:
 
     async def publish(self) -> None:
         """Publish version 0, as it was uploaded under the present grant, on all servers."""
-        servers = self._job.members.of(Role.SERVER)
-        if len(servers) < self._job.options.servers:
+        if len(self._job.members.of(Role.SERVER)) < self._job.options.servers:
             raise errors.UnavailableError(f"version 0 cannot be published now: {self._job.missing()}")
         activate = shard_pb2.ActivateRequest(
             job=self._job.options.job,
@@ -253,6 +283,4 @@ class ModelRegistry:
             grant=self.grant,
             term=self._job.term,
         )
-        await self._job.servers.call_all(
-            servers, "Shard.Activate", lambda _: activate, self._job.options.call_timeout_s
-        )
+        await self._job.ask_servers("Shard.Activate", activate, shard_pb2.ActivateResponse)

@@ -1,36 +1,33 @@
-"""What the parts of a job use of it: each names no more than it needs, and never `Job` itself, which has all of it."""
+"""Narrow views of a job. A part names those that it uses, and never imports `Job`, which holds all parts."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 from google.protobuf.message import Message
 
 from paramserver.coordinator.options import JobOptions
-from paramserver.core.job.membership import Membership
+from paramserver.coordinator.tasks import Tasks
+from paramserver.core.job.membership import Member, Membership
 from paramserver.core.versions.consistency import Consistency
 from paramserver.v1 import shard_pb2, types_pb2
 
-T = TypeVar("T")
-
-
-class Background(Protocol):
-    """Tasks that go on beside the calls of members."""
-
-    def loosely(self, work: Coroutine[Any, Any, T], awaited: bool = False) -> asyncio.Task[T]:
-        """Begin a task that ends with the coordinator."""
+M = TypeVar("M", bound=Message)
 
 
 class Stage(Protocol):
-    """Where the job stands, and who is a member."""
+    """Where the job stands, who is a member, and tasks that go on beside the calls of members."""
 
     options: JobOptions
     state: types_pb2.JobState
     timeline: int
     consistency: Consistency
     members: Membership
+    tasks: Tasks
+
+    async def refresh(self) -> None:
+        """Work out where the job stands, write it down, and tell all members."""
 
 
 class Commands(Protocol):
@@ -40,8 +37,43 @@ class Commands(Protocol):
     timeline: int
     term: int
 
-    async def ask_servers(self, method: str, request: Message) -> list[Message]:
-        """Send all servers the same request; the first error is raised after all calls have ended."""
+    async def ask_servers(
+        self,
+        method: str,
+        request: Message | Callable[[Member], Message],
+        reply: type[M],
+        timeout_s: float | None = None,
+    ) -> list[M]:
+        """Call all servers at once; the first error is raised after all calls have ended."""
 
     async def server_stats(self) -> list[shard_pb2.StatsResponse]:
         """Ask all servers how they stand."""
+
+
+class Ends(Protocol):
+    """Ends of a job that a part may have to bring about."""
+
+    async def fail(self, reason: str, exit_code: int = 1) -> None:
+        """End the job for everybody."""
+
+    async def replaced(self, reason: str) -> None:
+        """Another coordinator leads the job: this one says nothing more."""
+
+
+class GoingBack(Protocol):
+    """Going back to a checkpoint; see `coordinator.history.recovery`."""
+
+    @property
+    def possible(self) -> bool:
+        """Whether there is anything to go back to, should a shard be lost."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the job is going back just now."""
+
+    @property
+    def resuming(self) -> bool:
+        """Whether a new job is about to go on from a checkpoint."""
+
+    def begin(self, reason: str, newcomer: int = 0) -> None:
+        """Go back, since a shard is gone. ``newcomer``: member number of the server that has come in its place."""

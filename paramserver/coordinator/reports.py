@@ -1,89 +1,70 @@
-"""The newest report of each member, and the status that is made of all reports."""
+"""The newest report of each member, and the last one of each process that has left or was lost."""
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from paramserver.core.job.membership import Member, Presence, Role
-from paramserver.core.job.status import (
-    Departure,
-    JobFacts,
-    MemberFacts,
-    Phase,
-    State,
-    Status,
-    departed_status,
-    job_status,
-    member_status,
-)
+from paramserver.coordinator import ports
+from paramserver.coordinator.watching.stalls import Stalls
+from paramserver.core.job.membership import Member, Role
+from paramserver.core.job.status import Departure, State, departed_status
 from paramserver.core.work.slices import assign
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
-from paramserver.wire.messages import data_to_proto
-
-if TYPE_CHECKING:
-    from paramserver.coordinator.job import Job
-
 
 _NAMES = 4
-_PHASES = {
-    types_pb2.JOB_STATE_WAITING: Phase.WAITING,
-    types_pb2.JOB_STATE_INITIALISING: Phase.INITIALISING,
-    types_pb2.JOB_STATE_RUNNING: Phase.RUNNING,
-    types_pb2.JOB_STATE_RECOVERING: Phase.RECOVERING,
-    types_pb2.JOB_STATE_FAILED: Phase.FAILED,
-    types_pb2.JOB_STATE_DONE: Phase.DONE,
-    types_pb2.JOB_STATE_STOPPED: Phase.STOPPED,
-}
+_REPORTED = ("version", "clock", "epoch", "samples", "slices", "waiting_for", "transport", "epochs_planned")
+
+
+class _Job(ports.Stage, Protocol):
+    draining: set[int]
+    stalls: Stalls
+
+    @property
+    def ended(self) -> bool: ...
 
 
 class Reports:
-    """The newest report of every member and of every departed member; makes the status of the job."""
+    """Reports of members, and of processes that are members no more."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: _Job) -> None:
         self._job = job
-        self._reports: dict[int, coordinator_pb2.WorkerReport] = {}
-        self._server_reports: dict[int, shard_pb2.StatsResponse] = {}
-        self._started_at = time.monotonic()
-        self._running_at: float | None = None
-        self._ended_at: float | None = None
+        # The newest reports, by member number.
+        self.workers: dict[int, coordinator_pb2.WorkerReport] = {}
+        self.servers: dict[int, shard_pb2.StatsResponse] = {}
         # Samples in the checkpoint that the job was told to go on from.
         self.samples_before = 0
-        # Workers that are gone, by name, with the totals of all processes that had the name; and lost servers.
+        # Members that stopped without leaving and whose place is empty; and how many ever did.
+        self.lost: list[str] = []
+        self.losses = 0
+        self._running_at: float | None = None
+        self._ended_at: float | None = None
+        # Workers that have left, and servers that were lost, by name: with the totals of all processes of this name.
         self._departed: dict[str, coordinator_pb2.ProcessStatus] = {}
-        # Workers that were lost or failed and that nobody has replaced: name to reason.
+        # Workers that were lost or failed and that no other worker has replaced: name to reason.
         self._missed: dict[str, str] = {}
-        # Workers that have said how they leave.
+        # How workers leave, as they have said.
         self._farewells: dict[int, Departure] = {}
 
     def hear(self, request: coordinator_pb2.SessionRequest) -> None:
         """A member reports."""
         if request.HasField("worker"):
-            self._reports[request.member] = request.worker
+            self.workers[request.member] = request.worker
         if request.HasField("server"):
-            self._server_reports[request.member] = request.server
-
-    def worker_reports(self) -> Mapping[int, coordinator_pb2.WorkerReport]:
-        """What workers say, by member number."""
-        return self._reports
-
-    def server_reports(self) -> Mapping[int, shard_pb2.StatsResponse]:
-        """What servers say, by member number."""
-        return self._server_reports
+            self.servers[request.member] = request.server
 
     def waits(self) -> dict[int, str]:
-        """What members wait for, by member number; empty: nothing."""
-        waits = {ident: self._whose(report) for ident, report in self._server_reports.items()}
-        return waits | {ident: report.waiting_for for ident, report in self._reports.items()}
+        """Whom or what members wait for, by member number; an empty text: nothing."""
+        waits = {ident: self._named(report) for ident, report in self.servers.items()}
+        return waits | {ident: report.waiting_for for ident, report in self.workers.items()}
 
     def newest_version(self) -> int:
         """The newest version that some server has told of."""
-        return max((report.version for report in self._server_reports.values()), default=0)
+        return max((report.version for report in self.servers.values()), default=0)
 
     def admitted(self, member: Member) -> None:
-        """It is a member now, in place of one of that name that was, if there was any."""
+        """A process is a member now, and takes the place of an earlier process of its name."""
+        self.lost = [name for name in self.lost if name != member.name]
         self._missed.pop(member.name, None)
         if member.role is Role.SERVER:
             self._departed.pop(member.name, None)
@@ -93,16 +74,19 @@ class Reports:
         told = "it was asked to leave" if member.ident in self._job.draining else ""
         if self._job.state == types_pb2.JOB_STATE_STOPPED:
             told = "the job was stopped"
-        planned = self._reports[member.ident].epochs_planned if member.ident in self._reports else 0
+        planned = self.workers[member.ident].epochs_planned if member.ident in self.workers else 0
         self._farewells[member.ident] = Departure("", request.failure, request.finished or request.ended, planned, told)
 
     def removed(self, member: Member, lost: bool, reason: str) -> None:
-        """It is a member no more."""
+        """A process is a member no more."""
+        if lost and member.role is not Role.OBSERVER:
+            self.losses += 1
+            self.lost.append(member.name)
         farewell = self._farewells.pop(member.ident, Departure())
         if member.role is Role.WORKER or (member.role is Role.SERVER and lost and not self._job.ended):
-            gone = self._process(member, self.facts())
-            _show(gone, departed_status(Departure(lost=reason) if lost else farewell))
-            gone.gone = True
+            gone = self.process(member)
+            status = departed_status(Departure(lost=reason) if lost else farewell)
+            gone.state, gone.reason, gone.gone = status.state, status.reason, True
             if former := self._departed.get(gone.name):
                 _add(gone, former)
             self._departed[gone.name] = gone
@@ -111,8 +95,8 @@ class Reports:
                 self._missed[gone.name] = gone.reason
             if not self._job.members.of(Role.WORKER):
                 self._ended_at = time.monotonic()
-        self._reports.pop(member.ident, None)
-        self._server_reports.pop(member.ident, None)
+        self.workers.pop(member.ident, None)
+        self.servers.pop(member.ident, None)
 
     def script_failed(self, member: Member) -> bool:
         """Whether this worker, which is gone, has ended with an error of its script."""
@@ -122,104 +106,22 @@ class Reports:
     def excuse(self) -> None:
         """The operators have said how many workers they want: those that are gone are missed no more."""
         self._missed.clear()
+        self.lost = [name for name in self.lost if not name.startswith("worker-")]
 
     def started(self, before_s: float = 0.0) -> None:
         """The first step may begin, or began so many seconds ago."""
         self._running_at = time.monotonic() - before_s
-
-    def status(self, request: coordinator_pb2.StatusRequest) -> coordinator_pb2.StatusResponse:
-        """Everything a status page shows."""
-        data = self._job.leasing.data
-        response = coordinator_pb2.StatusResponse(
-            job=self._job.options.job,
-            view=self._job.view(),
-            lost=self._job.lost,
-            losses=self._job.losses,
-            idle=sorted(self._job.idle.ever),
-            poisoned=self._job.poison.described(),
-            expected_workers=self._job.options.workers,
-            expected_servers=self._job.options.servers,
-            store=self._job.journal.store_name,
-            store_operations=self._job.journal.operations,
-            uptime_s=time.monotonic() - self._started_at,
-            training_s=self.training_s(),
-            term=self._job.term,
-            summary=self._job.summary,
-            security=self._job.options.security,
-            finished=self._job.finished,
-            checkpoint=self._job.checkpoints.last,
-            rollbacks=self._job.recovery.count,
-            steps_redone=self._job.recovery.steps_redone,
-            wanted_workers=self._job.scaling.wanted,
-            troubles=self._job.promises.troubles,
-            broken_promises=self._job.promises.broken,
-            closing=self._job.ending.closing,
-            not_counted=self._job.ending.not_counted(),
-            samples_before=self.samples_before,
-            data=data_to_proto(data) if data else None,
-            steps_per_epoch=self._job.origin.steps_per_epoch if data and data.slice_size else 0,
-        )
-        if request.model and self._job.registry.model is not None:
-            response.model.CopyFrom(self._job.registry.model)
-        facts = self.facts()
-        status = job_status(facts)
-        response.state, response.reason = status.state, status.reason
-        response.processes.append(
-            coordinator_pb2.ProcessStatus(
-                role="coordinator",
-                name="coordinator",
-                pid=os.getpid(),
-                address=self._job.address,
-                state=status.state,
-                reason=status.reason,
-            )
-        )
-        for role in (Role.SERVER, Role.WORKER):
-            shown = {member.name: self._process(member, facts) for member in self._job.members.of(role)}
-            for name, gone in self._departed.items():
-                if name in shown:
-                    _add(shown[name], gone)
-                elif gone.role == role.value:
-                    shown[name] = gone
-            response.processes.extend(sorted(shown.values(), key=lambda process: int(process.name.rpartition("-")[2])))
-        return response
-
-    def facts(self) -> JobFacts:
-        """What there is to say of the job."""
-        job = self._job
-        names = {member.ident: member.name for member in job.members.of(Role.WORKER)}
-        return JobFacts(
-            phase=_PHASES[job.state],
-            reason=job.reason,
-            workers=len(names),
-            finished=job.finished or (job.ending.script_ended and not names),
-            away=[self._away(member) for _, member in sorted(job.watch.absent.items())],
-            missed=[
-                reason if reason.startswith(name) else f"{name}: {reason}"
-                for name, reason in sorted(self._missed.items())
-            ],
-            stalled=sorted(names[ident] for ident in job.stalls.members if ident in names),
-            troubles=list(job.promises.troubles.values()),
-            broken=list(job.promises.broken.values()),
-            idle=job.idle.sentence(),
-            stuck=job.stuck.reason,
-        )
-
-    def _away(self, server: Member) -> str:
-        if not self._job.recovery.possible:
-            return f"{server.name} is lost; there is no checkpoint to go back to, so it has to come back"
-        back_to = self._job.checkpoints.last or "the last checkpoint"
-        return f"{server.name} is lost; it may come back, or another one takes its place and all go back to {back_to}"
 
     def departed(self) -> list[coordinator_pb2.ProcessStatus]:
         """The workers that are gone, and the servers that were lost, by name."""
         return [gone for _, gone in sorted(self._departed.items())]
 
     def restore(self, record: coordinator_pb2.JobRecord) -> None:
-        """Go on from what an earlier coordinator has written down."""
+        """Go on from the record of an earlier coordinator."""
         self._departed = {gone.name: gone for gone in record.departed}
         self.samples_before = record.samples_before
         self._missed = {name: gone.reason for name, gone in self._departed.items() if name in record.missed}
+        self.lost, self.losses = list(record.lost), record.losses
 
     def training_s(self) -> float:
         """Seconds from the start of the first step until now, or until the last worker left."""
@@ -229,55 +131,36 @@ class Reports:
         return (self._ended_at if everybody_left and self._ended_at else time.monotonic()) - self._running_at
 
     @property
-    def missed(self) -> list[str]:
-        """Workers that were lost or failed and that nobody has replaced, by name."""
-        return sorted(self._missed)
+    def missed(self) -> dict[str, str]:
+        """Workers that were lost or failed and that no other worker has replaced: name to reason, sorted by name."""
+        return dict(sorted(self._missed.items()))
 
-    def _process(self, member: Member, job: JobFacts) -> coordinator_pb2.ProcessStatus:
-        status = coordinator_pb2.ProcessStatus(
+    def process(self, member: Member) -> coordinator_pb2.ProcessStatus:
+        """A member and its newest report, without its state."""
+        process = coordinator_pb2.ProcessStatus(
             role=member.role.value,
             name=member.name,
             pid=member.pid,
             address=member.address,
             member=member.ident,
         )
-        ready, at_work, waiting_for = False, False, job.reason
-        if report := self._reports.get(member.ident):
-            for field in (
-                "version",
-                "clock",
-                "epoch",
-                "samples",
-                "slices",
-                "waiting_for",
-                "transport",
-                "epochs_planned",
-            ):
-                setattr(status, field, getattr(report, field))
-            for name, value in report.metrics.items():
-                status.metrics[name] = value
-            ready, at_work = report.state not in ("joining", "registering", ""), report.at_work
-            waiting_for = report.waiting_for
-        if server := self._server_reports.get(member.ident):
-            status.version = server.version
-            status.waiting_for = waiting_for = self._whose(server)
-            ready = bool(server.holds)
-            status.server.CopyFrom(server)
-        facts = MemberFacts(
-            job=job,
-            silent=member.presence is Presence.SILENT,
-            ready=ready,
-            waiting_for=waiting_for,
-            at_work=at_work,
-            stalled=member.ident in self._job.stalls.members,
-            draining=member.ident in self._job.draining,
-            idle=job.idle if job.idle and member in self._job.idle.members() else "",
-        )
-        _show(status, member_status(facts))
-        return status
+        if report := self.workers.get(member.ident):
+            for field in _REPORTED:
+                setattr(process, field, getattr(report, field))
+            process.metrics.update(report.metrics)
+        if server := self.servers.get(member.ident):
+            process.version = server.version
+            process.waiting_for = self._named(server)
+            process.server.CopyFrom(server)
+        return process
 
-    def _whose(self, server: shard_pb2.StatsResponse) -> str:
-        """What a shard waits for, with the names of the workers who owe it."""
+    def with_former(self, process: coordinator_pb2.ProcessStatus) -> None:
+        """Add the totals of earlier processes of this name."""
+        if former := self._departed.get(process.name):
+            _add(process, former)
+
+    def _named(self, server: shard_pb2.StatsResponse) -> str:
+        """What a shard waits for, with the names of the workers that have to hand it in."""
         workers = [m for m in self._job.members.of(Role.WORKER) if m.ident not in self._job.stalls.members]
         if not workers:
             return ""
@@ -294,12 +177,8 @@ class Reports:
         return f"{server.waiting_for} ({', '.join(owing)})"
 
 
-def _show(process: coordinator_pb2.ProcessStatus, status: Status) -> None:
-    process.state, process.reason = status.state, status.reason
-
-
 def _add(process: coordinator_pb2.ProcessStatus, former: coordinator_pb2.ProcessStatus) -> None:
-    """Add to a process what those before it under its name did: that still counts in the totals."""
+    """Add the totals of an earlier process of this name to those of ``process``."""
     process.samples += former.samples
     process.slices += former.slices
     process.epochs_planned = max(process.epochs_planned, former.epochs_planned)

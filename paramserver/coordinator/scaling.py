@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import structlog
 
 from paramserver import errors
 from paramserver.config import MAX_PROCESSES
+from paramserver.coordinator import ports
+from paramserver.coordinator.changes import Changes
+from paramserver.coordinator.leadership.journal import Journal
+from paramserver.coordinator.reports import Reports
+from paramserver.coordinator.watching.idle import Idle
 from paramserver.core.job.membership import Member, Role
 from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.wire.bounds import patience
-
-if TYPE_CHECKING:
-    from paramserver.coordinator.job import Job
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -26,10 +28,21 @@ _NOT_BEGUN = (types_pb2.JOB_STATE_WAITING, types_pb2.JOB_STATE_INITIALISING)
 _ENDED = (types_pb2.JOB_STATE_FAILED, types_pb2.JOB_STATE_DONE, types_pb2.JOB_STATE_STOPPED)
 
 
+class _Job(ports.Stage, Protocol):
+    address: str
+    reason: str
+    finished: bool
+    draining: set[int]
+    changes: Changes
+    journal: Journal
+    reports: Reports
+    idle: Idle
+
+
 class Scaling:
     """The wish for a job. A launcher sees it in the status and obeys; where there is none, workers are only drained."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: _Job) -> None:
         # 0: nobody has said.
         self.wanted = 0
         self._job = job
@@ -61,7 +74,6 @@ class Scaling:
             log.info("scaling", workers=wanted, leaving=[member.name for member in leaving])
             job.draining.update(member.ident for member in leaving)
         job.reports.excuse()
-        job.lost[:] = [name for name in job.lost if not name.startswith("worker-")]
         await job.refresh()
         await job.journal.settled()
         up = wanted > len(present)
@@ -79,7 +91,7 @@ class Scaling:
         job = self._job
         deadline = time.monotonic() + (wait_s or _WAIT_S)
         while not ready() and job.state not in _ENDED and not job.finished:
-            if not await job.wait_changed(deadline):
+            if not await job.changes.wait(deadline):
                 raise errors.DeadlineError(
                     f"there are {len(self._all())} workers by now; the others follow, paramserver status shows them"
                 )

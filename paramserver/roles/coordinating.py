@@ -185,7 +185,7 @@ class Coordinating:
             led = True
             self.endpoint.service = service
             leading()
-            service.job.loosely(self._resuming.watch(service))
+            service.job.tasks.begin(self._resuming.watch(service))
             how = await asyncio.shield(service.job.over)
             if how == "found":
                 if not (stood_by or self._options.resume):
@@ -294,15 +294,15 @@ class Coordinating:
             await self._stop.wait()
             return 128 + self._signal  # the launcher has gathered the result
         if how == "failed":
-            await service.job.wait_until(lambda: not service.job.members_present(), _TELL_S)
+            await service.job.changes.wait_until(lambda: not service.job.members_present(), _TELL_S)
             self._say(f"paramserver: error: {service.job.reason}")
             return service.job.exit_code
         if how == "stopped":
-            await service.job.wait_until(lambda: not service.job.workers_present(), _LEAVE_S)
+            await service.job.changes.wait_until(lambda: not service.job.workers_present(), _LEAVE_S)
         code = await self._gather(service, how)
         if self._settings.cluster.when_done == "stay" and code == 0:
             await self._stop.wait()
-        await service.job.wait_until(lambda: not service.job.members_present(), _LEAVE_S)
+        await service.job.changes.wait_until(lambda: not service.job.members_present(), _LEAVE_S)
         return code
 
     async def _gather(self, service: CoordinatorService, how: str) -> int:
@@ -314,7 +314,7 @@ class Coordinating:
 
         deadline = time.monotonic() + self._settings.cluster.max_idle_s
         while True:
-            await service.job.wait_until(all_there, self._settings.cluster.max_idle_s)
+            await service.job.changes.wait_until(all_there, self._settings.cluster.max_idle_s)
             if service.job.exit_code:
                 return service.job.exit_code
             try:

@@ -71,7 +71,7 @@ def lose(fleet: Fleet, leader: Chief) -> None:
     """Coordinator and store die together, and the store comes back empty."""
     service = leader.service
     assert service is not None
-    until("servers know what the coordinator knows", lambda: not service.job.keeping._behind())
+    until("servers know what the coordinator knows", lambda: not service.job.keeping.behind())
 
     def both() -> None:
         leader.die()
@@ -147,7 +147,7 @@ def test_an_older_state_of_the_store_is_not_gone_on_from() -> None:
         wait(hold.reached, "the workers in their third slice")
         service = leader.service
         assert service is not None
-        until("servers know what the coordinator knows", lambda: not service.job.keeping._behind())
+        until("servers know what the coordinator knows", lambda: not service.job.keeping.behind())
         members = [member.ident for member in service.job.members.of(Role.WORKER)]
 
         def both() -> None:

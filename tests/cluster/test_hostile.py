@@ -361,7 +361,7 @@ def test_messages_to_a_server(mode: str) -> None:
             for what, (method, refusal, message) in shard_messages(raw, mode).items():
                 check(cluster, "server-0", what, method, refusal, message)
         assert cluster.stats()[0].version == 0, "nothing of it was applied"
-        cluster.job.background.run(cluster.job.coordinator.job.tell_members(), CALL_S)
+        cluster.job.background.run(cluster.job.coordinator.job.keeping.tell(), CALL_S)
         client.push({"x": np.ones(64)})
         assert client.pull()["x"].tolist() == [1.0] * 64
         client.close()

@@ -176,7 +176,7 @@ def test_f03_the_store_is_away_and_comes_back() -> None:
             time.sleep(0.05)
         assert service.job.members.generation > before == recorded_generation(fleet)
         assert 2 <= leader.store.refused <= 5 * 2 + 5, "it asks again, but at most five times a second"
-        assert not service.job.losses
+        assert not service.job.reports.losses
         back = time.monotonic()
         fleet.cut_store(False)
         until("the state is written", lambda: recorded_generation(fleet) == service.job.members.generation, 2.0)

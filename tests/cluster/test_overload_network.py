@@ -87,7 +87,7 @@ def test_h02_members_are_heard_while_too_much_is_asked(monkeypatch: pytest.Monke
         (heard,) = service.job.members.of(Role.WORKER)
         assert heard.presence is Presence.CONNECTED
         assert heard.ident == member.member
-        assert service.job.losses == 0
+        assert service.job.reports.losses == 0
         released.set()
         assert {(await task)[0] for task in asking} == {"answered", "refused"}
         await member.leave()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from paramserver.coordinator.job import Job
 from paramserver.coordinator.promises import Promises
 from paramserver.coordinator.watching.ending import Ending, folded
 from paramserver.core.job.membership import Member, Role
@@ -25,7 +24,7 @@ def ending(data: DataSpec | None = None) -> tuple[Ending, Any]:
         watch=SimpleNamespace(absent={}),
         registry=SimpleNamespace(ready=False),
     )
-    return Ending(cast(Job, job)), job
+    return Ending(cast(Any, job)), job
 
 
 def leaves(made: Ending, version: int, handed_in: int = 3, incarnation: int = 5) -> None:

@@ -64,7 +64,7 @@ def test_a_replacement_need_not_wait_for_the_lease() -> None:
         again = await join(service, pid=12, incarnation=3, index=0, replaces=10)
         assert (again.rank, again.name) == (0, "worker-0")
         assert again.member != first.member
-        assert (service.job.lost, service.job.losses) == ([], 1), "it was lost, and has a successor"
+        assert (service.job.reports.lost, service.job.reports.losses) == ([], 1), "it was lost, and has a successor"
         assert first.member not in service.job.members
 
     with_job(work)
@@ -77,6 +77,6 @@ def test_nobody_replaces_who_is_there() -> None:
         again = await join(service, pid=12, incarnation=3, index=0, replaces=10)
         assert again.rank == 1
         assert first.member in service.job.members
-        assert (service.job.lost, service.job.losses) == ([], 0)
+        assert (service.job.reports.lost, service.job.reports.losses) == ([], 0)
 
     with_job(work)

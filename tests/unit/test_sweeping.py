@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
-from google.protobuf.message import Message
 
 from paramserver.checkpoint import catalog
 from paramserver.checkpoint.place import Place
 from paramserver.coordinator.history import sweeping
 from paramserver.coordinator.history.sweeping import Sweep
 from paramserver.coordinator.options import JobOptions
+from paramserver.coordinator.tasks import Tasks
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.v1 import shard_pb2
 
@@ -35,9 +34,6 @@ class Job:
         self.answers = answers
         self._folder = place / NAME
 
-    def loosely(self, work: Coroutine[Any, Any, Any], awaited: bool = False) -> asyncio.Task[Any]:
-        return asyncio.create_task(work)
-
     async def server_stats(self) -> list[shard_pb2.StatsResponse]:
         answer = self.answers.pop(0)
         self._folder.mkdir(exist_ok=True)
@@ -45,12 +41,12 @@ class Job:
         await self.open.wait()
         return [answer]
 
-    async def ask_servers(self, method: str, request: Message) -> list[Message]:
+    async def ask_servers(self, *_: Any) -> list[Any]:
         raise NotImplementedError
 
 
 def sweep_of(job: Job, place: Path) -> Sweep:
-    return Sweep(job, Place(str(place)), None, lambda version: version == 0, asyncio.Lock())
+    return Sweep(job, Tasks(), Place(str(place)), None, lambda version: version == 0, asyncio.Lock())
 
 
 def folders(place: Path) -> list[str]:

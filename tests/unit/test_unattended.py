@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from paramserver.coordinator.unattended import unattended
+from paramserver.coordinator.tasks import unattended
 from paramserver.errors import ConfigError
 
 

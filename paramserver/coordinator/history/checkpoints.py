@@ -5,27 +5,26 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 import structlog
 
 from paramserver import errors
 from paramserver.checkpoint import catalog
-from paramserver.checkpoint.manifest import checkpoint_name
+from paramserver.checkpoint.manifest import Manifest, checkpoint_name
 from paramserver.checkpoint.place import Place
-from paramserver.coordinator.history.manifests import manifest_of
+from paramserver.coordinator import ports
 from paramserver.coordinator.history.overdue import Overdue
 from paramserver.coordinator.history.securing import Securing
 from paramserver.coordinator.history.sweeping import Sweep
 from paramserver.coordinator.options import CheckpointOptions
+from paramserver.coordinator.promises import Promises
+from paramserver.coordinator.reports import Reports
 from paramserver.coordinator.work.even import one_version, same_slices
 from paramserver.core.versions.consistency import Mode
 from paramserver.failpoints import reach
 from paramserver.v1 import shard_pb2, types_pb2
-
-if TYPE_CHECKING:
-    from paramserver.coordinator.job import Job
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -36,10 +35,20 @@ _LOST_S = 1.0
 _HELD_S = 20.0
 
 
+class _Job(ports.Stage, ports.Commands, Protocol):
+    confirm: Callable[[], Awaitable[None]]
+    promises: Promises
+    reports: Reports
+
+    def manifest(self, version: int, parts: Sequence[shard_pb2.CopyStatus]) -> Manifest: ...
+
+    def write_down(self) -> None: ...
+
+
 class Checkpoints:
     """The checkpoints of one job, on its present timeline."""
 
-    def __init__(self, job: Job, options: CheckpointOptions) -> None:
+    def __init__(self, job: _Job, options: CheckpointOptions) -> None:
         self.options = options
         self.place = Place(options.place) if options.place else None
         # The newest complete one.
@@ -54,7 +63,7 @@ class Checkpoints:
         self._securing = Securing(job, self)
         self._changed = asyncio.Condition()
         self._cutting = asyncio.Lock()
-        self._sweep = Sweep(job, self.place, options.holding, self._given_up, self._cutting)
+        self._sweep = Sweep(job, job.tasks, self.place, options.holding, self._given_up, self._cutting)
         self._next = options.every
 
     def new_timeline(self, version: int) -> None:
@@ -84,7 +93,7 @@ class Checkpoints:
             self.overdue.begun(status.version)
             self._judge(status.version)
         if again:
-            self._job.loosely(self._release(again))
+            self._job.tasks.begin(self._release(again))
         for version in again:  # a server came to it after it was given up
             if not self._settled[version]:
                 self._sweep.begin(version)
@@ -104,12 +113,12 @@ class Checkpoints:
             self._settling.add(version)
             if all(status.state == shard_pb2.COPY_STATE_SKIPPED for _, status in broken):
                 self._securing.may_again(version, math.inf)
-            self._job.loosely(self._give_up(version, f"server-{index}: {status.reason or 'not written'}"))
+            self._job.tasks.begin(self._give_up(version, f"server-{index}: {status.reason or 'not written'}"))
         elif len(told) == self._job.options.servers and all(
             status.state == shard_pb2.COPY_STATE_SAVED for status in told.values()
         ):
             self._settling.add(version)
-            self._job.loosely(self._complete(version, [told[index] for index in sorted(told)]))
+            self._job.tasks.begin(self._complete(version, [told[index] for index in sorted(told)]))
 
     async def _complete(self, version: int, parts: Sequence[shard_pb2.CopyStatus]) -> None:
         """All shards have written theirs: the manifest makes it a checkpoint."""
@@ -121,7 +130,7 @@ class Checkpoints:
             log.warning(f"no checkpoint of version {version}: the mode or the staleness changed meanwhile")
             return
         try:
-            manifest = manifest_of(job, version, parts, self.options.run)
+            manifest = job.manifest(version, parts)
             await job.confirm()
             if self.options.holding is not None:
                 await asyncio.to_thread(self.options.holding.check)
@@ -188,7 +197,7 @@ class Checkpoints:
             job=job.options.job, timeline=job.timeline, term=job.term, versions=list(copies)
         )
         try:
-            await job.ask_servers("Shard.Release", request)
+            await job.ask_servers("Shard.Release", request, shard_pb2.ReleaseResponse)
         except errors.ParamServerError as error:  # who has not heard says so in its next report
             log.debug("release", error=str(error))
 
@@ -204,7 +213,7 @@ class Checkpoints:
         reached = job.reports.newest_version()
         if reached >= self._next:
             self._next = (reached // self.options.every + 1) * self.options.every
-            job.loosely(self._cut_quietly())
+            job.tasks.begin(self._cut_quietly())
 
     async def _cut_quietly(self) -> None:
         try:
@@ -227,7 +236,7 @@ class Checkpoints:
                 return await self._copy_all(timeline)
             finally:
                 if hold and timeline == job.timeline:
-                    await asyncio.shield(job.loosely(self._let_go(timeline), awaited=True))
+                    await asyncio.shield(job.tasks.begin(self._let_go(timeline), awaited=True))
 
     async def _copy_all(self, timeline: int) -> int:
         job, last = self._job, -1
@@ -268,7 +277,7 @@ class Checkpoints:
         request = shard_pb2.CutRequest(
             job=job.options.job, timeline=timeline, term=job.term, step=step, version=version
         )
-        return [cast(shard_pb2.CutResponse, reply) for reply in await job.ask_servers("Shard.Cut", request)]
+        return await job.ask_servers("Shard.Cut", request, shard_pb2.CutResponse)
 
     async def wait_settled(self, version: int) -> bool:
         """Wait until the checkpoint of ``version`` is complete (True) or given up.

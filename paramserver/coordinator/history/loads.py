@@ -9,21 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import structlog
 
 from paramserver import errors
+from paramserver.coordinator import ports
+from paramserver.coordinator.changes import Changes
+from paramserver.coordinator.history.checkpoints import Checkpoints
+from paramserver.coordinator.history.manifests import load_from_proto
+from paramserver.coordinator.leadership.keeping import Keeping
+from paramserver.coordinator.model import ModelRegistry
+from paramserver.coordinator.reports import Reports
+from paramserver.coordinator.watching.watch import Watch
 from paramserver.coordinator.work.counted import lease_table
 from paramserver.coordinator.work.even import stand_even
+from paramserver.coordinator.work.leasing import Leasing
+from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.versions.consistency import Consistency, Mode
-from paramserver.core.work.loading import Agreement, Load, Place
+from paramserver.core.work.loading import Agreement, Load
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.bounds import counting, text
-
-if TYPE_CHECKING:
-    from paramserver.coordinator.job import Job
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -41,10 +48,30 @@ class _CannotError(Exception):
     """Why a load cannot be done, in a sentence."""
 
 
+class _Job(ports.Stage, ports.Commands, ports.Ends, Protocol):
+    reason: str
+    draining: set[int]
+    changes: Changes
+    checkpoints: Checkpoints
+    keeping: Keeping
+    leasing: Leasing
+    mode_change: ModeChange
+    registry: ModelRegistry
+    reports: Reports
+    watch: Watch
+
+    @property
+    def recovery(self) -> ports.GoingBack: ...
+
+    def done_synchronously(self) -> tuple[int, list[tuple[int, int]]]: ...
+
+    def missing(self) -> str: ...
+
+
 class Loads:
     """The loads of one job, one at a time."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: _Job) -> None:
         self.agreement = Agreement()
         # The one that is under way: shards begin the timeline of it, or have begun.
         self.under_way: Load | None = None
@@ -60,12 +87,7 @@ class Loads:
 
     def restore(self, loaded: coordinator_pb2.LoadPlace) -> None:
         """Go on from what an earlier coordinator, or a checkpoint, says."""
-        self.agreement.done = from_proto(loaded)
-
-    @property
-    def saved(self) -> Load:
-        """The load that a checkpoint of the present weights must record."""
-        return self.under_way or self.agreement.done
+        self.agreement.done = load_from_proto(loaded)
 
     def lost(self, saved: Load) -> bool:
         """Whether going back to a checkpoint with this load would lose one that workers have seen done."""
@@ -75,7 +97,7 @@ class Loads:
 
     async def call(self, request: coordinator_pb2.LoadRequest) -> coordinator_pb2.LoadResponse:
         """Park a worker for a while, until the load is done. Raises ModelError if it cannot be done."""
-        job, load = self._job, from_proto(request.place)
+        job, load = self._job, load_from_proto(request.place)
         counting("the epoch of a load", load.place.epoch)
         if not counting("the number of a load", load.place.count):
             raise errors.ProtocolError("a load is counted from 1")
@@ -87,13 +109,13 @@ class Loads:
             if self.under_way is None:
                 try:
                     if self.agreement.call(request.member, load, self._taking_part()):
-                        await job.settled()
+                        await job.keeping.settled()
                         return coordinator_pb2.LoadResponse(done=True)
                 except ValueError as error:
-                    await job.notify()
+                    await job.changes.notify()
                     raise errors.ModelError(str(error)) from error
                 self.look()
-            if not await job.wait_changed(deadline):
+            if not await job.changes.wait(deadline):
                 return coordinator_pb2.LoadResponse(waiting_for=self._waiting_for())
 
     def _taking_part(self) -> list[int]:
@@ -133,10 +155,10 @@ class Loads:
             return
         load = self.agreement.agreed(self._alive())
         if load is not None:
-            self._task = job.loosely(self._run(load))
+            self._task = job.tasks.begin(self._run(load))
         elif job.consistency.mode is Mode.SYNC and time.monotonic() - self._looked > _GONE_ON_S:
             self._looked = time.monotonic()
-            self._task = job.loosely(self._gone_on())
+            self._task = job.tasks.begin(self._gone_on())
 
     def ended(self, member: Member, ended: bool) -> None:
         """A worker leaves. ``ended``: its script has come to its end."""
@@ -150,7 +172,7 @@ class Loads:
         """The worker is no longer a member."""
         self.agreement.gone(ident)
         if self.under_way is not None and not self.agreement.called:
-            self._job.loosely(self._nobody())
+            self._job.tasks.begin(self._nobody())
 
     async def _nobody(self) -> None:
         job = self._job
@@ -181,7 +203,7 @@ class Loads:
                 f"{names} has gone on to the next step, while other workers wait in ctx.load: call it in every worker "
                 "at the same place, best between two epochs"
             )
-            await self._job.notify()
+            await self._job.changes.notify()
 
     # ---- doing it
 
@@ -199,7 +221,7 @@ class Loads:
             await self._begin()
         except _CannotError as error:
             self.agreement.refuse(f"ctx.load cannot be done: {error}")
-            await job.notify()
+            await job.changes.notify()
         except errors.RolledBackError:
             return
         except errors.FencedError as error:
@@ -243,13 +265,13 @@ class Loads:
         revision = job.mode_change.next_revision()
         job.consistency = Consistency(now.mode, now.staleness, revision, now.from_version)
         await job.refresh()
-        await job.settled()
+        await job.keeping.settled()
         await self._configure()
         job.mode_change = job.mode_change.successor()
         await job.leasing.begin(table)
         job.registry.upload_again()
         job.state, job.reason = types_pb2.JOB_STATE_INITIALISING, ""
-        await job.tell_members()
+        await job.keeping.tell()
         await job.refresh()
 
     async def _configure(self) -> None:
@@ -262,11 +284,10 @@ class Loads:
 
         deadline = time.monotonic() + job.options.call_timeout_s
         while True:
-            servers = job.members.of(Role.SERVER)
             try:
-                if len(servers) < job.options.servers:
+                if len(job.members.of(Role.SERVER)) < job.options.servers:
                     raise errors.UnavailableError(job.missing())
-                await job.servers.call_all(servers, "Shard.Configure", request, job.options.call_timeout_s)
+                await job.ask_servers("Shard.Configure", request, shard_pb2.ConfigureResponse)
                 return
             except errors.RetryableError as error:
                 if time.monotonic() > deadline:
@@ -282,15 +303,3 @@ class Loads:
             self._job.state = types_pb2.JOB_STATE_RUNNING
             self._job.mode_change.bring_back()
             log.info("the scripts have loaded weights or optimizer state", version=self.version, place=str(load.place))
-
-
-def to_proto(load: Load | None) -> coordinator_pb2.LoadPlace | None:
-    """As a message; None for none."""
-    if load is None or not load.place.count:
-        return None
-    return coordinator_pb2.LoadPlace(epoch=load.place.epoch, count=load.place.count, digest=load.digest)
-
-
-def from_proto(message: coordinator_pb2.LoadPlace) -> Load:
-    """From a message."""
-    return Load(Place(message.epoch, message.count), message.digest)

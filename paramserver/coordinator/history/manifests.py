@@ -2,44 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
 
 from google.protobuf import json_format
 
 from paramserver import errors
 from paramserver.checkpoint.manifest import Manifest
 from paramserver.checkpoint.tensorfile import FileInfo
-from paramserver.coordinator.history.loads import to_proto
+from paramserver.coordinator.options import JobOptions
+from paramserver.core.work.loading import Load, Place
 from paramserver.membership.session import versions
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.messages import consistency_from_proto, data_from_proto, schedule_from_proto
 
-if TYPE_CHECKING:
-    from paramserver.coordinator.job import Job
-
 
 def manifest_of(
-    job: Job, version: int, parts: Sequence[shard_pb2.CopyStatus], run: Mapping[str, Any] | None
+    options: JobOptions,
+    record: coordinator_pb2.JobRecord,
+    model: types_pb2.ModelSpec,
+    version: int,
+    parts: Sequence[shard_pb2.CopyStatus],
 ) -> Manifest:
-    """The manifest of a version of which all shards have written their parts. ``run``: how the job was started."""
-    model = job.registry.model
-    assert model is not None
+    """The manifest of a version of which all shards have written their parts. ``record``: the present one."""
     here = versions()
     return Manifest(
-        job=job.options.job,
-        timeline=job.timeline,
+        job=options.job,
+        timeline=record.view.timeline,
         version=version,
-        term=job.term,
-        servers=job.options.servers,
-        layout_digest=job.registry.digest,
+        term=record.view.term,
+        servers=record.expected_servers,
+        layout_digest=record.layout,
         model=json_format.MessageToDict(model, preserving_proto_field_name=True),
         weights=tuple(_info(part.weights) for part in parts),
         state=tuple(_info(part.optimizer) for part in parts),
-        position=json_format.MessageToDict(position(job), preserving_proto_field_name=True),
-        run=dict(run or {}),
+        position=json_format.MessageToDict(_position(record), preserving_proto_field_name=True),
+        run=dict(options.checkpoints.run or {}),
         written=datetime.now(UTC).isoformat(timespec="seconds"),
         paramserver=here["paramserver"],
         torch=here["torch"],
@@ -47,16 +46,17 @@ def manifest_of(
     )
 
 
-def position(job: Job) -> coordinator_pb2.JobRecord:
+def _position(record: coordinator_pb2.JobRecord) -> coordinator_pb2.JobRecord:
     """Where training stands beside the weights: how the data is cut and dealt out, mode, seed."""
-    record = job.record()
     view = types_pb2.View(
-        timeline=job.timeline,
+        timeline=record.view.timeline,
         consistency=record.view.consistency,
         sync_origin=record.view.sync_origin,
         slices_per_step=record.view.slices_per_step,
         schedule_mode=record.view.schedule_mode,
     )
+    # The weights hold what a load that is under way brings.
+    loaded = next((field for field in ("loading", "loaded") if record.HasField(field)), None)
     return coordinator_pb2.JobRecord(
         view=view,
         settings=record.settings,
@@ -66,12 +66,12 @@ def position(job: Job) -> coordinator_pb2.JobRecord:
         async_from=record.async_from,
         histories=record.histories[:1],
         poisoned=record.poisoned,
-        loaded=to_proto(job.loads.saved),
+        loaded=getattr(record, loaded) if loaded else None,
     )
 
 
 def position_of(manifest: Manifest) -> coordinator_pb2.JobRecord:
-    """The same from a manifest; data, mode and schedule can be read from it. Raises CheckpointError if they cannot."""
+    """Where training stood at a checkpoint. Raises CheckpointError if data, mode or schedule cannot be read from it."""
     try:
         record = json_format.ParseDict(manifest.position, coordinator_pb2.JobRecord(), ignore_unknown_fields=True)
         consistency_from_proto(record.view.consistency)
@@ -90,6 +90,18 @@ def model_of(manifest: Manifest) -> types_pb2.ModelSpec:
         return json_format.ParseDict(manifest.model, types_pb2.ModelSpec(), ignore_unknown_fields=True)
     except json_format.ParseError as error:
         raise errors.CheckpointError(f"the manifest of {manifest.name} does not describe a model") from error
+
+
+def load_to_proto(load: Load | None) -> coordinator_pb2.LoadPlace | None:
+    """The load as a message; None for none."""
+    if load is None or not load.place.count:
+        return None
+    return coordinator_pb2.LoadPlace(epoch=load.place.epoch, count=load.place.count, digest=load.digest)
+
+
+def load_from_proto(message: coordinator_pb2.LoadPlace) -> Load:
+    """The load that a message describes."""
+    return Load(Place(message.epoch, message.count), message.digest)
 
 
 def _info(file: shard_pb2.SavedFile) -> FileInfo:

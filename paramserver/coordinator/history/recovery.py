@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import Protocol
 
 import structlog
 
@@ -17,9 +17,21 @@ from paramserver import errors
 from paramserver.checkpoint import catalog, manifest, owner
 from paramserver.checkpoint.manifest import Manifest
 from paramserver.checkpoint.place import Place
-from paramserver.coordinator.history.loads import from_proto
-from paramserver.coordinator.history.manifests import model_of, position_of
+from paramserver.coordinator import ports
+from paramserver.coordinator.changes import Changes
+from paramserver.coordinator.history.checkpoints import Checkpoints
+from paramserver.coordinator.history.loads import Loads
+from paramserver.coordinator.history.manifests import load_from_proto, model_of, position_of
+from paramserver.coordinator.leadership.journal import Journal
+from paramserver.coordinator.leadership.keeping import Keeping
+from paramserver.coordinator.model import ModelRegistry
+from paramserver.coordinator.reports import Reports
+from paramserver.coordinator.watching.ending import Ending
+from paramserver.coordinator.watching.poison import PoisonWatch
+from paramserver.coordinator.watching.watch import Watch
 from paramserver.coordinator.work.counted import lease_table
+from paramserver.coordinator.work.leasing import Leasing
+from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.work.leases import SliceLeases
@@ -34,9 +46,6 @@ from paramserver.wire.messages import (
     schedule_from_proto,
 )
 
-if TYPE_CHECKING:
-    from paramserver.coordinator.job import Job
-
 log = structlog.get_logger("paramserver.coordinator")
 
 _RETRY_S = 0.3
@@ -44,10 +53,41 @@ _SAY_S = 5.0
 _RESTORE_S = 600.0
 
 
+class _Job(ports.Stage, ports.Commands, ports.Ends, Protocol):
+    reason: str
+    schedule_mode: Mode
+    origin: SyncSchedule
+    async_from: int
+    changes: Changes
+    checkpoints: Checkpoints
+    ending: Ending
+    journal: Journal
+    keeping: Keeping
+    leasing: Leasing
+    loads: Loads
+    mode_change: ModeChange
+    poison: PoisonWatch
+    registry: ModelRegistry
+    reports: Reports
+    watch: Watch
+
+    @property
+    def given_up(self) -> bool: ...
+
+    @property
+    def slices_per_step(self) -> int: ...
+
+    def done_synchronously(self) -> tuple[int, list[tuple[int, int]]]: ...
+
+    def missing(self) -> str: ...
+
+    def write_down(self) -> None: ...
+
+
 class Recovery:
     """Rolls the job back. One roll-back at a time; what happens meanwhile leads to another attempt."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: _Job) -> None:
         self.count = 0
         self.steps_redone = 0
         self._job = job
@@ -95,7 +135,7 @@ class Recovery:
             job.state = types_pb2.JOB_STATE_RECOVERING
         job.reason = f"{reason}: going back to a checkpoint"
         self._done = False
-        job.loosely(self._run())
+        job.tasks.begin(self._run())
 
     def resume(self, saved: Manifest, place: str = "") -> None:
         """A new job that goes on from a checkpoint: take over the model now, the rest when all servers are there.
@@ -113,7 +153,7 @@ class Recovery:
         job.timeline = max(job.timeline, saved.timeline)
         self._resuming = True
         self._done = False
-        job.loosely(self._run())
+        job.tasks.begin(self._run())
 
     async def _run(self) -> None:
         job = self._job
@@ -133,8 +173,7 @@ class Recovery:
             await job.fail(f"the job cannot go back to a checkpoint: {error}")
             return
         self._done = True
-        if not await job.tell_members():  # of those who came or went meanwhile
-            job.tell_members_later()
+        await job.keeping.insist()  # members may have come or gone meanwhile
         if job.state == types_pb2.JOB_STATE_RUNNING:
             job.mode_change.bring_back()
 
@@ -202,7 +241,7 @@ class Recovery:
         """Wait until every index has a server; the watch gives the job up if that takes too long."""
         job, said = self._job, time.monotonic()
         while len(job.members.of(Role.SERVER)) < job.options.servers or job.watch.absent:
-            await job.wait_changed(time.monotonic() + _RETRY_S)
+            await job.changes.wait(time.monotonic() + _RETRY_S)
             if time.monotonic() - said > _SAY_S:
                 said = time.monotonic()
                 log.info(f"going back to a checkpoint; waiting for {job.missing() or 'servers'}")
@@ -257,7 +296,7 @@ class Recovery:
             if not saved.finite or saved.name in self._bad or saved.layout_digest != digest:
                 continue
             try:
-                loaded = from_proto(position_of(saved).loaded)
+                loaded = load_from_proto(position_of(saved).loaded)
             except errors.CheckpointError as error:
                 log.warning("that checkpoint cannot be used; trying the one before", reason=str(error))
                 self._bad.add(saved.name)
@@ -285,8 +324,7 @@ class Recovery:
             configure.consistency.CopyFrom(consistency_to_proto(consistency))
             return shard_pb2.RestoreRequest(configure=configure, manifest=text, grant=job.registry.grant, place=place)
 
-        replies = await job.servers.call_all(job.members.of(Role.SERVER), "Shard.Restore", request, _RESTORE_S)
-        restored = [cast(shard_pb2.RestoreResponse, reply) for reply in replies]
+        restored = await job.ask_servers("Shard.Restore", request, shard_pb2.RestoreResponse, _RESTORE_S)
         if any(reply.version != saved.version for reply in restored):
             raise errors.CheckpointError(f"the servers did not all restore version {saved.version}")
         job.consistency = consistency
@@ -316,7 +354,7 @@ class Recovery:
             configure.anew = True
             return configure
 
-        await job.servers.call_all(job.members.of(Role.SERVER), "Shard.Configure", request, job.options.call_timeout_s)
+        await job.ask_servers("Shard.Configure", request, shard_pb2.ConfigureResponse)
 
     async def _go_on(self, version: int) -> None:
         """All servers have ``version``: let the workers follow."""
@@ -331,5 +369,5 @@ class Recovery:
         await job.leasing.begin(self._table)
         if running:
             job.state, job.reason = types_pb2.JOB_STATE_RUNNING, ""
-        await job.tell_members()
+        await job.keeping.tell()
         await job.refresh()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import structlog
 
@@ -15,16 +14,13 @@ from paramserver.checkpoint.manifest import checkpoint_name
 from paramserver.checkpoint.owner import Holding
 from paramserver.checkpoint.place import Place
 from paramserver.coordinator import ports
+from paramserver.coordinator.tasks import Tasks
 
 log = structlog.get_logger("paramserver.coordinator")
 
 # How long a sweep waits for servers that still write a version that was given up.
 _SWEEP_S = 10.0
 _LOOK_S = 0.1
-
-
-class _Job(ports.Background, ports.Commands, Protocol):
-    pass
 
 
 class Sweep:
@@ -35,13 +31,15 @@ class Sweep:
 
     def __init__(
         self,
-        job: _Job,
+        job: ports.Commands,
+        tasks: Tasks,
         place: Place | None,
         holding: Holding | None,
         given_up: Callable[[int], bool],
         copying: asyncio.Lock,
     ) -> None:
-        self._job, self._place, self._holding, self._given_up, self._copying = job, place, holding, given_up, copying
+        self._job, self._tasks, self._place, self._holding = job, tasks, place, holding
+        self._given_up, self._copying = given_up, copying
         # Versions that a task of `begin` sweeps now.
         self._begun: set[int] = set()
 
@@ -49,7 +47,7 @@ class Sweep:
         """Sweep this version in the background, unless such a task is at work."""
         if version not in self._begun:
             self._begun.add(version)
-            self._job.loosely(self.finish(version)).add_done_callback(lambda _: self._begun.discard(version))
+            self._tasks.begin(self.finish(version)).add_done_callback(lambda _: self._begun.discard(version))
 
     async def finish(self, version: int) -> None:
         """Return when the files of this version are removed. Gives up after 10 s, or if storage does not answer.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from google.protobuf.message import Message
 
@@ -12,6 +13,7 @@ from paramserver.core.job.membership import Member
 from paramserver.transport.base import Channel
 
 Connect = Callable[[str], Channel]
+M = TypeVar("M", bound=Message)
 
 
 class Servers:
@@ -50,15 +52,26 @@ class Servers:
             raise type(error)(f"{member.name} at {member.address} did not answer {method}: {error}") from error
 
     async def call_all(
-        self, members: Sequence[Member], method: str, request: Callable[[Member], Message], timeout_s: float
-    ) -> list[Message]:
-        """Call all of them at once; the first error is raised after all have ended."""
-        calls = (self.call(member, method, request(member), timeout_s) for member in members)
+        self,
+        members: Sequence[Member],
+        method: str,
+        request: Message | Callable[[Member], Message],
+        reply: type[M],
+        timeout_s: float,
+    ) -> list[M]:
+        """Call all ``members`` at once, with the same message or with one made for each; their replies in this order.
+
+        Errors name the server. The first error is raised after all calls have ended.
+        """
+        calls = (
+            self.call(member, method, request if isinstance(request, Message) else request(member), timeout_s)
+            for member in members
+        )
         results = await asyncio.gather(*calls, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
-        return [result for result in results if isinstance(result, Message)]
+        return [result for result in results if isinstance(result, reply)]
 
     async def forget(self, ident: int) -> None:
         """Close the channel of a server that is gone."""

@@ -10,7 +10,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import Protocol
 
 from paramserver import errors
 from paramserver.coordinator import ports
@@ -24,7 +24,7 @@ _REST = 10
 _PATIENCE_S = (0.25, 4.0)
 
 
-class _Job(ports.Stage, ports.Background, ports.Commands, Protocol):
+class _Job(ports.Stage, ports.Commands, Protocol):
     pass
 
 
@@ -44,7 +44,7 @@ class Snapshots:
         Raises StaleViewError if the job is synchronous, where every version is a cut, RolledBackError if it goes back.
         """
         if self._coming is None or self._coming.done():
-            self._coming = self._job.loosely(self._next(timeline), awaited=True)
+            self._coming = self._job.tasks.begin(self._next(timeline), awaited=True)
         return await asyncio.shield(self._coming)
 
     async def _next(self, timeline: int) -> coordinator_pb2.SnapshotResponse:
@@ -87,7 +87,7 @@ class Snapshots:
         request = shard_pb2.CutRequest()
         request.CopyFrom(command)
         request.step = step
-        replies = [cast(shard_pb2.CutResponse, reply) for reply in await self._job.ask_servers("Shard.Cut", request)]
+        replies = await self._job.ask_servers("Shard.Cut", request, shard_pb2.CutResponse)
         if len(replies) != self._job.options.servers:
             raise errors.UnavailableError("not all servers are there: try again")
         return replies

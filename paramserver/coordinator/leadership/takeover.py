@@ -11,11 +11,12 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import structlog
 
 from paramserver import errors
+from paramserver.coordinator.job import Job
 from paramserver.coordinator.work.counted import lease_table
 from paramserver.core.job.membership import Member, Presence, Role
 from paramserver.core.versions.consistency import Consistency, Mode
@@ -26,9 +27,6 @@ from paramserver.wire.messages import (
     mode_from_proto,
     schedule_from_proto,
 )
-
-if TYPE_CHECKING:
-    from paramserver.coordinator.job import Job
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -83,9 +81,7 @@ async def take_over(
     job.checkpoints.last = record.checkpoint
     job.recovery.count, job.recovery.steps_redone = record.rollbacks, record.steps_redone
     job.scaling.wanted = record.wanted_workers
-    job.lost[:] = record.lost
-    job.losses = record.losses
-    job.promises.restore(record.broken_promises)
+    job.promises.broken = dict(record.broken_promises)
     job.reports.restore(record)
     job.poison.restore(record)
     job.loads.restore(record.loaded)
@@ -120,7 +116,7 @@ async def take_over(
         published = record.ready or any(reply.active for reply in stats.values())
         job.registry.restore(model, record, [m.ident for m in members if m.role is Role.WORKER], published)
         # From here on the servers obey no coordinator of before; what they say now will stand.
-        if not await job.tell_members():
+        if not await job.keeping.tell():
             raise errors.UnavailableError("a server did not hear of the new coordinator")
         if published:
             await job.registry.publish()

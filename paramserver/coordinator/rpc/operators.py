@@ -8,17 +8,13 @@ import structlog
 
 from paramserver import errors
 from paramserver.coordinator.job import Job
+from paramserver.coordinator.rpc.status import status_page
 from paramserver.coordinator.work.accounts import account
-from paramserver.core.job.membership import (
-    Role,
-)
+from paramserver.core.job.membership import Role
 from paramserver.membership.session import versions
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.bounds import patience
-from paramserver.wire.messages import (
-    PROTOCOL,
-    consistency_to_proto,
-)
+from paramserver.wire.messages import PROTOCOL, consistency_to_proto
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -31,7 +27,7 @@ class Operators:
 
     async def status(self, request: coordinator_pb2.StatusRequest) -> coordinator_pb2.StatusResponse:
         """Everything a status page shows."""
-        return self._job.reports.status(request)
+        return status_page(self._job, request)
 
     async def settings(self, request: coordinator_pb2.SettingsRequest) -> coordinator_pb2.SettingsResponse:
         """What a newcomer has to know before it starts."""
@@ -77,7 +73,7 @@ class Operators:
         await self._job.refresh()
         deadline = time.monotonic() + (wait_s or 60.0)
         while member.ident in self._job.members:
-            if not await self._job.wait_changed(deadline):
+            if not await self._job.changes.wait(deadline):
                 raise errors.DeadlineError(f"{request.name} was asked to leave, but has not done so yet")
         return coordinator_pb2.DrainResponse()
 

@@ -105,7 +105,6 @@ class Sessions:
         self._residuals_lost(effects)
         member = next(effect.member for effect in effects if isinstance(effect, Admitted))
         if member.role is not Role.OBSERVER:
-            self._job.lost[:] = [name for name in self._job.lost if name != member.name]
             self._job.reports.admitted(member)
         if role is Role.SERVER:
             if not request.holds and member.index in gone and self._job.recovery.possible:
@@ -133,7 +132,7 @@ class Sessions:
         try:
             edition = -1
             while True:
-                edition = await self._job.wait_edition(edition)
+                edition = await self._job.changes.wait_edition(edition)
                 if reader.done() or ident not in self._job.members:
                     return
                 yield coordinator_pb2.SessionResponse(view=self._job.view())
@@ -151,7 +150,7 @@ class Sessions:
                     raise errors.ProtocolError("a session speaks for one member only")
                 await self._hear(request)
         finally:
-            await self._job.notify()
+            await self._job.changes.notify()
 
     async def _hear(self, request: coordinator_pb2.SessionRequest) -> None:
         check_report(request.worker)
@@ -225,7 +224,7 @@ class Sessions:
     async def _carry_out(self, effects: list[Effect]) -> None:
         """Perform them to the end, even if the caller is cancelled: the others must hear of every change."""
         if effects:
-            await asyncio.shield(self._job.loosely(self._perform(effects), awaited=True))
+            await asyncio.shield(self._job.tasks.begin(self._perform(effects), awaited=True))
 
     async def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -239,9 +238,6 @@ class Sessions:
                     reach("coord.after_generation")
 
     async def _removed(self, member: Member, lost: bool, reason: str) -> None:
-        if lost and member.role is not Role.OBSERVER:
-            self._job.losses += 1
-            self._job.lost.append(member.name)
         self._job.reports.removed(member, lost, reason)
         if member.role is Role.SERVER:
             await self._job.servers.forget(member.ident)
@@ -262,5 +258,5 @@ class Sessions:
 
     async def _membership_changed(self) -> None:
         self._job.write_down()
-        await self._job.spread()
+        await self._job.keeping.spread()
         await self._job.refresh()

@@ -6,14 +6,10 @@ import structlog
 
 from paramserver import errors
 from paramserver.coordinator.job import Job
-from paramserver.core.job.membership import (
-    Member,
-)
+from paramserver.core.job.membership import Member
 from paramserver.core.work.slices import SyncSchedule
 from paramserver.v1 import coordinator_pb2
-from paramserver.wire.messages import (
-    data_from_proto,
-)
+from paramserver.wire.messages import data_from_proto
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -29,7 +25,7 @@ class Training:
     ) -> coordinator_pb2.RegisterModelResponse:
         """The first model counts; later ones must be equal to it. Waits until all servers are there."""
         self._member(request.member)
-        if not await self._job.wait_until(
+        if not await self._job.changes.wait_until(
             lambda: self._job.loads.may_begin(request.member), self._job.options.max_idle_s
         ):
             raise errors.DeadlineError("the other workers wait in ctx.load, and do not come to go on")
@@ -56,7 +52,7 @@ class Training:
             await self._job.leasing.register(data)
             self._job.origin = SyncSchedule(data.slices_per_epoch, self._job.slices_per_step)
             self._job.write_down()
-        await self._job.settled()
+        await self._job.keeping.settled()
         return coordinator_pb2.RegisterDataResponse()
 
     async def initialize_done(

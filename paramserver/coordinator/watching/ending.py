@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import structlog
 
 from paramserver import errors
+from paramserver.coordinator import ports
+from paramserver.coordinator.changes import Changes
+from paramserver.coordinator.history.checkpoints import Checkpoints
+from paramserver.coordinator.model import ModelRegistry
+from paramserver.coordinator.promises import Promises
+from paramserver.coordinator.watching.poison import PoisonWatch
+from paramserver.coordinator.watching.watch import Watch
 from paramserver.coordinator.work.accounts import account
 from paramserver.coordinator.work.even import stand_even
+from paramserver.coordinator.work.leasing import Leasing
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.job.tally import Shard, Tally, imbalances, not_counted
 from paramserver.core.versions.consistency import Mode
+from paramserver.core.work.slices import SyncSchedule
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
-
-if TYPE_CHECKING:
-    from paramserver.coordinator.job import Job
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -32,10 +38,28 @@ _EVEN_S = 10.0
 _KEPT = 256
 
 
+class _Job(ports.Stage, ports.Commands, ports.Ends, Protocol):
+    finished: bool
+    released: bool
+    origin: SyncSchedule
+    changes: Changes
+    promises: Promises
+    leasing: Leasing
+    poison: PoisonWatch
+    registry: ModelRegistry
+    checkpoints: Checkpoints
+    watch: Watch
+
+    @property
+    def slices_per_step(self) -> int: ...
+
+    def end(self, how: str) -> None: ...
+
+
 class Ending:
     """Looks after a job without workers; :meth:`look` is called several times a second, and when one leaves."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: _Job) -> None:
         # Some worker's script has come to its end.
         self.script_ended = False
         # The last worker that left was not lost: what it had handed in has arrived everywhere.
@@ -105,11 +129,10 @@ class Ending:
         data = job.leasing.data
         gone = sorted({one.name for one in self._gone.values() if one.handed_in and one.version > version})
         if gone and not (data is not None and data.slice_size):
-            job.promises.broke(
-                "undone",
+            job.promises.broken["undone"] = (
                 f"a server was lost, and the job went back from version {reached} to {version} after "
                 f"{', '.join(gone)} had left: what was handed in meanwhile is lost, and nobody can hand it in again. "
-                "Run it again, with a smaller checkpoint.every if servers die often.",
+                "Run it again, with a smaller checkpoint.every if servers die often."
             )
 
     def look(self) -> None:
@@ -119,7 +142,7 @@ class Ending:
         if busy or job.state == types_pb2.JOB_STATE_RECOVERING or job.watch.absent:
             return
         if self.closing:
-            self._task = job.loosely(self._run())
+            self._task = job.tasks.begin(self._run())
 
     async def _run(self) -> None:
         now = self._now
@@ -137,7 +160,7 @@ class Ending:
             return
         if now == self._now:
             self._settled = now
-            await self._job.notify()
+            await self._job.changes.notify()
             if self._job.finished or (self.script_ended and self.orderly):
                 self._job.end("done")
 
@@ -147,13 +170,12 @@ class Ending:
         if stats is not None and await self._complete_step(stats):
             stats = await stand_even(job)
         if stats is None:
-            job.promises.broke(
-                "versions",
+            job.promises.broken["versions"] = (
                 "the servers stand at different versions: a worker was lost while it handed something in, and nobody "
-                "has come in its place. The last version cannot be saved; go on from the last checkpoint.",
+                "has come in its place. The last version cannot be saved; go on from the last checkpoint."
             )
             return
-        job.promises.kept("versions")
+        job.promises.broken.pop("versions", None)
         version = stats[0].version
         if job.checkpoints.place is not None:
             await job.checkpoints.make_safe(version)
@@ -180,7 +202,7 @@ class Ending:
             missing=first.missing,
             of=first.missing_of,
         )
-        await job.ask_servers("Shard.Cut", request)
+        await job.ask_servers("Shard.Cut", request, shard_pb2.CutResponse)
         log.info(
             "the last step is made of the contributions that came",
             step=first.version,
@@ -201,9 +223,9 @@ class Ending:
         data = job.leasing.data
         found = await self._twice() if data is not None and data.slice_size else self._imbalances(stats)
         if found:
-            job.promises.broke("accounts", " ".join(found))
+            job.promises.broken["accounts"] = " ".join(found)
         else:
-            job.promises.kept("accounts")
+            job.promises.broken.pop("accounts", None)
 
     async def _twice(self) -> list[str]:
         """Of slices of a data set each counts once; of a job that is through, every one."""

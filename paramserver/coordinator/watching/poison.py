@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import structlog
 
+from paramserver.coordinator import ports
+from paramserver.coordinator.reports import Reports
+from paramserver.coordinator.work.leasing import Leasing
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.versions.names import AsyncName
 from paramserver.core.work.poison import Place, Poison
 from paramserver.core.work.slices import slice_indices
 from paramserver.v1 import coordinator_pb2, types_pb2
-
-if TYPE_CHECKING:
-    from paramserver.coordinator.job import Job
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -25,10 +25,18 @@ _UNDECIDED_S, _LOOK_S = 3.0, 0.05
 _TRAINING = (types_pb2.JOB_STATE_RUNNING, types_pb2.JOB_STATE_RECOVERING)
 
 
+class _Job(ports.Stage, ports.Ends, Protocol):
+    leasing: Leasing
+    reports: Reports
+
+    @property
+    def slices_per_step(self) -> int: ...
+
+
 class PoisonWatch:
     """Follows which slices the workers of one job compute, and at which they die."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: _Job) -> None:
         # (epoch, index) of slices that count without samples: nobody is to compute them.
         self.slices: set[tuple[int, int]] = set()
         self._job = job
@@ -80,7 +88,7 @@ class PoisonWatch:
         if not self._poison.careful:
             return
         job = self._job
-        counted = min((report.applied for report in job.reports.server_reports().values()), default=0)
+        counted = min((report.applied for report in job.reports.servers.values()), default=0)
         enough = 2 * (job.slices_per_step + len(job.members.of(Role.WORKER)))
         self._poison.look(counted, enough, self._done, time.monotonic())
 
@@ -121,7 +129,7 @@ class PoisonWatch:
         """Whether the slice has counted on all servers."""
         job = self._job
         if place.step is not None:
-            reports = job.reports.server_reports().values()
+            reports = job.reports.servers.values()
             return bool(reports) and min(report.version for report in reports) > place.step
         table = job.leasing.table
         return table is None or table.is_done(AsyncName(place.epoch, place.index))

@@ -9,7 +9,6 @@ import structlog
 
 from paramserver import errors
 from paramserver.coordinator import ports
-from paramserver.coordinator.leadership.cluster import Servers
 from paramserver.coordinator.work.leasing import Leasing
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.job.progress import Progress
@@ -19,11 +18,8 @@ from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 log = structlog.get_logger("paramserver.coordinator")
 
 
-class _Job(ports.Stage, Protocol):
+class _Job(ports.Stage, ports.Commands, Protocol):
     leasing: Leasing
-    servers: Servers
-
-    async def refresh(self) -> None: ...
 
 
 class Stalls:
@@ -79,8 +75,6 @@ class Stalls:
         # Its clock is to hold nobody back; with its next pull it is among the others again.
         request = shard_pb2.IdleRequest(job=self._job.options.job, timeline=self._job.timeline, worker=ident)
         try:
-            await self._job.servers.call_all(
-                self._job.members.of(Role.SERVER), "Shard.Idle", lambda _: request, self._job.options.call_timeout_s
-            )
+            await self._job.ask_servers("Shard.Idle", request, shard_pb2.IdleResponse)
         except errors.ParamServerError as error:
             log.warning("a server did not hear of a stalled worker", worker=member.name, error=str(error))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import structlog
 
+from paramserver.coordinator import ports
+from paramserver.coordinator.reports import Reports
+from paramserver.coordinator.watching.ending import Ending
+from paramserver.coordinator.watching.stalls import Stalls
+from paramserver.coordinator.watching.watch import Watch
+from paramserver.coordinator.work.leasing import Leasing
 from paramserver.core.job.membership import Role
 from paramserver.core.job.watchdog import Sight, Watchdog
 from paramserver.v1 import shard_pb2, types_pb2
-
-if TYPE_CHECKING:
-    from paramserver.coordinator.job import Job
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -20,10 +24,23 @@ log = structlog.get_logger("paramserver.coordinator")
 _NOBODY_S = 8.0
 
 
+class _Job(ports.Stage, ports.Ends, Protocol):
+    address: str
+    over: asyncio.Future[str]
+    leasing: Leasing
+    reports: Reports
+    stalls: Stalls
+    watch: Watch
+    ending: Ending
+
+    @property
+    def recovery(self) -> ports.GoingBack: ...
+
+
 class Stuck:
     """Looks several times a second. ``reason``: why the job is stuck, empty while it gets on."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: _Job) -> None:
         self.reason = ""
         self._job = job
         self._watchdog = Watchdog()
@@ -48,8 +65,8 @@ class Stuck:
         workers = job.members.of(Role.WORKER)
         if not workers and not missed:
             return None
-        reports = job.reports.worker_reports()
-        servers = job.reports.server_reports()
+        reports = job.reports.workers
+        servers = job.reports.servers
         if any(copy.state == shard_pb2.COPY_STATE_WRITING for report in servers.values() for copy in report.copies):
             return None  # which may hold the next version up, and is looked at elsewhere
         names = {one.ident: one.name for one in (*workers, *job.members.of(Role.SERVER))}
@@ -94,5 +111,5 @@ class Stuck:
 
     def _moving_s(self, workers: int) -> float:
         """How long the weights take to all workers and the gradients back, all over one link."""
-        nbytes = sum(report.shard_bytes for report in self._job.reports.server_reports().values())
+        nbytes = sum(report.shard_bytes for report in self._job.reports.servers.values())
         return 2 * max(workers, 1) * nbytes * 8 / (self._job.options.link_mbps * 1e6)

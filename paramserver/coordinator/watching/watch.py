@@ -21,8 +21,7 @@ _TIMED_OUT = DeadlineError.exit_code
 
 class _Recovery(Protocol):
     @property
-    def possible(self) -> bool:
-        """Whether there is a checkpoint to go back to."""
+    def possible(self) -> bool: ...
 
 
 class _Job(Protocol):

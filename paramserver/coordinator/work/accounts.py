@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, cast
+from typing import Protocol
 
 from paramserver import errors
+from paramserver.coordinator import ports
+from paramserver.coordinator.model import ModelRegistry
+from paramserver.coordinator.watching.poison import PoisonWatch
+from paramserver.coordinator.work.leasing import Leasing
 from paramserver.core.versions.ledger import Account, ShardLedger, accounts
 from paramserver.core.work.slices import DataSpec, Step, SyncSchedule, slice_samples
 from paramserver.v1 import coordinator_pb2, shard_pb2
 
-if TYPE_CHECKING:
-    from paramserver.coordinator.job import Job
-
 UNKNOWN = "no longer known"
 
 
-async def account(job: Job, slices: bool) -> coordinator_pb2.AccountsResponse:
+class _Job(ports.Commands, Protocol):
+    leasing: Leasing
+    registry: ModelRegistry
+    poison: PoisonWatch
+    origin: SyncSchedule
+
+    @property
+    def slices_per_step(self) -> int: ...
+
+
+async def account(job: _Job, slices: bool) -> coordinator_pb2.AccountsResponse:
     """Ask all shards now. Raises UnavailableError while the job has no model or data set."""
     data = job.leasing.data
     if data is None or not data.slice_size or not job.registry.ready:
         raise errors.UnavailableError("nothing has been counted yet: the job has no data set or is not running")
     request = shard_pb2.LedgerRequest(job=job.options.job)
-    replies = [cast(shard_pb2.LedgerResponse, reply) for reply in await job.ask_servers("Shard.Ledger", request)]
+    replies = await job.ask_servers("Shard.Ledger", request, shard_pb2.LedgerResponse)
     names = {ident: name for reply in replies for ident, name in reply.names.items()}
     step_of = steps(job.origin, data, job.slices_per_step)
     made = accounts([_ledger(reply) for reply in replies], data, step_of)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, cast
+from typing import Protocol
 
 from paramserver.coordinator import ports
 from paramserver.coordinator.work.leasing import Leasing
@@ -20,7 +20,7 @@ class _Job(ports.Commands, Protocol):
 async def counted(job: ports.Commands) -> list[shard_pb2.CountedResponse]:
     """The slices that each shard has counted."""
     request = shard_pb2.CountedRequest(job=job.options.job, timeline=job.timeline)
-    return [cast(shard_pb2.CountedResponse, reply) for reply in await job.ask_servers("Shard.Counted", request)]
+    return await job.ask_servers("Shard.Counted", request, shard_pb2.CountedResponse)
 
 
 async def lease_table(job: _Job) -> SliceLeases:

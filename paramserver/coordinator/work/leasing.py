@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
 
 from paramserver import errors
 from paramserver.coordinator import ports
@@ -20,14 +19,10 @@ _MAX_WAIT_S = 60.0
 _MAX_WANT = 1024
 
 
-class _Job(ports.Stage, ports.Background, Protocol):
-    pass
-
-
 class Leasing:
     """The slice leases of the job; ``table`` is None while the job is synchronous or has no data yet."""
 
-    def __init__(self, job: _Job) -> None:
+    def __init__(self, job: ports.Stage) -> None:
         self._job = job
         self.data: DataSpec | None = None
         self.table: SliceLeases | None = None
@@ -57,7 +52,7 @@ class Leasing:
         """A worker is gone, or has begun anew: its slices go to others."""
         self._revisions.pop(worker, None)
         if self.table is not None and self.table.give_back(worker):
-            self._job.loosely(self.notify())
+            self._job.tasks.begin(self.notify())
 
     async def lease(self, request: coordinator_pb2.LeaseRequest) -> coordinator_pb2.LeaseResponse:
         """Note what is done, then hand out up to ``want`` slices, waiting up to ``wait_s`` for the first."""

@@ -11,22 +11,23 @@ import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 import structlog
 
 from paramserver import errors
-from paramserver.coordinator.unattended import unattended
-from paramserver.core.job.membership import Member, Role
+from paramserver.coordinator import ports
+from paramserver.coordinator.leadership.cluster import Servers
+from paramserver.coordinator.tasks import Tasks, unattended
+from paramserver.coordinator.watching.watch import Watch
+from paramserver.coordinator.work.leasing import Leasing
+from paramserver.core.job.membership import Member
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.work.leases import SliceLeases
 from paramserver.core.work.slices import SyncSchedule
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.bounds import patience
 from paramserver.wire.messages import consistency_to_proto
-
-if TYPE_CHECKING:
-    from paramserver.coordinator.job import Job
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -40,10 +41,23 @@ _RETRY_S = 0.5
 _MAX_WAIT_S = 600.0
 
 
+class _Job(ports.Stage, ports.Commands, Protocol):
+    async_from: int
+    origin: SyncSchedule
+    leasing: Leasing
+    servers: Servers
+    watch: Watch
+
+    @property
+    def slices_per_step(self) -> int: ...
+
+    def done_synchronously(self) -> tuple[int, list[tuple[int, int]]]: ...
+
+
 class ModeChange:
     """Changes mode and staleness of a running job, one change at a time."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: _Job) -> None:
         self._job = job
         self._lock = asyncio.Lock()
         self._revision = job.consistency.revision
@@ -54,7 +68,7 @@ class ModeChange:
         # What is agreed on, or was in force before the job went back, and is not in force yet.
         self._wanted: Consistency | None = None
         self._closed = False
-        self._background: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks()
 
     @property
     def wanted(self) -> Consistency | None:
@@ -80,7 +94,7 @@ class ModeChange:
         if self._job.state != types_pb2.JOB_STATE_RUNNING:
             raise errors.UnavailableError("the job is not running yet: try again when all members are there")
         wanted = Consistency(mode, staleness)
-        change = self._start(self._change(wanted), awaited=True)
+        change = self._tasks.begin(self._change(wanted), awaited=True)
         try:
             return await asyncio.wait_for(asyncio.shield(change), wait_s)
         except asyncio.CancelledError:
@@ -187,7 +201,7 @@ class ModeChange:
             # The boundary may be ahead, and to reach it the workers need a coordinator.
             await self._lock.acquire()
             self._wanted = changed
-            self._start(self._finish(changed))
+            self._tasks.begin(self._finish(changed))
         else:
             await self._now_sync(changed, table)
 
@@ -218,7 +232,7 @@ class ModeChange:
         if wanted is None:
             return
         log.info("the setting in force before is brought back", consistency=str(wanted))
-        self._start(self._bring_back(wanted))
+        self._tasks.begin(self._bring_back(wanted))
 
     async def _bring_back(self, wanted: Consistency) -> None:
         try:
@@ -236,22 +250,12 @@ class ModeChange:
             async def tell() -> None:
                 await self._job.servers.call(server, "Shard.SetConsistency", request, self._job.options.call_timeout_s)
 
-            self._start(self._insist(tell))
-
-    def _start(self, work: Coroutine[Any, Any, T], awaited: bool = False) -> asyncio.Task[T]:
-        task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-        if not awaited:
-            unattended(task)
-        return task
+            self._tasks.begin(self._insist(tell))
 
     async def close(self) -> None:
         """Stop what is under way: the job ends, or all servers begin another timeline."""
         self._wanted, self._closed = self._wanted or self._job.consistency, True
-        for task in list(self._background):
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        await self._tasks.close()
 
     async def _insist(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Repeat ``work`` until it succeeds: servers that come back later must carry out the change, too."""
@@ -296,20 +300,20 @@ class ModeChange:
     async def _take_back(self, proposal: Consistency) -> None:
         """Servers that are present hear of the change now, the others when they are back."""
         self._aborted = max(self._aborted, proposal.revision)
-        await self._call(self._job.members.of(Role.SERVER), proposal, shard_pb2.PHASE_ABORT)
+        await self._call(proposal, shard_pb2.PHASE_ABORT)
 
-    def _all_servers(self) -> list[Member]:
+    def _check_all_there(self) -> None:
         if away := self._job.watch.absent:
             names = ", ".join(member.name for _, member in sorted(away.items()))
             raise errors.UnavailableError(f"{names} cannot be reached now: try again later")
-        return self._job.members.of(Role.SERVER)
 
     async def _all_stats(self) -> list[shard_pb2.StatsResponse]:
-        self._all_servers()
+        self._check_all_there()
         return await self._job.server_stats()
 
     async def _tell(self, proposal: Consistency, phase: shard_pb2.Phase) -> list[shard_pb2.SetConsistencyResponse]:
-        return await self._call(self._all_servers(), proposal, phase)
+        self._check_all_there()
+        return await self._call(proposal, phase)
 
     def _request(self, proposal: Consistency, phase: shard_pb2.Phase) -> shard_pb2.SetConsistencyRequest:
         return shard_pb2.SetConsistencyRequest(
@@ -321,14 +325,9 @@ class ModeChange:
             term=self._job.term,
         )
 
-    async def _call(
-        self, servers: Sequence[Member], proposal: Consistency, phase: shard_pb2.Phase
-    ) -> list[shard_pb2.SetConsistencyResponse]:
+    async def _call(self, proposal: Consistency, phase: shard_pb2.Phase) -> list[shard_pb2.SetConsistencyResponse]:
         request = self._request(proposal, phase)
-        replies = await self._job.servers.call_all(
-            servers, "Shard.SetConsistency", lambda _: request, self._job.options.call_timeout_s
-        )
-        return [cast(shard_pb2.SetConsistencyResponse, reply) for reply in replies]
+        return await self._job.ask_servers("Shard.SetConsistency", request, shard_pb2.SetConsistencyResponse)
 
 
 def _same(one: Consistency, other: Consistency) -> bool:

@@ -21,6 +21,7 @@ import torch
 from paramserver import errors, logs
 from paramserver.config import Settings, load_settings
 from paramserver.coordinator.leadership.journal import parse_record
+from paramserver.coordinator.rpc.status import status_page
 from paramserver.coordinator.service import CoordinatorService
 from paramserver.membership.session import JoinOptions
 from paramserver.resume.options import Options
@@ -459,7 +460,7 @@ class Fleet:
         for chief in self.chiefs:
             lines.append(f"{chief.place}: {chief.coordinating.endpoint.doing} {chief.task}")
             if chief.service is not None:
-                lines.append(str(chief.service.job.reports.status(coordinator_pb2.StatusRequest()))[:3000])
+                lines.append(str(status_page(chief.service.job, coordinator_pb2.StatusRequest()))[:3000])
         for keeper in self.keepers:
             lines.append(f"{keeper.address}: {str(keeper.service.report())[:1500]} {keeper.member.session.failure}")
         for hand in self.hands:

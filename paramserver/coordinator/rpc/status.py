@@ -1,0 +1,126 @@
+"""The status page: where the job and each of its processes stand, and why."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from paramserver.coordinator.job import Job
+from paramserver.core.job.membership import Member, Presence, Role
+from paramserver.core.job.status import JobFacts, MemberFacts, Phase, job_status, member_status
+from paramserver.v1 import coordinator_pb2, types_pb2
+from paramserver.wire.messages import data_to_proto
+
+_PHASES = {
+    types_pb2.JOB_STATE_WAITING: Phase.WAITING,
+    types_pb2.JOB_STATE_INITIALISING: Phase.INITIALISING,
+    types_pb2.JOB_STATE_RUNNING: Phase.RUNNING,
+    types_pb2.JOB_STATE_RECOVERING: Phase.RECOVERING,
+    types_pb2.JOB_STATE_FAILED: Phase.FAILED,
+    types_pb2.JOB_STATE_DONE: Phase.DONE,
+    types_pb2.JOB_STATE_STOPPED: Phase.STOPPED,
+}
+
+
+def status_page(job: Job, request: coordinator_pb2.StatusRequest) -> coordinator_pb2.StatusResponse:
+    """Everything that a status page shows."""
+    data = job.leasing.data
+    facts = job_facts(job)
+    status = job_status(facts)
+    response = coordinator_pb2.StatusResponse(
+        job=job.options.job,
+        view=job.view(),
+        lost=job.reports.lost,
+        losses=job.reports.losses,
+        idle=sorted(job.idle.ever),
+        poisoned=job.poison.described(),
+        expected_workers=job.options.workers,
+        expected_servers=job.options.servers,
+        store=job.journal.store_name,
+        store_operations=job.journal.operations,
+        uptime_s=time.monotonic() - job.began_at,
+        training_s=job.reports.training_s(),
+        term=job.term,
+        summary=job.summary,
+        security=job.options.security,
+        finished=job.finished,
+        checkpoint=job.checkpoints.last,
+        rollbacks=job.recovery.count,
+        steps_redone=job.recovery.steps_redone,
+        wanted_workers=job.scaling.wanted,
+        troubles=job.promises.troubles,
+        broken_promises=job.promises.broken,
+        closing=job.ending.closing,
+        not_counted=job.ending.not_counted(),
+        samples_before=job.reports.samples_before,
+        data=data_to_proto(data) if data else None,
+        steps_per_epoch=job.origin.steps_per_epoch if data and data.slice_size else 0,
+        model=job.registry.model if request.model else None,
+        state=status.state,
+        reason=status.reason,
+    )
+    response.processes.add(
+        role="coordinator",
+        name="coordinator",
+        pid=os.getpid(),
+        address=job.address,
+        state=status.state,
+        reason=status.reason,
+    )
+    for role in (Role.SERVER, Role.WORKER):
+        shown = {gone.name: gone for gone in job.reports.departed() if gone.role == role.value}
+        shown |= {member.name: _process(job, member, facts) for member in job.members.of(role)}
+        response.processes.extend(sorted(shown.values(), key=lambda process: int(process.name.rpartition("-")[2])))
+    return response
+
+
+def job_facts(job: Job) -> JobFacts:
+    """The facts from which the state of the job follows."""
+    names = {member.ident: member.name for member in job.members.of(Role.WORKER)}
+    return JobFacts(
+        phase=_PHASES[job.state],
+        reason=job.reason,
+        workers=len(names),
+        finished=job.finished or (job.ending.script_ended and not names),
+        away=[_away(job, member) for _, member in sorted(job.watch.absent.items())],
+        missed=[
+            reason if reason.startswith(name) else f"{name}: {reason}" for name, reason in job.reports.missed.items()
+        ],
+        stalled=sorted(names[ident] for ident in job.stalls.members if ident in names),
+        troubles=list(job.promises.troubles.values()),
+        broken=list(job.promises.broken.values()),
+        idle=job.idle.sentence(),
+        stuck=job.stuck.reason,
+    )
+
+
+def _away(job: Job, server: Member) -> str:
+    if not job.recovery.possible:
+        return f"{server.name} is lost; there is no checkpoint to go back to, so it has to come back"
+    back_to = job.checkpoints.last or "the last checkpoint"
+    return f"{server.name} is lost; it may come back, or another one takes its place and all go back to {back_to}"
+
+
+def _process(job: Job, member: Member, facts: JobFacts) -> coordinator_pb2.ProcessStatus:
+    process = job.reports.process(member)
+    ready, at_work, waiting_for = False, False, job.reason
+    if report := job.reports.workers.get(member.ident):
+        ready, at_work = report.state not in ("joining", "registering", ""), report.at_work
+        waiting_for = report.waiting_for
+    if server := job.reports.servers.get(member.ident):
+        ready, waiting_for = bool(server.holds), process.waiting_for
+    status = member_status(
+        MemberFacts(
+            job=facts,
+            silent=member.presence is Presence.SILENT,
+            ready=ready,
+            waiting_for=waiting_for,
+            at_work=at_work,
+            stalled=member.ident in job.stalls.members,
+            draining=member.ident in job.draining,
+            idle=facts.idle if facts.idle and member in job.idle.members() else "",
+        )
+    )
+    process.state, process.reason = status.state, status.reason
+    job.reports.with_former(process)
+    return process

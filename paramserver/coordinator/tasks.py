@@ -1,0 +1,55 @@
+"""Tasks beside the calls of members. If a task that nobody waits for fails, a line of the log says why."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import structlog
+
+from paramserver.errors import ParamServerError
+
+log = structlog.get_logger("paramserver.coordinator")
+
+T = TypeVar("T")
+
+
+class Tasks:
+    """Tasks that go on although the call that began them has ended; :meth:`close` ends all of them."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def begin(self, work: Coroutine[Any, Any, T], awaited: bool = False) -> asyncio.Task[T]:
+        """Begin a task. ``awaited``: the caller waits for it and gets its error, so the log does not name the error."""
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        if not awaited:
+            unattended(task)
+        return task
+
+    async def close(self) -> None:
+        """Cancel the tasks that run now, and wait until they have ended."""
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def unattended(task: asyncio.Task[Any]) -> None:
+    """From now on nobody waits for ``task``. If it fails, one line of the log names it and says why."""
+    task.add_done_callback(_tell)
+
+
+def _tell(task: asyncio.Task[Any]) -> None:
+    error = None if task.cancelled() else task.exception()
+    if error is None:
+        return
+    name = getattr(task.get_coro(), "__qualname__", "a task")
+    sentence = f"{name} failed, and nobody waited for it: {str(error) or type(error).__name__}"
+    if isinstance(error, ParamServerError):
+        log.warning(sentence)
+    else:
+        log.error(sentence, exc_info=error)
