@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
+import structlog
+
 from paramserver import errors
+from paramserver.checkpoint.place import Place
+from paramserver.checkpoint.probe import Question
 from paramserver.coordinator.job import Job
 from paramserver.core.job.membership import Role
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.membership.session import versions
 from paramserver.transport.base import caller
 from paramserver.transport.security.access import deny
-from paramserver.v1 import coordinator_pb2, types_pb2
+from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.messages import PROTOCOL, mode_to_proto
+
+log = structlog.get_logger("paramserver.coordinator")
 
 # Members of other versions of these would not speak the same language, or not get the same bits.
 _SAME = ("paramserver", "torch")
@@ -145,3 +152,32 @@ async def admit_server(job: Job, request: coordinator_pb2.JoinRequest, wish: int
             job.watch.server_back(index)
             return index
     raise errors.JobFailedError(f"this server holds a shard of an earlier run of job {name!r}: restart it")
+
+
+async def probe_place(job: Job, address: str) -> None:
+    """Check that the server at ``address`` sees the same place of checkpoints as this coordinator: each reads a file
+    that the other has written.
+
+    Raises ConfigError that names the server and says why not; retryable errors if it does not answer.
+    """
+    options, kept = job.options, job.options.checkpoints
+    if not kept.place or kept.private:
+        return
+    place = Place(kept.place)
+    question = Question(place)
+    try:
+        await asyncio.to_thread(question.__enter__)
+        request = shard_pb2.ProbePlaceRequest(
+            job=options.job, place=kept.place, question=question.name, answer=question.answer
+        )
+        await job.servers.ask(address, "Shard.ProbePlace", request, options.call_timeout_s)
+        await asyncio.to_thread(question.check)
+    except errors.CheckpointError as error:
+        reason = (
+            f"the server at {address} does not share the place of the checkpoints, {place}, with the coordinator: "
+            f"{error}; it has to be one directory, or URL, that all of them can write to"
+        )
+        log.error("a server is refused", reason=reason)
+        raise errors.ConfigError(reason) from error
+    finally:
+        await asyncio.to_thread(question.__exit__)

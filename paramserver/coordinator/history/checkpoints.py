@@ -16,12 +16,11 @@ from paramserver.checkpoint.manifest import Manifest, checkpoint_name
 from paramserver.checkpoint.place import Place
 from paramserver.coordinator import ports
 from paramserver.coordinator.history.overdue import Overdue
-from paramserver.coordinator.history.securing import Securing
 from paramserver.coordinator.history.sweeping import Sweep
 from paramserver.coordinator.options import CheckpointOptions
 from paramserver.coordinator.promises import Promises
 from paramserver.coordinator.reports import Reports
-from paramserver.coordinator.work.even import one_version, same_slices
+from paramserver.coordinator.work.shards import one_version, same_slices
 from paramserver.core.versions.consistency import Mode
 from paramserver.failpoints import reach
 from paramserver.v1 import shard_pb2, types_pb2
@@ -60,7 +59,9 @@ class Checkpoints:
         # Versions of this timeline that are complete (True) or never will be (False).
         self._settled: dict[int, bool] = {}
         self._settling: set[int] = set()
-        self._securing = Securing(job, self)
+        # By version that was given up: for how many seconds a caller may try it again. Some server had no room for
+        # another copy, or the mode changed meanwhile.
+        self._again: dict[int, float] = {}
         self._changed = asyncio.Condition()
         self._cutting = asyncio.Lock()
         self._sweep = Sweep(job, job.tasks, self.place, options.holding, self._given_up, self._cutting)
@@ -71,7 +72,7 @@ class Checkpoints:
         self._heard.clear()
         self._settled.clear()
         self._settling.clear()
-        self._securing.forget()
+        self._again.clear()
         self.overdue.forget()
         self._next = (version // self.options.every + 1) * self.options.every if self.options.every else 0
 
@@ -112,7 +113,7 @@ class Checkpoints:
             index, status = broken[0]
             self._settling.add(version)
             if all(status.state == shard_pb2.COPY_STATE_SKIPPED for _, status in broken):
-                self._securing.may_again(version, math.inf)
+                self._again[version] = math.inf
             self._job.tasks.begin(self._give_up(version, f"server-{index}: {status.reason or 'not written'}"))
         elif len(told) == self._job.options.servers and all(
             status.state == shard_pb2.COPY_STATE_SAVED for status in told.values()
@@ -125,7 +126,7 @@ class Checkpoints:
         job, timeline, place = self._job, self._job.timeline, self.place
         assert place is not None
         if any(part.revision != job.consistency.revision for part in parts):
-            self._securing.may_again(version, _CUT_S)
+            self._again[version] = _CUT_S
             await self._settle(version, False)
             log.warning(f"no checkpoint of version {version}: the mode or the staleness changed meanwhile")
             return
@@ -331,14 +332,15 @@ class Checkpoints:
         """Versions of this timeline that will not be checkpoints."""
         return [version for version, good in self._settled.items() if not good]
 
-    def try_again(self, version: int) -> None:
-        """A version that was given up may be copied once more."""
-        self._settled.pop(version, None)
+    def try_again(self, version: int, after_s: float) -> bool:
+        """Let a version that was given up be copied once more, if it failed for a reason that passes in time.
 
-    async def make_safe(self, version: int) -> None:
-        """See `Securing.make_safe`. Returns at once where there are no checkpoints."""
-        if self.place is not None:
-            await self._securing.make_safe(version)
+        ``after_s``: for how long the caller has tried.
+        """
+        may = after_s < self._again.pop(version, 0.0)
+        if may:
+            self._settled.pop(version, None)
+        return may
 
     async def rolled_back(self) -> None:
         """Nobody gets a checkpoint of the old timeline any more."""

@@ -18,14 +18,14 @@ from paramserver.coordinator import ports
 from paramserver.coordinator.changes import Changes
 from paramserver.coordinator.history.checkpoints import Checkpoints
 from paramserver.coordinator.history.manifests import load_from_proto
+from paramserver.coordinator.history.securing import make_safe
 from paramserver.coordinator.leadership.keeping import Keeping
 from paramserver.coordinator.model import ModelRegistry
 from paramserver.coordinator.reports import Reports
 from paramserver.coordinator.watching.watch import Watch
-from paramserver.coordinator.work.counted import lease_table
-from paramserver.coordinator.work.even import stand_even
 from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.mode_change import ModeChange
+from paramserver.coordinator.work.shards import lease_table, stand_even
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.work.loading import Agreement, Load
@@ -212,7 +212,7 @@ class Loads:
         try:
             version = await self._rest()
             if job.checkpoints.place is not None:
-                await job.checkpoints.make_safe(version)
+                await make_safe(job, job.checkpoints, version)
                 if not job.checkpoints.safe(version):
                     raise _CannotError("no checkpoint of the version before it can be written")
             if await self._rest() != version or self.agreement.agreed(self._alive()) != load:

@@ -29,9 +29,9 @@ from paramserver.coordinator.reports import Reports
 from paramserver.coordinator.watching.ending import Ending
 from paramserver.coordinator.watching.poison import PoisonWatch
 from paramserver.coordinator.watching.watch import Watch
-from paramserver.coordinator.work.counted import lease_table
 from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.mode_change import ModeChange
+from paramserver.coordinator.work.shards import lease_table
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.work.leases import SliceLeases

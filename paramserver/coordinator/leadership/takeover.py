@@ -17,7 +17,7 @@ import structlog
 
 from paramserver import errors
 from paramserver.coordinator.job import Job
-from paramserver.coordinator.work.counted import lease_table
+from paramserver.coordinator.work.shards import lease_table
 from paramserver.core.job.membership import Member, Presence, Role
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2

@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator
 import structlog
 
 from paramserver import errors
-from paramserver.coordinator.admission import admit_server, check_join
-from paramserver.coordinator.history.probing import probe_place
+from paramserver.coordinator.admission import admit_server, check_join, probe_place
 from paramserver.coordinator.job import Job
 from paramserver.core.job.membership import (
     Admitted,
@@ -97,7 +96,7 @@ class Sessions:
                 request.address, shard_pb2.StatsRequest(job=self._job.options.job), self._job.options.call_timeout_s
             )
             if not request.holds:
-                await probe_place(self._job.options, self._job.servers, request.address)
+                await probe_place(self._job, request.address)
             gone = set(self._job.watch.absent)
             index = await admit_server(self._job, request, index)
         event = Joined(role, index, request.address, request.pid, request.incarnation, request.beside_worker)

@@ -11,16 +11,6 @@ from paramserver.core.job.status import JobFacts, MemberFacts, Phase, job_status
 from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.wire.messages import data_to_proto
 
-_PHASES = {
-    types_pb2.JOB_STATE_WAITING: Phase.WAITING,
-    types_pb2.JOB_STATE_INITIALISING: Phase.INITIALISING,
-    types_pb2.JOB_STATE_RUNNING: Phase.RUNNING,
-    types_pb2.JOB_STATE_RECOVERING: Phase.RECOVERING,
-    types_pb2.JOB_STATE_FAILED: Phase.FAILED,
-    types_pb2.JOB_STATE_DONE: Phase.DONE,
-    types_pb2.JOB_STATE_STOPPED: Phase.STOPPED,
-}
-
 
 def status_page(job: Job, request: coordinator_pb2.StatusRequest) -> coordinator_pb2.StatusResponse:
     """Everything that a status page shows."""
@@ -78,7 +68,7 @@ def job_facts(job: Job) -> JobFacts:
     """The facts from which the state of the job follows."""
     names = {member.ident: member.name for member in job.members.of(Role.WORKER)}
     return JobFacts(
-        phase=_PHASES[job.state],
+        phase=Phase(types_pb2.JobState.Name(job.state).removeprefix("JOB_STATE_").lower()),
         reason=job.reason,
         workers=len(names),
         finished=job.finished or (job.ending.script_ended and not names),

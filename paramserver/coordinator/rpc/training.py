@@ -5,6 +5,7 @@ from __future__ import annotations
 import structlog
 
 from paramserver import errors
+from paramserver.coordinator.history.securing import make_safe
 from paramserver.coordinator.job import Job
 from paramserver.core.job.membership import Member
 from paramserver.core.work.slices import SyncSchedule
@@ -86,7 +87,7 @@ class Training:
             return coordinator_pb2.FinishResponse(rolled_back=True)
         await self._check_reached(request.version)
         try:
-            await self._job.checkpoints.make_safe(request.version)
+            await make_safe(self._job, self._job.checkpoints, request.version)
         except errors.RolledBackError:
             return coordinator_pb2.FinishResponse(rolled_back=True)
         return coordinator_pb2.FinishResponse()

@@ -16,13 +16,14 @@ from paramserver import errors
 from paramserver.coordinator import ports
 from paramserver.coordinator.changes import Changes
 from paramserver.coordinator.history.checkpoints import Checkpoints
+from paramserver.coordinator.history.securing import make_safe
 from paramserver.coordinator.model import ModelRegistry
 from paramserver.coordinator.promises import Promises
 from paramserver.coordinator.watching.poison import PoisonWatch
 from paramserver.coordinator.watching.watch import Watch
 from paramserver.coordinator.work.accounts import account
-from paramserver.coordinator.work.even import stand_even
 from paramserver.coordinator.work.leasing import Leasing
+from paramserver.coordinator.work.shards import stand_even
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.job.tally import Shard, Tally, imbalances, not_counted
 from paramserver.core.versions.consistency import Mode
@@ -176,9 +177,7 @@ class Ending:
             )
             return
         job.promises.broken.pop("versions", None)
-        version = stats[0].version
-        if job.checkpoints.place is not None:
-            await job.checkpoints.make_safe(version)
+        await make_safe(job, job.checkpoints, stats[0].version)
         await self._balance(stats)
 
     async def _complete_step(self, stats: list[shard_pb2.StatsResponse]) -> bool:

@@ -1,0 +1,80 @@
+"""How the servers stand: their versions, the slices that they have counted, and waiting until they agree."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from paramserver import errors
+from paramserver.coordinator import ports
+from paramserver.coordinator.work.leasing import Leasing
+from paramserver.core.versions.consistency import Mode
+from paramserver.core.versions.ranges import RangeSet, common
+from paramserver.core.work.leases import SliceLeases
+from paramserver.v1 import shard_pb2, types_pb2
+
+_EVEN_S = 10.0
+_LOOK_S = 0.02
+
+
+class _Stage(ports.Stage, ports.Commands, Protocol):
+    pass
+
+
+class _Job(ports.Commands, Protocol):
+    leasing: Leasing
+
+    def done_synchronously(self) -> tuple[int, list[tuple[int, int]]]: ...
+
+
+def one_version(stats: Sequence[shard_pb2.StatsResponse]) -> bool:
+    """Whether these answers, at least one, are of servers that stand at one version of one timeline."""
+    return len({(one.timeline, one.version) for one in stats}) == 1
+
+
+async def same_slices(job: _Stage) -> bool:
+    """Whether all servers have counted the same slices. In synchronous mode the version says that already."""
+    if job.consistency.mode is Mode.SYNC:
+        return True
+    replies = await _counted(job)
+    return all(reply == replies[0] for reply in replies)
+
+
+async def stand_even(job: _Stage, at_rest: bool = False) -> list[shard_pb2.StatsResponse] | None:
+    """What the servers say once they stand at one version; None if they do not come to in 10 s.
+
+    ``at_rest``: no server is missing, and all have counted the same slices. Raises RolledBackError if the job goes back
+    meanwhile.
+    """
+    deadline = time.monotonic() + _EVEN_S
+    while True:
+        if job.state == types_pb2.JOB_STATE_RECOVERING:
+            raise errors.RolledBackError("the job goes back to a checkpoint")
+        stats = await job.server_stats()
+        rests = not at_rest or len(stats) == job.options.servers
+        if rests and one_version(stats) and (not at_rest or await same_slices(job)):
+            return stats
+        if time.monotonic() > deadline:
+            return None
+        await asyncio.sleep(_LOOK_S)
+
+
+async def lease_table(job: _Job) -> SliceLeases:
+    """The lease table as the shards know it: a slice is done when every shard has counted it."""
+    shards = [
+        {e.epoch: RangeSet.from_ranges((part.start, part.stop) for part in e.slices) for e in reply.epochs}
+        for reply in await _counted(job)
+    ]
+    done = {e: common([shard.get(e, RangeSet()) for shard in shards]).ranges() for shard in shards for e in shard}
+    epoch, before = job.done_synchronously()
+    done[epoch] = (*done.get(epoch, ()), *before)
+    per_epoch = job.leasing.data.slices_per_epoch if job.leasing.data else 0
+    return SliceLeases.restored(per_epoch, epoch, done)
+
+
+async def _counted(job: ports.Commands) -> list[shard_pb2.CountedResponse]:
+    """The slices that each shard has counted."""
+    request = shard_pb2.CountedRequest(job=job.options.job, timeline=job.timeline)
+    return await job.ask_servers("Shard.Counted", request, shard_pb2.CountedResponse)
