@@ -72,7 +72,7 @@ def init(config: str | os.PathLike[str] | None = None, **overrides: object) -> C
         log.info(
             "no cluster is configured: training alone in this process",
             mode=str(job.options.consistency),
-            slices_per_step=job.coordinator.job.slices_per_step,
+            slices_per_step=job.coordinator.job.options.step_slices,
         )
     _contexts.append(context)
     return context

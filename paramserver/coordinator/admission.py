@@ -103,10 +103,10 @@ def _check_settings(job: Job, request: coordinator_pb2.JoinRequest, role: Role) 
                 f"this {role.value} was started with consistency.mode = {theirs.mode.value}, the job runs "
                 f"{job.consistency}: use one setting"
             )
-    if request.HasField("slices_per_step") and request.slices_per_step not in (0, job.slices_per_step):
+    if request.HasField("slices_per_step") and request.slices_per_step not in (0, job.options.step_slices):
         raise errors.ConfigError(
             f"this {role.value} was started with training.slices_per_step = {request.slices_per_step}, "
-            f"the job has {job.slices_per_step}: use one setting"
+            f"the job has {job.options.step_slices}: use one setting"
         )
     if request.HasField("seed") and request.seed != job.options.seed:
         raise errors.ConfigError(

@@ -39,7 +39,6 @@ from paramserver.coordinator.watching.watch import Watch
 from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.core.job.membership import Member, Membership, Role
-from paramserver.core.versions.ranges import complement
 from paramserver.core.work.slices import SyncSchedule
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.messages import (
@@ -97,7 +96,7 @@ class Job:
         # Raises NotLeaderError if another coordinator leads by now; asked before what cannot be taken back.
         self.confirm: Callable[[], Awaitable[None]] = _nothing
         self.consistency = options.consistency
-        self.origin = SyncSchedule(0, self.slices_per_step)
+        self.origin = SyncSchedule(0, self.options.step_slices)
         # The version with which asynchronous mode began, if the job is asynchronous.
         self.async_from = 0
         # The mode in which the job began: what an update is for learning-rate schedules, whatever the mode is now.
@@ -132,20 +131,6 @@ class Job:
         """Member numbers of one term are none of another's: the store may not have heard of the last ones."""
         return (max(self.term, 1) - 1 << _IDENT_BITS) + 1
 
-    @property
-    def slices_per_step(self) -> int:
-        """How many slices a synchronous step has; it does not change while the job runs."""
-        return self.options.slices_per_step or self.options.workers
-
-    def done_synchronously(self) -> tuple[int, list[tuple[int, int]]]:
-        """Where asynchronous mode began: (epoch, its ranges of slices that were done by then)."""
-        data = self.leasing.data
-        if data is not None and data.slice_size:
-            epoch, remaining = self.origin.position(self.async_from)
-            return epoch, complement(remaining, data.slices_per_epoch)
-        used = self.async_from * self.slices_per_step
-        return 0, [(0, used)] if used else []
-
     # ---- facts
 
     def worker_infos(self) -> list[types_pb2.WorkerInfo]:
@@ -168,7 +153,7 @@ class Job:
             servers=self.server_infos(),
             consistency=consistency_to_proto(self.consistency),
             sync_origin=origin_to_proto(self.origin),
-            slices_per_step=self.slices_per_step,
+            slices_per_step=self.options.step_slices,
             initialiser=self.registry.initialiser,
             grant=self.registry.grant,
             reason=self.reason,
@@ -288,7 +273,7 @@ class Job:
             if self.registry.ready and not self.reason:
                 self.state = types_pb2.JOB_STATE_RUNNING
                 self.reports.started()
-                log.info("running", consistency=str(self.consistency), slices_per_step=self.slices_per_step)
+                log.info("running", consistency=str(self.consistency), slices_per_step=self.options.step_slices)
                 if self.options.residuals and self.options.checkpoints.place and not self.options.checkpoints.every:
                     log.warning(
                         "with this training.push_compression a worker that joins, leaves or dies sends the job back to "
@@ -344,7 +329,7 @@ class Job:
         # After the mode change, which goes on counting from the revision that was in force.
         self.consistency = self.options.consistency
         self.schedule_mode = self.consistency.mode
-        self.origin = SyncSchedule(0, self.slices_per_step)
+        self.origin = SyncSchedule(0, self.options.step_slices)
         self.async_from = 0
         await self.refresh()
 

@@ -11,7 +11,6 @@ import structlog
 
 from paramserver import errors
 from paramserver.coordinator import ports
-from paramserver.coordinator.changes import Changes
 from paramserver.coordinator.history.checkpoints import Checkpoints
 from paramserver.coordinator.leadership.journal import Journal
 from paramserver.coordinator.leadership.keeping import Keeping
@@ -40,7 +39,6 @@ class _Loads(Protocol):
 
 
 class _Job(ports.Stage, ports.Commands, ports.Ends, Protocol):
-    changes: Changes
     checkpoints: Checkpoints
     journal: Journal
     keeping: Keeping

@@ -71,3 +71,8 @@ class JobOptions:
     residuals: bool = False
     # What servers hold of an earlier run is forgotten.
     forgets: bool = False
+
+    @property
+    def step_slices(self) -> int:
+        """How many slices a synchronous step has; the number does not change while the job runs."""
+        return self.slices_per_step or self.workers

@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 from google.protobuf.message import Message
 
+from paramserver.coordinator.changes import Changes
 from paramserver.coordinator.options import JobOptions
 from paramserver.coordinator.tasks import Tasks
 from paramserver.core.job.membership import Member, Membership
@@ -17,13 +18,15 @@ M = TypeVar("M", bound=Message)
 
 
 class Stage(Protocol):
-    """Where the job stands, who is a member, and tasks that go on beside the calls of members."""
+    """Where the job stands, who is a member, waiting for changes, and tasks beside the calls of members."""
 
     options: JobOptions
     state: types_pb2.JobState
+    reason: str
     timeline: int
     consistency: Consistency
     members: Membership
+    changes: Changes
     tasks: Tasks
 
     async def refresh(self) -> None:

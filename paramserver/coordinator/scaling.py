@@ -11,7 +11,6 @@ import structlog
 from paramserver import errors
 from paramserver.config import MAX_PROCESSES
 from paramserver.coordinator import ports
-from paramserver.coordinator.changes import Changes
 from paramserver.coordinator.leadership.journal import Journal
 from paramserver.coordinator.reports import Reports
 from paramserver.coordinator.watching.idle import Idle
@@ -30,10 +29,8 @@ _ENDED = (types_pb2.JOB_STATE_FAILED, types_pb2.JOB_STATE_DONE, types_pb2.JOB_ST
 
 class _Job(ports.Stage, Protocol):
     address: str
-    reason: str
     finished: bool
     draining: set[int]
-    changes: Changes
     journal: Journal
     reports: Reports
     idle: Idle

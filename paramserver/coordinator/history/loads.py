@@ -15,7 +15,6 @@ import structlog
 
 from paramserver import errors
 from paramserver.coordinator import ports
-from paramserver.coordinator.changes import Changes
 from paramserver.coordinator.history.checkpoints import Checkpoints
 from paramserver.coordinator.history.manifests import load_from_proto
 from paramserver.coordinator.history.securing import make_safe
@@ -29,6 +28,7 @@ from paramserver.coordinator.work.shards import lease_table, stand_even
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.work.loading import Agreement, Load
+from paramserver.core.work.slices import SyncSchedule
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.bounds import counting, text
 
@@ -49,9 +49,9 @@ class _CannotError(Exception):
 
 
 class _Job(ports.Stage, ports.Commands, ports.Ends, Protocol):
-    reason: str
     draining: set[int]
-    changes: Changes
+    async_from: int
+    origin: SyncSchedule
     checkpoints: Checkpoints
     keeping: Keeping
     leasing: Leasing
@@ -62,8 +62,6 @@ class _Job(ports.Stage, ports.Commands, ports.Ends, Protocol):
 
     @property
     def recovery(self) -> ports.GoingBack: ...
-
-    def done_synchronously(self) -> tuple[int, list[tuple[int, int]]]: ...
 
     def missing(self) -> str: ...
 

@@ -18,7 +18,6 @@ from paramserver.checkpoint import catalog, manifest, owner
 from paramserver.checkpoint.manifest import Manifest
 from paramserver.checkpoint.place import Place
 from paramserver.coordinator import ports
-from paramserver.coordinator.changes import Changes
 from paramserver.coordinator.history.checkpoints import Checkpoints
 from paramserver.coordinator.history.loads import Loads
 from paramserver.coordinator.history.manifests import load_from_proto, model_of, position_of
@@ -54,11 +53,9 @@ _RESTORE_S = 600.0
 
 
 class _Job(ports.Stage, ports.Commands, ports.Ends, Protocol):
-    reason: str
     schedule_mode: Mode
     origin: SyncSchedule
     async_from: int
-    changes: Changes
     checkpoints: Checkpoints
     ending: Ending
     journal: Journal
@@ -73,11 +70,6 @@ class _Job(ports.Stage, ports.Commands, ports.Ends, Protocol):
 
     @property
     def given_up(self) -> bool: ...
-
-    @property
-    def slices_per_step(self) -> int: ...
-
-    def done_synchronously(self) -> tuple[int, list[tuple[int, int]]]: ...
 
     def missing(self) -> str: ...
 
@@ -338,7 +330,7 @@ class Recovery:
         if where.HasField("data") or not data:
             job.origin = schedule_from_proto(where.view, data.slices_per_epoch if data else 0)
         else:  # saved before the data was known
-            job.origin = SyncSchedule(data.slices_per_epoch, job.slices_per_step)
+            job.origin = SyncSchedule(data.slices_per_epoch, job.options.step_slices)
 
     def _consistency(self, where: coordinator_pb2.JobRecord) -> Consistency:
         """As it was, under a number that no worker has heard of."""

@@ -51,7 +51,7 @@ class Training:
             )
         if self._job.leasing.data is None:
             await self._job.leasing.register(data)
-            self._job.origin = SyncSchedule(data.slices_per_epoch, self._job.slices_per_step)
+            self._job.origin = SyncSchedule(data.slices_per_epoch, self._job.options.step_slices)
             self._job.write_down()
         await self._job.keeping.settled()
         return coordinator_pb2.RegisterDataResponse()

@@ -14,7 +14,6 @@ import structlog
 
 from paramserver import errors
 from paramserver.coordinator import ports
-from paramserver.coordinator.changes import Changes
 from paramserver.coordinator.history.checkpoints import Checkpoints
 from paramserver.coordinator.history.securing import make_safe
 from paramserver.coordinator.model import ModelRegistry
@@ -43,16 +42,12 @@ class _Job(ports.Stage, ports.Commands, ports.Ends, Protocol):
     finished: bool
     released: bool
     origin: SyncSchedule
-    changes: Changes
     promises: Promises
     leasing: Leasing
     poison: PoisonWatch
     registry: ModelRegistry
     checkpoints: Checkpoints
     watch: Watch
-
-    @property
-    def slices_per_step(self) -> int: ...
 
     def end(self, how: str) -> None: ...
 

@@ -23,9 +23,6 @@ class _Job(ports.Stage, Protocol):
     stalls: Stalls
     leasing: Leasing
 
-    @property
-    def slices_per_step(self) -> int: ...
-
 
 class Idle:
     """The workers that have no slices in any step; a change is logged."""
@@ -68,5 +65,5 @@ class Idle:
     def _slices(self) -> int:
         """How many slices a full step has."""
         data = self._job.leasing.data
-        per_step = self._job.slices_per_step
+        per_step = self._job.options.step_slices
         return min(per_step, data.slices_per_epoch) if data is not None and data.slice_size else per_step

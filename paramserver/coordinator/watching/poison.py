@@ -29,9 +29,6 @@ class _Job(ports.Stage, ports.Ends, Protocol):
     leasing: Leasing
     reports: Reports
 
-    @property
-    def slices_per_step(self) -> int: ...
-
 
 class PoisonWatch:
     """Follows which slices the workers of one job compute, and at which they die."""
@@ -89,7 +86,7 @@ class PoisonWatch:
             return
         job = self._job
         counted = min((report.applied for report in job.reports.servers.values()), default=0)
-        enough = 2 * (job.slices_per_step + len(job.members.of(Role.WORKER)))
+        enough = 2 * (job.options.step_slices + len(job.members.of(Role.WORKER)))
         self._poison.look(counted, enough, self._done, time.monotonic())
 
     def refs(self) -> list[types_pb2.SliceRef]:

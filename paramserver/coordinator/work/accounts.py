@@ -23,9 +23,6 @@ class _Job(ports.Commands, Protocol):
     poison: PoisonWatch
     origin: SyncSchedule
 
-    @property
-    def slices_per_step(self) -> int: ...
-
 
 async def account(job: _Job, slices: bool) -> coordinator_pb2.AccountsResponse:
     """Ask all shards now. Raises UnavailableError while the job has no model or data set."""
@@ -35,7 +32,7 @@ async def account(job: _Job, slices: bool) -> coordinator_pb2.AccountsResponse:
     request = shard_pb2.LedgerRequest(job=job.options.job)
     replies = await job.ask_servers("Shard.Ledger", request, shard_pb2.LedgerResponse)
     names = {ident: name for reply in replies for ident, name in reply.names.items()}
-    step_of = steps(job.origin, data, job.slices_per_step)
+    step_of = steps(job.origin, data, job.options.step_slices)
     made = accounts([_ledger(reply) for reply in replies], data, step_of)
     response = coordinator_pb2.AccountsResponse(
         version=min((reply.version for reply in replies), default=0), timeline=job.timeline

@@ -21,6 +21,7 @@ from paramserver.coordinator.leadership.cluster import Servers
 from paramserver.coordinator.tasks import Tasks, unattended
 from paramserver.coordinator.watching.watch import Watch
 from paramserver.coordinator.work.leasing import Leasing
+from paramserver.coordinator.work.shards import done_synchronously
 from paramserver.core.job.membership import Member
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.work.leases import SliceLeases
@@ -47,11 +48,6 @@ class _Job(ports.Stage, ports.Commands, Protocol):
     leasing: Leasing
     servers: Servers
     watch: Watch
-
-    @property
-    def slices_per_step(self) -> int: ...
-
-    def done_synchronously(self) -> tuple[int, list[tuple[int, int]]]: ...
 
 
 class ModeChange:
@@ -152,7 +148,7 @@ class ModeChange:
         while any(stats.version < changed.from_version for stats in await self._insist(self._all_stats)):
             await asyncio.sleep(_POLL_S)
         self._job.async_from = changed.from_version
-        epoch, done = self._job.done_synchronously()
+        epoch, done = done_synchronously(self._job)
         per_epoch = self._job.leasing.data.slices_per_epoch if self._job.leasing.data else 0
         await self._install(changed)
         await self._job.leasing.begin(SliceLeases(per_epoch, epoch, done))
@@ -174,9 +170,9 @@ class ModeChange:
         if table is not None and leasing.data is not None and leasing.data.slice_size:
             epoch, remaining = table.position()
             per_epoch = leasing.data.slices_per_epoch
-            self._job.origin = SyncSchedule(per_epoch, self._job.slices_per_step, version, epoch, remaining)
+            self._job.origin = SyncSchedule(per_epoch, self._job.options.step_slices, version, epoch, remaining)
         else:
-            self._job.origin = SyncSchedule(0, self._job.slices_per_step, version)
+            self._job.origin = SyncSchedule(0, self._job.options.step_slices, version)
         await self._install(changed)
         await leasing.begin(None)
 
