@@ -1,1 +1,1 @@
-"""The control process: members, plan, slices, status. Never on the path of a tensor."""
+"""The control process: members, plan, slices, status. No tensor passes through it."""

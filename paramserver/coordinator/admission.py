@@ -1,4 +1,4 @@
-"""Whom the coordinator lets in: one protocol, one set of settings, and servers that hold what they should."""
+"""Checks of a newcomer: its role, versions and settings, and of a server the shard and the place of checkpoints."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from paramserver.wire.messages import PROTOCOL, mode_to_proto
 
 log = structlog.get_logger("paramserver.coordinator")
 
-# Members of other versions of these would not speak the same language, or not get the same bits.
+# With another version of these packages a member would get other bits.
 _SAME = ("paramserver", "torch")
 
 
 def check_join(job: Job, request: coordinator_pb2.JoinRequest, role: Role) -> None:
-    """Raise what a newcomer is refused with: another role, an ended job, another job, other versions or settings."""
+    """Raise an error if the newcomer has another role, job, versions or settings, or if the job has ended."""
     _check_role(role)
     if job.state == types_pb2.JOB_STATE_FAILED:
         raise errors.JobFailedError(job.reason)
@@ -42,7 +42,7 @@ def check_join(job: Job, request: coordinator_pb2.JoinRequest, role: Role) -> No
 
 
 def _check_beginning(job: Job, request: coordinator_pb2.JoinRequest, role: Role) -> None:
-    """It has a part in another job of this name. That may be the one to go on with, as long as none has begun here."""
+    """Refuse a process of another job of this name. If no job has begun here yet, that job may still be found."""
     if role is Role.OBSERVER or (role is Role.SERVER and not request.holds):
         return
     name = job.options.job
@@ -56,7 +56,7 @@ def _check_beginning(job: Job, request: coordinator_pb2.JoinRequest, role: Role)
 
 
 def _check_role(role: Role) -> None:
-    """A certificate is for one role, and nobody takes part in another one."""
+    """Refuse a role that is not the role of the caller's certificate."""
     identity = caller()
     if identity is None:
         return
@@ -66,7 +66,7 @@ def _check_role(role: Role) -> None:
 
 
 def check_versions(protocol: int, theirs: Mapping[str, str], role: Role) -> None:
-    """Raises VersionMismatchError with a table of both sides."""
+    """Raise VersionMismatchError with a table of both sides if protocol, paramserver or torch differ."""
     mine = versions()
     same = () if role is Role.OBSERVER else _SAME
     differing = [
@@ -87,7 +87,7 @@ def check_versions(protocol: int, theirs: Mapping[str, str], role: Role) -> None
 
 
 def _check_settings(job: Job, request: coordinator_pb2.JoinRequest, role: Role) -> None:
-    """What a newcomer says must be what the job runs, or (mode and staleness) what it was started with."""
+    """Refuse a newcomer with other settings than the job. Mode and staleness may also be those of the job's start."""
     if request.mode != types_pb2.MODE_UNSPECIFIED:
         staleness = request.staleness if request.HasField("staleness") else None
         accepted = (job.consistency, job.options.consistency)
@@ -120,10 +120,10 @@ def _same(mode: types_pb2.Mode, staleness: int | None, mine: Consistency) -> boo
 
 
 async def admit_server(job: Job, request: coordinator_pb2.JoinRequest, wish: int | None) -> int | None:
-    """The index for a server, or None if any will do; raises if the job has no use for it.
+    """The index for a server, or None if any will do. Raises if the job has no use for the server.
 
-    One that was cut off comes back with its shard. One that begins anew in its place does not, and the job goes back to
-    a checkpoint; without any it cannot go on.
+    A server that was cut off comes back with its shard. A server that begins anew in its place has none: the job goes
+    back to a checkpoint, or fails if there is none.
     """
     name, absent = job.options.job, job.watch.absent
     if not request.holds:

@@ -18,7 +18,7 @@ from paramserver.core.job.status import State
 from paramserver.transport.base import METHODS, MethodKind
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
-# A server that waits asks more often than this, in seconds.
+# A server that waits asks at least this often.
 _KNOCK_S = 5.0
 _MAX_KNOCKS = 10_000
 # A member sends the first message of its session at once.
@@ -27,7 +27,7 @@ _FIRST_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Knock:
-    """A server that asks for its coordinator. ``at``: when (monotonic seconds). ``holds``: the layout of its shard."""
+    """A call of a server that looks for its coordinator. ``at``: monotonic seconds. ``holds``: layout of its shard."""
 
     address: str
     holds: str
@@ -36,14 +36,14 @@ class Knock:
 
 
 class Endpoint:
-    """Passes every call on to ``service`` while this process leads; otherwise callers are told who does."""
+    """Passes each call on to ``service`` while this process leads; otherwise it refuses the call, and says why."""
 
     def __init__(self, job: str) -> None:
         self.job = job
         self.service: CoordinatorService | None = None
-        # What this process does while it does not lead, in words.
+        # The activity of this process while it does not lead, in words.
         self.doing = "is starting"
-        # By the number that each server has chosen for itself.
+        # The last call of each server, by its incarnation.
         self._knocks: dict[int, Knock] = {}
         for method in METHODS.values():
             if method.service == "Coordinator" and method.handler != "status":
@@ -51,7 +51,7 @@ class Endpoint:
                 setattr(self, method.handler, make(method.handler))
 
     async def status(self, request: coordinator_pb2.StatusRequest) -> coordinator_pb2.StatusResponse:
-        """Where the job stands; of a coordinator that does not lead, only that (term 0)."""
+        """The status of the job. A coordinator that does not lead says only that, with term 0."""
         if self.service is not None:
             return await self.service.status(request)
         response = coordinator_pb2.StatusResponse(job=self.job)
@@ -67,7 +67,7 @@ class Endpoint:
         return self.service
 
     def _knock(self, message: Message) -> None:
-        """Note a server that is no member, or does not know yet that it is none."""
+        """Note a server that is no member, or does not know yet that it is no member of this coordinator."""
         if isinstance(message, coordinator_pb2.SettingsRequest) and message.newcomer and self.service is None:
             self._note(message.newcomer, Knock("", "", 0, time.monotonic()))
             return

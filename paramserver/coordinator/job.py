@@ -1,6 +1,6 @@
-"""One job as its coordinator knows it: where it stands, who belongs to it, how it ends; and telling all of them.
+"""One job as its coordinator knows it: where the job stands, its members, its end, and the parts that decide.
 
-The RPCs are in `service`; the parts that decide on checkpoints, recovery, leases and so on each hold this object.
+The RPCs are in `service`. Each part owns its fields, and names in a protocol the parts of the job that it uses.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ def _beginning() -> int:
 
 
 async def _nothing() -> None:
-    """There is nobody else."""
+    """There is no other coordinator to ask for."""
 
 
 class Job:
-    """Lives in one event loop."""
+    """The state of one job, and its parts. All of it runs in one event loop."""
 
     def __init__(self, options: JobOptions, connect: Connect, journal: Journal) -> None:
         self.options = options
@@ -76,30 +76,30 @@ class Job:
         self.state: types_pb2.JobState = types_pb2.JOB_STATE_WAITING
         self.reason = ""
         self.timeline = 0
-        # Tells this job from another one of the same name; the same under all its coordinators.
+        # A random number that all coordinators of this job keep. Another job of the same name has another number.
         self.beginning = _beginning()
-        # What servers hold of an earlier run is of no use.
+        # Servers that hold a shard of an earlier run are not let in.
         self.forgets = options.forgets
         self.term = journal.term
-        # The highest term that servers have heard of before this one.
+        # The highest earlier term that a server has heard of.
         self.known_term = 0
         self.summary = ""
-        # The job has ended, and nobody needs the servers any more.
+        # The job has ended, and its servers may leave.
         self.released = False
-        # With which a coordinator of this job ends.
+        # The exit code of this coordinator, if the job fails.
         self.exit_code = 0
-        # Some worker has been through all epochs.
+        # Whether some worker has been through all epochs.
         self.finished = False
-        # Set once: "done" (all workers have left, one of them at its end, and all is safe), "failed", "stopped",
-        # "replaced".
+        # Set once: "done" (all workers have left, one of them at its end, and the last version is safe), "failed",
+        # "stopped", "replaced" or "found".
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        # Raises NotLeaderError if another coordinator leads by now; asked before what cannot be taken back.
+        # Called before each step that cannot be taken back: raises NotLeaderError if another coordinator leads by now.
         self.confirm: Callable[[], Awaitable[None]] = _nothing
         self.consistency = options.consistency
         self.origin = SyncSchedule(0, self.options.step_slices)
         # The version with which asynchronous mode began, if the job is asynchronous.
         self.async_from = 0
-        # The mode in which the job began: what an update is for learning-rate schedules, whatever the mode is now.
+        # The mode in which the job began. Learning-rate schedules count updates of this mode.
         self.schedule_mode = options.consistency.mode
         self.promises = Promises()
         self.changes = Changes()
@@ -110,7 +110,7 @@ class Job:
         self.draining: set[int] = set()
 
     def _begin(self, generation: int, first_ident: int) -> None:
-        """With nobody and nothing yet. ``generation``: the newest that was used; ``first_ident``: the next member."""
+        """Begin without members. ``generation``: the newest one so far; ``first_ident``: number of the next member."""
         self.members = Membership(self.options.lease_s, self.options.grace_s, generation, first_ident)
         self.checkpoints = Checkpoints(self, self.options.checkpoints)
         self.recovery = Recovery(self)
@@ -128,7 +128,7 @@ class Job:
         self.loads = Loads(self)
 
     def _first_ident(self) -> int:
-        """Member numbers of one term are none of another's: the store may not have heard of the last ones."""
+        """The first member number of this term. The store may not know which numbers an earlier term has used."""
         return (max(self.term, 1) - 1 << _IDENT_BITS) + 1
 
     # ---- facts
@@ -144,7 +144,7 @@ class Job:
         ]
 
     def view(self) -> types_pb2.View:
-        """What every member needs to know."""
+        """The view of the job that all members get."""
         return types_pb2.View(
             generation=self.members.generation,
             timeline=self.timeline,
@@ -172,7 +172,7 @@ class Job:
         )
 
     def record(self) -> coordinator_pb2.JobRecord:
-        """What another coordinator has to know to take over."""
+        """The record with which another coordinator can take over."""
         return coordinator_pb2.JobRecord(
             view=self.view(),
             settings=self.options.settings,
@@ -228,12 +228,12 @@ class Job:
         return manifest_of(self.options, self.record(), self.registry.model, version, parts)
 
     def write_down(self) -> None:
-        """Write the present state soon, and let servers keep it."""
+        """Write the present record to the store and to the servers, in the background."""
         if self.journal.record(self.record(), None if self.released else self.registry.model):
             self.keeping.wake()
 
     def missing(self) -> str:
-        """Whom the start of the job waits for, in words; empty once everybody is there."""
+        """The members that the start of the job waits for, in words; empty if all are there."""
         parts = []
         for role, wanted in ((Role.SERVER, self.options.servers), (Role.WORKER, self.options.workers)):
             present = self.members.of(role)
@@ -250,9 +250,9 @@ class Job:
 
     @property
     def given_up(self) -> bool:
-        """Whether nothing more is to be done here: the job has ended, or another coordinator leads it.
+        """Whether this coordinator has nothing more to do: the job has ended, or another coordinator leads it.
 
-        Not while the result of a job whose workers are through has still to be gathered.
+        False while the result of a job whose workers are through has still to be gathered.
         """
         return self.ended or (self.over.done() and self.over.result() != "done")
 
@@ -300,18 +300,18 @@ class Job:
         await self.refresh()
 
     def end(self, how: str) -> None:
-        """Let whoever runs this coordinator know; the first word counts."""
+        """Tell the process of this coordinator how the job ended; the first call counts."""
         if not self.over.done():
             self.over.set_result(how)
 
     async def replaced(self, reason: str) -> None:
-        """Another coordinator leads the job: say nothing more."""
+        """Step down, since another coordinator leads the job."""
         if not self.over.done():
             log.warning("this coordinator steps down", reason=reason)
             self.end("replaced")
 
     async def close(self) -> None:
-        """End all sessions and all that goes on, close channels, write the last state."""
+        """End all sessions and tasks, close all channels, and write the last state."""
         await self.changes.close()
         await self.tasks.close()
         await self.mode_change.close()
@@ -319,14 +319,17 @@ class Job:
         await self.journal.close()
 
     async def begin_again(self, record: coordinator_pb2.JobRecord) -> None:
-        """Nothing of an earlier run can be used: none of its numbers is, either, and its servers are not let in."""
+        """Begin from the start, since nothing of the recorded run can be used.
+
+        No number of that run is used again, and its servers are not let in.
+        """
         self.timeline = record.view.timeline + 1
         self.beginning, self.forgets = _beginning(), True
         self.state, self.reason, self.finished = types_pb2.JOB_STATE_WAITING, "", False
         losses = self.reports.losses
         self._begin(record.view.generation + 1, max(record.next_member, self._first_ident()))
         self.reports.losses = losses
-        # After the mode change, which goes on counting from the revision that was in force.
+        # Set after the mode change was made, which goes on counting from the revision in force.
         self.consistency = self.options.consistency
         self.schedule_mode = self.consistency.mode
         self.origin = SyncSchedule(0, self.options.step_slices)

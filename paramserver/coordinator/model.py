@@ -1,4 +1,4 @@
-"""Which model the job trains, where its chunks lie, and who uploads version 0."""
+"""The model of the job: its layout, the servers that hold its chunks, and the worker that uploads version 0."""
 
 from __future__ import annotations
 
@@ -66,19 +66,19 @@ class ModelRegistry:
         self.initialiser = 0
         self.grant = 0
         self.ready = False
-        # All servers know their part.
+        # Whether all servers know their part of the model.
         self.configured = False
-        # It is decided which server takes how much of the model.
+        # Whether it is decided how much of the model each server takes.
         self._placed = False
         self.registered: list[int] = []
-        # Of the optimizer state that workers bring for version 0, as the first one of them said; None: nobody yet.
+        # Digest of the optimizer state that the first worker brings for version 0; None: no worker has registered.
         self._state_digest: str | None = None
         self._lock = asyncio.Lock()
-        # The timeline whose version 0 is on its way to be the first checkpoint.
+        # The timeline whose version 0 is being saved as the first checkpoint.
         self._saving_on = -1
 
     async def register(self, request: coordinator_pb2.RegisterModelRequest) -> coordinator_pb2.RegisterModelResponse:
-        """Take the first model, compare later ones; raises ModelError naming the first difference."""
+        """Take the first model, and compare later ones with it. Raises ModelError that names the first difference."""
         async with self._lock:
             if self.model is None:
                 await self._first(request.model)
@@ -92,14 +92,14 @@ class ModelRegistry:
             if not self.initialiser and not self.ready and not self._job.recovery.under_way:
                 self._give_grant()
         await self._job.refresh()
-        # Whoever has heard this does not register again: another coordinator must know of it.
+        # A worker that has this answer does not register again: another coordinator must know that it has.
         await self._job.keeping.settled()
         return coordinator_pb2.RegisterModelResponse(
             model=self.model, servers=self._job.options.servers, layout_digest=self.digest
         )
 
     def _compare_state(self, digest: str) -> None:
-        """All who may upload version 0 must bring the same optimizer state; later it is no longer looked at."""
+        """Workers that may upload version 0 must bring the same optimizer state. After version 0 it is not compared."""
         if self.ready or self._job.recovery.resuming:
             return
         if self._state_digest is None:
@@ -112,7 +112,7 @@ class ModelRegistry:
             )
 
     async def _first(self, model: types_pb2.ModelSpec) -> None:
-        # Elsewhere, since it takes a while for a hundred thousand tensors.
+        # In a thread, since a hundred thousand tensors take a while.
         layout = await asyncio.to_thread(layout_of, model, self._job.options.max_model_bytes)
         if not any(tensor.kind is Kind.PARAMETER for tensor in layout.tensors):
             raise errors.ModelError("the model has no parameters to train: give the optimizer at least one")
@@ -143,7 +143,7 @@ class ModelRegistry:
         return link_chunk_bytes(moving_bytes(layout.chunks), self._job.options.link_mbps)
 
     def configuration(self, member: Member) -> shard_pb2.ConfigureRequest:
-        """What a server has to know of the model and of its part of it."""
+        """The model, and which part of it this server holds."""
         job = self._job
         return shard_pb2.ConfigureRequest(
             job=job.options.job,
@@ -163,20 +163,20 @@ class ModelRegistry:
         )
 
     def adopt(self, model: types_pb2.ModelSpec, digest: str) -> None:
-        """Take over a model, such as that of a checkpoint; workers must bring the same. It has still to be placed."""
+        """Take over a model, such as that of a checkpoint; workers must bring the same. :meth:`place` comes later."""
         self.model, self.digest, self._placed = types_pb2.ModelSpec(), digest, False
         self.model.CopyFrom(model)
         self.model.ClearField("shares")
 
     async def place(self) -> None:
-        """Decide how much of the model each server takes, once all are there; that stays so as long as the job runs.
+        """Decide how much of the model each server takes, once all are there. The decision holds for the whole job.
 
         Raises ConfigError if the servers do not allow what is configured, DeadlineError if some are missing.
         """
         if self._placed:
             return
         servers = await self._all_servers()
-        if self._placed or self.model is None:  # somebody else was faster
+        if self._placed or self.model is None:  # another call has placed it meanwhile
             return
         options = self._job.options
         seats = [Seat(host_of(server.address) or server.address, server.beside_worker) for server in servers]
@@ -191,12 +191,12 @@ class ModelRegistry:
             log.info("servers beside workers take a part of the model", shares=shares)
 
     def upload_again(self) -> None:
-        """What was uploaded is lost, before it was ever published."""
+        """Have a worker upload version 0 again, since the upload was lost before it was published."""
         self.ready = False
         self._give_grant()
 
     def begin_load(self) -> None:
-        """What is published is replaced by what scripts load: see `coordinator.history.loads`."""
+        """Scripts load other weights: another version is uploaded. See `coordinator.history.loads`."""
         self.ready, self.initialiser = False, 0
         self.grant += 1
 
@@ -210,7 +210,7 @@ class ModelRegistry:
     def restore(
         self, model: types_pb2.ModelSpec, record: coordinator_pb2.JobRecord, workers: list[int], ready: bool
     ) -> None:
-        """Go on from what an earlier coordinator has written down. ``ready``: some server has published version 0."""
+        """Go on from the record of an earlier coordinator. ``ready``: some server has published version 0."""
         self.model, self.digest, self.ready, self._placed = model, record.layout, ready, True
         self.grant = record.view.grant
         self.registered = workers
@@ -226,7 +226,7 @@ class ModelRegistry:
         self.grant += 1 if alive else 0
 
     def worker_gone(self, ident: int) -> None:
-        """If it was uploading version 0, somebody else does it from the start."""
+        """If this worker was uploading version 0, let another one upload it from the start."""
         if ident == self.initialiser and not self.ready:
             self.initialiser = 0
             if not self._job.recovery.under_way:
@@ -239,7 +239,7 @@ class ModelRegistry:
                 return
             if request.grant != self.grant or request.member != self.initialiser:
                 raise errors.FencedError("another worker uploads version 0 now")
-            # Another coordinator that finds version 0 on some servers only publishes what has this grant.
+            # A new coordinator that finds version 0 on some servers publishes only an upload with this grant.
             await self._job.keeping.settled()
             await self.publish()
         # Members may have come or gone while the servers were being told.
@@ -251,7 +251,7 @@ class ModelRegistry:
             self._job.tasks.begin(self._ready_when_saved())
 
     async def _ready_when_saved(self) -> None:
-        """Version 0 is the first checkpoint: nobody computes on it before there is a way back to it."""
+        """Save version 0 as the first checkpoint: workers compute on it only when the job can go back to it."""
         checkpoints, loads = self._job.checkpoints, self._job.loads
         version = loads.version if loads.under_way is not None else 0
         try:
@@ -271,7 +271,7 @@ class ModelRegistry:
         self._job.loads.complete()
 
     async def publish(self) -> None:
-        """Publish version 0, as it was uploaded under the present grant, on all servers."""
+        """Publish on all servers the version 0 that was uploaded under the present grant."""
         if len(self._job.members.of(Role.SERVER)) < self._job.options.servers:
             raise errors.UnavailableError(f"version 0 cannot be published now: {self._job.missing()}")
         activate = shard_pb2.ActivateRequest(

@@ -1,4 +1,4 @@
-"""What a coordinator is told about its job when it starts."""
+"""The options of a job that its coordinator is started with."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from paramserver.core.versions.consistency import Consistency
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOptions:
-    """``place``: a directory or URL; empty: no checkpoints. ``every``: steps (asynchronous: slices); 0: only the first
-    and the last version. ``keep``: how many are kept. ``run``: how the job was started, for who goes on with it.
-    ``holding``: by what right the place is the job's; None: nobody else comes there.
+    """``place``: a directory or URL; empty: no checkpoints. ``every``: steps (asynchronous: slices) between two; 0:
+    only the first and the last version. ``keep``: how many are kept. ``run``: how the job was started, written into
+    each manifest. ``holding``: the job's claim to the place; None: no other job uses it.
     """
 
     place: str = ""
@@ -25,7 +25,7 @@ class CheckpointOptions:
 
     @property
     def private(self) -> bool:
-        """Whether the place goes when the job ends: nobody was promised that checkpoints stay."""
+        """Whether the place is removed when the job ends, so that no checkpoint was promised to last."""
         return self.holding is not None and self.holding.private
 
     def ours(self, history: str) -> bool:
@@ -35,7 +35,7 @@ class CheckpointOptions:
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """What the coordinator is told about the job. ``slices_per_step`` 0: the number of workers it starts with."""
+    """The options of one job. ``slices_per_step`` 0: as many as the workers that the job starts with."""
 
     job: str
     servers: int
@@ -45,31 +45,31 @@ class JobOptions:
     seed: int = 0
     lease_s: float = 5.0
     grace_s: float = 1.0
-    # How long a worker that lives may get nowhere; 0: for ever.
+    # For how long a live worker may hand in nothing; 0: for ever.
     stall_s: float = 8.0
     call_timeout_s: float = 30.0
-    # Which server takes how much of the model; see `core.layout.placement`.
+    # How the model is dealt out to servers; see `core.layout.placement`.
     placement: str = "auto"
     # How fast the links between hosts are, in Mb/s.
     link_mbps: float = 1000.0
     # How large a model may be.
     max_model_bytes: int = 64 << 30
-    # How long the members of the start are waited for; 0: for ever.
+    # For how long the start waits for its members; 0: for ever.
     join_timeout_s: float = 0.0
-    # How long a job waits when a server, or every worker, is gone.
+    # For how long a job waits if a server is gone, or every worker.
     max_idle_s: float = 600.0
-    # By dotted name, as text: the settings that members take over.
+    # The settings that members take over, as text by dotted name.
     settings: Mapping[str, str] = field(default_factory=dict)
-    # There is a launcher that starts and ends workers.
+    # Whether there is a launcher, which starts and ends workers.
     launched: bool = False
-    # How members talk to each other, for status pages.
+    # How connections are secured, for status pages.
     security: str = "plain"
     checkpoints: CheckpointOptions = field(default_factory=CheckpointOptions)
-    # What becomes of a slice that kills whoever computes it: "fail" or "skip".
+    # A slice at which each worker dies ends the job ("fail") or counts without its samples ("skip").
     poison: str = "fail"
-    # Workers keep what compression leaves out: who joins or leaves takes some of it along.
+    # Whether workers keep what compression leaves out, so that a part of it is lost with each worker that leaves.
     residuals: bool = False
-    # What servers hold of an earlier run is forgotten.
+    # Servers that hold a shard of an earlier run are not let in.
     forgets: bool = False
 
     @property

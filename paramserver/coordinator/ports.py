@@ -1,4 +1,4 @@
-"""Narrow views of a job. A part names those that it uses, and never imports `Job`, which holds all parts."""
+"""Narrow views of a job. A part names the views that it uses. It never imports `Job`, which holds all parts."""
 
 from __future__ import annotations
 

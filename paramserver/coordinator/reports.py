@@ -1,4 +1,4 @@
-"""The newest report of each member, and the last one of each process that has left or was lost."""
+"""The newest report of each member, and the last report of each process that has left or was lost."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Reports:
         self.servers: dict[int, shard_pb2.StatsResponse] = {}
         # Samples in the checkpoint that the job was told to go on from.
         self.samples_before = 0
-        # Members that stopped without leaving and whose place is empty; and how many ever did.
+        # Members that were lost and that no other process has replaced; and the number of all losses.
         self.lost: list[str] = []
         self.losses = 0
         self._running_at: float | None = None
@@ -43,7 +43,7 @@ class Reports:
         self._departed: dict[str, coordinator_pb2.ProcessStatus] = {}
         # Workers that were lost or failed and that no other worker has replaced: name to reason.
         self._missed: dict[str, str] = {}
-        # How workers leave, as they have said.
+        # Goodbyes of workers that are leaving, by member number.
         self._farewells: dict[int, Departure] = {}
 
     def hear(self, request: coordinator_pb2.SessionRequest) -> None:
@@ -54,12 +54,12 @@ class Reports:
             self.servers[request.member] = request.server
 
     def waits(self) -> dict[int, str]:
-        """Whom or what members wait for, by member number; an empty text: nothing."""
+        """The reasons for which members wait, by member number; empty: the member does not wait."""
         waits = {ident: self._named(report) for ident, report in self.servers.items()}
         return waits | {ident: report.waiting_for for ident, report in self.workers.items()}
 
     def newest_version(self) -> int:
-        """The newest version that some server has told of."""
+        """The newest version that a server has reported."""
         return max((report.version for report in self.servers.values()), default=0)
 
     def admitted(self, member: Member) -> None:
@@ -104,12 +104,12 @@ class Reports:
         return gone is not None and gone.member == member.ident and gone.state == State.FAILED
 
     def excuse(self) -> None:
-        """The operators have said how many workers they want: those that are gone are missed no more."""
+        """Forget the workers that are missed: operators have said how many workers they want."""
         self._missed.clear()
         self.lost = [name for name in self.lost if not name.startswith("worker-")]
 
     def started(self, before_s: float = 0.0) -> None:
-        """The first step may begin, or began so many seconds ago."""
+        """The first step begins now, or began ``before_s`` seconds ago."""
         self._running_at = time.monotonic() - before_s
 
     def departed(self) -> list[coordinator_pb2.ProcessStatus]:
@@ -160,7 +160,7 @@ class Reports:
             _add(process, former)
 
     def _named(self, server: shard_pb2.StatsResponse) -> str:
-        """What a shard waits for, with the names of the workers that have to hand it in."""
+        """The reason for which a shard waits, with the names of the workers that it waits for."""
         workers = [m for m in self._job.members.of(Role.WORKER) if m.ident not in self._job.stalls.members]
         if not workers:
             return ""

@@ -1,4 +1,4 @@
-"""How many workers a job shall have, as its operators wish. Their number never changes what a step consists of."""
+"""The number of workers that operators wish for. This number never changes the slices of a step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ log = structlog.get_logger("paramserver.coordinator")
 _WAIT_S = 60.0
 _LONGEST_WAIT_S = 600.0
 _NOT_BEGUN = (types_pb2.JOB_STATE_WAITING, types_pb2.JOB_STATE_INITIALISING)
-_ENDED = (types_pb2.JOB_STATE_FAILED, types_pb2.JOB_STATE_DONE, types_pb2.JOB_STATE_STOPPED)
 
 
 class _Job(ports.Stage, Protocol):
@@ -35,19 +34,22 @@ class _Job(ports.Stage, Protocol):
     reports: Reports
     idle: Idle
 
+    @property
+    def ended(self) -> bool: ...
+
 
 class Scaling:
-    """The wish for a job. A launcher sees it in the status and obeys; where there is none, workers are only drained."""
+    """The wish for a job. A launcher sees it in the status and obeys. Without a launcher, workers are only drained."""
 
     def __init__(self, job: _Job) -> None:
-        # 0: nobody has said.
+        # 0: no wish.
         self.wanted = 0
         self._job = job
 
     async def scale(self, request: coordinator_pb2.ScaleRequest) -> coordinator_pb2.ScaleResponse:
-        """Have so many workers; answers when that is so, or when the job has ended meanwhile.
+        """Have so many workers; return when there are so many, or when the job has ended meanwhile.
 
-        Raises ConfigError if it cannot be done, DeadlineError if it takes longer than the caller waits.
+        Raises ConfigError if that is not possible, DeadlineError if it takes longer than the caller waits.
         """
         job, wanted = self._job, request.workers
         wait_s = patience("wait_s", request.wait_s, _LONGEST_WAIT_S)
@@ -55,7 +57,7 @@ class Scaling:
             raise errors.ConfigError(f"a job has 1 to {MAX_PROCESSES} workers, not {wanted}")
         if job.state in _NOT_BEGUN:
             raise errors.ConfigError(f"job {job.options.job!r} has not begun to train yet: try again when it has")
-        if job.state in _ENDED:
+        if job.ended:
             raise errors.ConfigError(f"job {job.options.job!r} has ended ({job.reason})")
         present = self._staying()
         if job.options.launched:
@@ -87,7 +89,7 @@ class Scaling:
     async def _reached(self, ready: Callable[[], bool], wait_s: float) -> None:
         job = self._job
         deadline = time.monotonic() + (wait_s or _WAIT_S)
-        while not ready() and job.state not in _ENDED and not job.finished:
+        while not ready() and not job.ended and not job.finished:
             if not await job.changes.wait(deadline):
                 raise errors.DeadlineError(
                     f"there are {len(self._all())} workers by now; the others follow, paramserver status shows them"

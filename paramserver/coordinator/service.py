@@ -1,6 +1,6 @@
-"""The coordinator behind its RPCs: who is a member, which server holds what, which worker leases which slice.
+"""The coordinator behind its RPCs: the job, and the services that answer calls.
 
-Never on the path of a tensor. In a steady state a step needs nothing from here.
+No tensor passes through it. In synchronous mode a step in the steady state needs no call to it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which checkpoints there are: copies that all shards have written become one by its manifest, written last."""
+"""The checkpoints of a job. When all shards have written their copy of a version, its manifest is written last."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = structlog.get_logger("paramserver.coordinator")
 _LOOK_S = 0.02
 _CUT_S = 120.0
 _LOST_S = 1.0
-# While workers are held back; what they have begun takes one slice.
+# While workers are held back. A slice that they have begun has to end within this time.
 _HELD_S = 20.0
 
 
@@ -50,11 +50,11 @@ class Checkpoints:
     def __init__(self, job: _Job, options: CheckpointOptions) -> None:
         self.options = options
         self.place = Place(options.place) if options.place else None
-        # The newest complete one.
+        # Name of the newest complete checkpoint; empty: none.
         self.last = ""
         self._job = job
         self.overdue = Overdue(job.promises, str(self.place), options.private)
-        # By version, what each server (by index) says of its copy.
+        # By version, and by index of the server: the state of its copy.
         self._heard: dict[int, dict[int, shard_pb2.CopyStatus]] = {}
         # Versions of this timeline that are complete (True) or never will be (False).
         self._settled: dict[int, bool] = {}
@@ -87,7 +87,7 @@ class Checkpoints:
             if status.timeline != self._job.timeline:
                 continue
             if status.version in self._settled:
-                # One that is still being written is told too: it may wait for a part that nobody has any more.
+                # Also said of a copy that is still written: it may wait for a part that no process has any more.
                 again.append(status.version)
                 continue
             self._heard.setdefault(status.version, {})[index] = status
@@ -95,7 +95,7 @@ class Checkpoints:
             self._judge(status.version)
         if again:
             self._job.tasks.begin(self._release(again))
-        for version in again:  # a server came to it after it was given up
+        for version in again:  # a server began its copy after the version was given up
             if not self._settled[version]:
                 self._sweep.begin(version)
         self.look()
@@ -122,7 +122,7 @@ class Checkpoints:
             self._job.tasks.begin(self._complete(version, [told[index] for index in sorted(told)]))
 
     async def _complete(self, version: int, parts: Sequence[shard_pb2.CopyStatus]) -> None:
-        """All shards have written theirs: the manifest makes it a checkpoint."""
+        """Write the manifest, since all shards have written their copies: this makes them a checkpoint."""
         job, timeline, place = self._job, self._job.timeline, self.place
         assert place is not None
         if any(part.revision != job.consistency.revision for part in parts):
@@ -146,7 +146,7 @@ class Checkpoints:
         self.overdue.saved(version)
         job.write_down()
         log.info("checkpoint", version=version, name=manifest.name, MB=round(manifest.nbytes / 1e6, 1))
-        # Earlier ones may still be on their way.
+        # Copies of other versions may still be on their way.
         kept = {checkpoint_name(other, timeline) for other in (version, *self._heard, *self._settling)}
         await self._settle(version, True)
         try:
@@ -166,7 +166,7 @@ class Checkpoints:
         self._sweep.begin(version)
 
     async def _look_at_last(self) -> None:
-        """The newest checkpoint may be gone, together with the place of all."""
+        """Find the newest checkpoint again, if it is gone together with its place."""
         place = self.place
         try:
             if place is not None and self.last and not await asyncio.to_thread(catalog.exists, place, self.last):
@@ -179,7 +179,7 @@ class Checkpoints:
         return self._settled.get(version) is False
 
     async def sweep(self, version: int) -> None:
-        """Return when nothing is left of a version that was given up; see `Sweep.finish`."""
+        """Return when no file is left of a version that was given up; see `Sweep.finish`."""
         await self._sweep.finish(version)
 
     async def _settle(self, version: int, good: bool) -> None:
@@ -199,13 +199,15 @@ class Checkpoints:
         )
         try:
             await job.ask_servers("Shard.Release", request, shard_pb2.ReleaseResponse)
-        except errors.ParamServerError as error:  # who has not heard says so in its next report
+        except (
+            errors.ParamServerError
+        ) as error:  # a server that did not hear of it still names the copy in its next report
             log.debug("release", error=str(error))
 
-    # ---- asking for one
+    # ---- asking for a checkpoint
 
     def look(self) -> None:
-        """Asynchronous mode: begin a checkpoint when it is due. Either mode: is one overdue?"""
+        """Warn of a checkpoint that is overdue; in asynchronous mode, begin one that is due."""
         job = self._job
         self.overdue.look()
         due = self.place is not None and self.options.every and job.consistency.mode is Mode.ASYNC
@@ -224,7 +226,7 @@ class Checkpoints:
             log.warning("no checkpoint could be made now; training goes on", error=str(error))
 
     async def cut(self) -> int:
-        """Have all shards copy one version, the same of each; returns it. Asynchronous: workers wait meanwhile.
+        """Have all shards copy the same version, and return it. In asynchronous mode workers wait meanwhile.
 
         Raises DeadlineError if the shards do not come to stand at the same version, RolledBackError if a shard is lost.
         """
@@ -298,17 +300,17 @@ class Checkpoints:
         return self._settled[version]
 
     async def _kept(self, version: int) -> bool:
-        """Whether every server has a copy of ``version``, as one that is not settled must."""
+        """Whether every server has a copy of ``version``. A version that is not settled needs all of them."""
         if version in self._settling:
             return True
         try:
             replies = await self._job.server_stats()
-        except errors.ParamServerError:  # if it is dead, the job goes back
+        except errors.ParamServerError:  # if that server is dead, the job goes back
             return True
         return all(any(copy.version == version for copy in reply.copies) for reply in replies)
 
     async def save_first(self, version: int) -> None:
-        """Save the version with which the job goes on, before anybody computes: there is none of its own yet.
+        """Save the version with which the job goes on, before a worker computes: the job has no own checkpoint yet.
 
         Raises JobFailedError if that cannot be done, and what :meth:`wait_settled` raises.
         """
@@ -318,7 +320,7 @@ class Checkpoints:
             raise errors.JobFailedError(self.first_missing())
 
     def first_missing(self) -> str:
-        """What is said of a job that cannot begin since its first checkpoint is not there."""
+        """Why the job cannot begin: its first checkpoint is missing."""
         return (
             f"the first checkpoint could not be written to {self.place} ({self.overdue.reason or 'not written'}), and "
             "nothing has been trained: make room there, or mend it, or choose another directory with --checkpoint-dir"
@@ -343,7 +345,7 @@ class Checkpoints:
         return may
 
     async def rolled_back(self) -> None:
-        """Nobody gets a checkpoint of the old timeline any more."""
+        """Wake those who wait for a checkpoint of the old timeline: none will come."""
         async with self._changed:
             self._changed.notify_all()
 

@@ -1,8 +1,8 @@
 """``ctx.load``: all workers agree on it, then all shards begin another timeline with what one of them uploads.
 
-Version, counts and position stay as they are. Where the job keeps checkpoints, there is one of the version before the
-load begins, and one of what was loaded before anybody goes on. So a job that goes back meanwhile has all of it or
-nothing, and in the second case the workers, which still wait, begin the load once more.
+Version, counts and position stay as they are. A job with checkpoints saves the version before the load begins, and the
+loaded weights before a worker goes on. A job that goes back meanwhile has either all of the load or nothing. If it has
+nothing, the workers still wait, and begin the load once more.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PARK_S = 2.0
 _LOOK_S = 0.05
 # How long shards may need until they stand at one version.
 _EVEN_S = 10.0
-# How often it is looked whether somebody has gone on.
+# How often the coordinator looks whether a worker has gone on to the next step.
 _GONE_ON_S = 0.2
 _RETRY_S = 0.2
 
@@ -71,20 +71,18 @@ class Loads:
 
     def __init__(self, job: _Job) -> None:
         self.agreement = Agreement()
-        # The one that is under way: shards begin the timeline of it, or have begun.
+        # The load that is under way: shards begin its timeline, or have begun it.
         self.under_way: Load | None = None
-        # The version at which it happens.
+        # The version at which the load happens.
         self.version = 0
         self._job = job
         self._task: asyncio.Task[None] | None = None
         self._looked = 0.0
-        # The newest version when somebody was first seen to wait.
+        # The newest version when a worker was first seen to wait.
         self._from: int | None = None
 
-    # ---- what is written down
-
     def restore(self, loaded: coordinator_pb2.LoadPlace) -> None:
-        """Go on from what an earlier coordinator, or a checkpoint, says."""
+        """Go on from the last load that an earlier coordinator or a checkpoint has recorded."""
         self.agreement.done = load_from_proto(loaded)
 
     def lost(self, saved: Load) -> bool:
@@ -140,10 +138,10 @@ class Loads:
         """The workers that have what is loaded."""
         return frozenset(self.agreement.called)
 
-    # ---- what happens meanwhile
+    # ---- before the load
 
     def look(self) -> None:
-        """Begin once all have called it. Called several times a second."""
+        """Begin the load once all workers have called it. Called several times a second."""
         job = self._job
         if not self.agreement.pending:
             self._from = None
@@ -181,7 +179,7 @@ class Loads:
             job.recovery.begin(why)
 
     def abandon(self) -> None:
-        """The job goes back: those who wait begin the load once more."""
+        """The job goes back: workers that wait begin the load once more."""
         self.under_way = None
         self.agreement.forget()
         if self._task is not None and self._task is not asyncio.current_task():
@@ -203,7 +201,7 @@ class Loads:
             )
             await self._job.changes.notify()
 
-    # ---- doing it
+    # ---- the load
 
     async def _run(self, load: Load) -> None:
         job = self._job
@@ -214,7 +212,7 @@ class Loads:
                 if not job.checkpoints.safe(version):
                     raise _CannotError("no checkpoint of the version before it can be written")
             if await self._rest() != version or self.agreement.agreed(self._alive()) != load:
-                return  # somebody came or went; the next look begins again
+                return  # a worker came or went; the next look begins again
             self.version, self.under_way = version, load
             await self._begin()
         except _CannotError as error:
@@ -258,7 +256,7 @@ class Loads:
         job.registry.begin_load()
         job.state, job.reason = types_pb2.JOB_STATE_RECOVERING, "the scripts load weights"
         job.checkpoints.new_timeline(self.version)
-        # Under a number that no worker has heard of.
+        # Under a revision that no worker has heard of.
         now = job.consistency
         revision = job.mode_change.next_revision()
         job.consistency = Consistency(now.mode, now.staleness, revision, now.from_version)

@@ -10,24 +10,24 @@ from paramserver.coordinator.promises import Promises
 
 log = structlog.get_logger("paramserver.coordinator")
 
-# After this time a checkpoint that is still being written is one that does not come.
+# A checkpoint that has been written for longer is overdue.
 LATE_S = 30.0
 _KEY = "checkpoint"
 
 
 class Overdue:
-    """The trouble with a job's checkpoints, if there is any. ``private``: nobody was promised that they stay.
+    """The trouble with the checkpoints of a job, if there is any. It hears of each version begun, saved or given up.
 
-    Versions are told as they are begun, saved or given up.
+    ``private``: the place goes with the job, so that no checkpoint was promised to last.
     """
 
     def __init__(self, promises: Promises, place: str, private: bool) -> None:
-        # Why the newest one that was given up was.
+        # Why the newest version that was given up could not be saved.
         self.reason = ""
         self._promises, self._place, self._private = promises, place, private
-        # The first version that should have been saved since one was; -1: none is missing.
+        # The first version that should have been saved after the newest checkpoint; -1: none is missing.
         self._since = -1
-        # The newest one that was given up on this timeline.
+        # The newest version that was given up on this timeline.
         self._failed = -1
         # By version, when writing it began (monotonic seconds).
         self._begun: dict[int, float] = {}
@@ -37,9 +37,9 @@ class Overdue:
         self._begun.setdefault(version, time.monotonic())
 
     def saved(self, version: int) -> None:
-        """This version is a checkpoint: what should have come before is overdue no more."""
+        """This version is a checkpoint: earlier versions are no longer overdue."""
         self._end(version)
-        if version < self._failed:  # it took its time, and says nothing of what came after
+        if version < self._failed:  # it was late: a newer version has failed since
             return
         if self._since >= 0:
             log.info(f"checkpoints are made again; the newest is that of version {version}")
@@ -54,14 +54,14 @@ class Overdue:
         self._tell(version, reason)
 
     def look(self) -> None:
-        """Storage that hangs fails nothing: see whether something takes too long."""
+        """Warn of a checkpoint that takes too long: storage that hangs raises no error."""
         now = time.monotonic()
         late = [(version, now - begun) for version, begun in self._begun.items() if now - begun > LATE_S]
         for version, seconds in late[:1]:
             self._tell(version, f"it has been written for {seconds:.0f} s, the storage is slow or does not answer")
 
     def last_missing(self, version: int, newest: str) -> None:
-        """The last version could not be saved, and there is nobody who would make another one."""
+        """The last version could not be saved, and no worker will make another one."""
         if not self._private:
             self._promises.broken[_KEY] = (
                 f"version {version}, the last one, is not saved in {self._place} ({self.reason or 'not written'}): "
@@ -69,7 +69,7 @@ class Overdue:
             )
 
     def forget(self) -> None:
-        """The job has gone back: what was being written will not be told of any more."""
+        """The job has gone back: versions that were being written are not heard of any more."""
         self._begun.clear()
         self._failed = -1
 

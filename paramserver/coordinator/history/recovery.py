@@ -1,7 +1,7 @@
-"""Going back to a checkpoint: when a server has begun anew, all shards do, on a new timeline.
+"""Going back to a checkpoint: when a server has begun anew, all shards restore a checkpoint, on a new timeline.
 
-The number of the timeline is written down before it is used, so that none is used twice. Whatever fails on the way,
-the next attempt is another timeline.
+The number of a timeline is written down before it is used, so that no number is used twice. Each attempt has a timeline
+of its own.
 """
 
 from __future__ import annotations
@@ -77,23 +77,23 @@ class _Job(ports.Stage, ports.Commands, ports.Ends, Protocol):
 
 
 class Recovery:
-    """Rolls the job back. One roll-back at a time; what happens meanwhile leads to another attempt."""
+    """Rolls the job back, once at a time. If another server begins anew meanwhile, there is another attempt."""
 
     def __init__(self, job: _Job) -> None:
         self.count = 0
         self.steps_redone = 0
         self._job = job
         self._bad: set[str] = set()
-        # The servers that the present attempt reckons with; and whether another one has begun anew since.
+        # The servers of the present attempt; and whether another server has begun anew since.
         self._included: set[int] = set()
         self._anew = False
         self._resuming = False
-        # What the job was told to go on from, and where it lies, until there is a checkpoint of its own.
+        # The checkpoint that the job was told to go on from, and its place, until the job has a checkpoint of its own.
         self._source: tuple[str, Manifest] | None = None
         self._started = 0.0
-        # The newest version that anybody had told of before.
+        # The newest version that was reported before the job went back.
         self._reached = 0
-        # What is left to hand out, asynchronous mode, once all servers have their shard.
+        # Asynchronous mode: the leases with which the job goes on.
         self._table: SliceLeases | None = None
         self._done = True
 
@@ -120,7 +120,7 @@ class Recovery:
             return
         log.warning("the job goes back to a checkpoint", reason=reason)
         self._reached = job.reports.newest_version()
-        if job.loads.under_way is not None:  # what was to be replaced is published, in checkpoints
+        if job.loads.under_way is not None:  # the weights before the load are published, and in a checkpoint
             job.registry.ready = True
         job.loads.abandon()
         if job.registry.ready or job.state == types_pb2.JOB_STATE_RUNNING:
@@ -130,9 +130,9 @@ class Recovery:
         job.tasks.begin(self._run())
 
     def resume(self, saved: Manifest, place: str = "") -> None:
-        """A new job that goes on from a checkpoint: take over the model now, the rest when all servers are there.
+        """Let a new job go on from a checkpoint: take over the model now, the rest when all servers are there.
 
-        ``place``: where that lies, if not where the job keeps its own.
+        ``place``: the place of that checkpoint, if it is not the place of the job's own.
         """
         job = self._job
         self._source = (place, saved) if place else None
@@ -159,7 +159,7 @@ class Recovery:
                 await self._go_on(version)
                 if not self._anew:
                     break
-                job.state = types_pb2.JOB_STATE_RECOVERING  # yet another server has begun anew
+                job.state = types_pb2.JOB_STATE_RECOVERING  # another server has begun anew
         except Exception as error:  # the top of a task: a job that waits for it must not wait for ever
             log.exception("going back failed")
             await job.fail(f"the job cannot go back to a checkpoint: {error}")
@@ -170,7 +170,7 @@ class Recovery:
             job.mode_change.bring_back()
 
     async def _begin(self) -> None:
-        """Nothing of the old timeline goes on."""
+        """End all that goes on of the old timeline."""
         job = self._job
         self._started = time.monotonic()
         await job.refresh()
@@ -179,7 +179,7 @@ class Recovery:
         await job.leasing.begin(None)
 
     async def _insist(self) -> int | None:
-        """Attempt after attempt, until one works; None if the job is over."""
+        """Attempt to go back until one attempt works, and return its version; None if the job is over."""
         job, since = self._job, time.monotonic()
         while not job.given_up:
             await self._servers_there()
@@ -194,7 +194,7 @@ class Recovery:
                 await job.replaced(str(error))
                 return None
             except errors.CheckpointError as error:
-                log.warning("that checkpoint cannot be used; trying the one before", reason=str(error))
+                log.warning("a checkpoint cannot be used; trying an earlier one", reason=str(error))
             except errors.RetryableError as error:
                 log.info(f"going back did not work at once; trying again: {error}")
                 limit_s = job.options.max_idle_s
@@ -239,7 +239,7 @@ class Recovery:
                 log.info(f"going back to a checkpoint; waiting for {job.missing() or 'servers'}")
 
     async def _attempt(self) -> int:
-        """One timeline. Returns the version that is published on it, -1 if version 0 has to be uploaded again."""
+        """Begin a timeline; return the version that is published on it, or -1 if version 0 has to be uploaded again."""
         job = self._job
         place = job.checkpoints.place
         assert place is not None
@@ -282,7 +282,7 @@ class Recovery:
         return found.version
 
     def _fitting(self, found: Sequence[Manifest]) -> Manifest | None:
-        """The newest good one of these that has not turned out to be damaged."""
+        """The newest checkpoint of this model that is finite and not known to be damaged; None: there is none."""
         digest = self._job.registry.digest
         for saved in found:
             if not saved.finite or saved.name in self._bad or saved.layout_digest != digest:
@@ -290,7 +290,7 @@ class Recovery:
             try:
                 loaded = load_from_proto(position_of(saved).loaded)
             except errors.CheckpointError as error:
-                log.warning("that checkpoint cannot be used; trying the one before", reason=str(error))
+                log.warning("a checkpoint cannot be used; trying an earlier one", reason=str(error))
                 self._bad.add(saved.name)
                 continue
             # Workers have gone on from what they loaded, and do not load it again.
@@ -299,7 +299,7 @@ class Recovery:
         return None
 
     def _told(self) -> list[Manifest]:
-        """The checkpoints of the place that the job was told to go on from: the one that was meant, and older ones."""
+        """The checkpoint that the job was told to go on from, and older ones in its place."""
         assert self._source is not None
         place, meant = Place(self._source[0]), self._source[1]
         found = catalog.complete(place, owner.histories_in(place))
@@ -333,12 +333,12 @@ class Recovery:
             job.origin = SyncSchedule(data.slices_per_epoch, job.options.step_slices)
 
     def _consistency(self, where: coordinator_pb2.JobRecord) -> Consistency:
-        """As it was, under a number that no worker has heard of."""
+        """The setting of the checkpoint, under a revision that no worker has heard of."""
         was = consistency_from_proto(where.view.consistency)
         return Consistency(was.mode, was.staleness, self._job.mode_change.next_revision(), was.from_version)
 
     async def _configure_anew(self) -> None:
-        """Version 0 had not been published: some worker uploads it again."""
+        """Version 0 was not published: set all servers up, so that a worker can upload it again."""
         job = self._job
 
         def request(member: Member) -> shard_pb2.ConfigureRequest:

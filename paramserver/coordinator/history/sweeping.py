@@ -1,4 +1,4 @@
-"""Folders of checkpoints that were given up are removed, so that nobody takes them for checkpoints."""
+"""Removing the folders of checkpoints that were given up, so that they are not taken for checkpoints."""
 
 from __future__ import annotations
 

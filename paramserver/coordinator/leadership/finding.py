@@ -1,4 +1,4 @@
-"""Finds a job by its servers, if the store is empty or holds an older state than the servers."""
+"""Finding a job by its servers, if the store is empty or has an older record than the servers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _CALL_S = 2.0
 
 
 class Found:
-    """The newest of what servers have told. ``term``: the highest that any of them has heard of."""
+    """The newest record that servers have told. ``term``: the highest term that any of them has heard of."""
 
     def __init__(self) -> None:
         self.record = coordinator_pb2.JobRecord()
         self.model = types_pb2.ModelSpec()
         self.term = 0
-        # Who has answered, and who of them is of this job.
+        # Addresses of the servers that have answered, and of those among them that are of this job.
         self.answered: set[str] = set()
         self.ours: set[str] = set()
 
@@ -39,7 +39,7 @@ class Found:
             self.record, self.model = record, reply.model
 
     def newer_than(self, known: coordinator_pb2.JobRecord | None) -> bool:
-        """Whether the job is to go on from this, not from ``known``, which the store has."""
+        """Whether the job is to go on from this record, instead of ``known``, the record in the store."""
         if not begun(self.record):
             return False
         if known is None or not begun(known):
@@ -50,7 +50,7 @@ class Found:
 async def find(
     connect: Connect, job: str, addresses: Collection[str], known: coordinator_pb2.JobRecord | None
 ) -> Found:
-    """Ask the servers at ``addresses``, those of ``known``, and those that they name. Who is silent is left out."""
+    """Ask the servers at ``addresses``, those of ``known``, and those that they name. Silent servers are left out."""
     found, asked = Found(), set[str]()
     todo = {*addresses, *_servers_of(known)}
     while todo:

@@ -1,7 +1,7 @@
 """The coordinator's record in the store: the numbers that must never be used twice, and the state of the job.
 
-Written in the background, the newest state only; a store that is slow or away for a while does not stop the job. One
-that comes back empty, or older than it was, is written again.
+Only the newest state is written, in the background: a store that is slow or away for a while does not stop the job. If
+the store comes back empty, or with an older state, the record is written again.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _LOOK_S = 0.01
 
 
 class Journal:
-    """The job's record in the store. ``term`` fences the writes; 0: there is nobody to fence off."""
+    """The job's record in the store. The store refuses writes of a lower ``term``; 0: there is no other coordinator."""
 
     def __init__(self, store: Store, name: str, term: int = 0) -> None:
         # Whether closing the journal closes the store.
         self.owns_store = True
         self.store_name = name
         self.term = term
-        # What an earlier coordinator of this job left.
+        # The record that an earlier coordinator of this job has left.
         self.found: coordinator_pb2.JobRecord | None = None
         # Set when the store knows a higher term.
         self.fenced = asyncio.Event()
@@ -43,9 +43,9 @@ class Journal:
         self._revisions: dict[str, int] = {}
         self._wanted: dict[str, bytes] = {}
         self._written: dict[str, bytes] = {}
-        # What is written as the model.
+        # The model that is to be in the store.
         self._model: types_pb2.ModelSpec | None = None
-        # The newest record, and its text without the number of the edition.
+        # The newest record, and its text without the edition.
         self.record_now = coordinator_pb2.JobRecord()
         self._text = ""
         self._wake = asyncio.Event()
@@ -54,7 +54,7 @@ class Journal:
 
     @classmethod
     async def open(cls, store: Store, name: str, term: int = 0) -> Journal:
-        """Read what an earlier run of this job left; its generation is never used again. Raises StoreError."""
+        """Read the record of an earlier run of this job; its generation is never used again. Raises StoreError."""
         journal = cls(store, name, term)
         await store.ping()
         entry = await store.load(_STATE)
@@ -94,20 +94,15 @@ class Journal:
             ) from error
 
     def adopt(self, record: coordinator_pb2.JobRecord, model: types_pb2.ModelSpec) -> None:
-        """Go on from what servers have kept: it is newer than what the store has."""
+        """Go on from the record that servers have kept: it is newer than the record in the store."""
         self.found, self._model = record, model
 
-    @property
-    def edition(self) -> int:
-        """Of the newest record."""
-        return self.record_now.edition
-
     def record(self, record: coordinator_pb2.JobRecord, model: types_pb2.ModelSpec | None) -> bool:
-        """Write the present state soon; whether it is another one than before. ``model``: None: not needed any more."""
+        """Write this record soon if it differs from the last one; True if it does. ``model`` None: no longer needed."""
         text = _json(record)
         changed = text != self._text
         if changed:
-            record.edition = self.edition + 1
+            record.edition = self.record_now.edition + 1
             self.record_now, self._text = record, text
             self._want(_STATE, _json(record).encode())
         if model is not None and model is not self._model:
@@ -121,7 +116,7 @@ class Journal:
             self._wake.set()
 
     async def verify(self) -> None:
-        """See whether the store still has what was written, and write it again if not. Raises StoreError."""
+        """Write again all that the store has lost since it was written. Raises StoreError."""
         if self._pending():
             return
         for key, revision in list(self._revisions.items()):
@@ -159,7 +154,7 @@ class Journal:
                 return
 
     async def _wait_and_look(self, key: str, error: errors.StoreError, failures: int) -> None:
-        """After a write that failed: how does the entry stand?"""
+        """After a write that failed: wait a little, and read the revision of the entry."""
         pause = _BACK_OFF_S[min(failures, len(_BACK_OFF_S) - 1)] * random.uniform(0.7, 1.3)
         if not isinstance(error, ConflictError):
             if failures == 0:
@@ -172,14 +167,14 @@ class Journal:
         self._revisions[key] = entry.revision if entry is not None else 0
 
     async def settled(self) -> None:
-        """Wait until the store has what was recorded last; 2 s at most, since it may be away."""
+        """Wait until the store has the last record; 2 s at most, since the store may be away."""
         deadline = time.monotonic() + _CLOSE_S
         while self._pending() and not self.fenced.is_set() and time.monotonic() < deadline:
             await asyncio.sleep(_LOOK_S)
 
     async def forget_model(self) -> None:
-        """The job has ended, and nobody will take it over."""
-        await self.settled()  # that it has ended, first
+        """Delete the model from the store: the job has ended, and no coordinator will take it over."""
+        await self.settled()  # the record, which says that the job has ended, comes first
         self._wanted.pop(_MODEL, None)
         self._written.pop(_MODEL, None)
         self._revisions.pop(_MODEL, None)
@@ -199,7 +194,7 @@ class Journal:
             log.warning("the store keeps the model of this job, which nobody needs any more", error=said)
 
     async def close(self) -> None:
-        """Write what is pending (waiting 2 s at most) and close the store."""
+        """Write all that is pending (for 2 s at most), and close the store."""
         self._closing = True
         self._wake.set()
         if self._writer is not None:
@@ -227,7 +222,7 @@ async def recorded_term(store: Store) -> int:
 
 
 def parse_record(value: bytes) -> coordinator_pb2.JobRecord:
-    """A record as it lies in the store. Raises StoreError if it is none of ours."""
+    """The record that an entry of the store holds. Raises StoreError if paramserver has not written the entry."""
     try:
         record = json_format.Parse(value, coordinator_pb2.JobRecord(), ignore_unknown_fields=True)
     except (json_format.ParseError, UnicodeDecodeError, RecursionError) as error:

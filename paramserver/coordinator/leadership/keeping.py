@@ -113,7 +113,7 @@ class Keeping:
         job = self._job
         if not job.registry.configured or job.recovery.under_way or job.given_up:
             return False
-        edition = job.journal.edition
+        edition = job.journal.record_now.edition
         return any(self._told.get(server.ident, 0) < edition for server in job.members.of(Role.SERVER))
 
     async def _catch_up(self) -> None:

@@ -1,8 +1,9 @@
-"""Which coordinator leads the job: a lease in the store, with a number (*term*) that fences off those of before.
+"""The election of the coordinator that leads the job: a lease in the store, with a number (*term*).
 
-A leader that cannot reach the store goes on: nobody else can become leader there either. It stops when it learns of a
-higher term, from the store or from a server. One that was paused finds its lease run out; before it decides anything
-(:meth:`confirm`), it asks the store.
+Servers and the store refuse coordinators with a lower term. A leader that cannot reach the store goes on: no other
+process can become leader there either. It stops when it learns of a higher term, from the store or from a server. A
+leader that was paused finds its lease run out, and asks the store before it decides anything
+(:meth:`Leadership.confirm`).
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ log = structlog.get_logger("paramserver.coordinator")
 class Leadership:
     """A coordinator's bid for the lease. ``holder`` is its address, shown to others; ``ttl_s`` how long a lease lasts.
 
-    ``token``: secret name of this bid, made up if empty. ``former``: the one of a coordinator that is known to have
-    ended, whose lease need not be waited for.
+    ``token``: secret name of this bid, made up if empty. ``former``: the token of a coordinator that is known to have
+    ended, so that nobody waits for its lease.
     """
 
     def __init__(self, store: Store, holder: str, ttl_s: float, token: str = "", former: str = "") -> None:
@@ -36,14 +37,14 @@ class Leadership:
         self._token = token or secrets.token_hex(8)
         self._former = former
         self._keeper: asyncio.Task[None] | None = None
-        # What follows a renewal runs beside the next ones, which a slow store must not hold up.
+        # The call of ``renewed`` after the last renewal. It runs beside the next renewals, which must not wait for it.
         self._after: asyncio.Task[None] | None = None
-        # Until when nobody else can lead (monotonic seconds), by what the store said last.
+        # Until when no other coordinator can lead (monotonic seconds), by the last answer of the store.
         self._sure_until = 0.0
         self._replaced: Callable[[str], Awaitable[None]] | None = None
 
     async def acquire(self, floor: int = 0) -> Lead:
-        """Become leader if nobody is, under a term above ``floor``. Raises StoreError."""
+        """Become leader if there is none, under a term above ``floor``. Raises StoreError."""
         if self._former:
             await self._store.resign(self._former)
         asked_at = time.monotonic()
@@ -54,7 +55,7 @@ class Leadership:
         return lead
 
     async def _renew(self) -> bool:
-        """False if another coordinator leads now. Raises StoreError."""
+        """Renew the lease; False if another coordinator leads now. Raises StoreError."""
         asked_at = time.monotonic()
         lead = await self._store.lead(self._token, self._holder, self._ttl_s, self.term)
         if lead.leads:
@@ -64,7 +65,7 @@ class Leadership:
         return lead.leads
 
     async def confirm(self) -> None:
-        """Make sure that nobody else leads, as far as the store can be asked. Raises NotLeaderError."""
+        """Raise NotLeaderError if the store says that another coordinator leads. No answer of the store is no error."""
         if time.monotonic() < self._sure_until:
             return
         try:
@@ -103,7 +104,7 @@ class Leadership:
             await renewed()
 
     async def resign(self) -> None:
-        """Let another one lead at once, if the store can be reached."""
+        """Give the lease up, so that another coordinator can lead at once. A store that is away is no error."""
         tasks = [task for task in (self._keeper, self._after) if task is not None]
         for task in tasks:
             task.cancel()

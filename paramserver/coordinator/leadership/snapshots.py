@@ -1,7 +1,7 @@
-"""Asynchronous mode: one state of all shards for those who read, made when somebody asks.
+"""Asynchronous mode: cuts for readers. A cut is one state of all shards; it is made when a reader asks.
 
-Readers that ask at about the same time get the same cut, and between two cuts servers work for ten times as long as a
-cut takes: however many read, however often, workers lose no more than a tenth of their pace.
+Readers that ask at about the same time get the same cut. Between two cuts servers work for ten times as long as a cut
+takes, so that workers lose at most a tenth of their speed, with any number of readers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Snapshots:
         self._patience_s = _PATIENCE_S[0]
 
     async def take(self, timeline: int) -> coordinator_pb2.SnapshotResponse:
-        """The versions of a cut that begins after this call, by server; or none, and what has not come everywhere.
+        """The versions of a cut that begins after this call, by server; or none, and which contributions are missing.
 
         Raises StaleViewError if the job is synchronous, where every version is a cut, RolledBackError if it goes back.
         """
@@ -50,7 +50,7 @@ class Snapshots:
     async def _next(self, timeline: int) -> coordinator_pb2.SnapshotResponse:
         async with self._turn:
             await asyncio.sleep(max(0.0, self._not_before - time.monotonic()))
-            self._coming = None  # who asks from now on gets a later one
+            self._coming = None  # a reader that asks from now on gets a later cut
             begun = time.monotonic()
             try:
                 return await self._cut(timeline)

@@ -1,7 +1,6 @@
-"""Taking over a job from a coordinator that is gone: from its record, and from what the servers say.
+"""Taking over a job from a coordinator that is gone: from its record, and from the answers of the servers.
 
-The servers are right where the two differ. Their shards hold the weights and know what has been counted; the record
-only says who they are.
+Where the two differ, the servers are right: their shards hold the weights, and the names of all counted contributions.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _RETRY_S = 0.5
 # Members look for another coordinator about once a second, but notice a silent connection only this late.
 _FIND_S = 20.0
 _SAY_S = 5.0
-# In place of a name: some server is on another timeline than the record.
+# Stands for the name of a lost server, if some server is on another timeline than the record.
 _STRAYED = "a server that is on another timeline"
 
 
@@ -112,10 +111,10 @@ async def take_over(
         if lost:
             await _take_over_without(job, record, model, members, lost)
             return
-        # The coordinator may have been lost while it published version 0, or before it wrote that down.
+        # The earlier coordinator may have published version 0 on some servers only, or not have written that down.
         published = record.ready or any(reply.active for reply in stats.values())
         job.registry.restore(model, record, [m.ident for m in members if m.role is Role.WORKER], published)
-        # From here on the servers obey no coordinator of before; what they say now will stand.
+        # From here on the servers obey no earlier coordinator, so that their next answers will stand.
         if not await job.keeping.tell():
             raise errors.UnavailableError("a server did not hear of the new coordinator")
         if published:
@@ -133,7 +132,7 @@ async def take_over(
         await _restore_consistency(job, record, stats)
     elif job.leasing.data is not None:
         await job.leasing.register(job.leasing.data)
-    # From now on their silence counts.
+    # From now on the leases of the members run.
     job.members.restore(members, time.monotonic() + job.options.lease_s + _FIND_S)
     if _stopping(record):
         job.state, job.reason = record.view.state, record.view.reason
@@ -200,7 +199,7 @@ async def _ask_servers(
         for server, reply in zip(silent, replies, strict=True):
             if isinstance(reply, shard_pb2.StatsResponse):
                 if job.checkpoints.place is not None and reply.incarnation != server.incarnation:
-                    continue  # another process at its address; it knocks
+                    continue  # another process at its address, which asks to join
                 if not _as_recorded(server, reply, record):
                     if job.checkpoints.place is None:
                         raise errors.JobFailedError(
@@ -213,7 +212,7 @@ async def _ask_servers(
                 raise cast(BaseException, reply)
         silent = [server for server in silent if server.index not in found]
         if not silent and len(found) == record.expected_servers:
-            # One that is on another timeline is no member lost: it goes back with the others.
+            # A server on another timeline is not lost: it goes back with the others.
             return found, [_STRAYED] if strayed else []
         if silent and job.checkpoints.place is not None and newcomers() >= len(silent):
             return found, [server.name for server in silent]
@@ -239,7 +238,7 @@ def _as_recorded(server: Member, reply: shard_pb2.StatsResponse, record: coordin
 async def _restore_consistency(
     job: Job, record: coordinator_pb2.JobRecord, stats: Mapping[int, shard_pb2.StatsResponse]
 ) -> None:
-    """Mode and staleness as the shards have them; a change that was under way is completed, or taken back."""
+    """Take over mode and staleness from the shards; complete a change that was under way, or take it back."""
     job.consistency = consistency_from_proto(record.view.consistency)
     job.async_from = record.async_from
     data = job.leasing.data
@@ -247,7 +246,7 @@ async def _restore_consistency(
     agreed = {c.revision: c for c in (_agreed(reply) for reply in stats.values())}
     newest = agreed[max(agreed)]
     await job.mode_change.settle(newest, [r.scheduled.revision for r in stats.values() if r.HasField("scheduled")])
-    # Before the data is known nothing has been handed out.
+    # Before the data is known no slice has been handed out.
     was_async = job.consistency.mode is Mode.ASYNC and data is not None
     table = await lease_table(job) if was_async else None
     if newest.revision > job.consistency.revision:

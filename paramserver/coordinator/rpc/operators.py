@@ -1,4 +1,4 @@
-"""Calls of people and of the commands that they type: status, scaling, changes and the end of a job."""
+"""Calls of commands that people type: status, scaling, changes and the end of a job."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Operators:
         self._job = job
 
     async def status(self, request: coordinator_pb2.StatusRequest) -> coordinator_pb2.StatusResponse:
-        """Everything a status page shows."""
+        """Everything that a status page shows."""
         return status_page(self._job, request)
 
     async def settings(self, request: coordinator_pb2.SettingsRequest) -> coordinator_pb2.SettingsResponse:
-        """What a newcomer has to know before it starts."""
+        """The settings that a newcomer takes over before it joins."""
         return coordinator_pb2.SettingsResponse(
             job=self._job.options.job, protocol=PROTOCOL, versions=versions(), settings=self._job.options.settings
         )
@@ -53,12 +53,12 @@ class Operators:
     async def set_consistency(
         self, request: coordinator_pb2.ChangeConsistencyRequest
     ) -> coordinator_pb2.ChangeConsistencyResponse:
-        """Change mode or staleness at a version boundary; answers when it is in force on all shards."""
+        """Change mode or staleness at a version boundary; return when the setting is in force on all shards."""
         changed = await self._job.mode_change.change(request)
         return coordinator_pb2.ChangeConsistencyResponse(consistency=consistency_to_proto(changed))
 
     async def drain(self, request: coordinator_pb2.DrainRequest) -> coordinator_pb2.DrainResponse:
-        """Ask a worker to leave; answers when it has. Raises ConfigError for anybody but a worker that is there."""
+        """Ask a worker to leave; return when it has left. Raises ConfigError if there is no such worker."""
         wait_s = patience("wait_s", request.wait_s, 600.0)
         workers = {m.name: m for m in self._job.members.of(Role.WORKER)}
         member = workers.get(request.name)
@@ -78,15 +78,15 @@ class Operators:
         return coordinator_pb2.DrainResponse()
 
     async def ledger(self, request: coordinator_pb2.AccountsRequest) -> coordinator_pb2.AccountsResponse:
-        """Per epoch, which samples have counted how often, and who computed what."""
+        """Per epoch: how often samples have counted, and which worker computed which slices."""
         return await account(self._job, request.slices)
 
     async def scale(self, request: coordinator_pb2.ScaleRequest) -> coordinator_pb2.ScaleResponse:
-        """Have another number of workers; answers when there are so many."""
+        """Have another number of workers; return when there are so many."""
         return await self._job.scaling.scale(request)
 
     async def stop(self, request: coordinator_pb2.StopRequest) -> coordinator_pb2.StopResponse:
-        """End the job: workers leave, what there is of the result is gathered."""
+        """End the job early: workers leave, and the result so far is gathered."""
         if not self._job.ended:
             reason = request.reason[:200] or "stopped by an operator"
             log.info("stopping", reason=reason)

@@ -1,4 +1,4 @@
-"""Who is a member: joining, the sessions of members, leases, and what follows when a member comes or goes."""
+"""Membership: joining, the sessions of members, their leases, and the consequences when a member comes or goes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _TICK_S = 0.2
 
 
 class Sessions:
-    """The members of a job and their sessions. :meth:`start` and :meth:`close` bracket the watching of leases."""
+    """The members of a job and their sessions. Leases are watched from :meth:`start` to :meth:`close`."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -54,13 +54,16 @@ class Sessions:
         self._ticker = asyncio.create_task(self._tick())
 
     async def close(self) -> None:
-        """Watch no more."""
+        """End the watching of leases."""
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
 
     async def join(self, request: coordinator_pb2.JoinRequest) -> coordinator_pb2.JoinResponse:
-        """Admit a process. Refused: another protocol, another mode, an address that cannot be reached, one too many."""
+        """Admit a process.
+
+        Refused: another protocol or mode, an address that cannot be reached, a member too many.
+        """
         role = _ROLES.get(request.role)
         if role is None:
             raise errors.ProtocolError(f"unknown role number {request.role}")
@@ -79,11 +82,11 @@ class Sessions:
         )
 
     def _known(self, role: Role, incarnation: int) -> Member | None:
-        """The member that this process is already: it asks again, since the answer got lost."""
+        """The member that this process is already, if the answer to its first request got lost."""
         return next((m for m in self._job.members.of(role) if m.incarnation == incarnation != 0), None)
 
     async def _ended(self, role: Role, pid: int) -> None:
-        """A newcomer comes in place of a process that has ended: nobody need wait until that is given up for lost."""
+        """A newcomer replaces a process that has ended: remove that member now, before its lease ends."""
         for member in self._job.members.of(role):
             if member.pid == pid != 0 and member.presence is Presence.SILENT:
                 await self._happen(Ended(member.ident))
@@ -137,7 +140,7 @@ class Sessions:
                 yield coordinator_pb2.SessionResponse(view=self._job.view())
         finally:
             reader.cancel()
-            # First of all, since the transport may cancel this call while it waits for the reader.
+            # Before waiting for the reader, since the transport may cancel this call meanwhile.
             if ident in self._job.members:
                 await self._happen(Disconnected(ident))
             await asyncio.gather(reader, return_exceptions=True)
@@ -201,9 +204,9 @@ class Sessions:
         await self._carry_out(effects)
 
     def _residuals_lost(self, effects: list[Effect]) -> None:
-        """Where workers keep what compression leaves out, another set of workers begins at the last checkpoint.
+        """Let the job go back when workers have changed, if workers keep residuals of compression.
 
-        Decided before anybody hears of them, so that nobody goes on without.
+        Decided before any member hears of the change, so that no worker goes on without the residuals.
         """
         changed = [e.member for e in effects if isinstance(e, Admitted | Removed) and e.member.role is Role.WORKER]
         data = self._job.leasing.data
@@ -221,7 +224,7 @@ class Sessions:
             self._job.recovery.begin(f"with {names} the workers have changed, and what compression left out is lost")
 
     async def _carry_out(self, effects: list[Effect]) -> None:
-        """Perform them to the end, even if the caller is cancelled: the others must hear of every change."""
+        """Perform the effects to the end, even if the caller is cancelled: members must hear of every change."""
         if effects:
             await asyncio.shield(self._job.tasks.begin(self._perform(effects), awaited=True))
 

@@ -1,4 +1,4 @@
-"""The status page: where the job and each of its processes stand, and why."""
+"""The status page: the state of the job and of each process, with reasons."""
 
 from __future__ import annotations
 

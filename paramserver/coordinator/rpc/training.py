@@ -16,7 +16,7 @@ log = structlog.get_logger("paramserver.coordinator")
 
 
 class Training:
-    """Raises NotMemberError for a worker that is no member."""
+    """Calls of workers. Each raises NotMemberError for a process that is no member."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -24,7 +24,7 @@ class Training:
     async def register_model(
         self, request: coordinator_pb2.RegisterModelRequest
     ) -> coordinator_pb2.RegisterModelResponse:
-        """The first model counts; later ones must be equal to it. Waits until all servers are there."""
+        """Register a model: the first one counts, and later ones must be equal to it. Waits for all servers."""
         self._member(request.member)
         if not await self._job.changes.wait_until(
             lambda: self._job.loads.may_begin(request.member), self._job.options.max_idle_s
@@ -33,7 +33,7 @@ class Training:
         return await self._job.registry.register(request)
 
     async def register_data(self, request: coordinator_pb2.RegisterDataRequest) -> coordinator_pb2.RegisterDataResponse:
-        """The first data set counts; later ones must be of the same size and cut."""
+        """Register a data set: the first one counts, and later ones must have its size and slices."""
         self._member(request.member)
         data = data_from_proto(request.data)
         if self._job.leasing.data is not None and self._job.leasing.data != data:
@@ -59,14 +59,14 @@ class Training:
     async def initialize_done(
         self, request: coordinator_pb2.InitializeDoneRequest
     ) -> coordinator_pb2.InitializeDoneResponse:
-        """Version 0 is on all shards: publish it everywhere."""
+        """A worker has uploaded version 0 to all shards: publish it."""
         self._member(request.member)
         await self._job.registry.initialized(request)
         await self._job.refresh()
         return coordinator_pb2.InitializeDoneResponse()
 
     async def lease(self, request: coordinator_pb2.LeaseRequest) -> coordinator_pb2.LeaseResponse:
-        """Slices to compute, asynchronous mode. May be parked until some are there."""
+        """Lease slices in asynchronous mode. The call may be parked until there are some."""
         self._member(request.member)
         return await self._job.leasing.lease(request)
 
@@ -81,7 +81,7 @@ class Training:
         return await self._job.loads.call(request)
 
     async def finish(self, request: coordinator_pb2.FinishRequest) -> coordinator_pb2.FinishResponse:
-        """A worker is through: answer when its last version is a checkpoint, or when there is more to do."""
+        """A worker is through: return when its last version is a checkpoint, or when there is more to do."""
         self._member(request.member)
         if request.timeline != self._job.timeline:
             return coordinator_pb2.FinishResponse(rolled_back=True)
@@ -93,7 +93,7 @@ class Training:
         return coordinator_pb2.FinishResponse()
 
     async def _check_reached(self, version: int) -> None:
-        """Raise ProtocolError for a version that no server has: it would be waited for, again and again."""
+        """Raise ProtocolError for a version that no server has, since its checkpoint would never come."""
         if version <= self._job.reports.newest_version():
             return
         try:

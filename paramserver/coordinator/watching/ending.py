@@ -1,7 +1,7 @@
-"""Before a job ends: its last step is complete, its last version is saved, and its accounts are looked at.
+"""Before a job ends: its last step is completed, its last version is saved, and its accounts are compared.
 
-All that is done whenever no worker is there, whatever the scripts did or forgot to do: the job may then end at any
-moment, by itself, by an operator or with the launcher, and nothing that was handed in is missing.
+This is done whenever the last worker has left. The job may then end at any moment, by itself, by an operator or with
+the launcher, and no contribution that was handed in is missing.
 """
 
 from __future__ import annotations
@@ -53,37 +53,37 @@ class _Job(ports.Stage, ports.Commands, ports.Ends, Protocol):
 
 
 class Ending:
-    """Looks after a job without workers; :meth:`look` is called several times a second, and when one leaves."""
+    """Prepares a job without workers for its end. :meth:`look` is called several times a second."""
 
     def __init__(self, job: _Job) -> None:
-        # Some worker's script has come to its end.
+        # Whether some worker's script has come to its end.
         self.script_ended = False
-        # The last worker that left was not lost: what it had handed in has arrived everywhere.
+        # Whether the last worker that left was not lost, so that its contributions have arrived at all servers.
         self.orderly = False
         self._job = job
         # The timeline and the membership for which all is done.
         self._settled: tuple[int, int] | None = None
         self._task: asyncio.Task[None] | None = None
         self._said = ""
-        # For how many epochs the scripts are, as far as they have said so.
+        # For how many epochs the scripts train, as far as they have said so.
         self.epochs_planned = 0
-        # By member number what it has said last; and by process what is known of the workers that are gone.
+        # The last report of each worker, by member number; and the tallies of workers that are gone, by process.
         self._reports: dict[int, coordinator_pb2.WorkerReport] = {}
         self._gone: dict[int, coordinator_pb2.Tally] = {}
 
     def restore(self, record: coordinator_pb2.JobRecord) -> None:
-        """Go on from what an earlier coordinator has written down."""
+        """Go on from the record of an earlier coordinator."""
         self.script_ended, self.orderly = record.script_ended, record.orderly
         self.epochs_planned = record.epochs_planned
         self._gone = {tally.incarnation: tally for tally in record.tallies}
 
     def tallies(self) -> list[coordinator_pb2.Tally]:
-        """The contributions that departed workers had handed in."""
+        """The contributions that workers had handed in which are gone."""
         return [tally for _, tally in sorted(self._gone.items())]
 
     @property
     def closing(self) -> bool:
-        """Whether no worker is there, and something has still to be done before the job may end."""
+        """Whether there is no worker, and the job may not end yet."""
         job = self._job
         if job.members.of(Role.WORKER) or not job.registry.ready:
             return False
@@ -97,14 +97,14 @@ class Ending:
         return self._job.timeline, self._job.members.generation
 
     def hear(self, member: Member, report: coordinator_pb2.WorkerReport) -> None:
-        """A worker reports, or somebody who may become one."""
+        """A member or an observer reports."""
         if member.role is not Role.WORKER:
             return
         self._reports[member.ident] = report
         self.epochs_planned = max(self.epochs_planned, report.epochs_planned)
 
     def worker_gone(self, member: Member, lost: bool) -> None:
-        """A worker is a member no more."""
+        """A worker is no longer a member."""
         report = self._reports.pop(member.ident, coordinator_pb2.WorkerReport())
         tally = report.tally
         tally.name, tally.incarnation, tally.lost = member.name, member.incarnation or member.ident, lost
@@ -120,7 +120,7 @@ class Ending:
         job = self._job
         if reached <= version:
             return
-        if not job.members.of(Role.WORKER):  # others have to do it again, or nobody can
+        if not job.members.of(Role.WORKER):  # other workers have to do the steps again
             job.finished = self.script_ended = False
         data = job.leasing.data
         gone = sorted({one.name for one in self._gone.values() if one.handed_in and one.version > version})
@@ -132,7 +132,7 @@ class Ending:
             )
 
     def look(self) -> None:
-        """Begin, if there is something to do and nobody does it yet."""
+        """Begin in the background, if the job has come to rest and no such task is at work."""
         job = self._job
         busy = self._task is not None and not self._task.done()
         if busy or job.state == types_pb2.JOB_STATE_RECOVERING or job.watch.absent:
@@ -176,7 +176,7 @@ class Ending:
         await self._balance(stats)
 
     async def _complete_step(self, stats: list[shard_pb2.StatsResponse]) -> bool:
-        """Of slices without a data set, what has come of the open step is a step: nobody brings the rest."""
+        """Without a data set: complete the open step with the slices that have come. No worker brings the rest."""
         job = self._job
         named_by_data = job.leasing.data is not None and job.leasing.data.slice_size > 0
         may = self.orderly or job.state == types_pb2.JOB_STATE_STOPPED
@@ -212,7 +212,7 @@ class Ending:
     # ---- the accounts
 
     async def _balance(self, stats: list[shard_pb2.StatsResponse]) -> None:
-        """Everything handed in has counted, or there is a name for why not."""
+        """Compare the contributions that were handed in with those that counted; a difference is a broken promise."""
         job = self._job
         data = job.leasing.data
         found = await self._twice() if data is not None and data.slice_size else self._imbalances(stats)
@@ -222,7 +222,7 @@ class Ending:
             job.promises.broken.pop("accounts", None)
 
     async def _twice(self) -> list[str]:
-        """Of slices of a data set each counts once; of a job that is through, every one."""
+        """With a data set: sentences about samples that counted twice, or not at all though the job is through."""
         job = self._job
         found = []
         for epoch in (await account(job, slices=False)).epochs:
@@ -244,7 +244,7 @@ class Ending:
         return not_counted(self._tallies())
 
     def _imbalances(self, stats: list[shard_pb2.StatsResponse]) -> list[str]:
-        """Of slices that are only numbered: what workers handed in is what servers have counted."""
+        """Without a data set: sentences about differences between the tallies of workers and of servers."""
         shards = [
             Shard(
                 f"server-{index}",
@@ -257,7 +257,7 @@ class Ending:
 
 
 def folded(tallies: list[coordinator_pb2.Tally], kept: int) -> list[coordinator_pb2.Tally]:
-    """The last ``kept`` of them, and one sum of those before, of the newest timeline only: earlier ones are undone."""
+    """The last ``kept`` tallies, after one sum of the earlier ones. The sum leaves out timelines that are undone."""
     first, rest = tallies[:-kept], tallies[-kept:]
     total = coordinator_pb2.Tally(name="earlier workers", timeline=max(one.timeline for one in first))
     for one in first:

@@ -1,4 +1,4 @@
-"""Workers that have nothing to compute, since a synchronous step has fewer slices than there are workers."""
+"""Idle workers: they have nothing to compute, since a synchronous step has fewer slices than there are workers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Idle:
         )
 
     def look(self) -> None:
-        """Say it, if it is another than before."""
+        """Log the sentence if it has changed."""
         sentence = self.sentence()
         if sentence and sentence != self._said:
             log.warning(sentence)

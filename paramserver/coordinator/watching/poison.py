@@ -20,7 +20,7 @@ from paramserver.v1 import coordinator_pb2, types_pb2
 log = structlog.get_logger("paramserver.coordinator")
 
 _SAMPLES = 5
-# How long a worker waits for the fate of another one that computes a slice at which others have died.
+# How long a worker waits while another one computes a slice at which workers have died.
 _UNDECIDED_S, _LOOK_S = 3.0, 0.05
 _TRAINING = (types_pb2.JOB_STATE_RUNNING, types_pb2.JOB_STATE_RECOVERING)
 
@@ -34,7 +34,7 @@ class PoisonWatch:
     """Follows which slices the workers of one job compute, and at which they die."""
 
     def __init__(self, job: _Job) -> None:
-        # (epoch, index) of slices that count without samples: nobody is to compute them.
+        # (epoch, index) of slices that count without their samples: no worker computes them.
         self.slices: set[tuple[int, int]] = set()
         self._job = job
         self._poison = Poison()
@@ -50,7 +50,7 @@ class PoisonWatch:
             self._poison.tells(member.ident, place_of(report.computing) if report.HasField("computing") else None)
 
     async def begin(self, member: int, slice_: types_pb2.SliceRef) -> bool:
-        """A worker is about to compute this slice; False if nobody is to."""
+        """A worker is about to compute this slice; False if no worker may."""
         place = place_of(slice_)
         deadline = time.monotonic() + _UNDECIDED_S
         while self._poison.undecided(place) and time.monotonic() < deadline:
@@ -61,7 +61,7 @@ class PoisonWatch:
         return True
 
     async def gone(self, member: Member, died: bool) -> None:
-        """A worker is a member no more."""
+        """A worker is no longer a member."""
         job, data = self._job, self._job.leasing.data
         if not died or data is None or not data.slice_size or job.state not in _TRAINING:
             self._poison.left(member.ident)
@@ -81,7 +81,7 @@ class PoisonWatch:
         log.warning(f"each worker that computes {name} dies: it counts without its samples (training.poison = skip)")
 
     def look(self) -> None:
-        """Let workers be careless again once the job gets on."""
+        """Workers need not tell which slice they begin, once the job makes progress again."""
         if not self._poison.careful:
             return
         job = self._job
@@ -105,7 +105,7 @@ class PoisonWatch:
         return self._poison.in_a_row
 
     def restore(self, record: coordinator_pb2.JobRecord) -> None:
-        """Go on from what was written down."""
+        """Go on from the record of an earlier coordinator."""
         self.slices = {(ref.epoch, ref.index) for ref in record.poisoned}
         self._poison.restore(map(place_of, record.deaths), record.deaths_in_a_row, time.monotonic())
 
@@ -114,7 +114,7 @@ class PoisonWatch:
         return [self.describe(Place(epoch, index)) for epoch, index in sorted(self.slices)]
 
     def describe(self, place: Place) -> str:
-        """As in "slice 3 of epoch 1 (step 7; samples 12, 55, 81, ...)"; epochs from 1, as the ledger has them."""
+        """For example "slice 3 of epoch 1 (step 7; samples 12, 55, 81, ...)". Epochs count from 1, as in the ledger."""
         data = self._job.leasing.data
         assert data is not None
         samples = list(slice_indices(data, self._job.options.seed, place.epoch, place.index))
@@ -133,5 +133,5 @@ class PoisonWatch:
 
 
 def place_of(ref: types_pb2.SliceRef) -> Place:
-    """From a message."""
+    """The place that a message names."""
     return Place(ref.epoch, ref.index, ref.step if ref.HasField("step") else None)

@@ -1,4 +1,4 @@
-"""Workers that live but get nowhere: their slices go to others until they get on again. They stay members."""
+"""Stalled workers: they live, but hand in nothing. Their slices go to others until they hand in something again."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Stalls:
 
     @property
     def limit_s(self) -> float:
-        """How long a worker may get nowhere at present; 0: for ever."""
+        """For how long a worker may hand in nothing at present; 0: for ever."""
         return self._progress.limit_s if self._job.options.stall_s else 0.0
 
     def hear(self, member: Member, report: coordinator_pb2.WorkerReport) -> None:
@@ -46,11 +46,11 @@ class Stalls:
             self._progress.hear(member.ident, report.slices, report.at_work, report.slice_s, time.monotonic())
 
     def gone(self, ident: int) -> None:
-        """A worker is no member any more."""
+        """A worker is no longer a member."""
         self._progress.gone(ident)
 
     async def look(self) -> None:
-        """Take the slices of those who have become stalled away, and give those who get on again their share."""
+        """Take the slices of newly stalled workers away; give workers that hand in again their share."""
         data = self._job.leasing.data
         if self._job.state == types_pb2.JOB_STATE_RUNNING and data is not None and data.slice_size:
             for ident in self._progress.look(time.monotonic()):
@@ -72,7 +72,7 @@ class Stalls:
         self._job.leasing.give_back(ident)
         if self._job.consistency.mode is not Mode.ASYNC:
             return
-        # Its clock is to hold nobody back; with its next pull it is among the others again.
+        # Its clock must hold no worker back. With its next pull its clock counts again.
         request = shard_pb2.IdleRequest(job=self._job.options.job, timeline=self._job.timeline, worker=ident)
         try:
             await self._job.ask_servers("Shard.Idle", request, shard_pb2.IdleResponse)

@@ -1,4 +1,4 @@
-"""The watchdog of a job: calls it stuck when nobody can make progress, and ends it when that lasts."""
+"""The watchdog of a job: calls the job stuck when no member can make progress, and ends it when that lasts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paramserver.v1 import shard_pb2, types_pb2
 
 log = structlog.get_logger("paramserver.coordinator")
 
-# Where `cluster.stall_s` is 0, which is about scripts that take long, this is how long nobody may be at work.
+# How long no script may be at work if `cluster.stall_s` is 0, which is meant for scripts that take long.
 _NOBODY_S = 8.0
 
 
@@ -38,7 +38,7 @@ class _Job(ports.Stage, ports.Ends, Protocol):
 
 
 class Stuck:
-    """Looks several times a second. ``reason``: why the job is stuck, empty while it gets on."""
+    """Looks several times a second. ``reason``: why the job is stuck; empty while it makes progress."""
 
     def __init__(self, job: _Job) -> None:
         self.reason = ""
@@ -46,7 +46,7 @@ class Stuck:
         self._watchdog = Watchdog()
 
     async def look(self) -> None:
-        """Take note; end the job if it has been stuck without hope for longer than `cluster.max_idle_s`."""
+        """Note whether the job is stuck; end it if it was so without hope for longer than `cluster.max_idle_s`."""
         verdict = self._watchdog.look(self._sight(), time.monotonic())
         if verdict.stuck and not self.reason:
             log.warning("the job is stuck", reason=verdict.stuck)
@@ -68,7 +68,7 @@ class Stuck:
         reports = job.reports.workers
         servers = job.reports.servers
         if any(copy.state == shard_pb2.COPY_STATE_WRITING for report in servers.values() for copy in report.copies):
-            return None  # which may hold the next version up, and is looked at elsewhere
+            return None  # the copy may hold the next version up; `Overdue` warns of one that takes too long
         names = {one.ident: one.name for one in (*workers, *job.members.of(Role.SERVER))}
         data = job.leasing.data
         return Sight(
@@ -91,7 +91,7 @@ class Stuck:
         )
 
     def _missed(self) -> list[str]:
-        """Missing members that no process here starts again. A launcher does so, and says when it gives up."""
+        """Missing members, if there is no launcher that starts them again."""
         job = self._job
         if job.options.launched:
             return []
@@ -110,6 +110,6 @@ class Stuck:
         return found
 
     def _moving_s(self, workers: int) -> float:
-        """How long the weights take to all workers and the gradients back, all over one link."""
+        """The time that all weights and gradients need over one link, in seconds."""
         nbytes = sum(report.shard_bytes for report in self._job.reports.servers.values())
         return 2 * max(workers, 1) * nbytes * 8 / (self._job.options.link_mbps * 1e6)

@@ -1,4 +1,4 @@
-"""For whom the job waits, how long it may, and what is said meanwhile."""
+"""Waiting for members: the log names them, and after a time limit the job fails."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Job(Protocol):
 
 
 class Watch:
-    """Looks at the job several times a second (:meth:`look`), says every 5 s whom it waits for, gives up in time."""
+    """Looks at the job several times a second (:meth:`look`); every 5 s it logs for which members the job waits."""
 
     def __init__(self, job: _Job) -> None:
         self._job = job
@@ -52,13 +52,13 @@ class Watch:
         self._said = ""
 
     def server_lost(self, member: Member, reason: str) -> None:
-        """A server is silent. It may only be cut off, and then it still has its shard."""
+        """A server is silent. If it is only cut off, it still has its shard."""
         self.absent[member.index] = member
         self._lost_at[member.index] = time.monotonic()
         log.warning("a server is gone; the job waits for it", server=member.name, at=member.address, reason=reason)
 
     def replaced(self, index: int) -> None:
-        """Another server has come in the place of one that is gone, without its shard."""
+        """Another server has come in the place of a server that is gone, without its shard."""
         if index in self.absent:
             after_s = round(self._away_s(index), 1)
             log.warning("a server has begun anew, without its shard", server=f"server-{index}", after_s=after_s)
@@ -74,7 +74,7 @@ class Watch:
         return time.monotonic() - self._lost_at[index]
 
     async def look(self) -> None:
-        """Give up what took too long; say what is waited for."""
+        """Fail the job if a member has been away for too long; log for which members the job waits."""
         now, options = time.monotonic(), self._job.options
         waiting = ""
         for index, member in sorted(self.absent.items()):

@@ -1,4 +1,4 @@
-"""Per epoch, which samples have counted how often, and who computed what: from what all shards say."""
+"""Per epoch: how often samples have counted, and which worker computed which slices, as all shards tell."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def account(job: _Job, slices: bool) -> coordinator_pb2.AccountsResponse:
 def without_samples(
     found: coordinator_pb2.AccountsResponse, poisoned: Iterable[tuple[int, int]], data: DataSpec
 ) -> None:
-    """Of the slices that counted without their samples, say that."""
+    """Move the samples of slices that counted without them from ``once`` to ``skipped``."""
     epochs = {epoch.epoch: epoch for epoch in found.epochs}
     for number, index in poisoned:
         epoch, samples = epochs.get(number), slice_samples(data, index)
@@ -55,7 +55,7 @@ def without_samples(
 
 
 def steps(origin: SyncSchedule, data: DataSpec, slices_per_step: int) -> Callable[[int], Step | None]:
-    """Which slices a synchronous step had. Before the present schedule began there was the first one."""
+    """A function from the number of a synchronous step to its slices, also for steps before the present schedule."""
     first = SyncSchedule(data.slices_per_epoch, slices_per_step)
     return lambda number: origin.step(number) if number >= origin.base_version else first.step(number)
 
@@ -67,7 +67,7 @@ def _ledger(reply: shard_pb2.LedgerResponse) -> ShardLedger:
 
 
 def to_proto(one: Account, names: Mapping[int, str], slices: bool) -> coordinator_pb2.EpochAccount:
-    """As a message; ``names``: of the workers, by member number."""
+    """The account of an epoch as a message. ``names``: names of the workers, by member number."""
 
     def name(ident: int) -> str:
         return names.get(ident, f"worker {ident}") if ident else UNKNOWN

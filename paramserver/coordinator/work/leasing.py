@@ -1,4 +1,4 @@
-"""Asynchronous mode: hands slices to workers, and waits with those for whom there is none just now."""
+"""Asynchronous mode: leasing slices to workers. A worker for which there is no slice just now waits here."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class Leasing:
         self._revisions: dict[int, int] = {}
 
     async def register(self, data: DataSpec) -> None:
-        """Learn how the data is cut."""
+        """Take over the data set, and how it is cut into slices."""
         self.data = data
-        # A table made before the data was known has handed nothing out.
+        # A table made before the data was known has leased no slice.
         fits = self.table is not None and self.table.slices_per_epoch == data.slices_per_epoch
         if self._job.consistency.mode is Mode.ASYNC and not fits:
             await self.begin(SliceLeases(data.slices_per_epoch))
 
     async def begin(self, table: SliceLeases | None) -> None:
-        """Hand out slices from this table from now on (None: hand out nothing, the job is synchronous)."""
+        """Lease slices of this table from now on; None: lease none, the job is synchronous."""
         self.table = table
         await self.notify()
 
@@ -49,13 +49,13 @@ class Leasing:
             self._changed.notify_all()
 
     def give_back(self, worker: int) -> None:
-        """A worker is gone, or has begun anew: its slices go to others."""
+        """The slices of a worker that is gone, or has begun anew, go to other workers."""
         self._revisions.pop(worker, None)
         if self.table is not None and self.table.give_back(worker):
             self._job.tasks.begin(self.notify())
 
     async def lease(self, request: coordinator_pb2.LeaseRequest) -> coordinator_pb2.LeaseResponse:
-        """Note what is done, then hand out up to ``want`` slices, waiting up to ``wait_s`` for the first."""
+        """Note the slices that are done, then lease up to ``want`` slices. Waits up to ``wait_s`` for the first."""
         self._check(request)
         wait_s = patience("wait_s", request.wait_s, _MAX_WAIT_S)
         if self.table is not None and request.done:
@@ -63,7 +63,7 @@ class Leasing:
             self.table.complete(AsyncName(name.epoch, name.index) for name in request.done)
             await self.notify()
         if request.revision > self._revisions.get(request.member, request.revision) + 1:
-            # It cannot tell whether the job was synchronous meanwhile, so it has dropped what it had leased.
+            # The worker cannot tell whether the job was synchronous meanwhile, so it has dropped its leases.
             self.give_back(request.member)
         self._revisions[request.member] = request.revision
         if self.table is not None and request.revision == self._job.consistency.revision:
@@ -100,7 +100,7 @@ class Leasing:
             return False
         workers = len(self._job.members.of(Role.WORKER))
         names = table.lease(request.member, request.max_epoch, min(request.want, _MAX_WANT), workers)
-        response.slices.extend(_to_proto(name) for name in names)
+        response.slices.extend(shard_pb2.AsyncName(epoch=name.epoch, index=name.index) for name in names)
         if names:
             return True
         if table.paused:
@@ -119,7 +119,7 @@ class Leasing:
         return ", ".join(f"{names.get(ident, f'worker {ident}')} ({n} slices)" for ident, n in sorted(held.items()))
 
     async def drain(self) -> None:
-        """Stop handing out new slices and wait until all that are out are done. Cancel to give up."""
+        """Lease no more slices, and wait until all leased slices are done. Cancel to give up."""
         assert self.table is not None
         self.table.paused = True
         await self.notify()
@@ -127,12 +127,7 @@ class Leasing:
             await self._changed.wait_for(lambda: self.table is None or self.table.drained())
 
     async def resume(self) -> None:
-        """Take a drain back."""
+        """Lease slices again, after a drain that was given up."""
         if self.table is not None:
             self.table.paused = False
         await self.notify()
-
-
-def _to_proto(name: AsyncName) -> shard_pb2.AsyncName:
-    """As a message."""
-    return shard_pb2.AsyncName(epoch=name.epoch, index=name.index)

@@ -1,7 +1,7 @@
 """Changing mode or staleness of a running job, at a version boundary that is the same on every shard.
 
-The change is prepared on all shards, then committed on all. Between the two no shard publishes the boundary, so none
-can be past it when another one hears of it.
+The change is prepared on all shards, and then committed on all. In between no shard publishes the version of the
+boundary, so that no shard is past the boundary when another shard hears of it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = structlog.get_logger("paramserver.coordinator")
 
 T = TypeVar("T")
 
-# Versions between the newest one seen and the boundary; doubled when some shard was past it.
+# Versions from the newest version to the boundary. Doubled when some shard was past the boundary.
 _MARGIN = 2
 _ATTEMPTS = 12
 _POLL_S = 0.02
@@ -57,11 +57,11 @@ class ModeChange:
         self._job = job
         self._lock = asyncio.Lock()
         self._revision = job.consistency.revision
-        # From the first COMMIT on a change can no longer be taken back.
+        # Whether a change has sent its first COMMIT, and can no longer be taken back.
         self._committed = False
         # The last revision that was taken back.
         self._aborted = 0
-        # What is agreed on, or was in force before the job went back, and is not in force yet.
+        # The setting that is agreed on, or was in force before the job went back; see `wanted`.
         self._wanted: Consistency | None = None
         self._closed = False
         self._tasks = Tasks()
@@ -73,7 +73,7 @@ class ModeChange:
         return None if wanted is None or _same(wanted, self._job.consistency) else wanted
 
     def restore(self, wanted: Consistency) -> None:
-        """After another coordinator: what it had not brought into force yet."""
+        """Go on with the setting that an earlier coordinator had not brought into force yet."""
         self._wanted = wanted
 
     async def change(self, request: coordinator_pb2.ChangeConsistencyRequest) -> Consistency:
@@ -165,7 +165,7 @@ class ModeChange:
         return changed
 
     async def _now_sync(self, changed: Consistency, table: SliceLeases | None) -> None:
-        """Steps go on with what is left of the epoch."""
+        """Begin steps with the slices that are left of the epoch."""
         leasing, version = self._job.leasing, changed.from_version
         if table is not None and leasing.data is not None and leasing.data.slice_size:
             epoch, remaining = table.position()
@@ -177,7 +177,7 @@ class ModeChange:
         await leasing.begin(None)
 
     async def settle(self, newest: Consistency, scheduled: Sequence[int]) -> None:
-        """After another coordinator: what all shards had prepared and one has committed, all commit; else none.
+        """After a takeover: if one shard has committed a change that all had prepared, let all commit it; else none.
 
         ``scheduled``: the revisions of settings that some shard has scheduled.
         """
@@ -188,13 +188,13 @@ class ModeChange:
             await self._tell(newest, shard_pb2.PHASE_COMMIT)
 
     async def complete(self, changed: Consistency, table: SliceLeases | None) -> None:
-        """After another coordinator: do what is left once all have committed. ``table``: of asynchronous mode."""
+        """After a takeover: do the rest of a change that all have committed. ``table``: leases of asynchronous mode."""
         before = self._job.consistency
         if before.mode is changed.mode:
             await self._install(changed)
             await self._job.leasing.begin(table)
         elif changed.mode is Mode.ASYNC:
-            # The boundary may be ahead, and to reach it the workers need a coordinator.
+            # In the background: to reach a boundary that is ahead, the workers need a coordinator.
             await self._lock.acquire()
             self._wanted = changed
             self._tasks.begin(self._finish(changed))
@@ -209,19 +209,19 @@ class ModeChange:
             self._lock.release()
 
     def next_revision(self) -> int:
-        """A number that no setting has had."""
+        """A revision that no setting has had."""
         self._revision += 1
         return self._revision
 
     def successor(self) -> ModeChange:
-        """For the next timeline, after :meth:`close`: settings so far are of the past."""
+        """The mode changes of the next timeline, after :meth:`close`."""
         after = ModeChange(self._job)
         after._revision = max(self._revision, self._job.consistency.revision)
         after._wanted = self._wanted
         return after
 
     def bring_back(self) -> None:
-        """The job went back to when another setting was in force: change to the one of before again."""
+        """Change again to the setting that was in force before the job went back to a version with another setting."""
         if self._lock.locked():  # a change is under way, which counts more
             return
         wanted = self._wanted = self.wanted
@@ -238,7 +238,7 @@ class ModeChange:
             log.warning("the setting could not be brought back", wanted=str(wanted), reason=str(error))
 
     def server_back(self, server: Member) -> None:
-        """A server is back: it may not know that a change was taken back, and would wait for the change for ever."""
+        """Tell a server that is back which change was taken back: otherwise it would wait for that change for ever."""
         if self._aborted:
             aborted = replace(self._job.consistency, revision=self._aborted)
             request = self._request(aborted, shard_pb2.PHASE_ABORT)
@@ -249,12 +249,12 @@ class ModeChange:
             self._tasks.begin(self._insist(tell))
 
     async def close(self) -> None:
-        """Stop what is under way: the job ends, or all servers begin another timeline."""
+        """Stop changes that are under way: the job ends, or all servers begin another timeline."""
         self._wanted, self._closed = self._wanted or self._job.consistency, True
         await self._tasks.close()
 
     async def _insist(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Repeat ``work`` until it succeeds: servers that come back later must carry out the change, too."""
+        """Repeat ``work`` until it succeeds: a server that comes back later must carry out the change, too."""
         while True:
             try:
                 return await work()
@@ -278,7 +278,7 @@ class ModeChange:
             try:
                 replies = await self._tell(proposal, shard_pb2.PHASE_PREPARE)
             except BaseException:
-                # Those that have prepared would hold the boundary for ever, unless they begin anew.
+                # Servers that have prepared would hold the boundary for ever, unless they begin anew.
                 if not self._closed:
                     with contextlib.suppress(errors.ParamServerError):
                         await self._take_back(proposal)
@@ -294,7 +294,7 @@ class ModeChange:
         raise errors.UnavailableError("the shards did not agree on a version boundary: try again")
 
     async def _take_back(self, proposal: Consistency) -> None:
-        """Servers that are present hear of the change now, the others when they are back."""
+        """Take a change back: present servers hear of this now, the others when they are back."""
         self._aborted = max(self._aborted, proposal.revision)
         await self._call(proposal, shard_pb2.PHASE_ABORT)
 

@@ -44,10 +44,10 @@ async def same_slices(job: _Stage) -> bool:
 
 
 async def stand_even(job: _Stage, at_rest: bool = False) -> list[shard_pb2.StatsResponse] | None:
-    """What the servers say once they stand at one version; None if they do not come to in 10 s.
+    """Wait until the servers stand at one version, and return their answers; None if they do not within 10 s.
 
-    ``at_rest``: no server is missing, and all have counted the same slices. Raises RolledBackError if the job goes back
-    meanwhile.
+    ``at_rest``: also wait until all servers are there and have counted the same slices. Raises RolledBackError if the
+    job goes back meanwhile.
     """
     deadline = time.monotonic() + _EVEN_S
     while True:
@@ -63,7 +63,7 @@ async def stand_even(job: _Stage, at_rest: bool = False) -> list[shard_pb2.Stats
 
 
 def done_synchronously(job: _Job) -> tuple[int, list[tuple[int, int]]]:
-    """Where asynchronous mode began: (epoch, its ranges of slices that were done by then)."""
+    """The position at which asynchronous mode began: (epoch, its ranges of slices that were done by then)."""
     data = job.leasing.data
     if data is not None and data.slice_size:
         epoch, remaining = job.origin.position(job.async_from)
@@ -73,7 +73,7 @@ def done_synchronously(job: _Job) -> tuple[int, list[tuple[int, int]]]:
 
 
 async def lease_table(job: _Job) -> SliceLeases:
-    """The lease table as the shards know it: a slice is done when every shard has counted it."""
+    """A lease table made from the answers of all shards: a slice is done when every shard has counted it."""
     shards = [
         {e.epoch: RangeSet.from_ranges((part.start, part.stop) for part in e.slices) for e in reply.epochs}
         for reply in await _counted(job)

@@ -1,1 +1,1 @@
-"""A job as a whole: its members, what people are shown of it, whether it gets on, what has been handed in."""
+"""A job as a whole: its members, its status, its progress, and the tallies at its end."""

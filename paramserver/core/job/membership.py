@@ -16,7 +16,7 @@ class Role(enum.Enum):
 
 
 class Presence(enum.Enum):
-    """Connected, or silent: it has not opened its session yet, or is heard of no more; the lease still lasts."""
+    """Connected; or silent: without a session, while its lease still lasts."""
 
     CONNECTED = "connected"
     SILENT = "silent"
@@ -34,7 +34,7 @@ class Member:
     presence: Presence = Presence.SILENT
     address: str = ""
     pid: int = 0
-    # Chosen by the process itself: tells one that was cut off from one that began anew.
+    # Chosen by the process itself: a process that began anew has another number than one that was cut off.
     incarnation: int = 0
     # A server that shares its link with a worker.
     beside_worker: bool = False
@@ -42,7 +42,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A process asks to become a member. ``index``: the one it would like, if free."""
+    """A process asks to become a member. ``index``: the index that it wishes, if free."""
 
     role: Role
     index: int | None = None
@@ -61,7 +61,7 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """Its session broke. It has ``grace_s`` to come back."""
+    """The session of the member broke. It has ``grace_s`` to come back."""
 
     ident: int
 
@@ -75,7 +75,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Its process is known to have ended, without a goodbye."""
+    """The process of the member has ended without a goodbye."""
 
     ident: int
 
@@ -132,7 +132,7 @@ class Membership:
         return self._next_ident
 
     def restore(self, members: Iterable[Member], expires_at: float) -> None:
-        """Begin with the members of a coordinator before this one, who have until then to say that they live."""
+        """Begin with the members of an earlier coordinator. They have until ``expires_at`` to say that they live."""
         for member in members:
             self._members[member.ident] = replace(member, expires_at=expires_at, presence=Presence.SILENT)
             self._next_ident = max(self._next_ident, member.ident + 1)
@@ -153,7 +153,7 @@ class Membership:
         return sorted((m for m in self._members.values() if m.role is role), key=lambda m: m.index)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take in what happened at ``now``; return what is to be done."""
+        """Take in an event at ``now``; return the effects that the caller performs."""
         match event:
             case Joined():
                 return self._join(event, now)

@@ -1,7 +1,6 @@
-"""Which workers live, but get nowhere: their scripts compute, load or do something else, and no slice comes of it.
+"""Decides which workers are *stalled*: they live and report, but their scripts hand in no slice.
 
-That is no matter of leases: a worker whose data loader hangs reports as punctually as any other. Times are arguments,
-in seconds.
+For example, a worker whose data loader hangs still renews its lease. Times are arguments, in seconds.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-# A worker may take so many times as long over a slice as is usual in this job.
+# A worker may take this many times the usual time of a slice in this job.
 _TIMES = 4.0
 
 
@@ -17,14 +16,14 @@ _TIMES = 4.0
 class _Seen:
     slices: int
     slice_s: float
-    since: float  # when it last got somewhere, or waited for others
+    since: float  # when it last handed in a slice, or waited for others
 
 
 class Progress:
-    """Told what workers report, says who is *stalled*."""
+    """Hears the reports of workers, and says which of them are stalled."""
 
     def __init__(self, stall_s: float) -> None:
-        """``stall_s``: how long a worker may get nowhere, if slices do not usually take longer; 0: for ever."""
+        """``stall_s``: for how long a worker may hand in nothing, unless slices usually take longer; 0: for ever."""
         self.stall_s = stall_s
         self.stalled: frozenset[int] = frozenset()
         self._seen: dict[int, _Seen] = {}
@@ -46,7 +45,7 @@ class Progress:
 
     @property
     def limit_s(self) -> float:
-        """How long a worker may get nowhere at present."""
+        """For how long a worker may hand in nothing at present."""
         usual = [seen.slice_s for seen in self._seen.values() if seen.slice_s > 0]
         return max(self.stall_s, _TIMES * median(usual) if usual else 0.0)
 

@@ -1,6 +1,6 @@
-"""Where a job and its processes stand, in eight words and a reason: what people are shown.
+"""The status of a job and of its processes for people: one of eight states, and a reason.
 
-Pure functions of what the coordinator knows. What members tell each other (`JobState`) is another matter.
+Pure functions of facts that the coordinator knows. `JobState`, the state in messages between members, is different.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from dataclasses import dataclass
 
 
 class State(enum.StrEnum):
-    """All states that anybody is shown."""
+    """All states that people are shown."""
 
-    # Somebody or something is to come before training begins.
+    # Training has not begun: a process or version 0 is missing.
     WAITING = "waiting"
     TRAINING = "training"
     # Nothing to compute, and nothing is wrong.
     IDLE = "idle"
-    # Something is wrong; it is being mended, or training goes on without it.
+    # Something is wrong. It is being mended, or training goes on in spite of it.
     DEGRADED = "degraded"
-    # Nobody gets on, and nothing will change that by itself.
+    # No worker makes progress, and that will not change by itself.
     STUCK = "stuck"
     FAILED = "failed"
-    # Ended early because somebody said so.
+    # Ended early by an operator.
     STOPPED = "stopped"
     DONE = "done"
 
 
-# In which `status --check` and a monitor need not look any further.
+# States in which nothing is wrong, for `status --check` and monitors.
 WELL = frozenset({State.TRAINING, State.DONE})
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A state, and why, in words for people; the reason may be empty where the state says it all."""
+    """A state, and a reason for people. The reason may be empty if the state says enough."""
 
     state: State
     reason: str = ""
@@ -60,28 +60,28 @@ class JobFacts:
     """Facts about the job that a coordinator knows. All texts are parts of sentences for people."""
 
     phase: Phase
-    # Whom the start waits for, where the job goes back to, or why it has ended.
+    # The members that the start waits for, the checkpoint that the job goes back to, or why it has ended.
     reason: str = ""
     # How many workers are members now; and whether some worker has been through all epochs.
     workers: int = 0
     finished: bool = False
-    # Servers that are gone and not replaced, each with what is to come.
+    # Servers that are gone and not replaced: a clause for each.
     away: Sequence[str] = ()
-    # Workers that were lost or whose scripts failed, and that nobody has replaced.
+    # Workers that were lost or whose scripts failed, and that no other worker has replaced.
     missed: Sequence[str] = ()
-    # Workers that live but get nowhere, by name.
+    # Names of stalled workers.
     stalled: Sequence[str] = ()
-    # What is wrong for now, and what is wrong for good.
+    # Troubles that may pass, and broken promises, which stay.
     troubles: Sequence[str] = ()
     broken: Sequence[str] = ()
     # Why some workers have nothing to compute.
     idle: str = ""
-    # Whom everybody waits for in vain.
+    # Why the job is stuck.
     stuck: str = ""
 
 
 def job_status(facts: JobFacts) -> Status:
-    """Where the job stands."""
+    """The status of the job."""
     if facts.phase in _ENDS:
         if facts.phase is Phase.DONE and facts.broken:
             return Status(State.FAILED, "; ".join(facts.broken))
@@ -94,7 +94,7 @@ def job_status(facts: JobFacts) -> Status:
     if facts.phase in (Phase.RUNNING, Phase.RECOVERING) and not facts.finished:
         wrong += facts.missed
         if facts.stalled:
-            wrong.append(f"{_names(facts.stalled)} hands in nothing; its slices go to others")
+            wrong.append(f"{', '.join(facts.stalled)} hands in nothing; its slices go to others")
     wrong += [*facts.broken, *facts.troubles]
     if wrong:
         return Status(State.DEGRADED, "; ".join(part for part in wrong if part))
@@ -116,7 +116,7 @@ class MemberFacts:
     silent: bool = False
     # A server that has its shard, a worker that has its first weights.
     ready: bool = True
-    # What it waits for, in its own words.
+    # The reason for which it waits, in its own words.
     waiting_for: str = ""
     # A worker whose script has its turn.
     at_work: bool = False
@@ -127,7 +127,7 @@ class MemberFacts:
 
 
 def member_status(facts: MemberFacts) -> Status:
-    """Where a server or worker stands that is a member."""
+    """The status of a server or worker that is a member."""
     job = facts.job
     if job.phase in _ENDS:
         return Status(_ENDS[job.phase])
@@ -152,21 +152,21 @@ def member_status(facts: MemberFacts) -> Status:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """How somebody ceased to be a member."""
+    """How a process ceased to be a member."""
 
-    # Without a goodbye, and why that is believed.
+    # Why it is believed to have ended without a goodbye.
     lost: str = ""
-    # Its script failed: why.
+    # Why its script failed.
     failure: str = ""
-    # Its script has been through all epochs, of a number that it had said (0: it had not).
+    # Whether its script has been through all epochs, and their number (0: unknown).
     finished: bool = False
     epochs_planned: int = 0
-    # Somebody told it to: why.
+    # Why it was told to leave.
     told: str = ""
 
 
 def departed_status(how: Departure) -> Status:
-    """Where somebody stands who is a member no more."""
+    """The status of a process that is no longer a member."""
     if how.failure:
         return Status(State.FAILED, f"its script failed: {how.failure}")
     if how.lost:
@@ -178,7 +178,3 @@ def departed_status(how: Departure) -> Status:
     if how.epochs_planned:
         return Status(State.STOPPED, "it left before its last epoch")
     return Status(State.DONE)
-
-
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(names)

@@ -1,7 +1,7 @@
-"""The general rule at the end of a job: handed in = counted + what did not count, for reasons that have a name.
+"""The rule at the end of a job: each contribution that was handed in has counted, or did not count for a named reason.
 
-Numbers are contributions of one slice each, on the job's present timeline. What was handed in on earlier ones was
-undone when the job went back; workers heard of that then.
+Numbers are contributions of one slice each, on the job's present timeline. Contributions on earlier timelines were
+undone when the job went back, and workers heard of it then.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """One worker's contributions, as it has seen them.
+    """The contributions of one worker, as it has reported them.
 
     ``counted``: all servers said so. ``late``: refused, since the mode had changed. ``duplicate``: another worker's
-    contribution of the same name counts. ``lost``: the worker vanished, so the numbers are those it reported last.
+    contribution of the same name counts. ``lost``: the worker vanished, so the numbers are from its last report.
     """
 
     name: str
@@ -24,12 +24,12 @@ class Tally:
     late: int = 0
     duplicate: int = 0
     lost: bool = False
-    # Handed in by the script and not sent when it left: others compute them.
+    # Handed in by the script, but not sent when the worker left: other workers compute them.
     unsent: int = 0
 
     @property
     def open(self) -> int:
-        """Handed in without an answer."""
+        """Contributions that were never answered."""
         return self.handed_in - self.counted - self.late - self.duplicate
 
 
@@ -54,7 +54,7 @@ def not_counted(workers: Sequence[Tally]) -> dict[str, int]:
 
 
 def imbalances(workers: Sequence[Tally], shards: Sequence[Shard]) -> list[str]:
-    """Where the two sides do not agree, in sentences; empty if everything handed in is accounted for.
+    """Sentences about differences between workers and servers; empty if each contribution is accounted for.
 
     Workers that were lost may have handed in more than they reported.
     """

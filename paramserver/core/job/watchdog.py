@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-# Nothing may count for so many times as long as it has lately taken at most.
+# Nothing may count for this many times the longest of the last intervals between two counts.
 _TIMES = 4.0
 _INTERVALS = 8
 # A script that is at work, and does not wait, may evaluate for long: its limit is longer by this factor.
@@ -20,22 +20,22 @@ class Sight:
 
     # Another value whenever something has counted.
     progress: Hashable
-    # How long nothing may count while nobody is at work, at least.
+    # For how long, at least, nothing may count while no script is at work.
     limit_s: float
-    # Workers whose scripts have their turn, and whether nothing else is to be expected of them than slices.
+    # Workers whose scripts are at work, and whether these scripts have to hand in slices in a limited time.
     at_work: Sequence[str] = ()
     watched: bool = True
-    # Who waits for what: "worker-0 waits for step 7: slice 2 (worker-1)".
+    # Clauses such as "worker-0 waits for step 7: slice 2 (worker-1)".
     waits: Sequence[str] = ()
-    # Members without whom nothing goes on, and whom nobody here replaces: whole clauses.
+    # Clauses about missing members that no launcher replaces.
     missed: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``stuck``: a sentence, empty while the job gets on; for how long it has been so; whether that is without hope.
+    """``stuck``: a sentence, empty while the job makes progress. ``for_s``: for how long it has been stuck.
 
-    Without hope: neither a script at work nor anybody who is missed may change it.
+    ``hopeless``: no script is at work and no member is missing, so that nothing can change it.
     """
 
     stuck: str = ""
@@ -44,7 +44,7 @@ class Verdict:
 
 
 class Watchdog:
-    """Looks at one job after the other moment. A look with None means that there is nothing to watch just now."""
+    """Looks at one job, again and again."""
 
     def __init__(self) -> None:
         self._progress: Hashable = None
@@ -52,7 +52,7 @@ class Watchdog:
         self._intervals: deque[float] = deque(maxlen=_INTERVALS)
 
     def look(self, sight: Sight | None, now: float) -> Verdict:
-        """How the job stands at ``now``."""
+        """Judge the job at ``now``. ``sight`` None: there is nothing to watch just now."""
         if sight is None:
             self._since = None
             return Verdict()
