@@ -20,10 +20,22 @@ Who calls is checked before the service hears of the call; `caller` tells it who
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import re
 import socket
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -192,6 +204,40 @@ def frame(method: Method, raw: bytes) -> bytes:
     assert isinstance(raw, bytes), f"{method.name}: a frame is bytes, not {type(raw).__name__}"
     assert raw, f"{method.name}: a frame is never empty"
     return checked(method, raw)
+
+
+async def reply(method: Method, handler: Any, sent: bytes | AsyncIterator[bytes]) -> bytes:
+    """The encoded reply of a service's method to a unary call (``sent``: the request) or an upload (its frames)."""
+    return method.encode_response(await handler(_argument(method, sent)))
+
+
+async def answer(
+    method: Method,
+    handler: Any,
+    sent: bytes | AsyncIterator[bytes],
+    send: Callable[[bytes], Awaitable[object]],
+) -> None:
+    """Send the encoded answers of a service's method to a download (``sent``: the request) or a session (requests)."""
+    async with aclosing(handler(_argument(method, sent))) as answers:
+        async for item in answers:
+            await send(frame(method, item) if method.kind is MethodKind.DOWNLOAD else method.encode_response(item))
+
+
+def _argument(method: Method, sent: bytes | AsyncIterator[bytes]) -> Message | AsyncIterator[bytes | Message]:
+    """The argument of a service's method."""
+    if isinstance(sent, bytes):
+        return method.decode_request(sent)
+    return sent if method.kind is MethodKind.UPLOAD else _parsed(method, sent)
+
+
+async def _parsed(method: Method, requests: AsyncIterator[bytes]) -> AsyncIterator[Message]:
+    async for raw in requests:
+        yield method.decode_request(raw)
+
+
+def failure(task: asyncio.Task[Any]) -> BaseException | None:
+    """The exception that has ended a task; None if there is none, or the task still runs."""
+    return task.exception() if task.done() and not task.cancelled() else None
 
 
 def too_large(where: str, size: int, limit: int) -> ProtocolError:

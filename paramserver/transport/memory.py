@@ -10,7 +10,6 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import aclosing
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
@@ -21,10 +20,13 @@ from paramserver.transport.base import (
     Frames,
     Method,
     MethodKind,
+    answer,
     each,
+    failure,
     find,
     frame,
     handlers,
+    reply,
     set_caller,
 )
 from paramserver.transport.failures import answered, in_time, unavailable, unknown_call
@@ -110,11 +112,11 @@ class MemoryServer:
     def start(self, method: Method, work: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
         """Run a service's method; its errors become those that the caller is to see."""
 
-        async def answer() -> T:
+        async def run() -> T:
             set_caller(_ANYONE)
             return await answered(f"{method.name} at {self.address}", work)
 
-        task = asyncio.get_running_loop().create_task(answer())
+        task = asyncio.get_running_loop().create_task(run())
         self._running.add(task)
         task.add_done_callback(self._ended)
         return task
@@ -140,22 +142,14 @@ class MemoryChannel:
         """See `base.Channel`."""
         found, handler, server = self._find(method, MethodKind.UNARY)
         raw = found.encode_request(request)
-
-        async def work() -> bytes:
-            return found.encode_response(await handler(found.decode_request(raw)))
-
-        with _Call(self._calls, server, found, timeout, work) as call:
+        with _Call(self._calls, server, found, timeout, lambda: reply(found, handler, raw)) as call:
             return found.decode_response(await call.outcome())
 
     async def upload(self, method: str, frames: Frames, *, timeout: float) -> Message:
         """See `base.Channel`."""
         found, handler, server = self._find(method, MethodKind.UPLOAD)
         pipe: _Pipe[bytes] = _Pipe()
-
-        async def work() -> bytes:
-            return found.encode_response(await handler(pipe.read()))
-
-        with _Call(self._calls, server, found, timeout, work) as call:
+        with _Call(self._calls, server, found, timeout, lambda: reply(found, handler, pipe.read())) as call:
             call.task.add_done_callback(lambda _: pipe.abandon())
             async for raw in each(frames):
                 if not await call.within(pipe.put(frame(found, raw))):
@@ -168,13 +162,7 @@ class MemoryChannel:
         found, handler, server = self._find(method, MethodKind.DOWNLOAD)
         raw = found.encode_request(request)
         pipe: _Pipe[bytes] = _Pipe()
-
-        async def work() -> None:
-            async with aclosing(handler(found.decode_request(raw))) as answers:
-                async for answer in answers:
-                    await pipe.put(frame(found, answer))
-
-        with _Call(self._calls, server, found, timeout, work) as call:
+        with _Call(self._calls, server, found, timeout, lambda: answer(found, handler, raw, pipe.put)) as call:
             call.task.add_done_callback(lambda _: pipe.finish())
             while (item := await call.within(pipe.take())) is not None:
                 yield item
@@ -186,32 +174,22 @@ class MemoryChannel:
         up: _Pipe[bytes] = _Pipe()
         down: _Pipe[bytes] = _Pipe()
 
-        async def parsed() -> AsyncIterator[Message]:
-            async for raw in up.read():
-                yield found.decode_request(raw)
-
-        async def work() -> None:
-            async with aclosing(handler(parsed())) as answers:
-                async for answer in answers:
-                    await down.put(found.encode_response(answer))
-
         async def send() -> None:
             async for request in requests:
                 if not await up.put(found.encode_request(request)):
                     return
             up.finish()
 
-        with _Call(self._calls, server, found, None, work) as call:
+        with _Call(self._calls, server, found, None, lambda: answer(found, handler, up.read(), down.put)) as call:
             call.task.add_done_callback(lambda _: up.abandon())
             call.task.add_done_callback(lambda _: down.finish())
             sender = asyncio.get_running_loop().create_task(send())
-            sender.add_done_callback(lambda sent: call.task.cancel() if _failure(sent) else None)
+            sender.add_done_callback(lambda sent: call.task.cancel() if failure(sent) else None)
             try:
                 while (raw := await call.within(down.take())) is not None:
                     yield found.decode_response(raw)
-                failure = _failure(sender)
-                if failure is not None:
-                    raise failure
+                if (error := failure(sender)) is not None:
+                    raise error
                 await call.outcome()
             finally:
                 sender.cancel()
@@ -333,7 +311,3 @@ class _Pipe(Generic[T]):
     async def _change(self) -> None:
         self._changed.clear()
         await self._changed.wait()
-
-
-def _failure(task: asyncio.Task[None]) -> BaseException | None:
-    return task.exception() if task.done() and not task.cancelled() else None

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from paramserver import errors
 from paramserver.transport import fork
 from paramserver.transport.addresses import target
-from paramserver.transport.base import Frames, Method, MethodKind, each, find, frame
+from paramserver.transport.base import Frames, Method, MethodKind, each, failure, find, frame
 from paramserver.transport.failures import ERROR_KEY, connection_hint, denied, from_code, remote_error, unavailable
 from paramserver.transport.grpc.server import END
 from paramserver.transport.grpcio import grpc
@@ -144,14 +144,13 @@ class GrpcChannel:
                 while (raw := await call.step(call.under.read())) is not grpc.aio.EOF:
                     yield found.decode_response(raw)
             except errors.UnavailableError:
-                failure = _failure(sender)
-                if failure is not None:
-                    raise failure from None
+                if (error := failure(sender)) is not None:
+                    raise error from None
                 raise
             finally:
                 sender.cancel()
                 await asyncio.wait([sender])
-                _failure(sender)
+                failure(sender)
 
     def beside(self, sock: socket.socket) -> LocalChannel:
         """See `base.Channel`."""
@@ -315,7 +314,7 @@ class _Writer:
         if self._writing is not None:  # the user gives up, or failed
             self._writing.cancel()
             await asyncio.wait([self._writing])
-            _failure(self._writing)
+            failure(self._writing)
 
     async def write(self, raw: bytes) -> bool:
         """Begin to send a frame, when there is room for the one before it. False if the call has ended already."""
@@ -342,7 +341,3 @@ def _now(answer: Coroutine[Any, Any, Any]) -> Any:
     finally:
         answer.close()
     raise AssertionError("it waits for something")
-
-
-def _failure(task: asyncio.Task[Any]) -> BaseException | None:
-    return task.exception() if task.done() and not task.cancelled() else None

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from functools import partial
 from typing import Any, NoReturn, TypeVar
-
-from google.protobuf.message import Message
 
 from paramserver import errors
 from paramserver.transport import fork
 from paramserver.transport.addresses import join, probe
-from paramserver.transport.base import Method, MethodKind, frame, handlers, set_caller
+from paramserver.transport.base import Method, MethodKind, answer, handlers, reply, set_caller
 from paramserver.transport.failures import CODES, ERROR_KEY, answered
 from paramserver.transport.grpcio import grpc
 from paramserver.transport.limits import LIMITS, Limits
@@ -81,6 +79,9 @@ async def serve(
     return GrpcServer(server, host, bound, running)
 
 
+Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
 class _Door(grpc.GenericRpcHandler):
     """Finds what answers a call, once the tokens in its head have been checked and there is room for it."""
 
@@ -92,7 +93,7 @@ class _Door(grpc.GenericRpcHandler):
         self._running, self._limit = running, limit
         self._refusals = RefusalLog()
         self._methods = {
-            method.path: (method, _HANDLERS[method.kind](self._answering(method), handler))
+            method.path: (method, _HANDLERS[method.kind](self, method, handler))
             for method, handler in handlers(services)
         }
 
@@ -101,78 +102,46 @@ class _Door(grpc.GenericRpcHandler):
         found = self._methods.get(details.method)
         if found is None:
             return None
-        method, answer = found
+        method, handler = found
         refusal = self._security.admit(method.name, details.invocation_metadata)
-        if refusal is not None:
-            return _refusing(method, refusal, self._refusals)
-        return answer if len(self._running) < self._room(method) else _busy(self._limit)
+        if refusal is None and self._has_room(method):
+            return handler
 
-    def _answering(self, method: Method) -> _Answering:
-        return _Answering(method, self._security, self._running, self._refusals, self._room(method))
+        async def turn_away(_: AsyncIterator[bytes], context: Context) -> None:
+            await self._turn_away(method, refusal, context)
 
-    def _room(self, method: Method) -> int:
-        """A member can say that it lives although there is no room for other calls."""
-        return 2 * self._limit if method.kind is MethodKind.SESSION else self._limit
+        return grpc.stream_stream_rpc_method_handler(turn_away)  # of any kind of method, nothing of the body is taken
 
-
-async def _turn_away(limit: int, context: Context) -> NoReturn:
-    await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{limit} calls are being answered already")
-
-
-def _busy(limit: int) -> grpc.RpcMethodHandler[bytes, bytes]:
-    async def answer(_: AsyncIterator[bytes], context: Context) -> None:
-        await _turn_away(limit, context)
-
-    return grpc.stream_stream_rpc_method_handler(answer)
-
-
-def _refusing(method: Method, refusal: Refusal, refusals: RefusalLog) -> grpc.RpcMethodHandler[bytes, bytes]:
-    """Whatever the kind of the method, nothing of the body is taken."""
-
-    async def answer(_: AsyncIterator[bytes], context: Context) -> None:
-        await _refuse(method, refusal, refusals, context)
-
-    return grpc.stream_stream_rpc_method_handler(answer)
-
-
-async def _refuse(method: Method, refusal: Refusal, refusals: RefusalLog, context: Context) -> NoReturn:
-    refusals.say(method.name, context.peer(), refusal.reason)
-    code = grpc.StatusCode.UNAUTHENTICATED if refusal.unknown else grpc.StatusCode.PERMISSION_DENIED
-    await context.abort(code, DENIED)
-
-
-Context = grpc.aio.ServicerContext[bytes, bytes]
-
-
-class _Answering:
-    """What all calls of one method have in common."""
-
-    def __init__(
-        self, method: Method, security: Security, running: set[asyncio.Task[Any]], refusals: RefusalLog, limit: int
-    ) -> None:
-        self.method = method
-        self._security = security
-        self._running, self._limit = running, limit
-        self._refusals = refusals
-
-    async def run(self, context: Context, work: Callable[[], Awaitable[T]]) -> T:
+    async def run(self, method: Method, context: Context, work: Callable[[], Awaitable[T]]) -> T:
         """Do the work for one call if its caller may ask for it, and send the error that ends it."""
-        caller = self._security.identify(self.method.name, context.auth_context)
+        caller = self._security.identify(method.name, context.auth_context)
         if isinstance(caller, Refusal):
-            await _refuse(self.method, caller, self._refusals, context)
+            await self._turn_away(method, caller, context)
+        if not self._has_room(method):  # many heads may have come before the first call of them began
+            await self._turn_away(method, None, context)
         set_caller(caller)
-        if len(self._running) >= self._limit:  # many heads may have come before the first call of them began
-            await _turn_away(self._limit, context)
         task = asyncio.current_task()
         assert task is not None
         self._running.add(task)
         try:
-            return await answered(self.method.name, work)
+            return await answered(method.name, work)
         except errors.ParamServerError as error:
             kind = type(error)
             await context.abort(CODES[kind], str(error), trailing_metadata=((ERROR_KEY, kind.__name__),))
         finally:
             self._running.discard(task)
+
+    async def _turn_away(self, method: Method, refusal: Refusal | None, context: Context) -> NoReturn:
+        """End a call that does not begin. ``refusal``: None if there is no room for the call."""
+        if refusal is None:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._limit} calls are being answered already")
+        self._refusals.say(method.name, context.peer(), refusal.reason)
+        code = grpc.StatusCode.UNAUTHENTICATED if refusal.unknown else grpc.StatusCode.PERMISSION_DENIED
+        await context.abort(code, DENIED)
+
+    def _has_room(self, method: Method) -> bool:
+        """A member can say that it lives although there is no room for other calls."""
+        return len(self._running) < (2 * self._limit if method.kind is MethodKind.SESSION else self._limit)
 
 
 async def _write(context: Context, message: bytes) -> None:
@@ -183,70 +152,43 @@ async def _write(context: Context, message: bytes) -> None:
         raise errors.UnavailableError("the caller went away in the middle of the answer") from error
 
 
-def _unary(answering: _Answering, handler: Any) -> grpc.RpcMethodHandler[bytes, bytes]:
-    method = answering.method
-
-    async def answer(raw: bytes, context: Context) -> bytes:
-        async def work() -> bytes:
-            return method.encode_response(await handler(method.decode_request(raw)))
-
-        return await answering.run(context, work)
-
-    return grpc.unary_unary_rpc_method_handler(answer)
+async def _frames(method: Method, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async for raw in requests:
+        if raw == END:
+            return
+        yield raw
+    raise errors.UnavailableError(f"{method.name}: the sender went away in the middle of the stream")
 
 
-def _upload(answering: _Answering, handler: Any) -> grpc.RpcMethodHandler[bytes, bytes]:
-    method = answering.method
+def _unary(door: _Door, method: Method, handler: Any) -> grpc.RpcMethodHandler[bytes, bytes]:
+    async def unary(raw: bytes, context: Context) -> bytes:
+        return await door.run(method, context, lambda: reply(method, handler, raw))
 
-    async def answer(requests: AsyncIterator[bytes], context: Context) -> bytes:
-        async def frames() -> AsyncIterator[bytes]:
-            async for raw in requests:
-                if raw == END:
-                    return
-                yield raw
-            raise errors.UnavailableError(f"{method.name}: the sender went away in the middle of the stream")
-
-        async def work() -> bytes:
-            return method.encode_response(await handler(frames()))
-
-        return await answering.run(context, work)
-
-    return grpc.stream_unary_rpc_method_handler(answer)
+    return grpc.unary_unary_rpc_method_handler(unary)
 
 
-def _download(answering: _Answering, handler: Any) -> grpc.RpcMethodHandler[bytes, bytes]:
-    method = answering.method
+def _upload(door: _Door, method: Method, handler: Any) -> grpc.RpcMethodHandler[bytes, bytes]:
+    async def upload(requests: AsyncIterator[bytes], context: Context) -> bytes:
+        return await door.run(method, context, lambda: reply(method, handler, _frames(method, requests)))
 
-    async def answer(raw: bytes, context: Context) -> None:
-        async def work() -> None:
-            async with aclosing(handler(method.decode_request(raw))) as answers:
-                async for item in answers:
-                    await _write(context, frame(method, item))
-
-        await answering.run(context, work)
-
-    return grpc.unary_stream_rpc_method_handler(answer)
+    return grpc.stream_unary_rpc_method_handler(upload)
 
 
-def _session(answering: _Answering, handler: Any) -> grpc.RpcMethodHandler[bytes, bytes]:
-    method = answering.method
+def _download(door: _Door, method: Method, handler: Any) -> grpc.RpcMethodHandler[bytes, bytes]:
+    async def download(raw: bytes, context: Context) -> None:
+        await door.run(method, context, lambda: answer(method, handler, raw, partial(_write, context)))
 
-    async def answer(requests: AsyncIterator[bytes], context: Context) -> None:
-        async def parsed() -> AsyncIterator[Message]:
-            async for raw in requests:
-                yield method.decode_request(raw)
-
-        async def work() -> None:
-            async with aclosing(handler(parsed())) as answers:
-                async for item in answers:
-                    await _write(context, method.encode_response(item))
-
-        await answering.run(context, work)
-
-    return grpc.stream_stream_rpc_method_handler(answer)
+    return grpc.unary_stream_rpc_method_handler(download)
 
 
-_HANDLERS: dict[MethodKind, Callable[[_Answering, Any], grpc.RpcMethodHandler[bytes, bytes]]] = {
+def _session(door: _Door, method: Method, handler: Any) -> grpc.RpcMethodHandler[bytes, bytes]:
+    async def session(requests: AsyncIterator[bytes], context: Context) -> None:
+        await door.run(method, context, lambda: answer(method, handler, requests, partial(_write, context)))
+
+    return grpc.stream_stream_rpc_method_handler(session)
+
+
+_HANDLERS: dict[MethodKind, Callable[[_Door, Method, Any], grpc.RpcMethodHandler[bytes, bytes]]] = {
     MethodKind.UNARY: _unary,
     MethodKind.UPLOAD: _upload,
     MethodKind.DOWNLOAD: _download,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
@@ -20,9 +20,6 @@ from paramserver.transport.base import Caller
 from paramserver.transport.security.policy import ADMIN, ADMIN_METHODS, ANYBODY, CALLERS
 from paramserver.transport.security.tls import Certificates, role_of
 from paramserver.transport.security.tokens import Tokens
-
-if TYPE_CHECKING:
-    pass
 
 TOKEN_KEY = "authorization"
 ADMIN_KEY = "paramserver-admin"

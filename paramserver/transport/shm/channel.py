@@ -25,10 +25,12 @@ from paramserver.transport.base import (
     Frames,
     Method,
     MethodKind,
+    answer,
     each,
     find,
     frame,
     handlers,
+    reply,
     set_caller,
 )
 from paramserver.transport.envelopes import WINDOW, pack, unpack
@@ -279,27 +281,27 @@ async def serve(sock: socket.socket, services: Sequence[tuple[str, object]], cal
     return server
 
 
-async def _unary(stream: _Stream, method: Method, handler: Any) -> None:
+async def _first(stream: _Stream, method: Method) -> bytes:
     raw = await stream.take()
     if raw is None:
         raise errors.ProtocolError(f"{method.name}: the call has no message")
-    reply = method.encode_response(await handler(method.decode_request(raw)))
-    await stream.send(reply, end=True)
+    return raw
+
+
+async def _unary(stream: _Stream, method: Method, handler: Any) -> None:
+    await stream.send(await reply(method, handler, await _first(stream, method)), end=True)
 
 
 async def _upload(stream: _Stream, method: Method, handler: Any) -> None:
-    reply = method.encode_response(await handler(stream.rest()))
-    await stream.send(reply, end=True)
+    await stream.send(await reply(method, handler, stream.rest()), end=True)
 
 
 async def _download(stream: _Stream, method: Method, handler: Any) -> None:
-    raw = await stream.take()
-    if raw is None:
-        raise errors.ProtocolError(f"{method.name}: the call has no message")
-    async with aclosing(handler(method.decode_request(raw))) as answers:
-        async for item in answers:
-            if not await stream.send(frame(method, item)):
-                raise errors.UnavailableError("the caller went away in the middle of the answer")
+    async def send(item: bytes) -> None:
+        if not await stream.send(item):
+            raise errors.UnavailableError("the caller went away in the middle of the answer")
+
+    await answer(method, handler, await _first(stream, method), send)
     stream.post(end=True)
 
 
@@ -394,14 +396,12 @@ class LocalChannel:
             return
         with _Calling(self, line, method, timeout) as calling:
             await calling.within(calling.stream.send(raw, method, end=True))
-            while (answer := await calling.within(calling.stream.take())) is not None:
-                yield answer
+            while (raw_answer := await calling.within(calling.stream.take())) is not None:
+                yield raw_answer
 
-    async def session(self, method: str, requests: AsyncIterator[Message]) -> AsyncGenerator[Message, None]:
+    def session(self, method: str, requests: AsyncIterator[Message]) -> AsyncGenerator[Message, None]:
         """See `base.Channel`. Goes over the main channel."""
-        async with aclosing(self._main.session(method, requests)) as answers:
-            async for answer in answers:
-                yield answer
+        return self._main.session(method, requests)
 
     def beside(self, sock: socket.socket) -> LocalChannel:
         """See `base.Channel`."""
@@ -466,10 +466,10 @@ class _Calling:
 
     async def last(self) -> bytes:
         """The one message of an answer."""
-        reply = await self.stream.take()
-        if reply is None:
+        raw = await self.stream.take()
+        if raw is None:
             raise errors.ProtocolError(f"{self._where}: the answer has no message")
-        return reply
+        return raw
 
     async def within(self, work: Coroutine[Any, Any, T]) -> T:
         """Do something that belongs to the call. Raises DeadlineError; a lost line becomes UnavailableError."""
