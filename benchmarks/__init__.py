@@ -1,1 +1,1 @@
-"""What paramserver takes for a piece of work, beside what others take for the same, in the same run."""
+"""The time that paramserver takes for a piece of work, beside the time of alternatives, in one run."""

@@ -42,7 +42,7 @@ def run(repetitions: int) -> list[Row]:
 
 
 def floor_bytes(count: int) -> int:
-    """What a step of so many contributions must move for each weight."""
+    """Bytes that a step of so many contributions must move for each weight."""
     return 4 * count + STATE_BYTES[OPTIMIZER]
 
 

@@ -1,4 +1,4 @@
-"""How busy the processors of this machine are, whoever uses them."""
+"""How busy the processors of this machine are, by all processes together."""
 
 from __future__ import annotations
 

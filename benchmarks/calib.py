@@ -1,4 +1,4 @@
-"""What this machine can do, for comparison with everything else: memory, loopback, small calls, the private store.
+"""The speed of this machine, for comparison with all other results: memory, loopback, small calls, the private store.
 
 Each case has ceilings only, so a ratio is against the first of them.
 """

@@ -56,7 +56,7 @@ class Counts:
     copied_bytes: int = 0
 
     def per_worker_step(self, method: str) -> float:
-        """How often a worker calls it on each server in a step."""
+        """Calls of a method that a worker makes to each server in a step."""
         return self.calls[method] / (self.workers * self.servers * STEPS)
 
     def of_the_coordinator(self) -> int:

@@ -16,7 +16,7 @@ def run(_: int) -> list[Row]:
 
 
 def lines(counts: Counts) -> list[str]:
-    """For people to read."""
+    """The rows for people to read."""
     calls = {method: counts.per_worker_step(method) for method in sorted(counts.calls)}
     return [
         f"{counts.workers} workers, {counts.servers} servers",

@@ -1,4 +1,4 @@
-"""What a step costs in decisions: many simulated workers and the real state machines, without tensors and sockets.
+"""The cost of the decisions of a step: many simulated workers and the real state machines, without tensors and sockets.
 
 One unit of work is one step of one worker: its contribution arrives, it asks for the next version, it is answered.
 Asynchronous workers also lease slices from the coordinator, sixteen at a time. Seconds are CPU seconds.
@@ -119,7 +119,7 @@ class Shard:
         self.happen(Activated(0))
 
     def happen(self, event: Event) -> None:
-        """As the server does it, but for the arithmetic."""
+        """Carry effects out as the server does, but for the arithmetic."""
         effects: deque[Effect] = deque(self.state.handle(event))
         while effects:
             effect = effects.popleft()
@@ -140,7 +140,7 @@ class Shard:
         self.happen(PullAsked(call, worker, want, 0))
 
     def take(self, expected: int) -> None:
-        """So many workers have been answered."""
+        """Number of workers that have been answered."""
         if len(self.answered) != expected:
             raise RuntimeError(f"{len(self.answered)} workers were answered, not {expected}")
         self.answered.clear()
@@ -159,7 +159,7 @@ def sync(workers: int, steps: int) -> float:
 
 
 def bounded(workers: int, steps: int) -> float:
-    """The same under bounded staleness, with leases; whoever is answered goes on at once."""
+    """The same under bounded staleness, with leases; a worker that is answered goes on at once."""
     shard = Shard(Consistency(Mode.ASYNC, STALENESS), workers)
     leases = SliceLeases(workers * steps * 2)
     held: dict[int, deque[AsyncName]] = {worker: deque() for worker in range(1, workers + 1)}

@@ -97,7 +97,7 @@ def _steps(found: list[dict[str, Any]]) -> list[float]:
 
 
 def floor(case: Case) -> float:
-    """What the memory needs for the least traffic of a step."""
+    """Seconds that the memory needs for the least traffic of a step."""
     workers, optimizer = case
     threads = torch.get_num_threads()
     torch.set_num_threads(os.cpu_count() or 1)

@@ -48,7 +48,7 @@ def _without_pacing(network: Network, host: str) -> None:
 
 
 def congestion_control(network: Network) -> str:
-    """How TCP finds its rate there."""
+    """The congestion control of TCP there."""
     return _read(network, HEAD, "/proc/sys/net/ipv4/tcp_congestion_control").strip()
 
 
@@ -68,7 +68,7 @@ def retransmitted(network: Network) -> int:
 
 
 def sent_bytes(network: Network, host: str) -> int:
-    """What it has sent so far."""
+    """Bytes that the interface has sent so far."""
     cards = (line.split(":") for line in _read(network, host, "/proc/net/dev").splitlines() if ":" in line)
     return sum(int(numbers.split()[8]) for name, numbers in cards if name.strip() != "lo")
 
@@ -167,7 +167,7 @@ class _Job:
             )
 
     def finish(self) -> dict[str, Any]:
-        """What rank 0 wrote, once all have ended well."""
+        """The facts that rank 0 wrote, once all ranks have ended well."""
         deadline = time.monotonic() + _RUN_S
         for host, process in self._processes.items():
             try:

@@ -1,4 +1,4 @@
-"""Starts what a benchmark compares: a script under `paramserver run`, and the same script under torchrun."""
+"""Starts both sides of a comparison: a script under `paramserver run`, and the same script under torchrun."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RUN_S = 240.0
 def under_run(
     script: Path, words: Sequence[str], workers: int, servers: int = 1, options: Sequence[str] = ()
 ) -> tuple[Any, dict[str, Any]]:
-    """What the script writes to its ``--out``, and the summary of the run. Raises RuntimeError if it fails."""
+    """The facts that the script writes to ``--out``, and the summary of the run. Raises RuntimeError if it fails."""
     with tempfile.TemporaryDirectory() as directory:
         out, summary = Path(directory) / "out.json", Path(directory) / "summary.json"
         sizes = ["--servers", str(servers), "--workers", str(workers), "--summary", str(summary)]
@@ -30,7 +30,7 @@ def under_run(
 
 
 def under_torchrun(script: Path, words: Sequence[str], ranks: int, how: str = "--ddp") -> Any:
-    """What the script, called with ``how``, writes to its ``--out``. Raises RuntimeError if it fails."""
+    """The facts that the script, called with ``how``, writes to ``--out``. Raises RuntimeError if it fails."""
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "out.json"
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
@@ -39,12 +39,12 @@ def under_torchrun(script: Path, words: Sequence[str], ranks: int, how: str = "-
 
 
 def flags(values: Mapping[str, object]) -> list[str]:
-    """As words of a command line."""
+    """The options as words of a command line."""
     return [str(word) for pair in values.items() for word in pair]
 
 
 def environment() -> dict[str, str]:
-    """For children: one thread each, and they find what this process finds."""
+    """The environment of children: one thread each, and the modules that this process finds."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
 

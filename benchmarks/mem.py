@@ -47,7 +47,7 @@ def needs(model: int, workers: int) -> dict[str, int]:
 
 
 def text(role: str, peak: int, needed: int) -> str:
-    """For people to read; sizes in bytes."""
+    """The rows for people to read; sizes in bytes."""
     return f"{role}: {peak / 1e9:.2f} GB, {peak / needed:.2f} × {needed / 1e9:.2f} GB"
 
 

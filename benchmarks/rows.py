@@ -42,7 +42,7 @@ def rows(benchmark: str, case: str, seconds: Mapping[str, Sequence[float]], ours
 
 
 def table(found: Iterable[Row]) -> str:
-    """For people to read."""
+    """The rows for people to read."""
     all_rows = list(found)
     wide = max((len(row.case) for row in all_rows), default=0) + 2
     lines = [f"{'benchmark':<14}{'case':<{wide}}{'variant':<24}{'median':>12}{'spread':>8}{'ratio':>7}"]

@@ -28,7 +28,7 @@ For an image for GPUs see VARIANT in docker/Dockerfile.
 
 
 def problem(variant: str) -> str | None:
-    """What is wrong with the torch that is installed, or None."""
+    """The sentence that refuses the installed torch; None if the torch fits."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return NO_TORCH

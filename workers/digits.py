@@ -40,7 +40,7 @@ class DigitsNet(nn.Module):
 
 
 def load_data() -> tuple[TensorDataset, TensorDataset]:
-    """1,347 digits to train on and 450 to test on, always the same ones."""
+    """1,347 digits to train on and 450 to test on, the same at every call."""
     images, labels = load_digits(return_X_y=True)
     x = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16.0
     y = torch.tensor(labels, dtype=torch.int64)

@@ -28,7 +28,7 @@ def optimizer_of(name: str, parameters: Iterable[Tensor], fused: bool = False) -
 
 
 def gradient(rank: int) -> float:
-    """What every element of a worker's gradient is; no rounding in sums."""
+    """The value of every element of a worker's gradient; sums of such values need no rounding."""
     return (rank + 1) / 1024
 
 

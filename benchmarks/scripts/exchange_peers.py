@@ -1,4 +1,4 @@
-"""What others make of the step of `exchange.py`: a parameter server on PyTorch RPC, and gRPC that only moves bytes.
+"""The step of `exchange.py` by other means: a parameter server on PyTorch RPC, and gRPC that only moves bytes.
 
 Ranks of torchrun; the last one is the server. With ``rpc`` a worker calls a function with its gradient, and its answer,
 given when the gradients of all are there, is the new weights: one call and no copy more than PyTorch makes. With

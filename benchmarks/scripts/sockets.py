@@ -1,4 +1,4 @@
-"""What bare TCP carries between the hosts of a step: as many bytes both ways at once, over as many connections.
+"""The time of bare TCP between the hosts of a step: as many bytes both ways at once, over as many connections.
 
 A worker sends each server its part of a gradient, while each server sends it as many bytes. Nothing is summed, and
 nobody waits for anybody: what is left is links, and how connections share them. Rank 0 writes seconds per step.
@@ -67,7 +67,7 @@ def work(args: argparse.Namespace) -> None:
 
 
 def connect(host: str, port: int) -> socket.socket:
-    """As soon as somebody listens there."""
+    """Connect as soon as a process listens there."""
     deadline = time.monotonic() + _CONNECT_S
     while True:
         try:

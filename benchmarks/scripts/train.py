@@ -56,7 +56,7 @@ def optimizer_of(case: str, model: nn.Module, fused: bool) -> torch.optim.Optimi
 
 
 def data(case: str, samples: int) -> TensorDataset:
-    """So many samples: the digits again and again, or text in which a token mostly follows from the one before."""
+    """So many samples: the digits again and again, or text in which a token mostly follows from the previous token."""
     if case == "digits":
         x, y = import_module("workers.digits").load_data()[0].tensors
         again = torch.arange(samples) % len(y)

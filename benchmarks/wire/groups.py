@@ -42,12 +42,12 @@ def gloo(order: str, size: int, count: int, other: int) -> None:
 
 
 def take(tensor: torch.Tensor) -> int:
-    """For RPC: bytes received."""
+    """The called side of RPC: the number of bytes received."""
     return tensor.nbytes
 
 
 def give(size: int) -> torch.Tensor:
-    """For RPC: so many bytes."""
+    """The called side of RPC: so many bytes."""
     return payload(size)
 
 

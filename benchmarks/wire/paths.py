@@ -155,7 +155,7 @@ def _buffer(way: str, size: int) -> memoryview:
 
 
 class _Grpc:
-    """What the ways over gRPC share: a loop in a thread of its own, as a worker has it."""
+    """The common part of the paths over gRPC: a loop in a thread of its own, as a worker has it."""
 
     def __init__(self, peer: Peer) -> None:
         self._background = peer.background
@@ -207,7 +207,7 @@ class Bare(_Grpc):
         self._ping: Any = self._channel.unary_unary("/bare/Ping")
 
     def pings(self, count: int) -> None:
-        """So many, one after the other, without leaving the loop."""
+        """Move so many payloads, one after the other, without leaving the loop."""
 
         async def go() -> None:
             for _ in range(count):

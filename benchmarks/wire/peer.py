@@ -42,7 +42,7 @@ def sizes(total: int) -> list[int]:
 
 
 def answer_tcp(server: socket.socket) -> None:
-    """For each connection a thread."""
+    """Serve each connection in a thread of its own."""
     while True:
         try:
             peer, _ = server.accept()

@@ -1,4 +1,4 @@
-"""What one machine knows of itself: the jobs and roles that run here, its addresses, a private store.
+"""Facts about this machine: the jobs and roles that run here, its addresses, a private store.
 
 Used by launch, roles, doctor and cli.
 """

@@ -1,6 +1,6 @@
 """Whether the role processes of this machine, or container, are well: alive, fresh, and answering calls.
 
-Who shows itself is told by `presence`. Coordinators and servers are called over gRPC as any member would call them.
+`presence` lists the processes. Coordinators and servers are called over gRPC as any member would call them.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 # How long a process has to answer, seconds.
 CALL_S = 3.0
-# Who listens on all addresses of the machine is called at one of them.
+# A process that listens on all addresses of the machine is called at one of them.
 _ANY = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "::": "[::1]", "": "127.0.0.1"}
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How one process is. `reason` is empty if it is healthy and ready.
+    """The health of one process. `reason` is empty if it is healthy and ready.
 
-    `job`: of a coordinator that leads, where its job stands ("degraded: server-1 is lost; ..."). It does not count: to
-    start a coordinator again mends no job.
+    `job`: for a coordinator that leads, the state of its job ("degraded: server-1 is lost; ..."). The state does not
+    count, since to start a coordinator again mends no job.
     """
 
     role: str
@@ -43,7 +43,7 @@ class Health:
 
 
 def check_health(role: str | None = None, timeout_s: float = CALL_S) -> list[Health]:
-    """How every role process of this user is, or those of one role. Blocking, for about ``timeout_s`` at most.
+    """The health of every role process of this user, or of one role. Blocking, for about ``timeout_s`` at most.
 
     Raises ConfigError if the runtime directory is open to others.
     """
@@ -111,9 +111,9 @@ async def _answers(sign: Sign, timeout_s: float) -> tuple[bool, str]:
 
 
 def security_of(sign: Sign) -> Security:
-    """What the process shows to others, which is what it takes from itself. Raises ConfigError if that is unusable.
+    """The credentials of a process, which it accepts from itself, too. Raises ConfigError if they are unusable.
 
-    Tokens come from its files, or from the environment, which is the same for a process and the check of its container.
+    Tokens come from the process's files, or from the environment, which a process and the check of its container share.
     """
     from paramserver.config import load_settings
     from paramserver.pki.security import load_security
@@ -127,6 +127,6 @@ def security_of(sign: Sign) -> Security:
 
 
 def callable_address(address: str) -> str:
-    """Where to call who listens at ``address``: "0.0.0.0:8790" is no place to go to."""
+    """The address at which to call a process that listens at ``address``: "0.0.0.0:8790" cannot be called."""
     host, _, port = address.rpartition(":")
     return f"{_ANY.get(host, host)}:{port}"

@@ -1,4 +1,4 @@
-"""Where a process listens, and under which address others reach it."""
+"""The address at which a process listens, and the address under which others reach it."""
 
 from __future__ import annotations
 

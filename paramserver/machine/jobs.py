@@ -1,7 +1,7 @@
-"""Which jobs run on this machine: one small file per job, and the call that asks its coordinator.
+"""The jobs that run on this machine: one small file per job, and the call that asks its coordinator.
 
 The files lie in a directory that only this user can enter. A launcher publishes its job when the coordinator listens
-and withdraws it at the end; a file whose launcher is gone is removed by whoever looks next.
+and withdraws it at the end; a file whose launcher is gone is removed by the next process that looks.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def find_job(name: str | None = None) -> Job:
 
 
 def fetch_status(address: str, timeout_s: float = STATUS_TIMEOUT_S, security: Security | None = None) -> StatusResponse:
-    """What the coordinator at `address` says about its job. Blocking; raises UnavailableError or DeadlineError."""
+    """The status of the job of the coordinator at `address`. Blocking; raises UnavailableError or DeadlineError."""
     from paramserver.v1.coordinator_pb2 import StatusRequest, StatusResponse
 
     response = call_coordinator(address, "Coordinator.Status", StatusRequest(), timeout_s, security)

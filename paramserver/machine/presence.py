@@ -1,8 +1,8 @@
 """How a started role makes itself known to `paramserver health` on the same machine, or in the same container.
 
-Each process has one small file beside those of the jobs, in the directory that only this user can enter. It says what
-the process last said of itself, and when; the process writes it again about once a second. So a file that is old, or
-whose process is gone, tells that something is wrong. It never holds a secret.
+Each process has one small file beside those of the jobs, in the directory that only this user can enter. The process
+writes its sign of life there about once a second. So a file that is old, or whose process is gone, tells that something
+is wrong. The file never holds a secret.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _SUFFIX = ".role"
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """What a process says of itself.
+    """The sign of life of a process.
 
-    `address` is host:port, empty if nobody calls it. `certs`, `token_file` and `insecure` are the settings of
-    [security] with which it can be called. `beat` is the monotonic clock of this machine, in seconds, when it was
-    written. `birth` tells the process from a later one with the same pid.
+    `address` is host:port, empty if the process takes no calls. `certs`, `token_file` and `insecure` are the settings
+    of [security] with which it can be called. `beat` is the monotonic clock of this machine, in seconds, at the time of
+    writing. `birth` tells the process from a later one with the same pid.
     """
 
     role: str
@@ -110,8 +110,8 @@ class Presence:
     ) -> None:
         """Say that this process is well; call it about once a second from where its work is done.
 
-        What is None stays as it was. A file that cannot be written does not disturb the process: `health` sees that it
-        is old.
+        A value of None stays as it was. A file that cannot be written does not disturb the process: `health` sees
+        that it is old.
         """
         with self._lock:
             if self._closed or os.getpid() != self._sign.pid:

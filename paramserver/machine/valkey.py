@@ -48,17 +48,17 @@ class EmbeddedStore:
 
     @property
     def exit_code(self) -> int | None:
-        """How a server that was started and not stopped has ended; None if it has not."""
+        """Exit code of a server that was started and not stopped; None if it runs."""
         return self._process.poll() if self._process is not None else None
 
     @property
     def pid(self) -> int | None:
-        """Of the running server."""
+        """Number of the running server's process."""
         return self._process.pid if self._process is not None else None
 
     @property
     def socket_directory(self) -> Path | None:
-        """Where the socket is, if the server's own directory has too long a path for one; removed by :meth:`stop`."""
+        """Directory of the socket, if the path of the server's own directory is too long; removed by :meth:`stop`."""
         return self._socket_dir
 
     def start(self, directory: Path, durable: bool = False) -> str:

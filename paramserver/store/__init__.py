@@ -1,4 +1,4 @@
-"""Where the coordinator keeps its state. Nobody else opens a store."""
+"""The store of the coordinator's state. No other process opens a store."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _QUERY = ("db", "username", "password", "ssl_ca_certs", "ssl_certfile", "ssl_key
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is and how to log in. ``where`` is for messages; nothing secret is in it or in the repr."""
+    """Place of a server, and the login. ``where`` is for messages; neither ``where`` nor the repr has a secret."""
 
     where: str
     # A Unix socket; empty: TCP.
@@ -81,9 +81,9 @@ def parse(url: str, password_file: str = "") -> Address:
 
 
 def read_password(path: str) -> str:
-    """What stands in the file, without the end of its line. Raises ConfigError if it cannot be used.
+    """The line in the file. Raises ConfigError if the file cannot be used.
 
-    Nobody but the owner may read the file, unless it lies under /run/secrets.
+    Only the owner may read the file, unless it lies under /run/secrets.
     """
     name = f"the store's password file {path}"
     try:
@@ -116,7 +116,7 @@ def _database(where: str, text: str) -> int:
 
 
 def _context(where: str, query: dict[str, str]) -> ssl.SSLContext:
-    """For a connection whose server must show a certificate for its host name."""
+    """Settings of TLS for a connection whose server must show a certificate for its host name."""
     certificate, key = query.get("ssl_certfile", ""), query.get("ssl_keyfile", "")
     if bool(certificate) != bool(key):
         raise _malformed(where, "ssl_certfile and ssl_keyfile come together")
@@ -131,7 +131,7 @@ def _context(where: str, query: dict[str, str]) -> ssl.SSLContext:
 
 
 def _no_password() -> str:
-    """In place of a question on the terminal."""
+    """Refuses an encrypted key, in place of a question on the terminal."""
     raise ValueError("the key is encrypted")
 
 

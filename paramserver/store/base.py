@@ -1,4 +1,4 @@
-"""The seam between the coordinator and whatever keeps its state: a few small values, and who leads the job."""
+"""The interface between the coordinator and the store of its state: a few small values, and the leader of the job."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from paramserver.errors import FencedError, StoreError
 
 
 class ConflictError(StoreError):
-    """The value has changed since it was read: somebody else writes it."""
+    """The value has changed since it was read: another process writes it."""
 
 
 class TransientStoreError(StoreError):
-    """The store cannot do it now: away, slow, full, loading. The same may work later; ask again, with back-off.
+    """The store cannot do the operation now: it is away, slow, full or loading. Ask again later, with back-off.
 
-    A write that ends so may have been done all the same: load the value before writing it again.
+    A write that ends with this error may have been done: load the value before writing it again.
     """
 
 
@@ -30,7 +30,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """Who leads the job. ``leads``: the caller does. ``term``: the fencing number, which rises with every new leader.
+    """The leader of the job. ``leads``: whether it is the caller. ``term``: the fencing number, which rises with every
+    new leader.
 
     ``holder``: address of the leader, empty if there is none. ``left_s``: how long its lease lasts if not extended.
     """
@@ -43,7 +44,7 @@ class Lead:
 
 @dataclass(frozen=True, slots=True)
 class StoreFacts:
-    """What can be found out about a store; what cannot is None, empty or 0."""
+    """Facts about a store. A fact that cannot be found out is None, empty or 0."""
 
     # "redis", "valkey" or "memory"
     kind: str
@@ -68,7 +69,7 @@ class Store(Protocol):
 
     @property
     def operations(self) -> int:
-        """How many operations were asked of this store so far."""
+        """Number of operations that were asked of this store so far."""
         ...
 
     async def load(self, key: str) -> Entry | None:
@@ -92,9 +93,10 @@ class Store(Protocol):
 
         ``token``: secret name of this candidate. ``holder``: address to show to others. ``floor``: the highest term
         known elsewhere. ``term`` 0: become the leader under a new term, above all that are known. Otherwise: go on
-        under this one, also when the lease ran out or the store forgot it; refused if a higher term is known. Whoever
-        holds the lease keeps it: others get its term and address, unless theirs is higher, which happens when the store
-        came back with an older state. The term in the answer is the one in force.
+        under this term, also when the lease ran out or the store forgot it; refused if a higher term is known. The
+        holder of a lease keeps the lease. Another candidate gets the holder's term and address, unless the candidate's
+        term is higher, which happens when the store came back with an older state. The term in the answer is the term
+        in force.
         """
         ...
 
@@ -103,11 +105,11 @@ class Store(Protocol):
         ...
 
     async def leader(self) -> Lead | None:
-        """Who leads now, or None. ``leads`` is False: whoever asks this way shows no token."""
+        """The present leader, or None. ``leads`` is False, since the caller shows no token."""
         ...
 
     async def inspect(self) -> StoreFacts:
-        """What the store is and how it is set up."""
+        """Kind and settings of the store."""
         ...
 
     async def ping(self) -> None:

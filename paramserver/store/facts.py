@@ -1,4 +1,4 @@
-"""What a server says about itself (the answer to INFO), judged: what to warn of, and when not to use it."""
+"""A server's answer to INFO, judged: warnings about the server, and reasons not to use it."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def judge(info: Mapping[str, object] | None, clock_offset_s: float | None, where
         lowest = ", ".join(f"{major}.{minor}.{patch}" for (major, minor), patch in FIXED[kind].items())
         warnings.append(
             f"the store at {where} is {kind.capitalize()} {version or '(unknown version)'}, older than the fixes of "
-            f"{FLAWS}, by which whoever may run scripts can take over the server: update to {lowest} or later, unless "
-            "your distribution has brought them"
+            f"{FLAWS}, by which any user who may run scripts can take over the server: update to {lowest} or later, "
+            "unless your distribution has brought them"
         )
     persistence = None if "aof_enabled" not in info else bool(_number(info, "aof_enabled"))
     if persistence is False:

@@ -1,4 +1,4 @@
-"""What goes wrong at a Redis or Valkey server, as one sentence of ours. A table: the first row that fits is taken.
+"""Errors of a Redis or Valkey server as one sentence of ours. A table: the first row that fits is taken.
 
 redis-py has a class for some errors and hides others in the text or the history of another error, differently from
 version to version; so a row is matched with the names and texts of all of them.
@@ -17,10 +17,10 @@ MAX_TEXT = 200
 
 
 class ForbiddenError(StoreError):
-    """The server does not let this user do it, or does not know the command."""
+    """The server does not allow this user the command, or does not know the command."""
 
 
-# What is found in the error, what it is for the caller, and the sentence.
+# A pattern in the error, the class for the caller, and the sentence.
 # {where}: the server, {what}: what was asked, {text}: what it said.
 _ROWS: tuple[tuple[str, type[StoreError], str], ...] = (
     (

@@ -1,4 +1,4 @@
-"""From the address of a store to the store: which kind serves it."""
+"""Opens the store at an address: in memory, or Redis."""
 
 from __future__ import annotations
 

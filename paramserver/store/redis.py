@@ -102,7 +102,7 @@ class RedisStore:
         return Lead(False, found[0], _text(found[1]), found[2] / 1000) if found else None
 
     async def inspect(self) -> StoreFacts:
-        """See `base.Store`. What the user may not ask is unknown."""
+        """See `base.Store`. Facts that the user may not ask for are unknown."""
         info: Mapping[str, object] | None = None
         offset_s: float | None = None
         with suppress(ForbiddenError):

@@ -1,4 +1,4 @@
-"""What the server is asked to do in one step: fixed Lua scripts, which take everything from KEYS and ARGV.
+"""Operations that the server does in one step: fixed Lua scripts, which take everything from KEYS and ARGV.
 
 Keys of a job: an entry is a hash (value, revision, and the requests of its last revisions); the leader is a hash
 (token, holder) that expires with the lease; the term is a number that stays.
@@ -29,7 +29,7 @@ class Script:
 
 # Compare and set.
 #   KEYS  the entry, the term
-#   ARGV  expected revision (0: no entry), the one after it, value, a name for this request, the writer's term (0:
+#   ARGV  expected revision (0: no entry), the next revision, value, a name for this request, the writer's term (0:
 #         none), the revision whose request is forgotten
 #   returns  {1, new revision} if this request has written, {0, present revision}, or {2, known term} if fenced
 SAVE = Script("""

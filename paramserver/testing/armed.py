@@ -1,6 +1,6 @@
-"""A process that suffers what a plan says, at its places in the code and in its calls, and that strikes others.
+"""A process that suffers the faults of a plan, at its places in the code and in its calls, and that strikes others.
 
-A fault of a process ("process = ...") is carried out by whichever process of the run first comes to its step.
+A fault of a process ("process = ...") is carried out by the process of the run that first comes to its step.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Armed:
         self._lock = threading.Lock()
         # How often each fault's place was reached here, or its call made.
         self._seen: Counter[int] = Counter()
-        # Faults of processes that nobody has carried out yet, as far as this process knows.
+        # Faults of processes that are not carried out yet, as far as this process knows.
         self._open = {number: fault for number, fault in enumerate(plan.faults) if fault.kind == "process"}
         self._timed = False
         # Kept so that they are reaped.

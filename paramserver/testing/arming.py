@@ -24,7 +24,7 @@ def environment(plan: Path) -> dict[str, str]:
 
 
 def note_process(name: str, pid: int) -> None:
-    """Told by whoever starts a process that cannot arm itself, such as the store: faults can strike it then."""
+    """Note a process that cannot arm itself, such as the store, so that faults can strike it."""
     path = os.environ.get(ENV_PLAN, "")
     if path and os.environ.get(ENV_FLAG) == FLAG:
         from paramserver.testing.processes import ProcessBook
@@ -33,7 +33,8 @@ def note_process(name: str, pid: int) -> None:
 
 
 def arm_if_told(name: str) -> bool:
-    """Called by every process of a job when it starts; True if it is armed now. ``name``: "worker-1", "coordinator".
+    """Arm this process if the environment says so; whether it is armed now. Every process of a job calls this when it
+    starts. ``name``: "worker-1", "coordinator".
 
     Raises ConfigError if the plan is none.
     """

@@ -27,7 +27,7 @@ from paramserver.testing.seeded import Shape
 
 _STOP_S = 10.0
 _SUMMARY = "--summary"
-# What belongs to one run alone: the run without faults gets others.
+# Files that belong to one run alone: the run without faults gets its own.
 _OWN_FILES = (_SUMMARY, "--save", "--checkpoint-dir")
 
 
@@ -118,7 +118,7 @@ class _Chaos:
 
 
 class _TwinFailed(errors.ParamServerError):
-    """There is nothing to compare with; the command ends with the same exit code."""
+    """The run without faults has failed; the command ends with the exit code of that run."""
 
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
@@ -168,13 +168,13 @@ def _passing_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _split(command: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our own words, and those from "--" on."""
+    """The words for paramserver, and the words from "--" on."""
     cut = list(command).index("--") if "--" in command else len(command)
     return list(command[:cut]), list(command[cut:])
 
 
 def _value(command: Sequence[str], option: str) -> str | None:
-    """What is given for an option, as "--x value" or "--x=value"."""
+    """The value of an option, given as "--x value" or "--x=value"; None if it is not given."""
     own, _ = _split(command)
     for number, word in enumerate(own):
         if word == option and number + 1 < len(own):

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Fault(enum.Enum):
-    """What happens to one call. All but DUPLICATE, DELAY and REORDER end it with UnavailableError at the caller."""
+    """A fault of one call. All but DUPLICATE, DELAY and REORDER end the call with UnavailableError at the caller."""
 
     # The peer never hears of the call.
     DROP_REQUEST = "drop"
@@ -205,7 +205,7 @@ class FaultyChannel:
 
 
 class _FaultyNeighbour(FaultyChannel):
-    """The same, of a channel to a peer on the same host."""
+    """A faulty channel to a peer on the same host."""
 
     def __init__(self, inner: Neighbour, faults: CallFaults) -> None:
         super().__init__(inner, faults)
@@ -218,7 +218,7 @@ class _FaultyNeighbour(FaultyChannel):
 
 
 def broken(where: str, how: str) -> errors.UnavailableError:
-    """What the caller sees of a planned fault."""
+    """The error by which the caller sees a planned fault."""
     return errors.UnavailableError(f"{where}: {how}, as planned")
 
 
@@ -245,6 +245,6 @@ async def given_up(work: asyncio.Future[Any]) -> None:
 
 
 def chance(*key: object) -> float:
-    """For seeded choices. A number in [0, 1) that depends on the arguments alone."""
+    """A number in [0, 1) that depends on the arguments alone, for seeded choices."""
     text = "/".join(map(str, key))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") / 2**64

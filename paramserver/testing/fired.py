@@ -1,7 +1,7 @@
-"""What has struck so far: one JSON line per fault in a file that all processes of a run append to.
+"""The faults that have struck so far: one JSON line per fault in a file that all processes of a run append to.
 
-A line is written before the fault takes effect, so that it is there even if the process dies of it. How often a fault
-has struck is counted in this file, so a process that begins anew does not suffer again what it has died of.
+A line is written before the fault takes effect, so that the line is there even if the process dies of the fault. The
+file also counts how often a fault has struck, so a process that begins anew does not die of the same fault again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class FiredLog:
 
     @classmethod
     def beside(cls, plan: Path) -> FiredLog:
-        """The one that belongs to the plan in this file."""
+        """The log that belongs to the plan in this file."""
         return cls(plan.with_name(plan.name + ".fired"))
 
     def take(self, fault: int, times: int, who: str, what: str, do: str, step: int, pid: int = 0) -> bool:
@@ -59,7 +59,7 @@ class FiredLog:
             os.close(descriptor)
 
     def read(self) -> list[Fired]:
-        """All that has struck, in order."""
+        """All faults that have struck, in order."""
         if not self.path.exists():
             return []
         with self.path.open() as file:

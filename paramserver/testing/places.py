@@ -1,4 +1,4 @@
-"""The places in the code where a planned fault may strike (`paramserver.failpoints.reach`), and who comes there."""
+"""The places in the code where a planned fault may strike (`paramserver.failpoints.reach`), with the roles there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which faults strike where, as a value: read from a TOML file, or made from a seed."""
+"""A plan of faults as a value: read from a TOML file, or made from a seed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paramserver.testing.places import PLACES
 from paramserver.transport.base import METHODS
 
 _WHO = re.compile(r"\*|coordinator|store|(server|worker)-(\*|\d+)")
-# What may be done, by the key that says where.
+# The possible actions, by the key that says where a fault strikes.
 ACTIONS: Mapping[str, tuple[str, ...]] = {
     "at": ("kill", "stop", "delay", "error", "note"),
     "call": tuple(fault.value for fault in Fault),
@@ -38,8 +38,9 @@ class Planned:
     ``kind``: "at" (a place in the code), "call" (messages of a kind) or "process"; ``what``: its name, or a pattern of
     names ("ckpt.*"). ``who``: the member that it strikes, or a pattern; of a call, the caller. ``step``: only on this
     step; of a call, from this step on; of a process, once the job has reached it; None: on any. ``nth``: not before a
-    process gets there for the n-th time. ``times``: how often at most in the whole run, whoever begins anew (0: no
-    limit). ``seconds``: how long it lasts. ``share``: of these calls, which part. ``after_s``: since the first step.
+    process gets there for the n-th time. ``times``: how often at most in the whole run, over all processes that begin
+    anew (0: no limit). ``seconds``: how long it lasts. ``share``: of these calls, which part. ``after_s``: since the
+    first step.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""Which process is which member of a run under faults: a file beside the plan, a JSON line per process."""
+"""The numbers of the processes of a run under faults, by name: a file beside the plan, a JSON line per process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ProcessBook:
 
     @classmethod
     def beside(cls, plan: Path) -> ProcessBook:
-        """The one that belongs to the plan in this file."""
+        """The book that belongs to the plan in this file."""
         return cls(plan.with_name(plan.name + ".processes"))
 
     def note(self, name: str, pid: int) -> None:

@@ -1,4 +1,4 @@
-"""What became of a run under faults: which of them struck, and whether the result is the one of a run without."""
+"""The outcome of a run under faults: which faults struck, and whether the result is that of a run without faults."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Report:
         return int(self.summary["contributions_applied"]) - int(self.twin["contributions_applied"])
 
     def problems(self, allow_unfired: bool = False) -> list[str]:
-        """Why this is no success, a sentence each."""
+        """Reasons why the run is no success, a sentence each."""
         found = []
         if self.code:
             found.append(f"the run ended with exit code {self.code}")

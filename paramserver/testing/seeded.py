@@ -1,4 +1,4 @@
-"""A plan made from a seed: the same one every time for the same shape of cluster."""
+"""A plan made from a seed. The same seed and shape of cluster give the same plan."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _DELAY_S = (0.02, 0.3)
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a plan is made for. ``steps``: of the whole run; asynchronous: slices of the whole run."""
+    """The cluster that a plan is made for. ``steps``: of the whole run; asynchronous: slices of the whole run."""
 
     servers: int
     workers: int
@@ -40,7 +40,7 @@ class Shape:
 
 
 def made(seed: int, faults: int, shape: Shape, kinds: Sequence[str] = KINDS) -> Plan:
-    """A plan of so many faults, of these ``kinds`` ("network", or whom they strike). All of them can come about.
+    """A plan of so many faults of these ``kinds`` ("network", or the role that is struck). All of them can come about.
 
     Raises ConfigError for kinds that there are none of.
     """

@@ -2,8 +2,9 @@
 
 Every message that arrives or leaves is a fresh block of a few megabytes. Returned and taken again each time, its pages
 are cleared by the kernel each time, which costs a quarter of the processor time of a transfer. glibc raises its limits
-by itself when larger blocks are freed; they are set at once to where it would end. A server holds all contributions of
-a step and frees them together, again and again: there nothing is returned at all, and all threads share one heap.
+by itself when larger blocks are freed; here they are set at once to their final values. A server holds all
+contributions of a step and frees them together, again and again. So a server returns nothing at all, and all its
+threads share one heap.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _NEVER = 2**31 - 1
 
 
 def keep_memory(server: bool = False) -> bool:
-    """Do so from now on in this process; whether that worked. Left alone if the environment sets such limits."""
+    """Keep freed memory from now on in this process; whether that worked. Limits in the environment are left alone."""
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return False
     try:

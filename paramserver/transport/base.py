@@ -1,8 +1,8 @@
-"""The seam between those who speak the protocol and what carries it.
+"""The interface of all transports: callers and services on one side, an implementation that moves bytes on the other.
 
 Callers hold a `Channel` to one peer; a service is any object with one method per RPC. Implementations move encoded
-bytes, so that nothing is shared by reference and a fake cannot be kinder than the network. All of them pass the same
-contract suite.
+bytes, so that nothing is shared by reference and a fake cannot be kinder than the network. All implementations pass the
+same contract suite.
 
 A service's methods bear the RPC's name in snake case:
 
@@ -11,11 +11,11 @@ A service's methods bear the RPC's name in snake case:
     download   def pull(self, request: Message) -> AsyncIterator[bytes]                      an async generator
     session    def session(self, requests: AsyncIterator[Message]) -> AsyncIterator[Message]   an async generator
 
-They raise `paramserver.errors`; the caller sees the same class with the same text. Anything else that they raise
-becomes a ParamServerError without details at the caller, and is logged with its traceback where it happened. They are
-cancelled when the caller has gone: the frames of an upload then never just end.
+Methods raise `paramserver.errors`; the caller sees the same class with the same text. Any other exception of a method
+becomes a ParamServerError without details at the caller, and is logged with its traceback where it happened. A method
+is cancelled when the caller has gone: the frames of an upload then never just end.
 
-Who calls is checked before the service hears of the call; `caller` tells it who that is.
+The caller is checked before the service hears of the call; `caller` gives the service its roles.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MAX_MESSAGE_BYTES = 16 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who makes a call: the roles it may be taken for (see `policy`), and whether it has shown the admin token."""
+    """The maker of a call: roles that it may be taken for (see `policy`), and whether it has shown the admin token."""
 
     roles: frozenset[str]
     admin: bool
@@ -63,21 +63,21 @@ _caller: ContextVar[Caller | None] = ContextVar("paramserver_caller", default=No
 
 
 def caller() -> Caller | None:
-    """Who made the call that this task answers; None outside of a service's methods."""
+    """The maker of the call that this task answers; None outside of a service's methods."""
     return _caller.get()
 
 
 def set_caller(caller: Caller) -> None:
-    """For transports, at the start of the task that answers a call."""
+    """Note who made a call. Transports do so at the start of the task that answers the call."""
     _caller.set(caller)
 
 
-# What an upload sends: frames that are there, or that come one by one.
+# The frames of an upload: all at hand, or made one by one.
 Frames = Iterable[bytes] | AsyncIterable[bytes]
 
 
 async def each(frames: Frames) -> AsyncIterator[bytes]:
-    """The frames, whichever sort they are of."""
+    """The frames one by one."""
     if isinstance(frames, AsyncIterable):
         async for raw in frames:
             yield raw
@@ -110,8 +110,9 @@ class Channel(Protocol):
         ...
 
     async def upload(self, method: str, frames: Frames, *, timeout: float) -> Message:
-        """Send ``frames`` (none of them empty), taking the next one only when the peer has room for the one before the
-        last; returns the reply.
+        """Send ``frames``, none of which is empty; returns the reply.
+
+        A frame is taken only when the peer has room for the last frame but one.
 
         The peer may answer before the last frame; the rest is then not taken. An exception of ``frames`` passes
         through, after the call has been cancelled at the peer.
@@ -144,12 +145,12 @@ class Neighbour(Channel, Protocol):
 
     @property
     def undisturbed(self) -> bool:
-        """Whether calls may as well go past it: False while it counts them, or is to make some of them fail."""
+        """Whether calls may go past this channel; False while the channel is to count calls, or to make some fail."""
         ...
 
 
 class MethodKind(enum.Enum):
-    """What travels which way."""
+    """The kind of traffic of a method, from the caller's side."""
 
     UNARY = "unary"
     UPLOAD = "upload"
@@ -174,21 +175,21 @@ class Method:
         return self.name.partition(".")[0]
 
     def encode_request(self, message: Message) -> bytes:
-        """Raises ProtocolError if it is too large."""
+        """The message as bytes. Raises ProtocolError if it is too large."""
         assert isinstance(message, self.request), f"{self.name} takes a {self.request.__name__}, not {type(message)}"
         return checked(self, message.SerializeToString())
 
     def decode_request(self, raw: bytes) -> Message:
-        """Raises ProtocolError if it is malformed."""
+        """The message in these bytes. Raises ProtocolError if they are malformed."""
         return _decode(self.request, raw, self)
 
     def encode_response(self, message: Message) -> bytes:
-        """Raises ProtocolError if it is too large."""
+        """The message as bytes. Raises ProtocolError if it is too large."""
         assert isinstance(message, self.response), f"{self.name} gives a {self.response.__name__}, not {type(message)}"
         return checked(self, message.SerializeToString())
 
     def decode_response(self, raw: bytes) -> Message:
-        """Raises ProtocolError if it is malformed."""
+        """The message in these bytes. Raises ProtocolError if they are malformed."""
         return _decode(self.response, raw, self)
 
 
@@ -241,7 +242,7 @@ def failure(task: asyncio.Task[Any]) -> BaseException | None:
 
 
 def too_large(where: str, size: int, limit: int) -> ProtocolError:
-    """The one sentence for it, whoever notices."""
+    """The error for a message that is too large, at either end."""
     return ProtocolError(
         f"{where}: a message of {size} bytes is over the limit of {limit} bytes; send it in smaller parts"
     )

@@ -1,7 +1,7 @@
-"""Calls over a socket within a host by the thread that waits for them, without a loop: nobody else has to wake up.
+"""Calls over a socket within a host by the thread that waits for them, without a loop: no other thread has to wake up.
 
-The other end is a `local.LocalServer`, as it is for a `local.LocalChannel`. There is nothing here but the case in which
-all goes well: whatever does not, the caller does again over the channel, which knows what to say and what to try.
+The other end is a `shm.channel.LocalServer`, as it is for a `LocalChannel`. Only the case in which all goes well is
+here. A call that fails is made again by the caller over the channel, which has the words and the attempts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paramserver.transport.envelopes import pack, unpack
 from paramserver.v1.local_pb2 import Envelope
 
 _PIECE_BYTES = 64 << 10
-# Whoever waits on a socket that is shut down returns at once.
+# A thread that waits on a socket that is shut down returns at once.
 _CLOSE_S = 1.0
 
 
@@ -34,7 +34,7 @@ class DirectLine:
         sock.setblocking(False)
         self.gone = False
         self._sock = sock
-        weakref.finalize(self, sock.close)  # whoever forgets it has hung up
+        weakref.finalize(self, sock.close)  # dropping the last reference hangs up
         self._numbers = itertools.count(1)
         self._come = bytearray()
         self.lock = threading.Lock()
@@ -57,7 +57,7 @@ class DirectLine:
         raw = pack(envelope)
         try:
             sent = self._sock.send(raw)
-        except OSError:  # BlockingIOError, too: nobody has read for long
+        except OSError:  # BlockingIOError, too: the other end has not read for long
             sent = 0
         self.gone = self.gone or sent < len(raw)
 
@@ -72,7 +72,7 @@ class DirectLine:
         self.gone = self.gone or not piece
         self._come += piece
         for envelope in unpack(self._come):
-            if envelope.call != number:  # one that was given up
+            if envelope.call != number:  # the answer to a call that was given up
                 continue
             if envelope.error:
                 raise errors.ParamServerError(envelope.text)
@@ -83,7 +83,7 @@ class DirectLine:
         return None
 
     def close(self) -> None:
-        """Hang up; whoever waits here hears of it. May be repeated."""
+        """Hang up. A thread that waits here hears of it. May be repeated."""
         self.gone = True
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)

@@ -1,7 +1,7 @@
-"""How errors travel: by the name of their class, from an allow-list, and their text. gRPC status codes are for others.
+"""How errors travel: by the name of their class, from an allow-list, and their text.
 
-One table gives every class its status code; a second one says what a bare code means, when it comes from gRPC itself,
-from a proxy, or from a peer that is none of ours.
+Status codes of gRPC are for programs that are not ours. One table gives every class its status code. A second table
+gives the meaning of a bare code, which comes from gRPC itself, from a proxy, or from a peer that is none of ours.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ CODES: Mapping[type[errors.ParamServerError], grpc.StatusCode] = {
     errors.EndedError: grpc.StatusCode.FAILED_PRECONDITION,
 }
 
-# A code without the name of one of our classes. OK: the peer has ended the call, and we were not through with it, as
-# with a session whose member was given up for lost while its process hung.
+# A code without the name of one of our classes. OK: the peer has ended the call before we were through with the call.
+# That happens to a session whose member was given up for lost while its process hung.
 MEANINGS: Mapping[grpc.StatusCode, type[errors.ParamServerError]] = {
     grpc.StatusCode.OK: errors.UnavailableError,
     grpc.StatusCode.CANCELLED: errors.UnavailableError,
@@ -85,11 +85,11 @@ _ENDS = {
     grpc.StatusCode.CANCELLED: "it stopped or closed the connection",
 }
 _TOO_LARGE = re.compile(r"message larger than max \((\d+) vs\.? (\d+)\)")
-# What gRPC says, under other codes, when a connection or a stream was cut.
+# Words of gRPC, under other codes, for a connection or a stream that was cut.
 _CUT = re.compile(r"RST_STREAM|Stream removed|Socket closed|Connection reset|GOAWAY", re.IGNORECASE)
 
 
-# What a connection that TLS did not let come about ends with, and what that may mean. Under TLS 1.3 a client that is
+# Words of gRPC for a connection that failed because of TLS, and what they may mean. Under TLS 1.3 a client that is
 # refused sees no more than a connection that closes.
 _TLS_TROUBLE: tuple[tuple[re.Pattern[str], str], ...] = (
     (
@@ -111,7 +111,7 @@ _EXPECTS_TLS = "or it expects TLS: name the directory with certificates in secur
 
 
 def unavailable(where: str, reason: str = "", hint: str = "") -> errors.UnavailableError:
-    """Nobody answers; ``where`` names method and address, ``hint`` another cause than that nobody is there."""
+    """The error if no answer comes. ``where``: method and address. ``hint``: another cause than a missing process."""
     because = f" ({reason})" if reason else ""
     also = f", {hint}" if hint else ""
     return errors.UnavailableError(
@@ -120,26 +120,26 @@ def unavailable(where: str, reason: str = "", hint: str = "") -> errors.Unavaila
 
 
 def connection_hint(details: str, tls: bool, ever: bool) -> str:
-    """What else may be behind a connection that failed with these details. ``ever``: it has worked before."""
+    """Another possible cause of a connection that failed with these details. ``ever``: it has worked before."""
     if tls:
         return next((meaning for sign, meaning in _TLS_TROUBLE if sign.search(details)), "")
     return _EXPECTS_TLS if not ever and "Socket closed" in details else ""
 
 
 def denied(where: str) -> errors.DeniedError:
-    """The peer refused the call, and tells its own log why."""
+    """The error if the peer refused the call. The peer's log has the reason."""
     return errors.DeniedError(
         f"{where}: permission denied; the log of the process there says why, mend the token or certificate used here"
     )
 
 
 def late(where: str, timeout: float) -> errors.DeadlineError:
-    """No answer within ``timeout`` seconds."""
+    """The error if there was no answer within ``timeout`` seconds."""
     return errors.DeadlineError(f"{where}: no answer within {timeout:g} s")
 
 
 async def in_time(where: str, timeout: float, deadline: float | None, work: Awaitable[T]) -> T:
-    """Wait for something, but not beyond ``deadline`` (in the loop's time). Raises DeadlineError."""
+    """The result of ``work``. Raises DeadlineError after ``deadline`` (in the loop's time)."""
     try:
         async with asyncio.timeout_at(deadline):
             result = await work
@@ -151,16 +151,16 @@ async def in_time(where: str, timeout: float, deadline: float | None, work: Awai
 
 
 def unknown_call(where: str) -> errors.VersionMismatchError:
-    """The peer has no such RPC."""
+    """The error if the peer does not have the RPC."""
     return errors.VersionMismatchError(
         f"{where}: the peer does not know this call; it runs another version, or it is something else"
     )
 
 
 async def answered(where: str, work: Callable[[], Awaitable[T]]) -> T:
-    """What a service's method returns; whatever it raises becomes a new error that may travel, see `travelling`.
+    """The result of a service's method. An exception becomes a new error that may travel, see `travelling`.
 
-    Cancellation passes, unless nobody asked for it: then it is an error like any other.
+    Cancellation passes if this task was cancelled. Otherwise it is an error like any other.
     """
     try:
         return await work()

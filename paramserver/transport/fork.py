@@ -1,4 +1,4 @@
-"""What happens to open connections when a process forks, as a DataLoader with workers makes it do.
+"""Open connections in a process that forks, as a DataLoader with workers makes it do.
 
 A forked child has gRPC's state, but none of its threads. So in a child
 

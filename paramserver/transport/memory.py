@@ -1,7 +1,7 @@
 """The transport within one event loop: for tests, and for a cluster in one process.
 
-Messages are encoded and parsed and pass through bounded queues, services run in tasks of their own, errors travel by
-name and text: what works here works over gRPC.
+Messages are encoded and parsed and pass through bounded queues. Services run in tasks of their own. Errors travel by
+name and text. So code that works here works over gRPC.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ T2 = TypeVar("T2")
 
 # Messages on their way, in one direction of one call.
 _ROOM = 2
-# Within one process there is nobody to keep out.
+# Within one process every caller is trusted.
 _ANYONE = Caller(ROLES, admin=True)
 
 
@@ -49,15 +49,15 @@ class MemoryNetwork:
         self._servers: dict[str, MemoryServer] = {}
 
     def serve(self, address: str, services: Sequence[tuple[str, object]]) -> MemoryServer:
-        """Answer calls to ``address`` from now on. Raises ConfigError if somebody does already."""
+        """Answer calls to ``address`` from now on. Raises ConfigError if another server does already."""
         if address in self._servers:
-            raise errors.ConfigError(f"{address} is in use; stop whoever answers there, or choose another address")
+            raise errors.ConfigError(f"{address} is in use; stop the server there, or choose another address")
         server = MemoryServer(address, services, self._forget)
         self._servers[address] = server
         return server
 
     def connect(self, address: str) -> MemoryChannel:
-        """A channel; whether anybody answers there shows at each call."""
+        """A channel to ``address``. Each call finds out whether a server answers there."""
         return MemoryChannel(self, address)
 
     def kill(self, address: str) -> None:
@@ -67,7 +67,7 @@ class MemoryNetwork:
             server.abort()
 
     def at(self, address: str) -> MemoryServer | None:
-        """Who answers there now."""
+        """The server that answers there now; None: there is none."""
         return self._servers.get(address)
 
     def _forget(self, server: MemoryServer) -> None:
@@ -96,7 +96,7 @@ class MemoryServer:
             await asyncio.wait(running)
 
     def abort(self) -> set[asyncio.Task[Any]]:
-        """Cancel everything; returns what has still to end."""
+        """Cancel all calls; returns the tasks that have still to end."""
         self._forget(self)
         running = set(self._running)
         for task in running:
@@ -204,7 +204,7 @@ class MemoryChannel:
         self.break_off()
 
     def break_off(self) -> None:
-        """Close it at once: the peer's side of every call in flight is cancelled, whoever waits here or does not."""
+        """Close the channel at once. At the peer every call in flight is cancelled, even if no task waits here."""
         self._closed = True
         for call in list(self._calls):
             call.hang_up()
@@ -256,14 +256,14 @@ class _Call(Generic[T]):
         self.task.cancel()
 
     async def outcome(self) -> T:
-        """What the service returned or raised, or DeadlineError, or UnavailableError."""
+        """The result of the service. Raises what the service raised, DeadlineError, or UnavailableError."""
         await self.within(asyncio.wait([self.task]))
         if self.task.cancelled():
             raise unavailable(self._where, self._reason)
         return self.task.result()
 
     async def within(self, wait: Awaitable[T2]) -> T2:
-        """Wait for something, but not beyond the deadline. Raises DeadlineError."""
+        """The result of ``wait``. Raises DeadlineError after the deadline of the call."""
         return await in_time(self._where, self._timeout, self._deadline, wait)
 
 

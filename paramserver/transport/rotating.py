@@ -1,4 +1,4 @@
-"""One channel to whichever coordinator leads, where several addresses are known."""
+"""One channel to the coordinator that leads, where several addresses are known."""
 
 from __future__ import annotations
 

@@ -4,10 +4,10 @@ Frames pass as they are; other messages are encoded and decoded here, so that a 
 Three things are added to what the protos say:
 
 - an error's class travels in the trailing metadata, see `failures`;
-- who calls is checked, see `security`: its tokens when only the head of the call is there, before anything of the body
-  is taken, then its certificate;
-- an upload ends with one empty message. gRPC reports the end of a stream of requests in the same way for a caller who
-  is done and, for a moment, for one who died; the last message tells them apart.
+- the caller is checked, see `security`: first its tokens, when only the head of the call is there and nothing of the
+  body is taken, then its certificate;
+- an upload ends with one empty message. For a moment gRPC reports the end of a stream of requests in the same way
+  whether the caller has finished or has died. The empty message tells the two apart.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class GrpcChannel:
         found = find(method, MethodKind.UPLOAD)
         with await self._begin(found, timeout) as call:
             async with _Writer(call) as writer:
-                async for raw in each(frames):  # makes the next frame while the one before it is on its way
+                async for raw in each(frames):  # makes the next frame while the previous frame is on its way
                     if not await writer.write(frame(found, raw)):
                         break
                 else:
@@ -317,7 +317,7 @@ class _Writer:
             failure(self._writing)
 
     async def write(self, raw: bytes) -> bool:
-        """Begin to send a frame, when there is room for the one before it. False if the call has ended already."""
+        """Begin to send a frame, when there is room for the previous frame. False if the call has ended already."""
         if not await self.flush():
             return False
         if len(raw) < _SMALL_BYTES:  # gone before the next one is made
@@ -333,7 +333,7 @@ class _Writer:
 
 
 def _now(answer: Coroutine[Any, Any, Any]) -> Any:
-    """What a coroutine returns that has nothing to wait for."""
+    """The result of a coroutine that has nothing to wait for."""
     try:
         answer.send(None)
     except StopIteration as stop:

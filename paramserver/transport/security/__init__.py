@@ -1,1 +1,1 @@
-"""Who may call whom: certificates, tokens, and the rule for each method."""
+"""Certificates, tokens, and the rule that says which role may call which method."""

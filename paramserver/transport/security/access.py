@@ -1,8 +1,8 @@
-"""Who may talk to whom: what this process shows to others, and what it asks of those who call.
+"""The credentials that this process shows to its peers, and the checks that its own callers have to pass.
 
-With certificates, a caller's role is the one in its certificate. Without, it is taken for any but an admin. Tokens come
-on top, as metadata of every call. `policy` says which role may call what. Who is refused hears "permission denied"; the
-log says why.
+With certificates, a caller's role is the role in its certificate. Without, a caller is taken for any role but admin.
+Tokens come on top, as metadata of every call. `policy` says which role may call which method. A caller that is refused
+hears "permission denied"; the log says why.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ Metadata = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a call is refused; for the log. ``unknown``: who calls has not shown who it is."""
+    """The reason why a call is refused, for the log. ``unknown``: the caller has not shown its identity."""
 
     reason: str
     unknown: bool = False
 
 
 class Security:
-    """What one process has to show, and demands. Made by `paramserver.pki.security.load_security`, or `open`."""
+    """Credentials of one process, and its demands. Made by `paramserver.pki.security.load_security`, or `open`."""
 
     def __init__(
         self,
@@ -77,14 +77,14 @@ class Security:
     # ---- as a caller
 
     def metadata(self, method: str) -> Metadata:
-        """What goes with a call of this method. Not to be logged."""
+        """The tokens that go with a call of this method. Not to be logged."""
         token = self.join.first()
         shown: Metadata = ((TOKEN_KEY, _BEARER + token),) if token else ()
         if method in ADMIN_METHODS and (token := self.admin.first()):
             shown += ((ADMIN_KEY, token),)
         return shown
 
-    # ---- as one who is called
+    # ---- as the called side
 
     def admit(self, method: str, metadata: Sequence[tuple[Any, Any]]) -> Refusal | None:
         """The first check, when only the head of a call has arrived: its tokens."""
@@ -179,7 +179,7 @@ OPEN = Security.open()
 
 
 def _shown(metadata: Sequence[tuple[Any, Any]]) -> dict[str, str]:
-    """The metadata as text. Of a key that comes twice nothing is taken."""
+    """The metadata as text. A key that comes twice has no value."""
     shown: dict[str, str] = {}
     for key, value in metadata:
         shown[key] = "" if key in shown else value if isinstance(value, str) else value.decode("ascii", "replace")
@@ -187,7 +187,7 @@ def _shown(metadata: Sequence[tuple[Any, Any]]) -> dict[str, str]:
 
 
 class RefusalLog:
-    """Says who was refused, and why: a few lines at once, then now and then one that counts the others."""
+    """Logs refused calls: a few lines at once, then now and then a line that counts the others."""
 
     def __init__(
         self, burst: int = LOG_BURST, every_s: float = LOG_EVERY_S, clock: Callable[[], float] = time.monotonic
@@ -217,6 +217,6 @@ _OF_SERVICES = RefusalLog()
 
 
 def deny(call: str, reason: str) -> DeniedError:
-    """For services that refuse a caller themselves: the error to raise. ``reason`` goes to the log only."""
+    """The error that a service raises to refuse a caller by itself. ``reason`` goes to the log only."""
     _OF_SERVICES.say(call, "", reason)
     return DeniedError(DENIED)

@@ -10,7 +10,7 @@ WORKER = "worker"
 ADMIN = "admin"
 
 ROLES = frozenset({COORDINATOR, SERVER, WORKER, ADMIN})
-# Whom a caller without a certificate is taken for; an admin shows the admin token.
+# The roles of a caller without a certificate; an admin shows the admin token.
 ANYBODY = ROLES - {ADMIN}
 
 _MEMBERS = frozenset({SERVER, WORKER})

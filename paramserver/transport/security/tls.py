@@ -1,7 +1,8 @@
 """The certificate of this process's role, and gRPC's credentials made of it; replaced files count for new connections.
 
-A directory holds ``ca.crt`` (whose certificates are trusted), ``<role>.crt`` and ``<role>.key``. A certificate says its
-role in two ways: clients know a server by the DNS name `server_name`, servers know a client by the URI `role_uri`.
+A directory holds ``ca.crt`` (the authority whose certificates are trusted), ``<role>.crt`` and ``<role>.key``. A
+certificate says its role in two ways: clients know a server by the DNS name `server_name`, servers know a client by the
+URI `role_uri`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ WARN_DAYS = 7
 
 
 def role_uri(role: str) -> str:
-    """How a certificate says which role its owner has, as a URI among its alternative names."""
+    """The URI among a certificate's alternative names that says which role its owner has."""
     return _URI + role
 
 
@@ -47,7 +48,7 @@ def role_of(auth_context: Mapping[str, Iterable[bytes]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What the three files held at one time."""
+    """The contents of the three files at one time."""
 
     ca: bytes = field(repr=False)
     certificate: bytes = field(repr=False)
@@ -59,7 +60,7 @@ class Identity:
 class Certificates:
     """The files of one role in one directory. Raises ConfigError if they cannot be used.
 
-    Once they could, a later mistake in them is logged, and the ones read before stay.
+    A later mistake in the files is logged, and the certificates that were read before stay.
     """
 
     def __init__(self, directory: Path, role: str) -> None:
@@ -105,7 +106,7 @@ class Certificates:
             raise DeniedError(complaint)
 
     def dates_complaint(self) -> str:
-        """What is wrong with the dates now, and what to do; empty if nothing is."""
+        """One sentence if the certificate is not valid now, with the remedy; otherwise empty."""
         identity, now = self.current(), datetime.now(UTC)
         if now >= identity.not_after:
             return (
@@ -120,7 +121,7 @@ class Certificates:
         return ""
 
     def server_credentials(self) -> Any:
-        """For a server that demands a certificate of its clients. New files count from the next handshake on."""
+        """Credentials of a server that demands certificates of clients. New files count from the next handshake on."""
         from paramserver.transport.grpcio import grpc
 
         used = self.current()
@@ -197,7 +198,7 @@ class _Mismatch(ConfigError):
 
 
 def channel_credentials(identity: Identity) -> Any:
-    """For a client that shows its certificate."""
+    """Credentials of a client that shows its certificate."""
     from paramserver.transport.grpcio import grpc
 
     return grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)

@@ -1,4 +1,4 @@
-"""Secrets in files: who may read the file, and tokens that are replaced while the process runs."""
+"""Secrets in files, which only their owner may read, and tokens that are replaced while the process runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paramserver.errors import ConfigError
 # A file is looked at again at most this often.
 LOOK_S = 1.0
 MIN_TOKEN_CHARS = 16
-# Of a token, a key or a certificate; whatever is longer is something else.
+# A longer file is no token, no key and no certificate.
 MAX_FILE_BYTES = 1 << 20
 
 log = structlog.get_logger("paramserver.security")
@@ -25,7 +25,7 @@ Stamp = tuple[int, int, int]
 
 
 def stamp(path: Path) -> Stamp:
-    """What changes when the file is replaced or written to. Raises OSError."""
+    """Numbers that change when the file is replaced or written to. Raises OSError."""
     found = path.stat()
     return found.st_mtime_ns, found.st_size, found.st_ino
 
@@ -60,7 +60,7 @@ def read_secret(path: Path, what: str) -> bytes:
 class Tokens:
     """The tokens that are accepted, the first of which is shown to others: fixed ones, or the lines of a file.
 
-    Raises ConfigError if the file cannot be used. Once it could, a later mistake in it is logged, and the tokens stay.
+    Raises ConfigError if the file cannot be used. A later mistake in the file is logged, and the tokens stay.
     """
 
     def __init__(self, fixed: Sequence[str] = (), path: Path | None = None, what: str = "token file") -> None:
@@ -81,12 +81,12 @@ class Tokens:
         return bool(self._tokens)
 
     def first(self) -> str:
-        """The one to show; empty if there is none."""
+        """The token to show; empty if there is none."""
         self._refresh()
         return self._tokens[0] if self._tokens else ""
 
     def accept(self, shown: str) -> bool:
-        """Whether this is one of them. Takes equally long whichever it is, and however much of it is right."""
+        """Whether ``shown`` is one of the tokens. Takes equally long however much of ``shown`` is right."""
         self._refresh()
         given = shown.encode("utf-8", "replace")
         matches = [hmac.compare_digest(given, token.encode()) for token in self._tokens]
@@ -114,7 +114,7 @@ class Tokens:
         try:
             seen: Stamp | None = stamp(path)
         except OSError:
-            seen = None  # what is wrong says the next line
+            seen = None  # the next line says what is wrong
         lines = read_secret(path, self._what).decode("utf-8", "replace").splitlines()
         found = tuple(
             _checked(line.strip(), f'line {number} of {self._what} "{path}"')

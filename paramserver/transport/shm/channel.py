@@ -1,8 +1,8 @@
 """The transport between two processes of one host that share memory: calls over a socket that they have handed over.
 
-A small call there and back takes a fraction of what gRPC takes, and that is what is left of a step when the bytes lie
-in shared memory. A :class:`LocalChannel` belongs to a channel of another kind, which is used once the socket is gone.
-Who may call was decided when the socket was handed over.
+A small call there and back takes a fraction of the time of gRPC. When the bytes lie in shared memory, calls are most of
+a step. A :class:`LocalChannel` belongs to a channel of another kind, which is used once the socket is gone. Whether the
+other process may call was decided when the socket was handed over.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class _Stream:
         self._come: deque[bytes] = deque()
         self._changed = asyncio.Event()
         self._credit, self._taken = WINDOW, 0
-        # The other end sends no more; why, if that is not as it should be.
+        # Whether the other end sends no more; the reason, if the call has failed.
         self.ended = False
         self.failure: errors.ParamServerError | None = None
 
     def hear(self, envelope: Envelope) -> None:
-        """Something has come."""
+        """Take in an envelope that has come for this call."""
         self._come.extend(envelope.messages)
         self._credit += envelope.credit
         if envelope.error:
@@ -102,7 +102,7 @@ class _Stream:
         return True
 
     def post(self, **fields: Any) -> None:
-        """Send something else."""
+        """Send an envelope of this call that is no message."""
         self._line.post(Envelope(call=self._call, **fields))
 
     @property
@@ -128,7 +128,7 @@ class _Line(asyncio.Protocol):
         self._room.set()
 
     def heard(self, envelope: Envelope) -> None:
-        """Something has come that belongs to no stream."""
+        """Take in an envelope that belongs to no stream."""
 
     def post(self, envelope: Envelope) -> None:
         """Send it in this turn of the loop, whether or not there is room."""
@@ -166,7 +166,7 @@ class _Line(asyncio.Protocol):
             stream.break_off(self.loss())
 
     def loss(self) -> errors.ParamServerError:
-        """What calls end with when the line is gone."""
+        """The error of all calls in flight when the line is gone."""
         return errors.UnavailableError("the other process is gone")
 
     # ---- asyncio's
@@ -227,7 +227,7 @@ class LocalServer(_Line):
         """A call begins, or is given up."""
         call = envelope.call
         if envelope.cancel:
-            if call in self._tasks:  # which may have come in the same piece; it begins all the same
+            if call in self._tasks:  # the call may have come in the same piece; it begins in spite of that
                 self._loop.call_soon(self._tasks[call].cancel)
         elif envelope.method and call not in self._tasks:
             stream = self.streams[call] = _Stream(self, call, caller=False)
@@ -418,7 +418,7 @@ class LocalChannel:
             self._sock.close()
 
     def why(self) -> str:
-        """Why nobody answers."""
+        """The reason why no answer comes."""
         return _CLOSED if self._closed else _STOPPED
 
     async def _present(self, method: str) -> _Caller | None:
@@ -465,14 +465,14 @@ class _Calling:
         return await self.last()
 
     async def last(self) -> bytes:
-        """The one message of an answer."""
+        """The message of the answer, which is the last one of the call."""
         raw = await self.stream.take()
         if raw is None:
             raise errors.ProtocolError(f"{self._where}: the answer has no message")
         return raw
 
     async def within(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do something that belongs to the call. Raises DeadlineError; a lost line becomes UnavailableError."""
+        """Do a part of the call's work. Raises DeadlineError, or UnavailableError if the line is lost."""
         try:
             return await in_time(self._where, self._timeout, self._deadline, work)
         except errors.VersionMismatchError as error:

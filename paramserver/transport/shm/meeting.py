@@ -1,8 +1,8 @@
 """How two processes of one host hand each other their memory: over a socket that is there for a moment.
 
-One of them opens a `Meeting` and tells its name over the authenticated channel; the other one pays a `Visit`. That it
-can is the test for being on the same host. It works between containers, too, if they share /dev/shm. Nothing here
-waits: who comes has left its descriptor before it answers, and finds the other's when it next hears of that process.
+One process opens a `Meeting` and tells the meeting's name over the authenticated channel; the other process pays a
+`Visit`. A visit succeeds only on the same host, or between containers that share /dev/shm. Nothing here waits: the
+visitor leaves its descriptor before it answers, and finds the other's descriptor when it next hears of that process.
 
 (Memory cannot have the name itself: the kernel gives a file without a name one only once, and no other after that is
 removed; with a name that stays, memory would outlive a process that is killed.)
@@ -23,7 +23,7 @@ from pathlib import Path
 FOLDER = Path("/dev/shm")
 _PREFIX = "paramserver-"
 _NAME = re.compile(_PREFIX + "[0-9a-f]{32}")
-# Nobody meets for so long: what is older was left behind by a process that was killed.
+# No meeting lasts so long: an older one was left behind by a process that was killed.
 _STALE_S = 60.0
 _BYTE = b"\n"
 
@@ -47,7 +47,7 @@ class Meeting:
             raise
 
     def swap(self, fd: int, take: int = 1) -> list[int]:
-        """Hand over a descriptor to whoever has come, and ``take`` so many of theirs. Raises OSError if nobody has."""
+        """Hand over a descriptor to the visitor, and ``take`` so many of its own. Raises OSError without a visitor."""
         connection, _ = self._socket.accept()
         with connection:
             connection.setblocking(False)
@@ -56,7 +56,7 @@ class Meeting:
         return theirs
 
     def close(self) -> None:
-        """Nobody can come any more. May be repeated."""
+        """End the meeting: no visitor can come any more. May be repeated."""
         self._socket.close()
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
