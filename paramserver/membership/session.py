@@ -79,7 +79,7 @@ class Session:
         self.view = types_pb2.View()
         self._report = report
         self._changed = asyncio.Condition()
-        self._editions = 0
+        self.editions = 0
         self._task: asyncio.Task[None] | None = None
         self._leaving = asyncio.Event()
         # Set when the next report should not wait.
@@ -285,7 +285,7 @@ class Session:
             await self._fail(errors.EndedError(f"{self.name} was asked to leave, and leaves"))
         async with self._changed:
             self.view = view
-            self._editions += 1
+            self.editions += 1
             self._changed.notify_all()
 
     _said_goodbye = False
@@ -295,19 +295,14 @@ class Session:
     async def _fail(self, error: errors.ParamServerError) -> None:
         self.failure = error
         async with self._changed:
-            self._editions += 1
+            self.editions += 1
             self._changed.notify_all()
-
-    @property
-    def editions(self) -> int:
-        """Rises with every view that arrives."""
-        return self._editions
 
     async def changed(self, seen: int) -> int:
         """Wait for a newer view than number ``seen``; returns its number."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._editions != seen)
-            return self._editions
+            await self._changed.wait_for(lambda: self.editions != seen)
+            return self.editions
 
     @property
     def goes_on(self) -> bool:
@@ -339,7 +334,7 @@ class Session:
                 raise errors.DeadlineError(f"waited {timeout_s:g} s for {what(view)}")
             try:
                 async with asyncio.timeout(min(left, self.options.log_interval_s)):
-                    await self.changed(self._editions)
+                    await self.changed(self.editions)
             except TimeoutError:
                 log.info(f"waiting for {what(self.view)}")
         return view

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,7 +39,7 @@ class RawClient:
         self._close = close
         self._chunk_bytes = chunk_bytes
         self._lock = threading.RLock()
-        self._space: FlatSpace | None = None
+        # The number of each array by its name; empty before there is a model.
         self._index: dict[str, int] = {}
         self._specs: list[TensorSpec] = []
         self._groups: list[types_pb2.GroupHypers] = []
@@ -67,7 +66,7 @@ class RawClient:
         Raises ModelError if an array or the optimizer cannot be served, or if another client registered other arrays.
         """
         with self._lock:
-            if self._space is not None:
+            if self._index:
                 raise errors.UserError("this client has been initialised already")
             for name in arrays:
                 if not isinstance(name, str):
@@ -77,7 +76,6 @@ class RawClient:
                 raise errors.ModelError("there is nothing to serve: give at least one array")
             self._numpy = all(isinstance(value, np.ndarray | np.generic) for value in arrays.values())
             self._specs = [TensorSpec(name, tuple(t.shape), dtype_name(t.dtype)) for name, t in tensors.items()]
-            self._index = {name: index for index, name in enumerate(tensors)}
             name, group = _optimizer(optimizer, hypers)
             self._groups = groups_to_proto([group])
             model = types_pb2.ModelSpec(
@@ -88,15 +86,13 @@ class RawClient:
 
             def space(plan: Plan) -> FlatSpace:
                 made = FlatSpace(plan.layout, torch.device("cpu"), (Kind.PARAMETER,))
-                for key, index in self._index.items():
-                    made.view(index).copy_(tensors[key])
-                self._space = made
+                for index, tensor in enumerate(tensors.values()):
+                    made.view(index).copy_(tensor)
                 return made
 
             self._engine.entry.promote_to_begin()
-            # The engine must not keep alive a client that the program has forgotten.
-            use = weakref.WeakMethod(self._use)
-            self._engine.entry.register(model, space, lambda weights: (use() or _nobody)(weights))
+            self._engine.entry.register(model, space)
+            self._index = {name: index for index, name in enumerate(tensors)}
             return self._copy(None)
 
     def push(self, grads: Mapping[str, Array], samples: int = 1) -> int:
@@ -143,7 +139,7 @@ class RawClient:
         array([3., 3., 3.])
         """
         with self._lock:
-            if self._space is None:
+            if not self._index:
                 self._attach()
             if consistent:
                 self._engine.reading.pull_cut()
@@ -152,24 +148,17 @@ class RawClient:
             return self._copy(names)
 
     def _attach(self) -> None:
-        def space(plan: Plan) -> FlatSpace:
-            self._specs = list(plan.layout.tensors)
-            self._index = {spec.name: index for index, spec in enumerate(self._specs)}
-            self._space = FlatSpace(plan.layout, torch.device("cpu"))
-            return self._space
-
-        self._groups = list(self._engine.entry.attach(space).optimizer.groups)
-
-    def _use(self, weights: FlatSpace) -> None:
-        self._space = weights
+        self._groups = list(self._engine.entry.attach().optimizer.groups)
+        self._specs = list(self._engine.shards.plan.layout.tensors)
+        self._index = {spec.name: index for index, spec in enumerate(self._specs)}
 
     def _copy(self, names: Sequence[str] | None) -> dict[str, Array]:
-        assert self._space is not None
+        space = self._engine.weights.space
         result: dict[str, Array] = {}
         for name in self._index if names is None else names:
             if name not in self._index:
                 raise errors.ModelError(f"no array is named {str(name)[:80]!r}; {instead_of(str(name), self._index)}")
-            value = self._space.view(self._index[name]).clone()
+            value = space.view(self._index[name]).clone()
             result[name] = value.numpy() if self._numpy else value
         return result
 
@@ -190,7 +179,7 @@ class RawClient:
         return tensor
 
     def _ready(self) -> None:
-        if self._space is None:
+        if not self._index:
             raise errors.UserError("call init first")
 
     def close(self) -> None:
@@ -248,7 +237,3 @@ def _optimizer(optimizer: str | torch.optim.Optimizer, hypers: Mapping[str, Any]
         raise errors.ModelError(f"optimizer {optimizer!r}: {error}") from error
     name, groups = describe(made)
     return name, groups[0]
-
-
-def _nobody(weights: FlatSpace) -> None:
-    """The client is gone."""

@@ -21,7 +21,6 @@ from paramserver.core.versions.consistency import Mode
 from paramserver.core.work.passes import Passes
 from paramserver.core.work.slices import main_place, slice_seed
 from paramserver.worker.engine import Engine
-from paramserver.worker.flat import FlatSpace
 from paramserver.worker.gradients.hooks import PushHook, of_script
 from paramserver.worker.script.binding import ModelBinding
 from paramserver.worker.script.draws import Draws
@@ -187,15 +186,9 @@ class Context:
         check_model(model, optimizer)
         model.to(self.device)
         binding = ModelBinding(model, optimizer)
-
         guard = Guard(self.engine.weights, binding)
-
-        def on_weights(weights: FlatSpace) -> None:
-            binding.load(weights)
-            guard.came()
-
         message = binding.message(self.settings.training.chunk_bytes)
-        plan = self.engine.entry.register(message, binding.space, on_weights, bring(binding), guard)
+        plan = self.engine.entry.register(message, binding.space, bring(binding), guard)
         self._model, self._binding, self._guard = model, binding, guard
         guard.outside()
 

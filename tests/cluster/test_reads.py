@@ -25,10 +25,10 @@ from paramserver.transport.base import Channel
 from paramserver.worker.context import Context
 from paramserver.worker.engine import Engine
 from paramserver.worker.engine.rollback import Rollback
-from paramserver.worker.engine.weights import Weights
 from paramserver.worker.weights import rest
 from paramserver.worker.weights.incoming import IncomingWeights
 from paramserver.worker.weights.reads import Reads
+from paramserver.worker.weights.weights import Weights
 from tests.support.cluster.early import DATA, OPTIONS, clip, script
 from tests.support.cluster.faults import Fault, FaultPlan, Rule
 from tests.support.cluster.harness import Cluster, digest, train, train_without, until

@@ -17,11 +17,9 @@ from paramserver.worker.background import Background
 from paramserver.worker.engine.entry import Entry
 from paramserver.worker.engine.loading import Loading
 from paramserver.worker.engine.loop import Loop
-from paramserver.worker.engine.paces import Paces, PaceSide
 from paramserver.worker.engine.reading import Reading
 from paramserver.worker.engine.rollback import Rollback
-from paramserver.worker.engine.sender import Sender
-from paramserver.worker.engine.weights import Weights
+from paramserver.worker.gradients.sender import Sender
 from paramserver.worker.job.member import Member
 from paramserver.worker.job.modes import Modes
 from paramserver.worker.job.progress import Progress
@@ -29,6 +27,8 @@ from paramserver.worker.job.shards import Connect, Shards
 from paramserver.worker.job.slices import Slices
 from paramserver.worker.links import ShardLinks
 from paramserver.worker.memory.places import Places
+from paramserver.worker.pace import Paces
+from paramserver.worker.weights.weights import Weights
 
 log = structlog.get_logger("paramserver.worker")
 
@@ -64,8 +64,7 @@ class Engine:
         self.weights = weights = Weights(member, modes, shards, places)
         self.sender = sender = Sender(member, shards, slices, places, weights)
         self.entry = Entry(member, shards, weights, sender, progress)
-        side = PaceSide(member, modes, shards, slices, places, weights, sender)
-        self.paces = paces = Paces(member, modes, shards, slices, weights, side)
+        self.paces = paces = Paces(member, modes, shards, slices, weights, sender)
         self.rollback = Rollback(member, modes, shards, slices, weights, sender, self.entry, paces)
         self.reading = Reading(member, modes, shards, weights, self.rollback)
         self.loading = Loading(member, shards, progress, weights, paces, self.rollback)
@@ -111,7 +110,7 @@ class Engine:
 
         The coordinator must hear that the script has done all its epochs: waits for one for ``join_timeout_s``.
         """
-        if not self.member.joined:
+        if not self.session.member:
             return
         finished = self.progress.through and self.session.failure is None
         ended = ended and self.session.failure is None
@@ -119,7 +118,7 @@ class Engine:
         with contextlib.suppress(errors.ParamServerError):  # then the script keeps those that have come
             self.weights.complete()
             if self.session.failure is None:
-                self.weights.look_at_the_end()
+                self.weights.watch.leaving()
         try:
             if self.session.failure is None:
                 self.paces.finish()
@@ -131,14 +130,14 @@ class Engine:
             # Where the job goes back, what it has done may be undone, and is to be done again.
             if self.member.rolled_back() and not self.progress.safe:
                 finished = ended = False
-            timeout_s = self.member.options.join_timeout_s if finished or ended else _LEAVE_S
+            timeout_s = self.session.options.join_timeout_s if finished or ended else _LEAVE_S
             self.member.run(self._leave(timeout_s, finished=finished, ended=ended))
 
     def abandon(self, reason: str) -> None:
         """Leave at once; what is not handed in goes to others. ``reason``: of a script that failed, else empty."""
         self.sender.drop_early()
         self.weights.forget()
-        if self.member.joined:
+        if self.session.member:
             self.member.run(self._leave(_LEAVE_S, failure=reason), _LEAVE_S + 1.0)
 
     async def _leave(self, timeout_s: float, *, finished: bool = False, ended: bool = False, failure: str = "") -> None:

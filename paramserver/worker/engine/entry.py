@@ -6,21 +6,22 @@ from collections.abc import Callable
 from functools import partial
 
 import structlog
+import torch
 
 from paramserver import errors
 from paramserver.core.layout.plan import Plan
 from paramserver.v1 import types_pb2
 from paramserver.wire.messages import plan_of
 from paramserver.worker import startup
-from paramserver.worker.engine.sender import Sender
-from paramserver.worker.engine.weights import Watch, Weights
 from paramserver.worker.flat import FlatSpace
+from paramserver.worker.gradients.sender import Sender
 from paramserver.worker.job.member import Member
 from paramserver.worker.job.progress import Progress
 from paramserver.worker.job.shards import Shards
 from paramserver.worker.script.state import NOTHING, Brought
 from paramserver.worker.startup import Offer
 from paramserver.worker.weights.pulled import Pulled
+from paramserver.worker.weights.weights import Watch, Weights
 
 log = structlog.get_logger("paramserver.worker")
 
@@ -41,46 +42,38 @@ class Entry:
         if not view.launched and view.state in (types_pb2.JOB_STATE_WAITING, types_pb2.JOB_STATE_INITIALISING):
             self._member.promote()
 
-    def attach(self, space: Callable[[Plan], FlatSpace]) -> types_pb2.ModelSpec:
+    def attach(self) -> types_pb2.ModelSpec:
         """Take over the model that the job trains, whatever it is, with its present weights; returns its description.
 
         Raises UserError if the job has none yet.
         """
         model, servers = self._member.run(startup.present_model(self._member.session))
-        self._start(plan_of(model, servers), space, lambda weights: None, None)
+        self._start(plan_of(model, servers), lambda plan: FlatSpace(plan.layout, torch.device("cpu")), Watch())
         return model
 
     def register(
         self,
         model: types_pb2.ModelSpec,
         space: Callable[[Plan], FlatSpace],
-        on_weights: Callable[[FlatSpace], None],
         brought: Brought = NOTHING,
         watch: Watch | None = None,
     ) -> Plan:
-        """Register the model, bring or fetch version 0, wait until everybody is there.
+        """Register the model, bring or fetch version 0, wait until all members are there.
 
-        ``space`` makes the flat space of the plan and fills in this worker's initial values; ``on_weights`` is called
-        with a space, that one or another, whenever there is another version in it. ``brought``: the optimizer state to
-        begin with. ``watch`` looks at what the script writes to the weights.
-        Raises ModelError if another worker registered another model.
+        ``space`` makes the flat space of the plan and fills in this worker's initial values. ``brought``: the optimizer
+        state to begin with. ``watch`` hears of each version. Raises ModelError if another worker registered another
+        model.
         """
         self._progress.enter("registering")
         plan = self._member.run(startup.register_model(self._member.session, model, brought.digest()))
         self._brought, self._may_upload = brought, True
-        self._start(plan, space, on_weights, watch)
+        self._start(plan, space, watch or Watch())
         self._brought = NOTHING
         self._progress.enter("training")
         return plan
 
-    def _start(
-        self,
-        plan: Plan,
-        space: Callable[[Plan], FlatSpace],
-        on_weights: Callable[[FlatSpace], None],
-        watch: Watch | None,
-    ) -> None:
-        self._weights.use(space(plan), on_weights, watch)
+    def _start(self, plan: Plan, space: Callable[[Plan], FlatSpace], watch: Watch) -> None:
+        self._weights.use(space(plan), watch)
         self._shards.use(plan)
         self.enter(None)
 

@@ -8,15 +8,15 @@ from typing import cast
 
 from paramserver import errors
 from paramserver.v1 import coordinator_pb2
-from paramserver.worker.engine.paces import Paces
 from paramserver.worker.engine.rollback import Rollback
-from paramserver.worker.engine.weights import Weights
 from paramserver.worker.flat import FlatSpace
 from paramserver.worker.job.member import Member
 from paramserver.worker.job.progress import Progress
 from paramserver.worker.job.shards import Shards
+from paramserver.worker.pace import Paces
 from paramserver.worker.script.state import Brought
 from paramserver.worker.startup import Offer
+from paramserver.worker.weights.weights import Weights
 
 # How long the coordinator may park a call.
 _CALL_S = 30.0
@@ -41,7 +41,7 @@ class Loading:
         layout, following = self._shards.plan.layout, self._rollback.following
         following(self._weights.complete)
         if weights is None:  # else what the script has written is replaced
-            following(self._weights.check_script)
+            following(self._weights.watch.check)
         following(self._paces.hand_back)
         version = self._weights.version
         self._progress.enter("loading")

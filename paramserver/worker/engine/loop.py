@@ -11,18 +11,17 @@ from paramserver import errors
 from paramserver.core.versions.names import SyncName
 from paramserver.failpoints import reach
 from paramserver.v1 import coordinator_pb2, types_pb2
-from paramserver.worker.engine.paces import Paces
 from paramserver.worker.engine.rollback import Rollback
-from paramserver.worker.engine.sender import Sender
-from paramserver.worker.engine.weights import Weights
 from paramserver.worker.flat import PartialSum
 from paramserver.worker.gradients.leaving import EarlyChunks
+from paramserver.worker.gradients.sender import Sender
 from paramserver.worker.job.member import Member
 from paramserver.worker.job.modes import Modes
 from paramserver.worker.job.progress import Progress
 from paramserver.worker.job.shards import Shards
 from paramserver.worker.job.slices import Slices
-from paramserver.worker.pace import Item, Pace
+from paramserver.worker.pace import Item, Pace, Paces
+from paramserver.worker.weights.weights import Weights
 
 # How long the coordinator has to take note of a slice.
 _BEGIN_S = 5.0
@@ -62,7 +61,7 @@ class Loop:
         epoch, its slices come at once; else None comes, since the script is to begin that epoch.
         """
         if self._weights.whole:
-            self._rollback.following(self._weights.check_script)
+            self._rollback.following(self._weights.watch.check)
         while True:
             # An earlier epoch is the script's to begin, with that epoch's learning rate.
             if self._rollback.looks_back() and not stay and self._rollback.open_epoch() < epoch:
@@ -161,7 +160,7 @@ class Loop:
                 self._sender.discard(partial)
                 self._paces.refresh()
                 return True
-            self._weights.check_script()
+            self._weights.watch.check()
         except errors.RolledBackError:
             return self._follow()
         self._progress.hands_in(partial.samples)

@@ -12,13 +12,13 @@ import structlog
 from paramserver import errors
 from paramserver.v1 import coordinator_pb2
 from paramserver.worker.engine.rollback import Rollback
-from paramserver.worker.engine.weights import Weights
 from paramserver.worker.flat import FlatSpace
 from paramserver.worker.job.member import Member
 from paramserver.worker.job.modes import Modes
 from paramserver.worker.job.shards import Shards
 from paramserver.worker.links.cuts import pull_cut
 from paramserver.worker.links.states import Parts
+from paramserver.worker.weights.weights import Weights
 
 log = structlog.get_logger("paramserver.worker")
 
@@ -62,7 +62,7 @@ class Reading:
         if self._modes.together:  # every version is a cut
             self._weights.pull_latest()
             return
-        self._weights.before_pull()
+        self._weights.end_copy()
         try:
             results = self._member.do(pull_cut(self._shards.links, self._snapshot))
         except errors.FencedError:

@@ -9,14 +9,14 @@ import structlog
 from paramserver import errors
 from paramserver.v1 import types_pb2
 from paramserver.worker.engine.entry import Entry
-from paramserver.worker.engine.paces import Paces
-from paramserver.worker.engine.sender import Sender
-from paramserver.worker.engine.weights import Weights
+from paramserver.worker.gradients.sender import Sender
 from paramserver.worker.job.member import Member
 from paramserver.worker.job.modes import Modes
 from paramserver.worker.job.shards import Shards
 from paramserver.worker.job.slices import Slices
+from paramserver.worker.pace import Paces
 from paramserver.worker.startup import Offer
+from paramserver.worker.weights.weights import Weights
 
 log = structlog.get_logger("paramserver.worker")
 

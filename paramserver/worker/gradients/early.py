@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 from paramserver.core.layout.thresholds import EARLY_PUSH_BYTES
 from paramserver.core.versions.names import AsyncName
-from paramserver.v1 import shard_pb2
 from paramserver.worker.background import Background
 from paramserver.worker.flat import PartialSum, PartialSumPool
 from paramserver.worker.gradients.contribution import PushFacts
 from paramserver.worker.gradients.leaving import EarlyChunks
 from paramserver.worker.links import ShardLinks
+from paramserver.worker.links.pushes import Outcomes
 from paramserver.worker.weights.pulled import Pulled
 
 # Below this a contribution is not worth it: a push of it is over as soon as it begins.
@@ -32,7 +32,7 @@ class Early:
     partial: PartialSum
     facts: PushFacts
     chunks: EarlyChunks
-    push: concurrent.futures.Future[frozenset[shard_pb2.Outcome]]
+    push: concurrent.futures.Future[Outcomes]
     pool: PartialSumPool
 
     def give_back(self) -> None:
@@ -70,9 +70,7 @@ class EarlyPushes:
         self._pull = version, self._background.submit(links.pulls.pull_version(version, ahead=True, begin=begin_pull))
         return chunks
 
-    def complete(
-        self, partial: PartialSum, facts: PushFacts
-    ) -> concurrent.futures.Future[frozenset[shard_pb2.Outcome]] | None:
+    def complete(self, partial: PartialSum, facts: PushFacts) -> concurrent.futures.Future[Outcomes] | None:
         """The push of this contribution if it is the one that is leaving; anything else that leaves breaks off.
 
         Without one, ``partial`` is the caller's again.

@@ -6,6 +6,7 @@ import concurrent.futures
 
 from paramserver import errors
 from paramserver.v1 import coordinator_pb2, shard_pb2
+from paramserver.worker.links.pushes import Outcomes
 
 
 class HandedIn:
@@ -18,12 +19,12 @@ class HandedIn:
         """On another timeline: what was handed in before is undone, and the script has heard of it."""
         self._pushed = self._counted = self._late = self._duplicate = self._again = 0
 
-    def pushed(self, push: concurrent.futures.Future[frozenset[shard_pb2.Outcome]]) -> None:
+    def pushed(self, push: concurrent.futures.Future[Outcomes]) -> None:
         """One is on its way; its answer counts when it comes, whether or not the script still waits for it."""
         self._pushed += 1
         push.add_done_callback(self._answered)
 
-    def _answered(self, push: concurrent.futures.Future[frozenset[shard_pb2.Outcome]]) -> None:
+    def _answered(self, push: concurrent.futures.Future[Outcomes]) -> None:
         if push.cancelled():
             return
         error = push.exception()

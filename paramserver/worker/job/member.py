@@ -7,7 +7,7 @@ import concurrent.futures
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from paramserver import errors
 from paramserver.membership.session import JoinOptions, Session
@@ -34,15 +34,15 @@ class Member:
     ) -> None:
         self.background = background
         self.wait_timeout_s = wait_timeout_s
-        self._coordinator = coordinator
-        self._options = options
         self._report = report
-        self._session: Session | None = None
+        # The tie to the coordinator.
+        self.session = Session(coordinator, options, report)
         # The history of the job that this worker has followed; None before it has met the servers.
         self._timeline: int | None = None
         # Slices cannot be moved from one worker to another.
         self._fixed_places = False
-        self._waiting_for = ""
+        # For whom the script waits, as `status` shows it; empty if for nobody.
+        self.waiting_for = ""
         # Calls of the script that wait just now.
         self._waiting = 0
 
@@ -50,42 +50,20 @@ class Member:
 
     def join(self) -> None:
         """Become a member of the job; raises what the coordinator refuses with."""
-
-        async def go() -> None:
-            self._session = Session(self._coordinator, self._options, self._report)
-            await self._session.join()
-
-        self.run(go())
+        self.run(self.session.join())
 
     def promote(self) -> None:
         """An observer becomes a worker: from now on it is given slices, and others wait for it."""
-        if self._options.role != types_pb2.ROLE_OBSERVER:
+        former = self.session
+        if former.options.role != types_pb2.ROLE_OBSERVER:
             return
 
         async def go() -> None:
-            former = self.session
-            self._options = replace(self._options, role=types_pb2.ROLE_WORKER)
-            self._session = Session(former.channel, self._options, self._report)
-            await self._session.join()
+            self.session = Session(former.channel, replace(former.options, role=types_pb2.ROLE_WORKER), self._report)
+            await self.session.join()
             await former.leave()
 
         self.run(go())
-
-    @property
-    def joined(self) -> bool:
-        """Whether :meth:`join` has been called."""
-        return self._session is not None
-
-    @property
-    def session(self) -> Session:
-        """The tie to the coordinator; exists after :meth:`join`."""
-        assert self._session is not None, "join first"
-        return self._session
-
-    @property
-    def options(self) -> JoinOptions:
-        """As what this process has joined."""
-        return self._options
 
     def keep_place(self, fixed: bool) -> None:
         """``fixed``: slices cannot be moved from one worker to another."""
@@ -98,9 +76,9 @@ class Member:
         return view.term, view.generation, *(() if self._fixed_places else view.stalled)
 
     def place(self) -> tuple[int, int]:
-        """(position among the workers that get on, how many there are); position -1: this worker is none of them.
+        """(position among the workers that are not stalled, how many there are); position -1: this worker is stalled.
 
-        Where slices cannot be moved, those that get nowhere have their share, too.
+        Where slices cannot be moved, stalled workers have their share, too.
         """
         view = self.session.view
         stalled = () if self._fixed_places else view.stalled
@@ -116,9 +94,9 @@ class Member:
 
     def rolled_back(self) -> bool:
         """Whether the job has gone back to a checkpoint, and this worker has not followed yet."""
-        if self._timeline is None or self._session is None:
+        if self._timeline is None:
             return False
-        view = self._session.view
+        view = self.session.view
         return view.timeline > self._timeline or view.state == types_pb2.JOB_STATE_RECOVERING
 
     def check_timeline(self) -> None:
@@ -133,14 +111,9 @@ class Member:
 
     # ---- waiting
 
-    @property
-    def waiting_for(self) -> str:
-        """For whom the script waits, as `status` shows it; empty if for nobody."""
-        return self._waiting_for
-
     def waits_for(self, whom: str) -> None:
-        """The script waits for somebody, or (if that is empty) for nobody any more."""
-        self._waiting_for = whom
+        """The script waits for ``whom``; empty: for nobody any more."""
+        self.waiting_for = whom
 
     @property
     def waits(self) -> bool:
@@ -149,7 +122,7 @@ class Member:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Meanwhile it is not the script that takes the time."""
+        """Context of a call in which the script waits: meanwhile the script is not at work."""
         self._waiting += 1
         try:
             yield
@@ -157,8 +130,8 @@ class Member:
             self._waiting -= 1
 
     def stalls(self, whom: str) -> None:
-        """The script, in the middle of its own work, waits for somebody, or (if that is empty) goes on."""
-        self._waiting_for = whom
+        """The script, in the middle of its own work, waits for ``whom``; empty: it goes on."""
+        self.waiting_for = whom
         self._waiting += 1 if whom else -1
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
@@ -174,25 +147,26 @@ class Member:
         """Run in the background and wait as :meth:`wait` does."""
         return self.wait(self.submit(work))
 
-    def wait(
-        self,
-        future: concurrent.futures.Future[T],
-        until: Callable[[], bool] | None = None,
-        last_s: float = 0.0,
-    ) -> T:
-        """The result of background work. Gives it up (returning None) when ``until`` holds.
+    def wait(self, future: concurrent.futures.Future[T], last_s: float = 0.0) -> T:
+        """The result of background work.
 
         Raises what the work has failed with, what has ended the job, RolledBackError if the job goes back. A worker
-        that is asked to leave still waits ``last_s`` for it.
+        that is asked to leave still waits ``last_s`` seconds for the result.
         """
-        if future.cancelled():
-            self.check()  # says why
-        if future.done():
-            return future.result()
-        if self.run(self._watch(future, until, last_s)):
+        self._wait(future, None, last_s)
+        return future.result()
+
+    def wait_unless(self, future: concurrent.futures.Future[T], until: Callable[[], bool]) -> T | None:
+        """As :meth:`wait`, but cancels the work and returns None as soon as ``until`` holds."""
+        if self._wait(future, until, 0.0):
             return future.result()
         future.cancel()
-        return cast(T, None)
+        return None
+
+    def _wait(self, future: concurrent.futures.Future[T], until: Callable[[], bool] | None, last_s: float) -> bool:
+        if future.cancelled():
+            self.check()  # says why
+        return future.done() or self.run(self._watch(future, until, last_s))
 
     async def _watch(
         self, future: concurrent.futures.Future[Any], until: Callable[[], bool] | None, last_s: float

@@ -17,10 +17,13 @@ class Progress:
     """Written by the script's thread, read in the background."""
 
     def __init__(self) -> None:
-        self._state = "joining"
-        self._samples = self._slices = 0
-        self._epoch = self._epochs_planned = 0
-        self._through = self._safe = False
+        # "joining", "registering", "training", "loading", "finishing" or "done".
+        self.state = "joining"
+        # How many slices this worker has computed, and of how many samples.
+        self.slices = self.samples = 0
+        self._epoch = self.epochs_planned = 0
+        # Whether the script has been through all its epochs, and whether the last version of them is a checkpoint.
+        self.through = self.safe = False
         self._metrics: dict[str, float] = {}
         # The slice that the script has.
         self._computing: types_pb2.SliceRef | None = None
@@ -28,35 +31,15 @@ class Progress:
         self._slice_times: deque[float] = deque(maxlen=_SLICES)
         self._begun_at = 0.0
 
-    @property
-    def state(self) -> str:
-        """What the worker does: "joining", "registering", "training", "loading", "finishing" or "done"."""
-        return self._state
-
     def enter(self, state: str) -> None:
-        """The worker does something else from now on; see :attr:`state`."""
-        self._state = state
+        """The worker is in this state from now on."""
+        self.state = state
 
     # ---- epochs
 
-    @property
-    def through(self) -> bool:
-        """Whether the script has been through all its epochs."""
-        return self._through
-
-    @property
-    def safe(self) -> bool:
-        """Whether the last version that the script has trained is a checkpoint."""
-        return self._safe
-
-    @property
-    def epochs_planned(self) -> int:
-        """How many epochs the script has said that it wants."""
-        return self._epochs_planned
-
     def plan(self, epochs: int) -> None:
         """The script wants so many epochs."""
-        self._epochs_planned = epochs
+        self.epochs_planned = epochs
 
     def in_epoch(self, epoch: int) -> None:
         """The script begins this epoch, counted from 0."""
@@ -64,23 +47,13 @@ class Progress:
 
     def went_through(self, through: bool) -> None:
         """Whether the script has been through all its epochs."""
-        self._through = through
+        self.through = through
 
     def is_safe(self) -> None:
         """The last version that the script has trained is a checkpoint."""
-        self._safe = True
+        self.safe = True
 
     # ---- slices
-
-    @property
-    def slices(self) -> int:
-        """How many slices this worker has computed."""
-        return self._slices
-
-    @property
-    def samples(self) -> int:
-        """Of how many samples."""
-        return self._samples
 
     def begun(self) -> None:
         """A slice begins."""
@@ -98,8 +71,8 @@ class Progress:
     def hands_in(self, samples: int) -> None:
         """A slice of so many samples is about to be handed in."""
         self._computing = None
-        self._slices += 1
-        self._samples += samples
+        self.slices += 1
+        self.samples += samples
 
     # ---- what is reported
 
@@ -109,15 +82,15 @@ class Progress:
         self._metrics = {**self._metrics, **numbers}
 
     def report(self) -> coordinator_pb2.WorkerReport:
-        """All of it, but for what others know."""
+        """This progress as a message; the engine adds the facts of other parts."""
         return coordinator_pb2.WorkerReport(
             epoch=self._epoch,
-            samples=self._samples,
-            slices=self._slices,
-            state=self._state,
+            samples=self.samples,
+            slices=self.slices,
+            state=self.state,
             metrics=dict(self._metrics),
-            epochs_planned=self._epochs_planned,
+            epochs_planned=self.epochs_planned,
             computing=self._computing,
-            at_work=self._state == "training" and not self._through,
+            at_work=self.state == "training" and not self.through,
             slice_s=median(times) if (times := list(self._slice_times)) else 0.0,
         )

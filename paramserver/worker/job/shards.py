@@ -24,28 +24,19 @@ class Shards:
     def __init__(self, member: Member, connect: Connect, transport: str) -> None:
         self.transport = transport
         self._member, self._connect = member, connect
-        self._plan: Plan | None = None
+        # Exists after a model was registered.
+        self.plan: Plan
         self._links: ShardLinks | None = None
-        self._rounding: Cast | None = None
-
-    @property
-    def rounding(self) -> Cast | None:
-        """What weights are rounded to on their way here."""
-        return self._rounding
+        # The type that weights are rounded to on their way here.
+        self.rounding: Cast | None = None
 
     def round_to(self, rounding: Cast | None) -> None:
-        """Before there is a model: what weights are rounded to on their way here."""
-        self._rounding = rounding
-
-    @property
-    def plan(self) -> Plan:
-        """Exists after a model was registered."""
-        assert self._plan is not None, "register a model first"
-        return self._plan
+        """Before there is a model: weights are rounded to this type on their way here."""
+        self.rounding = rounding
 
     def use(self, plan: Plan) -> None:
         """A model is registered, and this is its plan."""
-        self._plan = plan
+        self.plan = plan
 
     @property
     def links(self) -> ShardLinks:
@@ -70,12 +61,12 @@ class Shards:
             self.plan,
             self._connect,
             lambda: member.session.member,
-            self._rounding,
+            self.rounding,
             member.wait_timeout_s,
         )
         member.follows(self._links.timeline)
-        # Who only looks needs no memory of its own.
-        transport = self.transport if member.options.role == types_pb2.ROLE_WORKER else "grpc"
+        # An observer needs no memory of its own.
+        transport = self.transport if member.session.options.role == types_pb2.ROLE_WORKER else "grpc"
         await startup.share_memory(member.session, self._links, self.plan, transport)
         return self._links
 

@@ -24,16 +24,12 @@ class Near:
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
-        self._shared: SharedMemory | None = None
-
-    @property
-    def shared(self) -> SharedMemory | None:
-        """The shared memory; None if it is shared with no server."""
-        return self._shared
+        # None if this worker shares memory with no server.
+        self.shared: SharedMemory | None = None
 
     def ways(self) -> list[Attached] | None:
         """By server, how the thread that trains reaches it; None where that is not possible with all."""
-        if self._shared is None:
+        if self.shared is None:
             return None
         found = [self.attached(server) for server in range(len(self._servers))]
         ways = [one for one in found if one is not None and one.channel.undisturbed and not one.direct.gone]
@@ -41,7 +37,7 @@ class Near:
 
     def attached(self, server: int) -> Attached | None:
         """A server that shares memory with this worker, as the member that this worker is now."""
-        return self._shared.attached(server, self._servers.worker()) if self._shared is not None else None
+        return self.shared.attached(server, self._servers.worker()) if self.shared is not None else None
 
     async def attach(self, shared: SharedMemory) -> dict[int, str]:
         """Share memory with the servers on this host; by server, why others cannot."""
@@ -54,30 +50,30 @@ class Near:
             await asyncio.gather(*tasks, return_exceptions=True)  # or one would attach after all is closed
             await shared.close()
             raise
-        self._shared = shared if shared.servers else None
+        self.shared = shared if shared.servers else None
         return {server: refusal for server, refusal in enumerate(refusals) if refusal}
 
     async def attach_again(self, server: int) -> None:
         """Attach to a server that knows this worker as the member it was before it joined again."""
-        if self._shared is not None and self._shared.outdated(server, self._servers.worker()):
-            await self._persist(self._shared, server)
+        if self.shared is not None and self.shared.outdated(server, self._servers.worker()):
+            await self._persist(self.shared, server)
 
     async def detach(self) -> None:
         """Share memory with nobody any more."""
-        shared, self._shared = self._shared, None
+        shared, self.shared = self.shared, None
         if shared is not None:
             await shared.close()
 
     async def close(self) -> None:
         """Close the ways; where weights lie stays readable."""
-        if self._shared is not None:
-            await self._shared.close()
+        if self.shared is not None:
+            await self.shared.close()
 
     async def lost(self, server: int) -> None:
         """A server has said that it shares no memory with this worker any more."""
         log.info("a server does not share memory with this worker any more", server=f"server-{server}")
-        assert self._shared is not None
-        await self._shared.lost(server)
+        assert self.shared is not None
+        await self.shared.lost(server)
 
     async def _persist(self, shared: SharedMemory, server: int) -> str:
         return await self._servers.persist(server, "to attach", partial(self._attach, shared, server))
@@ -97,6 +93,6 @@ class Near:
         """What carries weights and gradients, as `status` shows it."""
         channels = self._servers.channels
         kind = channels[0].kind if channels else ""
-        if self._shared is None or not self._shared.servers:
+        if self.shared is None or not self.shared.servers:
             return kind
-        return "shm" if len(self._shared.servers) == len(channels) else f"shm+{kind}"
+        return "shm" if len(self.shared.servers) == len(channels) else f"shm+{kind}"

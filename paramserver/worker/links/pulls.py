@@ -38,10 +38,13 @@ class Pulls:
         self.rounding = rounding
         # For whom a pull waits just now.
         self.waiting_for = ""
-        # What this worker says of itself when it pulls, where it says anything.
-        self.assignment: shard_pb2.Assignment | None = None
+        self._assignment: shard_pb2.Assignment | None = None
         # Pulls of which somebody has been given the first part.
         self._begun: set[asyncio.Task[Pulled]] = set()
+
+    def say(self, assignment: shard_pb2.Assignment | None) -> None:
+        """Tell servers this assignment with each pull from now on; None: tell them nothing."""
+        self._assignment = assignment
 
     async def pull(self, want: Want, frozen: bool = False, ahead: bool = False, begin: bool = False) -> list[Pulled]:
         """Each shard's answer to ``want``, by server; in asynchronous mode their versions may differ.
@@ -187,7 +190,7 @@ class Pulls:
             timeline=servers.timeline,
             worker=servers.worker(),
             wait_s=wait_s,
-            assignment=self.assignment,
+            assignment=self._assignment,
         )
         put_want(request, want)
         if self.rounding is not None:

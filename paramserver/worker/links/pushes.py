@@ -20,6 +20,8 @@ from paramserver.worker.gradients.leaving import EarlyChunks
 from paramserver.worker.links.near import Near
 from paramserver.worker.links.servers import Servers
 
+# Of one push to all shards: the outcomes that there were.
+Outcomes = frozenset[shard_pb2.Outcome]
 # A piece of optimizer state, and its bytes.
 Part = tuple[shard_pb2.StateRef, memoryview]
 
@@ -29,12 +31,15 @@ class Pushes:
 
     def __init__(self, servers: Servers, near: Near, flow_control: FlowControl) -> None:
         self._servers, self._near, self._flow_control = servers, near, flow_control
-        # How many workers share a step, where that is known.
-        self.workers = 1
+        self._workers = 1
+
+    def shared_by(self, workers: int) -> None:
+        """So many workers share a step, and the links of the servers."""
+        self._workers = workers
 
     async def push(
         self, facts: PushFacts, read: Callable[[int], memoryview], early: EarlyChunks | None = None
-    ) -> frozenset[shard_pb2.Outcome]:
+    ) -> Outcomes:
         """Bring a contribution to every shard. ``read`` gives the bytes of a chunk by its index.
 
         ``early``: it is still being computed, and this tells which chunks are ready.
@@ -46,7 +51,7 @@ class Pushes:
         first = 0 if between else self._servers.worker() % servers  # not all workers at the same server
         wanted = [[c for c in self._servers.plan.chunks_of(server) if c.uses(facts.used)] for server in range(servers)]
         bytes_of = [sum(chunk.nbytes for chunk in chunks) for chunks in wanted]
-        with self._flow_control.leaving(facts.nonce, bytes_of, first, self.workers):
+        with self._flow_control.leaving(facts.nonce, bytes_of, first, self._workers):
             tasks = {
                 server: asyncio.ensure_future(self._push_in_turn(server, facts, wanted[server], read, between, early))
                 for server in (*range(first, servers), *range(first))

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from paramserver.core.layout.plan import Plan
 from paramserver.transport.base import Channel
-from paramserver.v1 import shard_pb2
 from paramserver.worker.gradients.flow_control import FlowControl
 from paramserver.worker.links.near import Near
 from paramserver.worker.links.pulls import Pulls
@@ -39,6 +38,8 @@ class ShardLinks:
         log_interval_s: float = 5.0,
     ) -> None:
         self._servers = Servers(channels, plan, job, worker, timeline, wait_timeout_s, log_interval_s)
+        # By server, the channel to it.
+        self.channels = self._servers.channels
         flow_control = FlowControl(len(channels), plan.layout.chunk_bytes)
         self.plan = plan
         self.timeline = timeline
@@ -47,29 +48,6 @@ class ShardLinks:
         self.pushes = Pushes(self._servers, self.near, flow_control)
         self.questions = Questions(self._servers, self.near)
         self.states = States(self._servers)
-
-    @property
-    def channels(self) -> list[Channel]:
-        """By server, the channel to it."""
-        return self._servers.channels
-
-    @property
-    def workers(self) -> int:
-        """How many workers share a step, where that is known."""
-        return self.pushes.workers
-
-    @workers.setter
-    def workers(self, workers: int) -> None:
-        self.pushes.workers = workers
-
-    @property
-    def assignment(self) -> shard_pb2.Assignment | None:
-        """What this worker says of itself when it pulls, where it says anything."""
-        return self.pulls.assignment
-
-    @assignment.setter
-    def assignment(self, assignment: shard_pb2.Assignment | None) -> None:
-        self.pulls.assignment = assignment
 
     async def close(self) -> None:
         """Close the channels."""

@@ -1,19 +1,11 @@
-"""Which slice comes next, and when this worker may go on: one object per mode, the same face.
+"""Which slice comes next, and when this worker may go on: one class per mode, with the same methods.
 
-Blocking: called from the training loop; the network is worked in the background.
+Their methods block: the training loop calls them, and the network runs in the background.
 """
 
-from __future__ import annotations
-
-from paramserver.core.versions.consistency import Consistency, Mode
-from paramserver.core.work.slices import SyncSchedule
 from paramserver.worker.pace.asynchronous import AsyncPace
-from paramserver.worker.pace.base import Item, Pace, PaceHost
+from paramserver.worker.pace.item import Item
+from paramserver.worker.pace.paces import Pace, Paces
 from paramserver.worker.pace.sync import SyncPace
 
-__all__ = ["AsyncPace", "Item", "Pace", "PaceHost", "SyncPace", "make_pace"]
-
-
-def make_pace(engine: PaceHost, consistency: Consistency, schedule: SyncSchedule) -> SyncPace | AsyncPace:
-    """The pace of a mode."""
-    return SyncPace(engine, schedule) if consistency.mode is Mode.SYNC else AsyncPace(engine)
+__all__ = ["AsyncPace", "Item", "Pace", "Paces", "SyncPace"]

@@ -6,12 +6,19 @@ import concurrent.futures
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+from paramserver import errors
 from paramserver.core.versions.events import AtClock, Joining, Want
 from paramserver.core.versions.names import AsyncName
 from paramserver.core.work.leases import LEASE_AHEAD, LEASE_LOW
 from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.worker.flat import PartialSum
-from paramserver.worker.pace.base import Item, PaceHost
+from paramserver.worker.gradients.sender import Sender
+from paramserver.worker.job.member import Member
+from paramserver.worker.job.modes import Modes
+from paramserver.worker.job.shards import Shards
+from paramserver.worker.job.slices import Slices
+from paramserver.worker.pace.item import Item
+from paramserver.worker.weights.weights import Weights
 
 _PARK_S = 2.0
 # How often a worker asks again while the mode is about to change: somebody may have given slices back.
@@ -21,8 +28,11 @@ _PAUSE_S = 0.2
 class AsyncPace:
     """Asynchronous: leased slices, one after the other, as fast as the staleness bound allows."""
 
-    def __init__(self, engine: PaceHost) -> None:
-        self._engine = engine
+    def __init__(
+        self, member: Member, modes: Modes, shards: Shards, slices: Slices, weights: Weights, sender: Sender
+    ) -> None:
+        self._member, self._modes, self._shards = member, modes, shards
+        self._slices, self._weights, self._sender = slices, weights, sender
         self._queue: deque[AsyncName] = deque()
         self._popped = 0  # how many slices have left the queue at its head, ever
         self._done: list[AsyncName] = []
@@ -45,7 +55,7 @@ class AsyncPace:
         """The oldest leased slice; leases more when there is none, waiting if others hold what is left."""
         wait_s = 0.0
         while not self._queue:
-            if self._engine.mode_changed():
+            if self._modes.changed():
                 self._rest()
                 return None
             reply = self._fetch(epoch, last, wait_s)
@@ -55,11 +65,11 @@ class AsyncPace:
                 self._rest()
             if reply.finished:
                 return None
-            if reply.paused and not self._engine.await_revision(_PAUSE_S):
+            if reply.paused and not self._modes.await_revision(_PAUSE_S):
                 continue
-            self._engine.waits_for(reply.waiting_for)
+            self._member.waits_for(reply.waiting_for)
             wait_s = _PARK_S
-        self._engine.waits_for("")
+        self._member.waits_for("")
         if not self._fresh:
             self._pull()
         name = self._queue[0]
@@ -70,7 +80,7 @@ class AsyncPace:
         return bool(self._queue) and self._queue[0] == item.name and self._fresh
 
     def alone(self, item: Item) -> bool:
-        """Every slice is pushed as it is."""
+        """Every slice is pushed by itself."""
         return True
 
     def refresh(self) -> None:
@@ -80,21 +90,21 @@ class AsyncPace:
     def _rest(self) -> None:
         """Nothing to do for now: hold nobody back, and come back at the slowest clock."""
         self._clock, self._fresh = None, False
-        self._engine.idle()
+        self._slices.idle()
 
     def _fetch(self, epoch: int, last: bool, wait_s: float) -> coordinator_pb2.LeaseResponse | None:
         """Lease more slices. None: only what was asked for ahead has come, which says nothing of what is left."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
-            self._queue.extend(AsyncName(name.epoch, name.index) for name in self._engine.wait(pending).slices)
+            self._queue.extend(AsyncName(name.epoch, name.index) for name in self._member.wait(pending).slices)
             return None
-        reply = self._engine.wait(self._lease(epoch, last, wait_s))
+        reply = self._member.wait(self._lease(epoch, last, wait_s))
         self._queue.extend(AsyncName(name.epoch, name.index) for name in reply.slices)
         return reply
 
     def _lease(self, epoch: int, last: bool, wait_s: float) -> concurrent.futures.Future[coordinator_pb2.LeaseResponse]:
         done, self._done = self._done, []
-        return self._engine.lease(epoch, last, LEASE_AHEAD, done, wait_s, self.holding)
+        return self._slices.lease(epoch, last, LEASE_AHEAD, done, wait_s, self.holding)
 
     def ahead(self, epoch: int) -> Iterator[Item]:
         """What is leased, and as much more as the data loader asks for."""
@@ -102,7 +112,7 @@ class AsyncPace:
         while True:
             position = max(position, self._popped)
             if position - self._popped >= len(self._queue):
-                if self._finished or self._engine.mode_changed():
+                if self._finished or self._modes.changed():
                     return
                 while (reply := self._fetch(epoch, False, 0.0)) is None:
                     pass
@@ -119,7 +129,7 @@ class AsyncPace:
         assert self._queue[0] == item.name, "slices are handed in as they were handed out"
         if len(self._queue) <= LEASE_LOW and self._pending is None:
             self._pending = self._lease(item.epoch, False, 0.0)
-        counted = self._engine.wait_all([self._engine.push(item.name, partial, groups, self.clock)])
+        counted = self._sender.wait_all([self._sender.push(item.name, partial, groups, self.clock, flush=False)])
         self._queue.popleft()
         self._popped += 1
         self._done.append(item.name)
@@ -131,25 +141,28 @@ class AsyncPace:
         """Pull for the present clock. A newcomer takes the highest of the shards' slowest clocks, and says so."""
         while True:
             want: Want = Joining() if self._clock is None else AtClock(self._clock)
-            min_clock = self._engine.pull_now(want)
-            if min_clock is None:  # the mode has changed meanwhile
+            self._weights.end_copy()
+            try:
+                pull = self._shards.links.pulls.pull(want, begin=self._weights.may_begin)
+                results = self._member.do(pull)
+            except errors.FencedError:
+                raise
+            except errors.StaleViewError:  # the mode has changed meanwhile
+                self._modes.await_revision(self._member.wait_timeout_s)
                 return
+            self._weights.install(results)
+            min_clock = max(result.min_clock for result in results)
             if self._clock is not None and min_clock <= self._clock:
                 self._fresh = True
                 return
             self._clock = min_clock
 
-    @property
-    def unsent(self) -> int:
-        """Slices handed in and not sent: none."""
-        return 0
-
     def finish(self) -> None:
         """Report what is done, and lease no more; the rest is given back by leaving, or by asking again."""
         self._finished = True
         if self._pending is not None:
-            self._engine.wait(self._pending)
+            self._member.wait(self._pending)
             self._pending = None
         if self._done:
             done, self._done = self._done, []
-            self._engine.wait(self._engine.lease(0, False, 0, done, 0.0, ()))
+            self._member.wait(self._slices.lease(0, False, 0, done, 0.0, ()))

@@ -44,30 +44,45 @@ from paramserver.core.work.sync_events import (
 from paramserver.core.work.sync_worker import SyncWorkerState
 from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.worker.flat import PartialSum
-from paramserver.worker.pace.base import Item, PaceHost
+from paramserver.worker.gradients.sender import PushFuture, Sender
+from paramserver.worker.job.member import Member
+from paramserver.worker.job.modes import Modes
+from paramserver.worker.job.shards import Shards
+from paramserver.worker.job.slices import Slices
+from paramserver.worker.pace.item import Item
 from paramserver.worker.weights.pulled import Pulled
-
-Pushed = concurrent.futures.Future[frozenset[shard_pb2.Outcome]]
+from paramserver.worker.weights.weights import Weights
 
 
 class SyncPace:
     """Performs what the state machine of a synchronous worker decides: gradients, messages and waits."""
 
-    def __init__(self, engine: PaceHost, schedule: SyncSchedule) -> None:
-        self._engine = engine
-        self._schedule = schedule
+    def __init__(
+        self,
+        member: Member,
+        modes: Modes,
+        shards: Shards,
+        slices: Slices,
+        weights: Weights,
+        sender: Sender,
+        schedule: SyncSchedule,
+    ) -> None:
+        self._member, self._modes, self._links, self._weights = member, modes, shards.links, weights
+        self._sender, self._schedule = sender, schedule
+        # Equal names of slices mean equal contributions.
+        self._named_by_data = slices.named_by_data
         self._generation: tuple[int, ...] = (-1, -1)
-        keeps = engine.outgoing.keeps
+        keeps = sender.outgoing.keeps
         self._state = SyncWorkerState(
-            servers=len(engine.links.channels),
-            moves=engine.named_by_data and not keeps,
+            servers=len(self._links.channels),
+            moves=self._named_by_data and not keeps,
             positions=schedule.slices_per_step if keeps else 0,
         )
         # While the training loop waits, the background tells the machine what happens. Each such wait has a number.
         self._lock, self._wait_number = threading.Lock(), 0
-        # What was handed in and is not pushed, and what is being pushed; of the last slice: whether it counted.
+        # Contributions that were handed in and not pushed; pushes under way; whether the last contribution counted.
         self._held: dict[TreeNode, PartialSum] = {}
-        self._pushes: list[Pushed] = []
+        self._pushes: list[PushFuture] = []
         self._groups: Sequence[types_pb2.GroupHypers] = ()
         self._counted = True
 
@@ -77,18 +92,18 @@ class SyncPace:
         """The slice to compute now; waits for versions while there is none."""
         while True:
             self._look()
-            if self._schedule.step(self._engine.version).epoch > epoch:
+            if self._schedule.step(self._weights.version).epoch > epoch:
                 return None
             effect = self._tell(SliceWanted())
             if effect is not None:
                 return self._item(self._state.step, effect.slice, effect.unplanned)
-            if self._engine.mode_changed():
+            if self._modes.changed():
                 return None
 
     def expects(self, item: Item) -> bool:
         """It is of the present step, and not handed in."""
         name = item.name
-        if not isinstance(name, SyncName) or name.step != self._engine.version:
+        if not isinstance(name, SyncName) or name.step != self._weights.version:
             return False
         return name.step != self._state.step or self._state.expects(name.lo)
 
@@ -107,7 +122,7 @@ class SyncPace:
             if step.epoch > epoch:
                 return
             # The membership may have changed since this step's range was taken, and is looked at with the next slice.
-            place, workers = self._engine.place()
+            place, workers = self._member.place()
             if version == state.step:
                 coming = state.coming(position)
             elif place < 0:
@@ -123,17 +138,17 @@ class SyncPace:
 
     def contribute(self, item: Item, partial: PartialSum, groups: Sequence[types_pb2.GroupHypers]) -> bool:
         """Sum with its neighbours as far as the fixed tree allows; push what is as large as it will get."""
-        engine, name = self._engine, item.name
+        name, sender = item.name, self._sender
         assert isinstance(name, SyncName)
         self._look()
         self._groups, self._counted = groups, True
-        apart = engine.outgoing.lossy or not engine.named_by_data
-        effects = self._handle(Computed(name.step, name.lo, engine.stalled_s, apart))
+        apart = sender.outgoing.lossy or not self._named_by_data
+        effects = self._handle(Computed(name.step, name.lo, self._weights.stalled_s, apart))
         if effects == [NotNeeded()]:
-            engine.discard(partial)
-            if not engine.named_by_data:
-                engine.handed.passed_over()
-            return engine.named_by_data
+            sender.discard(partial)
+            if not self._named_by_data:
+                sender.handed.passed_over()
+            return self._named_by_data
         self._held[name.lo, name.hi] = partial
         self._perform(effects)
         return self._counted
@@ -152,18 +167,18 @@ class SyncPace:
 
     def _look(self) -> None:
         """Tell of a new version or a new membership."""
-        engine = self._engine
-        generation, (place, workers) = engine.generation, engine.place()
-        if self._state.step != engine.version:
-            of = len(self._schedule.step(engine.version).slices)
-            self._tell(StepBegan(engine.version, of, place, workers, engine.taken))
-        elif generation == self._generation:
+        version, generation = self._weights.version, self._member.generation
+        if self._state.step == version and generation == self._generation:
             return
-        else:
+        place, workers = self._member.place()
+        if self._state.step == version:
             self._tell(SharesChanged(place, workers))
+        else:
+            of = len(self._schedule.step(version).slices)
+            self._tell(StepBegan(version, of, place, workers, self._weights.taken))
         self._generation = generation
-        engine.links.workers = workers
-        engine.keep_residuals(range(*self._state.range))
+        self._links.pushes.shared_by(workers)
+        self._sender.keep_residuals(range(*self._state.range))
 
     def _handle(self, event: Event) -> list[Effect]:
         with self._lock:
@@ -182,16 +197,16 @@ class SyncPace:
                 case Add(left, right):
                     whole, added = held.pop(left), held.pop(right)
                     whole.absorb(added)
-                    self._engine.pool.give(added)
+                    self._sender.discard(added)
                     held[left[0], right[1]] = whole
                 case Drop(where):
-                    self._engine.pool.give(held.pop(where))
+                    self._sender.discard(held.pop(where))
                 case Push(where):
                     self._push(where)
                 case PushAndWait(where, patience_s, assignment):
                     self._tell(Exchanged(self._exchange(where, patience_s, assignment)))
                 case AskForWork(server, ask):
-                    return self._tell(_answer(self._engine.ask_for_work(server, _question(ask))))
+                    return self._tell(_answer(self._member.do(self._links.questions.steal(server, _question(ask)))))
                 case Wait(assignment):
                     self._wait(assignment)
                 case _:
@@ -202,52 +217,74 @@ class SyncPace:
 
     def _push(self, where: TreeNode) -> None:
         """Begin to bring a contribution; without a data set, wait until it is known whether it counts."""
-        name = self._name(where)
-        outgoing = self._engine.outgoing
+        name, sender = self._name(where), self._sender
+        outgoing = sender.outgoing
         flush = outgoing.keeps and flushes(self._schedule, name.step, name.lo, outgoing.wire.flush_every)
-        push = self._engine.push(name, self._held.pop(where), self._groups, clock=0, flush=flush)
-        if self._engine.named_by_data:
+        push = sender.push(name, self._held.pop(where), self._groups, clock=0, flush=flush)
+        if self._named_by_data:
             self._pushes.append(push)
         else:
-            self._counted = self._engine.wait_all([push])
+            self._counted = sender.wait_all([push])
 
     def _exchange(self, where: TreeNode, patience_s: float, assignment: Assignment | None) -> Exchange:
         """Push with the question for the next version, where that can be one message."""
-        if self._pushes or not self._engine.named_by_data:
+        if self._pushes or not self._named_by_data:
             return Exchange.NOT_MADE
         self._say(assignment)
-        done = self._engine.exchange(self._name(where), self._held[where], self._groups, patience_s)
+        done = self._sender.exchange(self._name(where), self._held[where], self._groups, patience_s)
         if done is None:
             return Exchange.NOT_MADE
         del self._held[where]
         return Exchange.DONE if done else Exchange.PUSHED
 
     def _wait_for_pushes(self) -> None:
-        self._engine.wait_all(self._pushes)
+        self._sender.wait_all(self._pushes)
         self._pushes.clear()
 
     # ---- waiting for the next version
 
     def _wait(self, assignment: Assignment | None) -> None:
         """Wait for the next version, for a slice to compute, or another membership."""
-        engine, version = self._engine, self._state.step + 1
         self._say(assignment)
-        # Asked for beside the pushes: it is answered when all of the step has come.
-        pulling = engine.begin_pull(version)
-        if not self._state.moves:
-            try:
-                self._wait_for_pushes()
-            except BaseException:
-                pulling.cancel()
-                raise
-            engine.advance(version, self._generation, pulling)
-            return
+        # Asked for beside the pushes: servers answer when all contributions of the step have come.
+        pulling = self._sender.begin_pull(self._state.step + 1)
         try:
-            engine.advance(version, self._generation, pulling, self._meanwhile(pulling, self._wait_number))
+            if not self._state.moves:
+                self._wait_for_pushes()
+            self._advance(pulling)
+        except BaseException:
+            pulling.cancel()
+            raise
         finally:
             with self._lock:
                 self._wait_number += 1
         self._wait_for_pushes()
+
+    def _advance(self, pulling: concurrent.futures.Future[list[Pulled]]) -> None:
+        """Take in the next version, unless there is a slice to compute before or a new membership.
+
+        ``pulling`` asks for that version.
+        """
+        member, pulls, version, generation = self._member, self._links.pulls, self._state.step + 1, self._generation
+
+        def moved() -> bool:
+            return member.generation != generation
+
+        if pulling.done() or not self._state.moves:
+            results = member.wait_unless(pulling, moved)
+        else:
+            found = member.wait_unless(member.submit(self._meanwhile(pulling, self._wait_number)), moved)
+            if isinstance(found, int):
+                pulling.cancel()
+                return
+            results = found
+        if results is None:
+            pulling.cancel()
+            if not member.run(pulls.published(version)):
+                return
+            # A worker that left had seen this step complete: no slice of it has to be computed again.
+            results = member.do(pulls.pull_version(version))
+        self._weights.install(results)
 
     async def _meanwhile(self, version: concurrent.futures.Future[list[Pulled]], number: int) -> list[Pulled] | int:
         """Wait for the next version, or until there is a slice to compute meanwhile; ``version`` is then given up.
@@ -268,7 +305,7 @@ class SyncPace:
                         await asyncio.wait([pulling], timeout=seconds)
                         event = PatienceOver()
                     case AskForWork(server, ask):
-                        event = _answer(await self._engine.links.questions.steal(server, _question(ask)))
+                        event = _answer(await self._links.questions.steal(server, _question(ask)))
                     case StopWaiting(slice_):
                         return slice_
                 if pulling.done():
@@ -279,7 +316,7 @@ class SyncPace:
 
     def _say(self, assignment: Assignment | None) -> None:
         """Servers are told this with the next question for a version."""
-        self._engine.links.assignment = None if assignment is None else _assignment(assignment)
+        self._links.pulls.say(None if assignment is None else _assignment(assignment))
 
     # ---- names
 

@@ -6,8 +6,9 @@ import structlog
 
 from paramserver import errors
 from paramserver.core.layout.plan import Kind
-from paramserver.worker.engine.weights import Weights
+from paramserver.worker.flat import FlatSpace
 from paramserver.worker.script.binding import ModelBinding
+from paramserver.worker.weights.weights import Watch, Weights
 from paramserver.worker.weights.writes import Writes
 
 log = structlog.get_logger("paramserver.worker")
@@ -15,8 +16,8 @@ log = structlog.get_logger("paramserver.worker")
 _SEE = "(see docs/training.md, Weights are for reading)"
 
 
-class Guard:
-    """Of one model on one worker. See `engine.weights.Watch`."""
+class Guard(Watch):
+    """Watches one model on one worker."""
 
     def __init__(self, weights: Weights, binding: ModelBinding) -> None:
         self._weights, self._binding = weights, binding
@@ -28,8 +29,13 @@ class Guard:
     def _of(self, kind: Kind) -> list[int]:
         return [index for index, _ in enumerate(self._binding.parameters) if self._binding.specs[index].kind is kind]
 
-    def came(self) -> None:
-        """A version has come, and the model has it."""
+    def came(self, weights: FlatSpace) -> None:
+        """Give the model the version in ``weights``."""
+        self._binding.load(weights)
+        self._begin()
+
+    def _begin(self) -> None:
+        """From now on writes are noticed."""
         self._trained.came(self._weights.whole and self._weights.in_place is None)
         self._frozen.came(False)
 
@@ -55,7 +61,7 @@ class Guard:
         if suspects and self._weights.in_place is not None:
             self._weights.in_place.take_back(sorted(suspects))
         if self._own() or suspects:
-            self.came()
+            self._begin()
 
     def script_failed(self) -> None:
         """The script ends with an error: :meth:`leaving` says nothing."""

@@ -24,41 +24,36 @@ class SchedulePosition:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._data: DataSpec | None = None
+        self.data: DataSpec | None = None
         self._slices = 0
 
     def loader_comes(self, data: DataSpec) -> None:
         """The loader is prepared, and this is its data."""
-        self._data = data
-
-    @property
-    def data(self) -> DataSpec | None:
-        """The data set; None while no loader is prepared."""
-        return self._data
+        self.data = data
 
     @property
     def per_epoch(self) -> int:
         """How many updates an epoch has in the mode in which the job began. There must be a data set."""
-        assert self._data is not None
+        assert self.data is not None
         view = self._engine.session.view
         mode = mode_from_proto(view.schedule_mode, Mode.SYNC)
-        return updates_per_epoch(self._data.slices_per_epoch, view.slices_per_step, mode)
+        return updates_per_epoch(self.data.slices_per_epoch, view.slices_per_step, mode)
 
     def __call__(self) -> int:
         """How many updates the version at hand is from the start."""
-        if self._data is None:
+        if self.data is None:
             return self._engine.version
         if not self._engine.member.rolled_back():  # else the view may be of a history that this worker has not followed
             view = self._engine.session.view
             progress = data_progress(
-                schedule_from_proto(view, self._data.slices_per_epoch),
+                schedule_from_proto(view, self.data.slices_per_epoch),
                 consistency_from_proto(view.consistency),
                 view.async_from,
                 self._engine.consistency,
             )
             if progress is not None:
                 self._slices = progress.slices(self._engine.version)
-        return schedule_position(self._slices, self._data.slices_per_epoch, self.per_epoch)
+        return schedule_position(self._slices, self.data.slices_per_epoch, self.per_epoch)
 
 
 class Schedules:

@@ -38,26 +38,21 @@ class Steps:
     ) -> None:
         self._engine, self._training, self._binding, self._guard = engine, training, binding, guard
         self._passes, self._position, self._schedules, self._draws = passes, position, schedules, draws
-        self._item: Item | None = None
+        self.item: Item | None = None
         # The global norm that the script has asked for in the present step, 0 if it has not.
         self._clip_norm = 0.0
         self._told_skip = False
 
-    @property
-    def item(self) -> Item | None:
-        """The slice that the script has and has not stepped on."""
-        return self._item
-
     def take(self) -> Item | None:
         """The same; the caller hands it in."""
-        item, self._item = self._item, None
+        item, self.item = self.item, None
         return item
 
     # ---- slices of the loader
 
     def begin(self, item: Item) -> None:
         """The slice's batch is about to be handed to the script."""
-        self._item = item
+        self.item = item
         self._schedules.align()
         self._guard.buffers()
         seed_everything(slice_seed(self._training.seed, item.epoch, item.index, "model"))
@@ -73,7 +68,7 @@ class Steps:
 
     def end(self, item: Item) -> None:
         """The script asks for the next batch: a slice that it did not step on counts as one without samples."""
-        if self._item is not item:
+        if self.item is not item:
             return
         if not torch.is_grad_enabled():
             raise errors.UserError(
@@ -90,7 +85,7 @@ class Steps:
 
     def pass_over(self, item: Item) -> None:
         """This slice kills whoever computes it: it counts without its samples."""
-        self._item = item
+        self.item = item
         self._schedules.align()
         self._binding.reset_buffers()
         self._hand_in(item, self._engine.places.pool.take())
@@ -143,18 +138,18 @@ class Steps:
     def _item_to_step_on(self, unscale: float) -> tuple[Item, PartialSum | None]:
         """The slice of this step; and the gradients, where they had to be taken before the slice was known."""
         taken: PartialSum | None = None
-        if self._item is None:
+        if self.item is None:
             if self._position.data is not None:
                 raise errors.UserError("optimizer.step() belongs once into each iteration over the prepared loader")
-            self._item = self._draws.take()
-            if self._item is None:
+            self.item = self._draws.take()
+            if self.item is None:
                 # Weights that come with the slice put buffers back: what the batch has made of them is taken before.
                 taken = self._engine.places.pool.take()
                 self._binding.gather(taken, 1, unscale)
-                self._item = self._engine.loop.next_item(0, False)
+                self.item = self._engine.loop.next_item(0, False)
                 self._schedules.align()
-            assert self._item is not None
-        return self._item, taken
+            assert self.item is not None
+        return self.item, taken
 
     def _samples(self, item: Item) -> int:
         return slice_samples(self._position.data, item.index) if self._position.data is not None else 1
@@ -173,6 +168,6 @@ class Steps:
         return empty
 
     def _hand_in(self, item: Item, partial: PartialSum) -> bool:
-        self._item = None
+        self.item = None
         self._passes.steps()
         return self._engine.loop.contribute(item, partial, self._binding.groups())

@@ -269,7 +269,7 @@ class Steps:
             return
         worker.view = members
         if worker.version >= 0:
-            worker.want.clear()  # as PaceSide.advance does: it stops waiting and looks again
+            worker.want.clear()  # as SyncPace does: it stops waiting and looks again
             worker.got.clear()
             self.look(worker)
 

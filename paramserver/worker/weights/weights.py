@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Set
-from typing import Protocol
+from collections.abc import Collection, Mapping, Set
 
 import structlog
 import torch
@@ -27,140 +26,96 @@ from paramserver.worker.weights.reads import Reads, unheard
 log = structlog.get_logger("paramserver.worker")
 
 
-class Watch(Protocol):
-    """Looks at what the script has written to its weights; asked while all weights are there."""
+class Watch:
+    """Hears of versions, and looks at the model of the script; `script.guard` does. This class itself sees nothing."""
+
+    def came(self, weights: FlatSpace) -> None:
+        """Another version is at hand, and lies in ``weights``; some of it may still be to come."""
 
     def check(self) -> None:
-        """Between two slices. Raises UserError if what the script has written would be lost."""
+        """Between two slices, when all weights are there. Raises UserError if the script's writes would be lost."""
 
     def leaving(self) -> None:
-        """This worker leaves. Warns of what the script has written after its last step."""
+        """This worker leaves, and all weights are there. Warns if the script wrote to them after its last step."""
 
 
 class Weights:
-    """Takes in what was pulled. Belongs to the script's thread."""
+    """Takes in what was pulled. Belongs to the script's thread.
+
+    ``version``: of the weights at hand; asynchronous: the oldest over the shards. ``versions``: the same by server,
+    empty before the first one. ``space``: where the weights lie; exists after :meth:`use`.
+    """
 
     def __init__(self, member: Member, modes: Modes, shards: Shards, places: Places) -> None:
         self._member, self._modes, self._shards, self._places = member, modes, shards, places
-        self._space: FlatSpace | None = None
-        self._on_weights: Callable[[FlatSpace], None] = lambda weights: None
-        self._watch: Watch | None = None
-        # By server, the version at hand.
-        self._versions: list[int] = []
-        # What the version at hand was made of, where servers need not have it any more.
+        self.space: FlatSpace
+        self.watch = Watch()
+        self.version = 0
+        self.versions: list[int] = []
+        # Answers of which the version at hand was made, where servers may have dropped it meanwhile.
         self._received: list[Pulled] = []
         # Of a model on a device: weights on their way there.
         self._bringing: Ticket | None = None
-        self._in_place: InPlace | None = None
-        # What tells of reads of the parameters, where the script may begin before all weights are there; what it
-        # begins with just now.
-        self._reads: Reads | None = None
+        # Set where the weights are used where servers have them.
+        self.in_place: InPlace | None = None
+        # Tells of reads of the parameters; None where the script gets weights only when all are there.
+        self.reads: Reads | None = None
+        # The weights that the script began to compute with before all of them were there.
         self._incoming: IncomingWeights | None = None
-        self._stalled_s = 0.0
-        self._skipped = 0
-        self._taken: frozenset[int] = frozenset()
-        self._heard_schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_UNSPECIFIED
-
-    # ---- facts
-
-    @property
-    def version(self) -> int:
-        """The version of the weights at hand; asynchronous: the oldest over the shards."""
-        return min(self._versions)
-
-    @property
-    def versions(self) -> list[int]:
-        """By server, the version at hand; empty before the first one."""
-        return self._versions
-
-    @property
-    def space(self) -> FlatSpace:
-        """Where they lie; exists after a model was registered."""
-        assert self._space is not None, "register a model first"
-        return self._space
-
-    @property
-    def in_place(self) -> InPlace | None:
-        """Set where the weights are used where servers have them."""
-        return self._in_place
+        # Seconds for which the script has waited for weights in the present slice.
+        self.stalled_s = 0.0
+        # Steps that were skipped so far, since a gradient was not finite.
+        self.skipped = 0
+        # Slices of the last step that were given to other workers than their owners.
+        self.taken: frozenset[int] = frozenset()
+        # How workers advance their schedules, by what shards have heard.
+        self.heard_schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_UNSPECIFIED
 
     @property
     def whole(self) -> bool:
         """Whether all weights of the version at hand are there."""
         return self._incoming is None
 
-    @property
-    def stalled_s(self) -> float:
-        """How long the script has waited for weights in the present slice."""
-        return self._stalled_s
-
-    @property
-    def skipped(self) -> int:
-        """Steps that were skipped so far, since a gradient was not finite."""
-        return self._skipped
-
-    @property
-    def taken(self) -> frozenset[int]:
-        """Slices of the last step that were given to others than their owners."""
-        return self._taken
-
-    @property
-    def heard_schedule(self) -> shard_pb2.Schedule:
-        """How workers advance their schedules, by what shards have heard."""
-        return self._heard_schedule
-
     # ---- set-up
 
-    def use(self, space: FlatSpace, on_weights: Callable[[FlatSpace], None], watch: Watch | None) -> None:
-        """Weights are to lie in ``space``, or another one; ``on_weights`` hears of each version, and where it lies.
-
-        ``watch`` looks at what the script writes to them.
-        """
-        self._space, self._on_weights, self._watch = space, on_weights, watch
+    def use(self, space: FlatSpace, watch: Watch) -> None:
+        """Weights are to lie in ``space``, or in another one, which ``watch`` then hears of."""
+        self.space, self.watch = space, watch
 
     def renew(self) -> None:
         """The worker has met other servers."""
-        self._wait_for_copy()
+        self.end_copy()
         near = self._shards.links.near.shared
         self._places.renew(self.space, near)
         if self._places.mover is not None or self._shards.rounding is not None:
             near = None
-        self._in_place = InPlace(near) if near is not None and InPlace.possible(near) else None
-        if self._in_place is None and self.space.lent:
-            self._space = FlatSpace(self.space.layout, self.space.device)
-
-    def check_script(self) -> None:
-        """Raises UserError if the script has written to the weights what would be lost."""
-        if self._watch is not None:
-            self._watch.check()
-
-    def look_at_the_end(self) -> None:
-        """This worker leaves, and all weights are there: warns of what the script has written after its last step."""
-        if self._watch is not None:
-            self._watch.leaving()
+        self.in_place = InPlace(near) if near is not None and InPlace.possible(near) else None
+        if self.in_place is None and self.space.lent:
+            self.space = FlatSpace(self.space.layout, self.space.device)
 
     # ---- another version
 
     def install(self, results: list[Pulled]) -> None:
         """Make what was pulled the version at hand."""
         self.forget()
-        if self._in_place is not None:
-            self._space = self._in_place.install(results)
+        if self.in_place is not None:
+            self.space = self.in_place.install(results)
         else:
             self._bring(results)
-        self._versions = [result.version for result in results]
+        self.versions = [result.version for result in results]
+        self.version = min(self.versions)
         kept = all(result.slot is None and result.rest is None for result in results)
         self._received = results if kept and not self._modes.together else []
         self._places.installed(self.version)
-        self._skipped = max(result.skipped for result in results)
-        self._taken = results[0].taken
-        self._heard_schedule = max(result.schedule for result in results)
+        self.skipped = max(result.skipped for result in results)
+        self.taken = results[0].taken
+        self.heard_schedule = max(result.schedule for result in results)
         self._modes.heard(result.consistency for result in results)
-        self._on_weights(self.space)
+        self.watch.came(self.space)
         if self._incoming is not None and not self._listens(self._incoming, self.space):
-            self._reads = None
+            self.reads = None
             self.complete()
-            self._on_weights(self.space)  # which may have copied what was not there
+            self.watch.came(self.space)  # which may have copied what was not there
         reach("worker.after_pull", self.version)
 
     def _bring(self, results: list[Pulled]) -> None:
@@ -171,7 +126,7 @@ class Weights:
             if any(result.rest is not None for result in results):
                 self._begin(results, self.space)
             return
-        self._wait_for_copy()
+        self.end_copy()
         for result in results:
             if result.slot is not None:
                 for _, source in self.space.places(result.chunks, rounding):
@@ -181,43 +136,35 @@ class Weights:
 
     def pull_latest(self) -> None:
         """Take in the newest version, all of it."""
-        self.before_pull()
+        self.end_copy()
         pulls = self._shards.links.pulls
         pull = pulls.pull_version(self.version) if self._modes.together else pulls.pull(Latest())
         self.install(self._member.do(pull))
 
-    def before_pull(self) -> None:
-        """Another version is about to be asked for: weights are no longer read where they came from."""
-        self._wait_for_copy()
-
-    def _wait_for_copy(self) -> None:
+    def end_copy(self) -> None:
+        """Another version is about to be asked for: wait until the device has a copy of the present one."""
         if self._bringing is not None:
             self._bringing.wait()
             self._bringing = None
 
     def take_home(self) -> None:
-        """Whoever has left is read from no more: the script keeps a copy of the last weights."""
-        if self._in_place is not None and self._space is not None:
-            lent, self._space = self._space, FlatSpace(self._space.layout, self._space.device)
-            self._space.copy_of(lent)
-            self._in_place = None
-            self._on_weights(self._space)
+        """The worker has left, and reads no memory of servers any more: the script keeps a copy of the last weights."""
+        if self.in_place is not None:
+            lent, self.space = self.space, FlatSpace(self.space.layout, self.space.device)
+            self.space.copy_of(lent)
+            self.in_place = None
+            self.watch.came(self.space)
 
     # ---- weights that the script begins with before all of them are there
 
-    @property
-    def reads(self) -> Reads | None:
-        """What tells of reads of the parameters; None where weights are used only when all are there."""
-        return self._reads
-
     def listen(self, reads: Reads) -> None:
-        """The script may begin before all weights are there; this tells what it reads."""
-        self._reads = reads
+        """The script may begin before all weights are there; ``reads`` tells what it reads."""
+        self.reads = reads
 
     @property
     def may_begin(self) -> bool:
         """Whether the script may compute on the first weights while others are on their way."""
-        return self._reads is not None and self._places.mover is None and self._in_place is None
+        return self.reads is not None and self._places.mover is None and self.in_place is None
 
     def _begin(self, results: list[Pulled], space: FlatSpace) -> None:
         """Some are still to come: the script gets each before it reads it, and buffers at once."""
@@ -229,7 +176,7 @@ class Weights:
 
     def _listens(self, incoming: IncomingWeights, space: FlatSpace) -> bool:
         """Have it told what the script reads; False if that cannot be, as with this script it never will."""
-        reads = self._reads
+        reads = self.reads
         return reads is not None and reads.begin(incoming, [space.view(i) for i in range(reads.count)])
 
     def complete(self) -> None:
@@ -243,15 +190,15 @@ class Weights:
         False: what yielded gradients of the tensors ``used`` was computed on others. Raises what keeps weights from
         coming.
         """
-        self._stalled_s = 0.0
+        self.stalled_s = 0.0
         return self._settle(used)
 
     def _settle(self, used: frozenset[int]) -> bool:
         incoming, self._incoming = self._incoming, None
         if incoming is None:
             return True
-        if self._reads is not None:
-            self._reads.end()
+        if self.reads is not None:
+            self.reads.end()
         with unheard():
             unread = incoming.unread(used)
             try:
@@ -262,9 +209,9 @@ class Weights:
                 log.info("some weights of the version at hand did not come any more", reason=str(error))
                 return False
             finally:
-                self._stalled_s += incoming.waited_s
+                self.stalled_s += incoming.waited_s
         if unread:
-            self._reads = None
+            self.reads = None
             log.info(
                 "this script reads weights in a way that cannot be noticed (in other threads or in compiled code): "
                 "from now on it gets them when all are there"
@@ -276,8 +223,8 @@ class Weights:
         incoming, self._incoming = self._incoming, None
         if incoming is not None:
             incoming.drop()
-            if self._reads is not None:
-                self._reads.end()
+            if self.reads is not None:
+                self.reads.end()
 
     # ---- the weights as the servers have them, whatever the script has done to its copy
 
@@ -306,7 +253,7 @@ class Weights:
         """All chunks of these servers, of the version at hand."""
         links = self._shards.links
         shared = links.near.shared
-        if self._in_place is not None and shared is not None and servers <= shared.reading.keys():
+        if self.in_place is not None and shared is not None and servers <= shared.reading.keys():
             return {
                 index: data
                 for server in servers
@@ -315,6 +262,6 @@ class Weights:
         if self._received:
             return merge(self._received)
         try:
-            return merge(self._member.do(links.pulls.again(self._versions)))
+            return merge(self._member.do(links.pulls.again(self.versions)))
         except errors.GoneError:
             return None

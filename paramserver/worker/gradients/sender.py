@@ -17,7 +17,6 @@ from paramserver.core.layout.plan import moving_bytes
 from paramserver.core.versions.names import Name, SyncName
 from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.worker.device import Ticket
-from paramserver.worker.engine.weights import Weights
 from paramserver.worker.flat import PartialSum
 from paramserver.worker.gradients import early
 from paramserver.worker.gradients.contribution import PushFacts
@@ -29,13 +28,15 @@ from paramserver.worker.job.member import Member
 from paramserver.worker.job.shards import Shards
 from paramserver.worker.job.slices import Slices
 from paramserver.worker.links import exchange as exchanges
+from paramserver.worker.links.pushes import Outcomes
 from paramserver.worker.memory.places import Places
 from paramserver.worker.weights.pulled import Pulled
+from paramserver.worker.weights.weights import Weights
 
 log = structlog.get_logger("paramserver.worker")
 
 T = TypeVar("T")
-Push = concurrent.futures.Future[frozenset[shard_pb2.Outcome]]
+PushFuture = concurrent.futures.Future[Outcomes]
 # How long a worker that leaves waits for the push that is under way.
 _LAST_PUSH_S = 5.0
 
@@ -47,45 +48,35 @@ class Sender:
         self._member, self._shards, self._slices = member, shards, slices
         self._places, self._weights = places, weights
         self.handed = HandedIn()
-        self._outgoing = Outgoing()
+        self.outgoing = Outgoing()
         self.foresight = Foresight()
         self._early = early.EarlyPushes(member.background)
         # What leaves while it is computed, until the script has stepped on it.
         self._filling: PartialSum | None = None
-        self._pushing: set[Push] = set()
+        self._pushing: set[PushFuture] = set()
         # How this script advances its schedule, as far as it has shown.
         self._schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_OTHER
-        # Above 0: the global norm to which the gradient of the present step is clipped.
-        self._clip_norm = 0.0
+        # The global norm to which the gradient of the present step is clipped; 0: the gradient is not clipped.
+        self.clip_norm = 0.0
 
     # ---- what goes with contributions
 
-    @property
-    def outgoing(self) -> Outgoing:
-        """What contributions look like on their way."""
-        return self._outgoing
-
     def compress(self, wire: Wire) -> None:
         """Before there is a model: how gradients travel."""
-        self._outgoing = Outgoing(wire)
-        self._member.keep_place(self._outgoing.keeps)
+        self.outgoing = Outgoing(wire)
+        self._member.keep_place(self.outgoing.keeps)
 
     def advances(self, schedule: shard_pb2.Schedule) -> None:
         """How this script advances its schedule, as far as it has shown."""
         self._schedule = schedule
 
-    @property
-    def clip_norm(self) -> float:
-        """The global norm to which the gradient of the present step is clipped; 0: it is not."""
-        return self._clip_norm
-
     def clip_to(self, norm: float) -> None:
-        """The servers are to clip the gradient of the present step to this global norm; 0: they are not."""
-        self._clip_norm = norm
+        """The servers are to clip the gradient of the present step to this global norm; 0: they do not clip."""
+        self.clip_norm = norm
 
     def keep_residuals(self, positions: range) -> None:
         """These slice positions belong to this worker; what was left out of contributions to others is lost."""
-        if self._outgoing.keep(positions) and not self._member.rolled_back():
+        if self.outgoing.keep(positions) and not self._member.rolled_back():
             log.warning(
                 "the workers have changed: what compression had left out of some contributions is lost, so the result "
                 "will have other bits than that of an undisturbed run (see docs/compression.md)"
@@ -95,21 +86,21 @@ class Sender:
 
     def push(
         self, name: Name, partial: PartialSum, groups: Sequence[types_pb2.GroupHypers], clock: int, flush: bool
-    ) -> Push:
+    ) -> PushFuture:
         """Begin to bring a contribution to all shards; its memory is reused afterwards.
 
         ``flush``: nothing of it is left for later ones. Raises what `Outgoing.encode` raises.
         """
-        self._weights.before_pull()
+        self._weights.end_copy()
         staging, of_device, ticket, pool = self._places.staging, partial, None, self._places.pool
         if staging is not None:
             pool = staging.pool
             partial, ticket = staging.fetch(partial)
-            if self._outgoing.lossy:
+            if self.outgoing.lossy:
                 ticket.wait()
         space = partial.space
         position = name.lo if isinstance(name, SyncName) else ANY
-        encoded = self._outgoing.encode(position, partial, space, flush) if self._outgoing.lossy else {}
+        encoded = self.outgoing.encode(position, partial, space, flush) if self.outgoing.lossy else {}
         facts = self._facts(name, partial, groups, clock, encoded)
         begun = self._early.complete(partial, facts)
         future = begun or self._member.submit(_when(ticket, self._shards.links.pushes.push(facts, space.read)))
@@ -138,7 +129,7 @@ class Sender:
         True: the version is installed. False: the contribution is counted. None: it has to be pushed, as ever.
         """
         member = self._member
-        lossy = self._places.staging is not None or self._outgoing.lossy
+        lossy = self._places.staging is not None or self.outgoing.lossy
         if lossy or member.rolled_back() or not member.session.goes_on:
             return None
         wait_s = min(patience_s, exchanges.MOST_S)
@@ -177,7 +168,7 @@ class Sender:
             and bool(used)
             and self._slices.named_by_data
             and links.near.shared is None
-            and not self._outgoing.lossy
+            and not self.outgoing.lossy
             and pool.device.type == "cpu"
             and not self._member.rolled_back()
             and moving_bytes(links.plan.layout.chunks) >= early.LEAST_BYTES
@@ -187,7 +178,7 @@ class Sender:
         partial = pool.take()
         partial.samples = samples
         facts = self._facts(name, partial, groups(), clock, {}, used)
-        self.foresight.said(used, facts.groups, self._clip_norm)
+        self.foresight.said(used, facts.groups, self.clip_norm)
         self._filling = partial
         return partial, self._early.begin(links, partial, facts, pool, self._weights.may_begin)
 
@@ -196,21 +187,26 @@ class Sender:
         partial, self._filling = self._filling, None
         return partial
 
-    def pull_begun(self, version: int) -> concurrent.futures.Future[list[Pulled]] | None:
-        """The pull that was begun with a push, if it asks for this version."""
-        return self._early.pull(version)
-
     def drop_early(self) -> None:
         """Break off what is leaving while it is computed."""
         self._early.drop()
 
     # ---- what becomes of it
 
-    def wait_all(self, pushes: Sequence[Push]) -> bool:
+    def begin_pull(self, version: int) -> concurrent.futures.Future[list[Pulled]]:
+        """Ask every shard for ``version`` or a later one, if that was not done already with an early push."""
+        self._weights.end_copy()
+        begun = self._early.pull(version)
+        if begun is not None:
+            return begun
+        pulls = self._shards.links.pulls
+        return self._member.submit(pulls.pull_version(version, ahead=True, begin=self._weights.may_begin))
+
+    def wait_all(self, pushes: Sequence[PushFuture]) -> bool:
         """Wait for several pushes; raises the first error. False if, without a data set, one was not counted."""
         return all([self._counted(push) for push in pushes])
 
-    def _counted(self, push: Push) -> bool:
+    def _counted(self, push: PushFuture) -> bool:
         try:
             outcomes = self._member.wait(push, last_s=_LAST_PUSH_S)
         except errors.StaleViewError as error:
@@ -261,7 +257,7 @@ class Sender:
             base_versions=list(self._weights.versions),
             clock=clock,
             schedule=self._schedule,
-            clip_norm=self._clip_norm if isinstance(name, SyncName) else 0.0,
+            clip_norm=self.clip_norm if isinstance(name, SyncName) else 0.0,
             nonce=secrets.randbits(63) | 1,
             slot=partial.space.number,
             encoded=encoded,
