@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from paramserver import errors
-from paramserver.core.layout.hypers import validate
+from paramserver.core.layout.hypers import RULES, validate
 from paramserver.core.layout.naming import instead_of
 from paramserver.core.layout.plan import Kind, Plan, TensorSpec
 from paramserver.tensors.dtypes import dtype_name
 from paramserver.tensors.finite import is_finite
 from paramserver.tensors.hypers import groups_to_proto
-from paramserver.tensors.optimizers import describe
+from paramserver.tensors.optimizers import describe, torch_class
 from paramserver.v1 import types_pb2
 from paramserver.wire.messages import tensor_to_proto
 from paramserver.worker.engine import Engine
@@ -156,16 +156,17 @@ class RawClient:
         space = self._engine.weights.space
         result: dict[str, Array] = {}
         for name in self._index if names is None else names:
-            if name not in self._index:
-                raise errors.ModelError(f"no array is named {str(name)[:80]!r}; {instead_of(str(name), self._index)}")
-            value = space.view(self._index[name]).clone()
+            value = space.view(self._number(name)).clone()
             result[name] = value.numpy() if self._numpy else value
         return result
 
-    def _checked(self, name: str, value: Array) -> torch.Tensor:
+    def _number(self, name: str) -> int:
         if name not in self._index:
             raise errors.ModelError(f"no array is named {str(name)[:80]!r}; {instead_of(str(name), self._index)}")
-        spec = self._specs[self._index[name]]
+        return self._index[name]
+
+    def _checked(self, name: str, value: Array) -> torch.Tensor:
+        spec = self._specs[self._number(name)]
         if spec.kind is not Kind.PARAMETER:
             raise errors.ModelError(f"{name!r} is a {spec.kind.value} of the model: only parameters take gradients")
         tensor = _tensor(name, value)
@@ -226,9 +227,6 @@ def _optimizer(optimizer: str | torch.optim.Optimizer, hypers: Mapping[str, Any]
     if optimizer == "sum":
         validate("sum", [hypers])
         return "sum", hypers
-    from paramserver.core.layout.hypers import RULES
-    from paramserver.tensors.optimizers import torch_class
-
     if optimizer not in RULES:
         validate(optimizer, [hypers])
     try:

@@ -17,8 +17,8 @@ class FlatSpace:
     """One value for every element of a layout, by segment, on one device.
 
     ``kinds``: segments of other kinds stay unallocated. Padding between tensors is zero and stays zero. ``memory``
-    gives the flat tensor of a segment, where it is not to be allocated; ``number`` is the place in an inbox where it
-    lies.
+    gives the flat tensor of a segment, instead of an allocated one. ``number`` is the slot of the inbox in which this
+    space lies.
     """
 
     def __init__(
@@ -32,9 +32,9 @@ class FlatSpace:
         self.layout = layout
         self.device = device
         self.number = number
-        # The memory is somebody else's.
+        # The memory belongs to its caller.
         self.lent = memory is not None
-        # Of a partial sum: the tensors in whose places there may be something else than zeros.
+        # Of a partial sum: the tensors whose places may hold other numbers than zeros.
         self.written: set[int] = set()
 
         def zeros(segment: Segment) -> torch.Tensor:
@@ -66,21 +66,20 @@ class FlatSpace:
     def places(
         self, chunks: Mapping[int, memoryview], rounding: Cast | None = None
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Where each of these chunks belongs, and the received bytes as a tensor; see :meth:`write`."""
+        """The place of each of these chunks, and the received bytes as a tensor; see :meth:`write`."""
         for index, data in chunks.items():
             chunk = self.layout.chunks[index]
             dtype = chunk.dtype if rounding is None or not compressible(chunk) else rounding.type_name
             yield self.chunk(index), tensor_from(data, dtype)
 
     def on_cpu(self) -> FlatSpace:
-        """Itself, or a copy in main memory (one transfer per segment) if it is on a device."""
+        """This space, or a copy in main memory (one transfer per segment) if this space is on a device."""
         if self.device.type == "cpu":
             return self
-        copy = FlatSpace.__new__(FlatSpace)
-        copy.layout, copy.device, copy.number, copy._views = self.layout, torch.device("cpu"), None, {}
-        copy.lent, copy.written = False, set()
-        copy._segments = {index: flat.cpu() for index, flat in self._segments.items()}
-        return copy
+        kinds = {segment.kind for segment in self.layout.segments if segment.index in self._segments}
+        return FlatSpace(
+            self.layout, torch.device("cpu"), tuple(kinds), lambda segment: self._segments[segment.index].cpu()
+        )
 
     def chunk(self, index: int) -> torch.Tensor:
         """A chunk, flat, without a copy."""
@@ -131,7 +130,7 @@ class PartialSum:
 
 
 def no_space() -> FlatSpace | None:
-    """For who has no memory that servers can read."""
+    """In place of an inbox, if servers can read no memory of this worker."""
     return None
 
 

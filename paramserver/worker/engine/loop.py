@@ -1,4 +1,4 @@
-"""The training loop of a script, as the engine sees it: the slice to compute, and what it has yielded. Blocking."""
+"""The training loop of a script, as the engine sees it: slices to compute and their contributions. Blocking."""
 
 from __future__ import annotations
 
@@ -44,21 +44,16 @@ class Loop:
         rollback: Rollback,
     ) -> None:
         self._member, self._modes, self._shards, self._slices = member, modes, shards, slices
-        self._progress, self._weights, self._sender, self._paces, self._rollback = (
-            progress,
-            weights,
-            sender,
-            paces,
-            rollback,
-        )
+        self._progress, self._weights, self._sender = progress, weights, sender
+        self._paces, self._rollback = paces, rollback
 
     # ---- which slice
 
     def next_item(self, epoch: int, last: bool, stay: bool = False) -> Item | None:
         """The slice to compute now; None if there is none left up to ``epoch``. Waits as long as the mode demands.
 
-        ``last``: what others hold of these epochs is waited for, too. ``stay``: if the job goes back to an earlier
-        epoch, its slices come at once; else None comes, since the script is to begin that epoch.
+        ``last``: wait for slices that other workers hold, too. ``stay``: if the job goes back to an earlier epoch, its
+        slices come at once; else None comes, since the script is to begin that epoch.
         """
         if self._weights.whole:
             self._rollback.following(self._weights.watch.check)
@@ -76,7 +71,7 @@ class Loop:
                 return item
 
     def may_compute(self, item: Item) -> bool:
-        """Whether the script may have this slice; False: it kills whoever computes it, and counts without samples.
+        """Whether the script may have this slice; False: the slice kills its workers, and counts without samples.
 
         After another worker has died, the coordinator hears of the slice before the script does.
         """
@@ -99,26 +94,24 @@ class Loop:
         return not cast(coordinator_pb2.BeginResponse, reply).skip
 
     def poisoned(self, item: Item) -> bool:
-        """Whether it is known that this slice kills whoever computes it."""
+        """Whether it is known that this slice kills the workers that compute it."""
         poisoned = self._member.session.view.poisoned
         return any((ref.epoch, ref.index) == (item.epoch, item.index) for ref in poisoned)
 
     def ahead(self, epoch: int) -> Iterator[Item]:
-        """The slices that are likely to come, beginning with the one that :meth:`next_item` has given."""
-        pace = self._paces.pace
-        assert pace is not None, "an item comes before those ahead of it"
-        return self._ahead(pace, epoch)
+        """The slices that are likely to come, beginning with the one that :meth:`next_item` has given.
 
-    def _ahead(self, pace: Pace, epoch: int) -> Iterator[Item]:
-        """Ends with the pace: one of before the job went back must not lease, nor say what it has done."""
-        items = pace.ahead(epoch)
+        Ends when the job goes back: the former pace must lease no more, nor report what it has done.
+        """
+        pace = self._paces.pace
+        items = pace.ahead(epoch) if pace is not None else iter(())
         while self._paces.pace is pace and (item := next(items, None)) is not None:
             yield item
 
     def coming(self) -> Item | None:
         """Without a data set: the slice that this worker will compute next, if that is known without waiting."""
-        pace = self._paces.pace
-        if pace is None or self._member.rolled_back() or self._modes.changed():
+        pace = self._unchanged_pace()
+        if pace is None:
             return None
         self._progress.begun()
         try:
@@ -128,35 +121,36 @@ class Loop:
 
     def still(self, item: Item) -> bool:
         """Whether a slice that :meth:`coming` has told can be handed in now, without :meth:`next_item`."""
-        pace = self._paces.pace
-        unchanged = pace is not None and not self._member.rolled_back() and not self._modes.changed()
-        return unchanged and pace is not None and pace.expects(item)
+        pace = self._unchanged_pace()
+        return pace is not None and pace.expects(item)
 
-    # ---- what it yields
+    def _unchanged_pace(self) -> Pace | None:
+        return None if self._member.rolled_back() or self._modes.changed() else self._paces.pace
+
+    # ---- contributions
 
     def begin_early(
         self, item: Item, samples: int, groups: Callable[[], Sequence[types_pb2.GroupHypers]]
     ) -> tuple[PartialSum, EarlyChunks] | None:
-        """Begin to push what ``item`` is going to yield, while it is computed; None where that is not possible.
+        """Begin to push the contribution of ``item`` while it is computed; None where that is not possible.
 
-        Returns the partial sum to fill, which :meth:`contribute` must get, and who is to be told of each tensor in it.
+        Returns the partial sum to fill, which :meth:`contribute` must get, and the object to tell of each tensor in it.
         """
         pace = self._paces.pace
         alone = pace is not None and pace.alone(item)
         return self._sender.begin_early(item.name, alone, self._paces.clock or 0, samples, groups)
 
     def contribute(self, item: Item, partial: PartialSum, groups: Sequence[types_pb2.GroupHypers]) -> bool:
-        """Hand in what a slice yielded; returns with the next version, or with more work on this one.
+        """Hand in the contribution of a slice; returns with the next version, or with more work on this version.
 
-        Without a data set the name of a slice does not say what it yields: False then means that another worker's
-        contribution of this name counts instead of this one.
+        False, without a data set only: another worker's contribution of the same name counts instead.
         """
         reach("worker.after_grad", self._weights.version)
         partial.settle()
         try:
             right = self._weights.settle_slice(frozenset(partial.used))
             self._progress.computed(self._weights.stalled_s)
-            if not right:  # once more, on weights of one version
+            if not right:  # the slice is computed once more, on weights of one version
                 self._sender.discard(partial)
                 self._paces.refresh()
                 return True
@@ -172,7 +166,7 @@ class Loop:
             return self._follow()
 
     def _follow(self) -> bool:
-        """Follow the job back while a contribution is handed in; raises RolledBackError if nobody brings that again."""
+        """Follow the job back during a contribution; raises RolledBackError if no worker brings it again."""
         self._rollback.follow()
         if self._slices.named_by_data:  # somebody computes it again
             return True

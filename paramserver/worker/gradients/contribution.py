@@ -1,4 +1,4 @@
-"""The header of a contribution, and the frames in which it is pushed."""
+"""Facts about a contribution, and the frames in which it is pushed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from paramserver.worker.gradients.leaving import EarlyChunks
 
 if TYPE_CHECKING:
     from paramserver.worker.gradients.outgoing import Encoded
-    from paramserver.worker.memory.shared import Attached
 
 # A push of less is one frame. Else each chunk has one of its own: servers begin with a chunk when all have sent it.
 _FRAME_BYTES = 256 << 10
@@ -24,10 +23,9 @@ _FRAME_BYTES = 256 << 10
 
 @dataclass(frozen=True, slots=True)
 class PushFacts:
-    """A contribution but for its bytes. ``base_versions``: by server, the version it was computed on.
+    """All of a contribution except its bytes. ``base_versions``: by server, the version it was computed on.
 
-    ``slot``: its place in this worker's inbox, if it lies there. ``encoded``: the chunks that go over the network in
-    another form.
+    ``slot``: its place in this worker's inbox, if it lies there. ``encoded``: the compressed chunks by their index.
     """
 
     name: Name
@@ -51,9 +49,9 @@ def frames_of(
     read: Callable[[int], memoryview],
     apart: bool = False,
 ) -> Iterator[bytes]:
-    """The frames of a push of these chunks. ``read`` gives the bytes of one by its index.
+    """The frames of a push of these chunks. ``read`` gives the bytes of a chunk by its index.
 
-    ``apart``: each chunk has a frame of its own, however small they are.
+    ``apart``: each chunk has a frame of its own, however small it is.
     """
     parts = (_part(chunk, facts.encoded, read) for chunk in chunks)
     if not apart and sum(chunk.nbytes for chunk in chunks) <= _FRAME_BYTES:
@@ -72,11 +70,6 @@ async def frames_as_ready(
     async for index in early.of(frozenset(chunks)):
         for frame in chunk_frames(None, [(chunk_ref(chunks[index]), read(index))]):
             yield frame
-
-
-def put_place(header: shard_pb2.PushHeader, attached: Attached, facts: PushFacts) -> None:
-    """Say where in the inbox a contribution lies, which has been looked through for NaN."""
-    header.shared.attachment, header.shared.slot, header.shared.checked = attached.number, facts.slot or 0, True
 
 
 def _part(

@@ -1,7 +1,7 @@
-"""A step's push and pull with one message there and one back, by the thread that trains, while it waits anyway.
+"""A step's push and pull as one message to each server and one answer, sent by the thread that trains.
 
-This is for the case in which all goes well, on one host: no other thread of this process has to wake up, which is most
-of the step of a small model. Whatever else happens, the push is made again in the background, and counts once.
+This is for the case in which all goes well, on one host. No other thread of this process has to wake up, which would
+take most of the step of a small model. In all other cases the push is made again in the background, and counts once.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from paramserver.core.versions.events import AtLeast
 from paramserver.failpoints import planned
 from paramserver.transport.direct import ask_all
 from paramserver.v1 import shard_pb2
-from paramserver.worker.gradients.contribution import PushFacts, put_place
+from paramserver.worker.gradients.contribution import PushFacts
 from paramserver.worker.links.shards import ShardLinks
 from paramserver.worker.memory.shared import Attached
 from paramserver.worker.weights.pulled import Pulled, pulled_of
 
-# Meanwhile the thread does not hear that the membership has changed, or the job has ended: so not longer than this.
+# The longest wait. Meanwhile the thread does not hear that the membership has changed, or that the job has ended.
 MOST_S = 0.25
-# An answer may come so much later than it was asked for, on a busy machine.
+# On a busy machine an answer may come so much later than servers were asked to send it.
 _GRACE_S = 0.1
 
 
@@ -33,7 +33,7 @@ def exchange(links: ShardLinks, facts: PushFacts, version: int, wait_s: float) -
     if shared is None or ways is None or facts.slot is None or planned("worker.between_shards"):
         return False
     lines = [way.direct for way in ways]
-    requests = [_request(links, server, way, facts, version, wait_s) for server, way in enumerate(ways)]
+    requests = [_request(links, server, way, facts.slot, facts, version, wait_s) for server, way in enumerate(ways)]
     answers = cast(
         Sequence[shard_pb2.ExchangeResponse] | None, ask_all(lines, "Shard.Exchange", requests, wait_s + _GRACE_S)
     )
@@ -48,12 +48,9 @@ def exchange(links: ShardLinks, facts: PushFacts, version: int, wait_s: float) -
 
 
 def _request(
-    links: ShardLinks, server: int, way: Attached, facts: PushFacts, version: int, wait_s: float
+    links: ShardLinks, server: int, way: Attached, slot: int, facts: PushFacts, version: int, wait_s: float
 ) -> shard_pb2.ExchangeRequest:
-    push, pull = links.pushes.push_header(server, facts, 0), links.pulls.pull_request(AtLeast(version), wait_s)
-    put_place(push, way, facts)
-    shared = links.near.shared
-    question = shared.question(server, way.worker) if shared is not None else None
-    assert question is not None, "who can be reached is attached"
-    pull.shared.CopyFrom(question)
+    push = links.pushes.push_header(server, facts, 0)
+    way.put_place(push, slot)
+    pull = links.pulls.pull_request(server, AtLeast(version), wait_s)
     return shard_pb2.ExchangeRequest(push=push, pull=pull)

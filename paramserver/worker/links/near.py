@@ -28,7 +28,7 @@ class Near:
         self.shared: SharedMemory | None = None
 
     def ways(self) -> list[Attached] | None:
-        """By server, how the thread that trains reaches it; None where that is not possible with all."""
+        """By server, the connection for the thread that trains; None if there is none to some server."""
         if self.shared is None:
             return None
         found = [self.attached(server) for server in range(len(self._servers))]
@@ -54,12 +54,12 @@ class Near:
         return {server: refusal for server, refusal in enumerate(refusals) if refusal}
 
     async def attach_again(self, server: int) -> None:
-        """Attach to a server that knows this worker as the member it was before it joined again."""
+        """Attach again to a server that knows this worker by an earlier member number."""
         if self.shared is not None and self.shared.outdated(server, self._servers.worker()):
             await self._persist(self.shared, server)
 
     async def detach(self) -> None:
-        """Share memory with nobody any more."""
+        """Share memory with no server any more."""
         shared, self.shared = self.shared, None
         if shared is not None:
             await shared.close()
@@ -84,7 +84,7 @@ class Near:
         return await shared.attach(server, channel, servers.job, servers.timeline, servers.worker(), timeout_s)
 
     def way(self, server: int) -> Channel:
-        """Where small messages to a server go: over a socket of this host if it shares memory with this worker."""
+        """The channel for small messages to a server: a socket of this host if the server shares memory."""
         attached = self.attached(server)
         return self._servers.channels[server] if attached is None else attached.channel
 

@@ -1,4 +1,4 @@
-"""Asking all shards at once. A synchronous pull moves on only when every shard has published the version."""
+"""Pulls weights from all shards at once. A synchronous pull ends only when every shard has published the version."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _PARK_S = 5.0
 
 
 class Pulls:
-    """What this worker asks for: versions. ``rounding``: what weights are rounded to on their way here."""
+    """Asks for versions. ``rounding``: the type that weights are rounded to on their way here."""
 
     def __init__(self, servers: Servers, near: Near, flow_control: FlowControl, rounding: Cast | None) -> None:
         self._servers, self._near, self._flow_control = servers, near, flow_control
         self.rounding = rounding
-        # For whom a pull waits just now.
+        # The server, in words, for which a pull waits just now.
         self.waiting_for = ""
         self._assignment: shard_pb2.Assignment | None = None
-        # Pulls of which somebody has been given the first part.
+        # Pulls whose caller has been given the first part.
         self._begun: set[asyncio.Task[Pulled]] = set()
 
     def say(self, assignment: shard_pb2.Assignment | None) -> None:
@@ -49,8 +49,8 @@ class Pulls:
     async def pull(self, want: Want, frozen: bool = False, ahead: bool = False, begin: bool = False) -> list[Pulled]:
         """Each shard's answer to ``want``, by server; in asynchronous mode their versions may differ.
 
-        ``ahead``: what is asked for may be sent while it is made. ``begin``: return when all have begun; what is still
-        to come of large ones is their `Pulled.rest`.
+        ``ahead``: servers may send the version while they make it. ``begin``: return when all answers have begun; the
+        part of a large answer that is still to come is its `Pulled.rest`.
         """
         begin = begin and self._near.shared is None and not frozen
         one = self._begin_one if begin else partial(self._pull_one, frozen=frozen)
@@ -78,9 +78,9 @@ class Pulls:
                 results[server] = result
         return results
 
-    async def pull_exactly(self, versions: Sequence[int], frozen: bool = False) -> list[Pulled]:
-        """By server, this version of it. Raises GoneError if a server has dropped it."""
-        asked = (self._pull_one(server, Exactly(version), frozen) for server, version in enumerate(versions))
+    async def pull_exactly(self, versions: Sequence[int]) -> list[Pulled]:
+        """By server, this version. Raises GoneError if a server has dropped its version."""
+        asked = (self._pull_one(server, Exactly(version), False) for server, version in enumerate(versions))
         return await asyncio.gather(*asked)
 
     async def newest(self) -> list[Pulled]:
@@ -89,7 +89,7 @@ class Pulls:
         return await asyncio.gather(*(self._pull_one(server, Latest(), False, bare=True) for server in servers))
 
     async def again(self, versions: Sequence[int]) -> list[Pulled]:
-        """By server, the version of the weights at hand once more. Raises GoneError if a server has dropped it."""
+        """By server, the version of the weights at hand once more. Raises GoneError if a server has dropped one."""
         results = await self.pull_exactly(versions)
         shared = self._near.shared
         for server, result in enumerate(results):
@@ -99,7 +99,6 @@ class Pulls:
 
     async def published(self, version: int) -> bool:
         """Whether all shards have published ``version`` already; False if that cannot be told just now."""
-
         servers = self._servers
 
         async def one(channel: Channel) -> bool:
@@ -153,14 +152,10 @@ class Pulls:
         said = time.monotonic()
         try:
             while True:
-                request = self.pull_request(want, _PARK_S)
+                await self._near.attach_again(server)
+                request = self.pull_request(server, want, _PARK_S)
                 request.include_frozen, request.ahead, request.header_only = frozen, ahead, bare
-                request.acks = ahead and len(self._servers) > 1
-                if (shared := self._near.shared) is not None:
-                    await self._near.attach_again(server)
-                    question = shared.question(server, request.worker) if self.rounding is None else None
-                    if question is not None:
-                        request.shared.CopyFrom(question)
+                request.acks = ahead and len(servers) > 1
                 try:
                     download = partial(self._download, server, request, begun)
                     answer = await servers.persist(server, "to pull", download, servers.nbytes[server])
@@ -182,8 +177,8 @@ class Pulls:
         finally:
             self.waiting_for = ""
 
-    def pull_request(self, want: Want, wait_s: float) -> shard_pb2.PullRequest:
-        """A question for weights that may wait so long for its answer."""
+    def pull_request(self, server: int, want: Want, wait_s: float) -> shard_pb2.PullRequest:
+        """A question for weights, which the server may answer after up to ``wait_s`` seconds."""
         servers = self._servers
         request = shard_pb2.PullRequest(
             job=servers.job,
@@ -195,10 +190,14 @@ class Pulls:
         put_want(request, want)
         if self.rounding is not None:
             request.encoding = self.rounding.encoding
+        elif self._near.shared is not None:
+            question = self._near.shared.question(server, request.worker)
+            if question is not None:
+                request.shared.CopyFrom(question)
         return request
 
     async def _readmitted(self, former: int) -> bool:
-        """Given up for lost (paused, cut off): True once the session has joined again under a new number."""
+        """This worker was given up for lost: True once the session has joined again, under a new member number."""
         for _ in range(100):
             if self._servers.worker() != former:
                 return True
@@ -234,6 +233,6 @@ class Pulls:
         return pulled_of(header, chunks)
 
     def close(self) -> None:
-        """Break off the pulls of which somebody has been given the first part."""
+        """Break off the pulls whose caller has been given the first part."""
         for pull in list(self._begun):
             pull.cancel()

@@ -14,7 +14,7 @@ from paramserver.tensors.codec import chunk_frames
 from paramserver.transport.base import Frames, each
 from paramserver.v1 import shard_pb2
 from paramserver.wire.messages import chunk_ref, pack_mask, put_name
-from paramserver.worker.gradients.contribution import PushFacts, frames_as_ready, frames_of, put_place
+from paramserver.worker.gradients.contribution import PushFacts, frames_as_ready, frames_of
 from paramserver.worker.gradients.flow_control import Flow, FlowControl
 from paramserver.worker.gradients.leaving import EarlyChunks
 from paramserver.worker.links.near import Near
@@ -112,7 +112,7 @@ class Pushes:
             if attached is None:
                 frames = frames_of(header, facts, wanted, read, apart=mine is not None)
                 return await self._upload(server, frames, mine, timeout_s)
-            put_place(header, attached, facts)
+            attached.put_place(header, facts.slot or 0)
             try:
                 reply = await attached.channel.upload("Shard.Push", chunk_frames(header, ()), timeout=timeout_s)
             except errors.GoneError:

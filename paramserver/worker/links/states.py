@@ -1,4 +1,4 @@
-"""Reading the optimizer state of all shards, of one version where there is one."""
+"""Reads the optimizer state of all shards, in synchronous mode that of one version."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from paramserver.worker.links.servers import Servers
 _PARK_S = 5.0
 
 Parts = list[tuple[shard_pb2.StateRef, memoryview]]
+Frames = AsyncGenerator[tuple[shard_pb2.FrameHeader, list[tuple[Ref, memoryview]]], None]
 
 
 class States:
-    """What this worker reads of the servers' optimizers."""
+    """Reads optimizer state."""
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
@@ -38,56 +39,47 @@ class States:
 
     async def _read(self, version: int, together: bool, timeout_s: float) -> tuple[int, Parts]:
         servers = range(len(self._servers))
-        begun: dict[int, _Export] = {}
+        # By server, the version that it names, and the rest of its answer.
+        begun: dict[int, tuple[int, Frames]] = {}
         async with AsyncExitStack() as stack:
             while True:
                 # A server keeps the state of the version that it names first, however long that takes to read.
                 missing = [server for server in servers if server not in begun]
                 found = await asyncio.gather(*(self._begin(server, version, timeout_s) for server in missing))
-                for server, export in zip(missing, found, strict=True):
-                    begun[server] = export
-                    await stack.enter_async_context(aclosing(export.frames))
-                version = max(export.version for export in begun.values())
-                behind = [server for server, export in begun.items() if export.version < version]
+                for server, answer in zip(missing, found, strict=True):
+                    begun[server] = answer
+                    await stack.enter_async_context(aclosing(answer[1]))
+                version = max(named for named, _ in begun.values())
+                behind = [server for server, (named, _) in begun.items() if named < version]
                 if not together or not behind:
                     break
                 for server in behind:
-                    await begun.pop(server).frames.aclose()
-            parts = await asyncio.gather(*(begun[server].read() for server in servers))
+                    await begun.pop(server)[1].aclose()
+            parts = await asyncio.gather(*(_parts(server, begun[server][1]) for server in servers))
         return version, [part for each in parts for part in each]
 
-    async def _begin(self, server: int, version: int, timeout_s: float) -> _Export:
-        """The answer of a server, of which the version is known. Raises UnavailableError if there is none in time."""
+    async def _begin(self, server: int, version: int, timeout_s: float) -> tuple[int, Frames]:
+        """The version that a server names, and the rest of its answer. Raises UnavailableError after ``timeout_s``."""
         request = shard_pb2.ExportRequest(
             job=self._servers.job, timeline=self._servers.timeline, min_version=version, wait_s=min(_PARK_S, timeout_s)
         )
         frames = _frames(self._servers.channels[server].download("Shard.Export", request, timeout=timeout_s + _PARK_S))
         async for header, _ in frames:
             if header.pull.ready:
-                return _Export(server, header.pull.version, frames)
+                return header.pull.version, frames
             break
         await frames.aclose()
         raise errors.UnavailableError(f"server-{server} has no version {version} yet")
 
 
-class _Export:
-    """What one server answers."""
-
-    def __init__(self, server: int, version: int, frames: Frames) -> None:
-        self.server, self.version, self.frames = server, version, frames
-
-    async def read(self) -> Parts:
-        """All pieces."""
-        found: Parts = []
-        async for _, parts in self.frames:
-            for ref, data in parts:
-                if not isinstance(ref, shard_pb2.StateRef):
-                    raise errors.ProtocolError(f"server-{self.server} sent weights where optimizer state was asked for")
-                found.append((ref, data))
-        return found
-
-
-Frames = AsyncGenerator[tuple[shard_pb2.FrameHeader, list[tuple[Ref, memoryview]]], None]
+async def _parts(server: int, frames: Frames) -> Parts:
+    found: Parts = []
+    async for _, parts in frames:
+        for ref, data in parts:
+            if not isinstance(ref, shard_pb2.StateRef):
+                raise errors.ProtocolError(f"server-{server} sent weights where optimizer state was asked for")
+            found.append((ref, data))
+    return found
 
 
 async def _frames(raws: AsyncIterator[bytes]) -> Frames:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from paramserver.core.layout.plan import ITEMSIZE, Chunk, Kind, Segment
+from paramserver.core.layout.plan import ITEMSIZE, Kind, Placement, Segment
 from paramserver.tensors.dtypes import tensor_from
 from paramserver.transport.shm.segments import PAGE
 from paramserver.worker.flat import FlatSpace
@@ -23,7 +23,7 @@ _PARTS, _PART_BYTES = 8, 16 << 20
 
 
 class _Version:
-    """A region, the slots that are mapped there (by server; None: bytes that were sent), and its tensors."""
+    """A region, its tensors, and the slots that are mapped there (by server; None: bytes that were sent)."""
 
     def __init__(self, region: Region, space: FlatSpace) -> None:
         self.region, self.space = region, space
@@ -57,7 +57,7 @@ class InPlace:
         return everybody and arena.separable(plan) and len(arena.runs(plan, frozen=False)) <= _MOST_RUNS
 
     def install(self, results: Sequence[Pulled]) -> FlatSpace:
-        """The weights of a pull. The version before stays mapped, but may change from the next pull on."""
+        """The weights of a pull. The previous version stays mapped, but may change from the next pull on."""
         if self._frozen is None:
             self._map_frozen(results)
         slots = {server: result.slot for server, result in enumerate(results)}
@@ -115,7 +115,7 @@ class InPlace:
     def _write(self, region: Region, result: Pulled, frozen: bool = False) -> None:
         """Bytes that were sent, into pages of this process's own."""
         for index, data in result.chunks.items():
-            chunk: Chunk = self._plan.layout.chunks[index]
+            chunk = self._plan.layout.chunks[index]
             if (chunk.kind is Kind.FROZEN) == frozen:
                 start = self._arena.start(chunk)
                 region.view[start : start + chunk.nbytes] = data
@@ -128,10 +128,13 @@ class InPlace:
         if version is None or version.private:  # that will be mapped anew
             return
         for tensor in tensors:
-            placement = self._plan.layout.placements[tensor]
-            segment = self._plan.layout.segments[placement.segment]
-            start = self._arena.starts[segment.index] + placement.offset * ITEMSIZE[segment.dtype]
-            version.region.give_back(start, placement.elements * ITEMSIZE[segment.dtype])
+            version.region.give_back(*self._bytes_of(self._plan.layout.placements[tensor]))
+
+    def _bytes_of(self, placement: Placement) -> tuple[int, int]:
+        """(first byte within a slot, number of bytes) of a tensor."""
+        segment = self._plan.layout.segments[placement.segment]
+        start = self._arena.starts[segment.index] + placement.offset * ITEMSIZE[segment.dtype]
+        return start, placement.elements * ITEMSIZE[segment.dtype]
 
     def find_written(self) -> list[int]:
         """The trained tensors in a part of the version at hand to which the script has written.
@@ -152,10 +155,9 @@ class InPlace:
         found = []
         layout = self._plan.layout
         for placement in layout.placements:
-            segment = layout.segments[placement.segment]
-            if segment.kind is Kind.FROZEN or not placement.elements:
+            if layout.segments[placement.segment].kind is Kind.FROZEN or not placement.elements:
                 continue
-            start = self._arena.starts[segment.index] + placement.offset * ITEMSIZE[segment.dtype]
-            if start < place + PAGE and place < start + placement.elements * ITEMSIZE[segment.dtype]:
+            start, nbytes = self._bytes_of(placement)
+            if start < place + PAGE and place < start + nbytes:
                 found.append(placement.tensor)
         return found

@@ -7,13 +7,12 @@ worker maps. What a server says goes over its channel as always, without the byt
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import cast
 
 from paramserver.core.layout.arena import Arena, make_arena
-from paramserver.core.layout.plan import Chunk, Kind, Plan
+from paramserver.core.layout.plan import Kind, Plan
 from paramserver.transport.base import Channel, Neighbour
 from paramserver.transport.direct import DirectLine
 from paramserver.transport.shm.meeting import Meeting
@@ -24,7 +23,7 @@ from paramserver.worker.memory.inbox import Inbox
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """A server's side: its number for this worker (as the member it was then), its weights, and the ways to it.
+    """A server that shares memory: its number for this worker (a member of that time), its weights, the ways to it.
 
     ``direct``: for the thread that trains.
     """
@@ -34,6 +33,10 @@ class Attached:
     weights: Foreign
     channel: Neighbour
     direct: DirectLine
+
+    def put_place(self, header: shard_pb2.PushHeader, slot: int) -> None:
+        """Say that a contribution lies in this slot of the inbox, and was looked through for NaN."""
+        header.shared.attachment, header.shared.slot, header.shared.checked = self.number, slot, True
 
 
 class SharedMemory:
@@ -57,7 +60,7 @@ class SharedMemory:
     async def attach(
         self, server: int, channel: Channel, job: str, timeline: int, worker: int, timeout_s: float
     ) -> str:
-        """Exchange memory with a server; why not, in words, if it is not on this host, and nothing otherwise.
+        """Exchange memory with a server. Returns an empty string, or why the server is not on this host, in words.
 
         Raises what the call raises.
         """
@@ -94,17 +97,17 @@ class SharedMemory:
         return ""
 
     def attached(self, server: int, worker: int) -> Attached | None:
-        """The server's side, if this worker, as the member it is now, is attached there."""
+        """The server, if it shares memory with this worker under the present member number."""
         found = self._attached.get(server)
         return found if found is not None and found.worker == worker else None
 
     def outdated(self, server: int, worker: int) -> bool:
-        """Whether this worker was attached there as the member it was before, and is no more."""
+        """Whether the server shares memory with this worker under an earlier member number only."""
         found = self._attached.get(server)
         return found is not None and found.worker != worker
 
     async def lost(self, server: int) -> None:
-        """The server knows nothing of it any more."""
+        """The server shares no memory with this worker any more."""
         former = self._attached.pop(server, None)
         if former is not None:
             await _hang_up(former)
@@ -117,7 +120,7 @@ class SharedMemory:
     # ---- reading
 
     def question(self, server: int, worker: int) -> shard_pb2.SharedPull | None:
-        """What a pull says of it; None: the bytes have to be sent."""
+        """The part of a pull about shared memory; None: the server has to send the bytes."""
         attached = self.attached(server, worker)
         if attached is None:
             return None
@@ -125,32 +128,25 @@ class SharedMemory:
         return shard_pb2.SharedPull(attachment=attached.number, reading=reading)
 
     def chunks(self, server: int, slot: int, frozen: bool) -> dict[int, memoryview]:
-        """The chunks of a version that lies in a slot, if they are to be copied.
-
-        With ``frozen``, also those that never change.
-        """
+        """The chunks of a version that lies in a slot, if they have to be copied. ``frozen``: also frozen chunks."""
         return self.chunks_in(server, slot, frozen) if self.copies else {}
 
     def chunks_in(self, server: int, slot: int, frozen: bool = False) -> dict[int, memoryview]:
-        """The same, whether or not they are to be copied."""
+        """The chunks of a version that lies in a slot. ``frozen``: also frozen chunks."""
         weights = self._attached[server].weights
         found = {}
-        for chunk in self._chunks(server, frozen):
-            start = self.arena.in_weights(chunk, slot)
-            found[chunk.index] = weights.view[start : start + chunk.nbytes]
+        for chunk in self.plan.chunks_of(server):
+            if frozen or chunk.kind is not Kind.FROZEN:
+                start = self.arena.in_weights(chunk, slot)
+                found[chunk.index] = weights.view[start : start + chunk.nbytes]
         return found
 
     def file(self, server: int) -> int:
         """The descriptor of a server's weights."""
         return self._attached[server].weights.fd
 
-    def _chunks(self, server: int, frozen: bool) -> Iterator[Chunk]:
-        for chunk in self.plan.chunks_of(server):
-            if frozen or chunk.kind is not Kind.FROZEN:
-                yield chunk
-
     async def close(self) -> None:
-        """Give nothing to anybody any more; memory that is mapped stays until nobody uses it."""
+        """Share nothing any more; memory that is mapped stays until no tensor uses it."""
         for attached in self._attached.values():
             await _hang_up(attached)
         self.inbox.memory.close()

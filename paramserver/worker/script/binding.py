@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -64,7 +65,6 @@ class ModelBinding:
         self._buffer_marks: list[tuple[int, int]] = []
         # The first one that was written to between two slices.
         self.written_buffer = ""
-        self._backward: Backward | None = None
         # The hyper-parameters that were asked for last, and their messages.
         self._said: tuple[list[Hypers], list[types_pb2.GroupHypers]] = ([], [])
 
@@ -103,32 +103,28 @@ class ModelBinding:
             )
 
     def _collect_buffers(self, model: nn.Module) -> None:
-        seen: dict[int, int] = {}
-        aliases: dict[int, list[str]] = {}
-        specs: list[TensorSpec] = []
+        names: dict[int, list[str]] = {}
+        found: list[tuple[nn.Module, str, torch.Tensor]] = []
         for prefix, module in model.named_modules(remove_duplicate=False):
             for key, buffer in module._buffers.items():
                 if buffer is None:
                     continue
-                name = f"{prefix}.{key}" if prefix else key
-                if id(buffer) in seen:
-                    aliases[seen[id(buffer)]].append(name)
-                    continue
-                index = len(self.specs) + len(specs)
-                seen[id(buffer)], aliases[index] = index, []
-                self._buffers.append(_Buffer(index, module, key))
-                specs.append(
-                    TensorSpec(
-                        name=name,
-                        shape=tuple(buffer.shape),
-                        dtype=_dtype_name(buffer, name),
-                        kind=Kind.BUFFER,
-                        persistent=key not in module._non_persistent_buffers_set,
-                    )
+                if id(buffer) not in names:
+                    found.append((module, key, buffer))
+                names.setdefault(id(buffer), []).append(f"{prefix}.{key}" if prefix else key)
+        for module, key, buffer in found:
+            name, *aliases = names[id(buffer)]
+            self._buffers.append(_Buffer(len(self.specs), module, key))
+            self.specs.append(
+                TensorSpec(
+                    name=name,
+                    shape=tuple(buffer.shape),
+                    dtype=_dtype_name(buffer, name),
+                    kind=Kind.BUFFER,
+                    aliases=tuple(aliases),
+                    persistent=key not in module._non_persistent_buffers_set,
                 )
-        for spec, buffer_ in zip(specs, self._buffers, strict=True):
-            extra = tuple(aliases[buffer_.index])
-            self.specs.append(TensorSpec(spec.name, spec.shape, spec.dtype, spec.kind, 0, extra, spec.persistent))
+            )
 
     def _check(self) -> None:
         if not self._trained:
@@ -275,12 +271,10 @@ class ModelBinding:
                 self._gather_buffers(partial, samples)
         self._buffer_marks = self._marks()
 
-    @property
+    @cached_property
     def backward(self) -> Backward:
-        """What takes gradients up while they are made."""
-        if self._backward is None:
-            self._backward = Backward({index: self.parameters[index] for index in self._trained})
-        return self._backward
+        """Takes gradients up while autograd makes them."""
+        return Backward({index: self.parameters[index] for index in self._trained})
 
     def _gather_buffer(self, buffer: _Buffer, partial: PartialSum, samples: int) -> None:
         tensor = buffer.tensor

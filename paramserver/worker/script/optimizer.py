@@ -179,25 +179,23 @@ class StepScheduler:
         former, self._epoch = self._epoch, epoch
         if self.per_step or epoch == former + 1 or (former >= 0 and not self._outside):
             return
-        if isinstance(self.wrapped, ReduceLROnPlateau):
-            log.warning("ReduceLROnPlateau is not brought back to where it was: its learning rate may differ")
-            return
-        self._rewind()
-        for _ in range(epoch):
-            self._advance()
+        self._go_to(epoch)
 
     def set_back(self, epochs: int) -> None:
         """Bring a schedule that is advanced between epochs to where it was ``epochs`` epochs ago, 0: where it belongs.
 
         For plain loops, which are not told when the job goes back. One advance per epoch is assumed.
         """
-        if self.per_step or not self._outside:
-            return
+        if not self.per_step and self._outside:
+            self._go_to(self._outside - epochs)
+
+    def _go_to(self, advances: int) -> None:
+        """Bring a schedule that is advanced between epochs to where so many advances put it."""
         if isinstance(self.wrapped, ReduceLROnPlateau):
             log.warning("ReduceLROnPlateau is not brought back to where it was: its learning rate may differ")
             return
         self._rewind()
-        for _ in range(self._outside - epochs):
+        for _ in range(advances):
             self._advance()
 
     def _rewind(self) -> None:

@@ -104,12 +104,8 @@ class Schedules:
                 scheduler.per_step = True
             scheduler.catch_up()
         known = [scheduler.per_step for scheduler in self._all]
-        if True in known:
-            self._engine.sender.advances(shard_pb2.SCHEDULE_PER_STEP)
-        elif None in known:
-            self._engine.sender.advances(shard_pb2.SCHEDULE_UNSPECIFIED)
-        else:
-            self._engine.sender.advances(shard_pb2.SCHEDULE_OTHER)
+        how = shard_pb2.SCHEDULE_UNSPECIFIED if None in known else shard_pb2.SCHEDULE_OTHER
+        self._engine.sender.advances(shard_pb2.SCHEDULE_PER_STEP if True in known else how)
 
     @property
     def _per_step_elsewhere(self) -> bool:
