@@ -115,7 +115,7 @@ class PartialSum:
     used: set[int] = field(default_factory=set)
 
     def settle(self) -> None:
-        """All that is used has been written: the places of other tensors hold zeros from now on."""
+        """All used tensors have been written: the places of other tensors hold zeros from now on."""
         for index in self.space.written - self.used:
             self.space.view(index).zero_()
         self.space.written = set(self.used)
@@ -147,7 +147,7 @@ class PartialSumPool:
         self._lent: list[tuple[int, FlatSpace, Callable[[], bool]]] = []
 
     def take(self) -> PartialSum:
-        """An empty partial sum; its memory may hold what it held before."""
+        """An empty partial sum; its memory may still hold old numbers."""
         if not self._free:
             space = self._spaces()
             return PartialSum(space or FlatSpace(self._layout, self.device, (Kind.PARAMETER, Kind.BUFFER)))
@@ -163,7 +163,7 @@ class PartialSumPool:
         self._lent.append((step, partial.space, sent))
 
     def installed(self, version: int) -> None:
-        """All shards have published ``version``: what they were lent for earlier steps is no longer read."""
+        """All shards have published ``version``: servers read no contributions of earlier steps any more."""
         back = [lent for lent in self._lent if lent[0] < version and lent[2]()]
         self._lent = [lent for lent in self._lent if lent not in back]
         self._free += [space for _, space, _ in back]

@@ -1,4 +1,4 @@
-"""What a training script has of the cluster, a file for each part; `engine` holds them. For the script's objects."""
+"""The parts of a worker that act for the script, and `engine`, which holds all parts. For the script's objects."""
 
 from paramserver.worker.engine.engine import Engine
 from paramserver.worker.job.shards import Connect

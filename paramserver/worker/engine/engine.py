@@ -1,4 +1,4 @@
-"""What a training script has of the cluster: the parts of a worker, and how it leaves. The network is elsewhere."""
+"""A worker: its parts, how it joins and how it leaves."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class Engine:
         transport: str = "grpc",
     ) -> None:
         self.background = background
-        # What it knows of the job.
+        # Parts that know of the job.
         self.progress = progress = Progress()
         self.member = member = Member(background, coordinator, options, self._report, wait_timeout_s)
         self.modes = modes = Modes(member)
         self.shards = shards = Shards(member, connect, transport)
         self.slices = slices = Slices(member, modes, shards)
-        # What it does.
+        # Parts that act.
         self.places = places = Places()
         self.weights = weights = Weights(member, modes, shards, places)
         self.sender = sender = Sender(member, shards, slices, places, weights)
@@ -70,7 +70,7 @@ class Engine:
         self.loading = Loading(member, shards, progress, weights, paces, self.rollback)
         self.loop = Loop(member, modes, shards, slices, progress, weights, sender, paces, self.rollback)
 
-    # ---- what everybody asks for
+    # ---- facts that many callers ask for
 
     @property
     def session(self) -> Session:
@@ -100,22 +100,22 @@ class Engine:
         self.shards.round_to(rounding)
 
     def join(self) -> None:
-        """Become a member of the job; raises what the coordinator refuses with."""
+        """Become a member of the job; raises the coordinator's refusal."""
         self.member.join()
 
     def close(self, ended: bool = False) -> None:
-        """Hand in what is left and leave. Does not stop the background loop.
+        """Hand in all contributions and leave. Does not stop the background loop.
 
-        ``ended``: the script has come to its end, and not by an error.
+        ``ended``: the script has come to its end without an error.
 
-        The coordinator must hear that the script has done all its epochs: waits for one for ``join_timeout_s``.
+        The coordinator must hear that the script has done all its epochs: waits up to ``join_timeout_s`` for one.
         """
         if not self.session.member:
             return
         finished = self.progress.through and self.session.failure is None
         ended = ended and self.session.failure is None
         self.sender.drop_early()
-        with contextlib.suppress(errors.ParamServerError):  # then the script keeps those that have come
+        with contextlib.suppress(errors.ParamServerError):  # then the script keeps the weights that have come
             self.weights.complete()
             if self.session.failure is None:
                 self.weights.watch.leaving()
@@ -127,14 +127,14 @@ class Engine:
         finally:
             self.progress.enter("done")
             self.weights.take_home()
-            # Where the job goes back, what it has done may be undone, and is to be done again.
+            # If the job goes back, epochs may be undone, which have to be trained again.
             if self.member.rolled_back() and not self.progress.safe:
                 finished = ended = False
             timeout_s = self.session.options.join_timeout_s if finished or ended else _LEAVE_S
             self.member.run(self._leave(timeout_s, finished=finished, ended=ended))
 
     def abandon(self, reason: str) -> None:
-        """Leave at once; what is not handed in goes to others. ``reason``: of a script that failed, else empty."""
+        """Leave at once; other workers get the open slices. ``reason``: why the script failed, else empty."""
         self.sender.drop_early()
         self.weights.forget()
         if self.session.member:
@@ -147,7 +147,7 @@ class Engine:
         self.places.release()
         await self.session.channel.close()
 
-    # ---- what the coordinator hears
+    # ---- the report to the coordinator
 
     def _report(self) -> coordinator_pb2.SessionRequest:
         links, version = self.shards.met, min(self.weights.versions, default=0)

@@ -1,4 +1,4 @@
-"""How a worker gets to its first weights, and to those of the servers there are after the job went back."""
+"""How a worker gets its first weights, and the weights of another timeline after the job went back."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Entry:
         self._member, self._shards, self._weights = member, shards, weights
         self._sender, self._progress = sender, progress
         self._may_upload = False
-        # The optimizer state that goes with version 0, until there is one.
+        # The optimizer state that goes with version 0, until version 0 exists.
         self._brought = NOTHING
 
     def promote_to_begin(self) -> None:
-        """An observer that brings a model to a job which waits for workers is one of them."""
+        """An observer becomes a worker if it brings a model to a job that waits for workers."""
         view = self._member.session.view
         if not view.launched and view.state in (types_pb2.JOB_STATE_WAITING, types_pb2.JOB_STATE_INITIALISING):
             self._member.promote()
@@ -78,9 +78,9 @@ class Entry:
         self.enter(None)
 
     def enter(self, loads: Offer | None) -> None:
-        """Connect to the shards as they are now, see to it that there is a first version, take the present one in.
+        """Connect to the present servers, upload a first version if that falls to this worker, take the present one in.
 
-        ``loads``: what this worker offers to upload for a ``ctx.load``.
+        ``loads``: the weights and state of a ``ctx.load``.
         """
         initial, session = self._weights.space.on_cpu(), self._member.session
         offer = loads

@@ -1,4 +1,4 @@
-"""``ctx.load``: all workers put other weights or another optimizer state in place of what the servers have."""
+"""``ctx.load``: all workers replace the servers' weights or optimizer state by their own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CALL_S = 30.0
 
 
 class Loading:
-    """Agrees on it with the other workers, and follows the job to where it goes on."""
+    """Agrees on a load with the other workers, and follows the job to where it goes on."""
 
     def __init__(
         self, member: Member, shards: Shards, progress: Progress, weights: Weights, paces: Paces, rollback: Rollback
@@ -32,15 +32,15 @@ class Loading:
         self._weights, self._paces, self._rollback = weights, paces, rollback
 
     def load(self, place: coordinator_pb2.LoadPlace, weights: FlatSpace | None, state: Brought | None) -> bool:
-        """Go on from these weights and this optimizer state; None: from the present ones.
+        """Go on from these weights and this optimizer state; None: from those that the servers have.
 
-        Returns when all workers have called it and the servers have it, or at once if the job has done it already.
-        False: the job has gone back to an earlier version before it was done, and it is not done. Raises ModelError if
-        workers do not agree, DeadlineError naming whom it waits for.
+        Returns when all workers have called it and the servers have the content, or at once if the job has done this
+        load already. False: the job went back to an earlier version, and the load is not done. Raises ModelError if
+        workers do not agree, DeadlineError naming the workers that did not call it.
         """
         layout, following = self._shards.plan.layout, self._rollback.following
         following(self._weights.complete)
-        if weights is None:  # else what the script has written is replaced
+        if weights is None:  # else the script's writes are replaced anyway
             following(self._weights.watch.check)
         following(self._paces.hand_back)
         version = self._weights.version

@@ -168,7 +168,7 @@ class Loop:
     def _follow(self) -> bool:
         """Follow the job back during a contribution; raises RolledBackError if no worker brings it again."""
         self._rollback.follow()
-        if self._slices.named_by_data:  # somebody computes it again
+        if self._slices.named_by_data:  # a worker computes the slice again
             return True
         raise errors.RolledBackError(
             f"a server was lost, and the job went back to version {self._weights.version}: "

@@ -1,4 +1,4 @@
-"""Weights and optimizer state for whoever asks for them beside the training, whatever the step of this worker is at."""
+"""Weights and optimizer state for callers beside the training, at any place within a step of this worker."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _AGAIN_S = 0.02
 
 
 class Reading:
-    """If the job goes back meanwhile, this follows it."""
+    """Reads weights and state, and follows the job if it goes back meanwhile."""
 
     def __init__(self, member: Member, modes: Modes, shards: Shards, weights: Weights, rollback: Rollback) -> None:
         self._member, self._modes, self._shards = member, modes, shards
@@ -38,7 +38,7 @@ class Reading:
         self._rollback.following(self._weights.pull_latest)
 
     def settle(self) -> None:
-        """The script is to do something else: see to it that all weights are there, of this version or a newer one."""
+        """Wait until all weights of this version or a newer one are there."""
         self._rollback.following(self._weights.complete)
 
     def weights_now(self) -> FlatSpace:
@@ -52,7 +52,7 @@ class Reading:
     # ---- cuts
 
     def pull_cut(self) -> None:
-        """Take in weights in which each contribution counts on all shards or on none; none older than this call.
+        """Take in weights in which each contribution counts on all shards or on none, as they are after this call.
 
         Raises DeadlineError if a contribution that some shards have does not come to the others.
         """

@@ -1,4 +1,4 @@
-"""What happens when the job goes back to a checkpoint."""
+"""Follows the job when it goes back to a checkpoint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = structlog.get_logger("paramserver.worker")
 
 
 class Rollback:
-    """Follows the job to where it stands, and knows in which epoch that is."""
+    """Follows the job to where it stands, and knows the epoch there."""
 
     def __init__(
         self,
@@ -37,9 +37,9 @@ class Rollback:
     ) -> None:
         self._member, self._modes, self._shards, self._slices = member, modes, shards, slices
         self._weights, self._sender, self._entry, self._paces = weights, sender, entry, paces
-        # What the script wants to go on from, while it is in ``ctx.load``.
+        # While the script is in ``ctx.load``: the weights and state that it brings.
         self._loads: Offer | None = None
-        # The job went back while the script was in its present epoch; and before the script was given another slice.
+        # The job went back: since the script's epoch began; since the script was given its last slice.
         self._moved = self._look_back = False
 
     def follow(self) -> None:
@@ -67,7 +67,7 @@ class Rollback:
         log.info("going on", version=self._weights.version, timeline=self._shards.links.timeline)
 
     def following(self, work: Callable[[], None]) -> None:
-        """Do it, or go on from where the job has gone back to."""
+        """Call ``work``; if the job goes back meanwhile, follow it instead."""
         try:
             work()
         except errors.RolledBackError:
@@ -95,19 +95,19 @@ class Rollback:
         return self.open_epoch() if self.went_back() else epoch + 1
 
     def went_back(self) -> bool:
-        """Whether the job went back since this was asked last, or since the last epoch of `next_epoch`."""
+        """Whether the job went back since the last call of this method or of `next_epoch`."""
         moved, self._moved = self._moved, False
         return moved
 
     def looks_back(self) -> bool:
-        """Whether the job went back since this was asked last: an earlier epoch may be the script's to begin."""
+        """Whether the job went back since the last call, so that the script may have to begin an earlier epoch."""
         back, self._look_back = self._look_back, False
         return back
 
-    # ---- a script that loads weights goes on elsewhere, too
+    # ---- ctx.load, after which the job goes on with other weights, too
 
     def begin_load(self, offer: Offer) -> tuple[bool, bool]:
-        """From now on, following offers this. Returns what :meth:`undo` takes."""
+        """From now on, :meth:`follow` offers these weights and state. Returns the argument of :meth:`undo`."""
         self._loads = offer
         return self._moved, self._look_back
 
@@ -116,5 +116,5 @@ class Rollback:
         self._loads = None
 
     def undo(self, before: tuple[bool, bool]) -> None:
-        """What was followed since then did not move the job: nothing is to be done again."""
+        """The load did not move the job in its data: restore the facts that :meth:`begin_load` returned."""
         self._moved, self._look_back = before

@@ -1,4 +1,4 @@
-"""Gradients that are taken up as autograd makes them, for a contribution that leaves during the backward pass."""
+"""Takes gradients up as autograd makes them, for a contribution that leaves during the backward pass."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from paramserver.worker.flat import PartialSum
     from paramserver.worker.gradients.leaving import EarlyChunks
 
-# Elements that are compared at a time: they stay in cache.
+# So many elements are compared at a time, so that they stay in cache.
 _TILE = 262_144
 
 
 def put(place: torch.Tensor, gradient: torch.Tensor, samples: int, unscale: float = 1.0) -> None:
-    """Write samples × unscale × gradient: into the place of a parameter, of the same shape and perhaps a wider type."""
+    """Write samples × unscale × gradient into the place of a parameter, which may have a wider type."""
     if unscale == 1.0 and gradient.dtype == place.dtype:
         torch.mul(gradient, samples, out=place)  # one pass over the memory
         return
@@ -38,16 +38,16 @@ class Backward:
         self._chunks: EarlyChunks | None = None
         self._again = False
         for index, parameter in parameters.items():
-            if not parameter.requires_grad:  # should it have a gradient one day, that counts as changed by the script
+            if not parameter.requires_grad:  # a later gradient counts as a change by the script
                 continue
             parameter.register_post_accumulate_grad_hook(partial(self._made, index))  # type: ignore[no-untyped-call]
 
     def begin(self, partial: PartialSum, chunks: EarlyChunks) -> None:
-        """Gradients go into ``partial`` from now on, and ``chunks`` hears of each."""
+        """From now on gradients go into ``partial``, and ``chunks`` hears of each gradient."""
         self._partial, self._chunks, self._again = partial, chunks, False
 
     def end(self) -> bool:
-        """The script is done with its gradients: whether they are, bit for bit, what was taken up."""
+        """The script has finished its gradients. True if they are, bit for bit, those that were taken up."""
         partial, self._partial = self._partial, None
         self._chunks = None
         if partial is None or self._again:
@@ -66,7 +66,7 @@ class Backward:
         partial, chunks, gradient = self._partial, self._chunks, parameter.grad
         if partial is None or chunks is None or gradient is None:
             return
-        if gradient.is_sparse or index in partial.used:  # a second backward pass adds to what may have left already
+        if gradient.is_sparse or index in partial.used:  # a second backward pass: the first gradient may have left
             self._again = True
             return
         with torch.no_grad():

@@ -1,9 +1,8 @@
-"""A contribution that leaves while the backward pass still computes it: chunk by chunk, as gradients become ready.
+"""A contribution that leaves while the backward pass still computes it, chunk by chunk, as gradients become ready.
 
-Nothing is taken on trust. Each upload ends only when the script has called ``optimizer.step()`` and every gradient has
-turned out to be, bit for bit, what was sent; until then servers count nothing of it. If the script has changed a
-gradient meanwhile (clipped it, added to it), the uploads break off and the contribution is pushed as if there had been
-none of this.
+An upload ends only when the script has called ``optimizer.step()`` and every gradient is, bit for bit, the gradient
+that was sent. Until then servers do not count the contribution. If the script has changed a gradient meanwhile (clipped
+it, added to it), the uploads break off, and the contribution is pushed after the backward pass.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from paramserver.worker.links import ShardLinks
 from paramserver.worker.links.pushes import Outcomes
 from paramserver.worker.weights.pulled import Pulled
 
-# Below this a contribution is not worth it: a push of it is over as soon as it begins.
+# A smaller contribution does not leave early: its push ends as soon as it begins.
 LEAST_BYTES = EARLY_PUSH_BYTES
 
 
@@ -46,7 +45,7 @@ class Early:
 
 
 class EarlyPushes:
-    """The one contribution of a worker that may be leaving, and the pull of what it leads to."""
+    """At most one contribution of a worker that is leaving early, and the pull of the version that it leads to."""
 
     def __init__(self, background: Background) -> None:
         self._background = background
@@ -58,22 +57,22 @@ class EarlyPushes:
     ) -> EarlyChunks:
         """Begin to push a contribution to all shards; the memory of ``partial`` returns to the pool after the push.
 
-        ``begin_pull``: what the pull brings may be used before all of it is there.
+        ``begin_pull``: the script may begin with the first weights of the pulled version.
         """
         self.drop()
         chunks = EarlyChunks(links.plan, facts.used, self._background.loop)
         push = self._background.submit(links.pushes.push(facts, partial.space.read, chunks))
         self._present = Early(partial, facts, chunks, push, pool)
-        if isinstance(facts.name, AsyncName):  # what it leads to depends on others, too
+        if isinstance(facts.name, AsyncName):  # the next version depends on other workers, too
             return chunks
         version = min(facts.base_versions) + 1
         self._pull = version, self._background.submit(links.pulls.pull_version(version, ahead=True, begin=begin_pull))
         return chunks
 
     def complete(self, partial: PartialSum, facts: PushFacts) -> concurrent.futures.Future[Outcomes] | None:
-        """The push of this contribution if it is the one that is leaving; anything else that leaves breaks off.
+        """The push of this contribution, if it is leaving early; the push of another contribution breaks off.
 
-        Without one, ``partial`` is the caller's again.
+        None: ``partial`` belongs to the caller again.
         """
         early, self._present = self._present, None
         if early is None:
@@ -89,7 +88,7 @@ class EarlyPushes:
         return None
 
     def has(self, partial: PartialSum) -> bool:
-        """Whether this is what is leaving."""
+        """Whether this partial sum is leaving early."""
         return self._present is not None and self._present.partial is partial
 
     def pull(self, version: int) -> concurrent.futures.Future[list[Pulled]] | None:
@@ -103,7 +102,7 @@ class EarlyPushes:
         return asked[1]
 
     def drop(self) -> None:
-        """Break off what is leaving, and ask for nothing."""
+        """Break off the early push and its pull."""
         if self._present is not None:
             self._present.break_off()
         if self._pull is not None:

@@ -1,4 +1,4 @@
-"""Whether the next contribution may leave while it is computed, judging by those before it."""
+"""Predicts whether the next contribution may leave while it is computed, from the contributions before."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ _MOST_REST = 1024
 
 
 class Foresight:
-    """Of one script. What is said of a contribution before it is computed must be true when it is."""
+    """Predicts for one script. A header that is sent before its contribution is computed must be true in the end."""
 
     def __init__(self) -> None:
-        # The tensors that the last contribution used; empty if none of its sort can leave early.
+        # The tensors that the last contribution used; empty if a contribution like that cannot leave early.
         self._used: frozenset[int] = frozenset()
-        # What was said of the one that leaves: its tensors, the hyper-parameters, the norm to clip to.
+        # Of the contribution that is leaving, its announced tensors, hyper-parameters and the norm to clip to.
         self._said: tuple[object, ...] = ()
-        # How often in a row that was not what was contributed in the end; so many slices are computed without now.
+        # How many announcements in a row were wrong; and for how many slices from now on nothing leaves early.
         self._misses = self._rest = 0
 
     def of_next(self) -> frozenset[int]:
-        """A slice begins: the tensors that its contribution is expected to use; empty: it should not leave early."""
+        """A slice begins: the tensors that its contribution will probably use; empty: nothing should leave early."""
         self._rest -= 1
         return self._used if self._rest < 0 else frozenset()
 
     def said(self, used: frozenset[int], groups: Sequence[types_pb2.GroupHypers], clip_norm: float) -> None:
-        """A contribution begins to leave, and this was said of it."""
+        """A contribution begins to leave, and these facts were announced."""
         self._said = used, groups, clip_norm
 
     def compare(self, used: set[int], groups: Sequence[types_pb2.GroupHypers], clip_norm: float, left: bool) -> None:
-        """The contribution that has begun to leave is computed. ``left``: it was not computed once more since then."""
+        """The contribution that has begun to leave is computed. ``left``: it is still the same computation."""
         right = left and self._said == (used, groups, clip_norm)
         # A script that changes its gradients mostly does so in each step.
         self._misses = 0 if right else self._misses + 1

@@ -1,4 +1,4 @@
-"""What has become of a worker's contributions that only it can bring: for the accounts at the end of the job."""
+"""Counts what becomes of contributions without a data set, which no other worker can repeat, for the job's accounts."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from paramserver.worker.links.pushes import Outcomes
 
 
 class HandedIn:
-    """Of slices without a data set, on the present timeline. Written where answers come in, in any thread."""
+    """Counts the contributions of one worker on the present timeline. Written in any thread, where answers come in."""
 
     def __init__(self) -> None:
         self._pushed = self._counted = self._late = self._duplicate = self._again = 0
 
     def begin_again(self) -> None:
-        """On another timeline: what was handed in before is undone, and the script has heard of it."""
+        """Another timeline begins: earlier contributions are undone, and the script has heard of it."""
         self._pushed = self._counted = self._late = self._duplicate = self._again = 0
 
     def pushed(self, push: concurrent.futures.Future[Outcomes]) -> None:
-        """One is on its way; its answer counts when it comes, whether or not the script still waits for it."""
+        """A contribution is on its way; its answer counts, whether or not the script still waits for it."""
         self._pushed += 1
         push.add_done_callback(self._answered)
 
@@ -37,16 +37,16 @@ class HandedIn:
             self._late += 1
 
     def passed_over(self) -> None:
-        """One was not even sent: its step was complete by then, or somebody else had brought it."""
+        """A contribution was not sent: its step was complete, or another worker had brought the same name."""
         self._pushed += 1
         self._duplicate += 1
 
     def handed_in_again(self) -> None:
-        """What did not count is handed in under another name."""
+        """A contribution that did not count is handed in under another name."""
         self._again += 1
 
     def message(self, timeline: int, unsent: int) -> coordinator_pb2.Tally:
-        """For the coordinator. ``unsent``: slices handed in that wait for others of their step."""
+        """The counts for the coordinator. ``unsent``: slices that were handed in and wait for others of their step."""
         duplicates = min(self._duplicate, self._again)
         return coordinator_pb2.Tally(
             timeline=timeline,

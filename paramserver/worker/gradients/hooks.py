@@ -1,4 +1,4 @@
-"""Hooks of the script's own between its gradients and the servers, shaped like those of PyTorch's DDP."""
+"""Functions of the script that change gradients on their way to the servers, as communication hooks of DDP do."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class PushBucket:
 
 
 def of_script(state: Any, function: PushHook, parameters: Sequence[torch.nn.Parameter]) -> Hook:
-    """A hook that asks a function of the script's. It raises UserError and NonFiniteError, which name the function."""
+    """A hook that calls a function of the script. It raises UserError and NonFiniteError, which name the function."""
     name = getattr(function, "__qualname__", repr(function))
     casts = {cast.dtype: cast for cast in CASTS.values()}
 
@@ -83,7 +83,7 @@ def of_script(state: Any, function: PushHook, parameters: Sequence[torch.nn.Para
 
 
 def _checked(name: str, found: Any, chunk: Chunk, values: torch.Tensor, casts: dict[torch.dtype, Cast]) -> Cast | None:
-    """How to send what a hook has returned, if not as it is. Raises UserError for what cannot be sent."""
+    """The cast for numbers that a hook has returned; None: they are sent as they are. Raises UserError."""
     if not isinstance(found, torch.Tensor):
         raise errors.UserError(
             f"the push hook {name} returned {type(found).__name__} for bucket {chunk.index}: return a tensor, or a "

@@ -1,4 +1,4 @@
-"""The chunks of a contribution that leaves while it is computed: filled in by one thread, read by another one."""
+"""The chunks of a contribution that leaves while it is computed: one thread fills them, another thread reads them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from paramserver.core.layout.plan import Plan
 
 
 class EarlyChunks:
-    """The chunks of one contribution, as they become ready. The script's thread fills in, the loop reads."""
+    """The chunks of one contribution, as they become ready. The script's thread fills them in, the loop reads them."""
 
     def __init__(self, plan: Plan, used: Iterable[int], loop: asyncio.AbstractEventLoop) -> None:
         """``used``: the tensors of which the contribution is expected to have gradients or changes."""
         self._loop = loop
         wanted = frozenset(used)
-        # By chunk, how many of its tensors are not there yet; by tensor, in which chunks it is.
+        # By chunk, how many of its tensors are missing; by tensor, the chunks that hold parts of it.
         self._lacking: dict[int, int] = {}
         self._chunks_of: dict[int, list[int]] = {tensor: [] for tensor in wanted}
         for chunk in plan.layout.chunks:
@@ -24,20 +24,20 @@ class EarlyChunks:
                 self._lacking[chunk.index] = len(here)
             for tensor in here:
                 self._chunks_of[tensor].append(chunk.index)
-        # In the loop: the chunks that are ready, in their order; whether it is certain that they are right.
+        # In the loop: the chunks that are ready, in their order; and whether the gradients are known to be final.
         self._ready: list[int] = []
         self._sealed = asyncio.Event()
         self._changed = asyncio.Event()
 
     def ready(self, tensor: int) -> None:
-        """A tensor is in its place. Says so once; more often changes nothing."""
+        """A tensor is in its place. A second call for the same tensor changes nothing."""
         for chunk in self._chunks_of.pop(tensor, ()):
             self._lacking[chunk] -= 1
             if not self._lacking[chunk]:
                 self._loop.call_soon_threadsafe(self._add, [chunk], False)
 
     def seal(self) -> None:
-        """All is there, and what was sent is right."""
+        """All tensors are in their places, and the gradients that were sent are final."""
         rest = [chunk for chunk, lacking in self._lacking.items() if lacking]
         self._loop.call_soon_threadsafe(self._add, rest, True)
 
@@ -63,5 +63,5 @@ class EarlyChunks:
                 await changed.wait()
 
     async def whole(self) -> None:
-        """Wait until all is certain."""
+        """Wait for :meth:`seal`."""
         await self._sealed.wait()

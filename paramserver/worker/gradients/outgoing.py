@@ -1,8 +1,8 @@
-"""Compresses a contribution before its push, and adds what was left out of the contribution before.
+"""Compresses a contribution before its push, and adds the residual of earlier contributions.
 
-A lossy worker puts in place of its numbers what servers will read, so that they are the same however they travel. What
-a compressor with *feedback* leaves out, the residual, is kept by slice position and belongs into the next contribution
-of that position.
+A lossy worker replaces its numbers by the numbers that servers will read, so that they are the same however they
+travel. A compressor with *feedback* leaves out a *residual*. The worker keeps it by slice position, and adds it to the
+next contribution of that position.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paramserver.core.layout.plan import Chunk, Kind
 from paramserver.v1 import shard_pb2
 from paramserver.worker.flat import FlatSpace, PartialSum
 
-# In place of a slice position, asynchronous mode: a worker has one residual.
+# Stands for all slice positions in asynchronous mode, in which a worker has one residual.
 ANY = -1
 
 
@@ -31,8 +31,8 @@ class Encoded:
     payload: torch.Tensor
 
 
-# Gets a chunk, its numbers and whether it is the last one of its contribution; returns how they are to be sent, if not
-# as they are, after putting in their place what servers will read.
+# Gets a chunk, its numbers and whether it is the last chunk of its contribution. Replaces the numbers by those that
+# servers will read, and returns their payload; None if the numbers are sent as they are.
 Hook = Callable[[PartialSum, Chunk, torch.Tensor, bool], Encoded | None]
 
 
@@ -42,26 +42,26 @@ class Outgoing:
     def __init__(self, wire: Wire | None = None) -> None:
         self.wire = wire or Wire()
         self.compressor: Compressor | None = push_compressor(self.wire.push, self.wire.topk_ratio)
-        # The script's own, in place of a compressor.
+        # A function of the script, in place of a compressor.
         self.hook: Hook | None = None
         self._kept: dict[int, _Residual] = {}
 
     def use(self, hook: Hook) -> None:
-        """Have the script's own function decide what is sent, from now on."""
+        """From now on this function of the script decides which numbers are sent."""
         self.hook = hook
 
     @property
     def lossy(self) -> bool:
-        """Whether sums of what is sent are another thing than what is sent of sums: slices are pushed one by one."""
+        """Whether numbers change on their way. Slices are pushed one by one then, since sums would change otherwise."""
         return self.compressor is not None or self.hook is not None
 
     @property
     def keeps(self) -> bool:
-        """Whether something of a contribution stays here, so that a slice position belongs to this worker."""
+        """Whether a residual of each contribution stays here, so that slice positions belong to this worker."""
         return self.compressor is not None and self.compressor.feedback
 
     def keep(self, positions: Iterable[int]) -> int:
-        """These slice positions stay with this worker; of how many others something had been kept, and is lost."""
+        """These slice positions stay with this worker. Returns how many residuals of other positions are lost."""
         stay = frozenset(positions)
         lost = [position for position in self._kept if position not in stay]
         for position in lost:
@@ -69,14 +69,14 @@ class Outgoing:
         return len(lost)
 
     def reset(self) -> None:
-        """Nothing has been left out so far."""
+        """Forget all residuals."""
         self._kept.clear()
 
     def encode(self, position: int, partial: PartialSum, space: FlatSpace, flush: bool) -> dict[int, Encoded]:
-        """Compress what ``partial`` has, as it lies in ``space`` in main memory; by chunk, what is to be sent of it.
+        """Compress the used chunks of ``partial``, which lies in ``space`` in main memory; returns payloads by chunk.
 
-        Chunks that are not among them are sent as they lie there. With ``flush`` all are, and nothing is kept; tensors
-        of which something had been kept are used then. Raises NonFiniteError, and what a hook raises.
+        Chunks without a payload are sent as they are. With ``flush`` all chunks are, the residual is added and nothing
+        is kept; tensors of the residual count as used then. Raises NonFiniteError, and the errors of a hook.
         """
         if not partial.used:
             if flush:  # the contribution counts for nothing, and so does what belongs into it
@@ -109,16 +109,16 @@ class Outgoing:
 
 
 class _Residual:
-    """The residual of one slice position: what was left out of its contributions so far."""
+    """The residual of one slice position: numbers that were left out of its contributions so far."""
 
     def __init__(self, space: FlatSpace) -> None:
         self._space = space
         self._tensors: set[int] = set()
 
     def encode(self, compressor: Compressor, partial: PartialSum, chunk: Chunk, values: torch.Tensor) -> Encoded:
-        """Compress the numbers of a chunk with what was left out before, and keep what is left out now.
+        """Add the residual to the numbers of a chunk, compress them, and keep the new residual.
 
-        Tensors that have no gradient this time keep theirs.
+        Tensors that have no gradient this time keep their residual.
         """
         kept = self._space.chunk(chunk.index)
         spans = [
@@ -138,7 +138,7 @@ class _Residual:
         return encoded
 
     def give_all(self, partial: PartialSum, space: FlatSpace) -> None:
-        """Add everything to a contribution."""
+        """Add the whole residual to a contribution."""
         for tensor in self._tensors:
             space.view(tensor).add_(self._space.view(tensor))
         partial.used |= self._tensors

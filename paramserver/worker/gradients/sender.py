@@ -1,4 +1,4 @@
-"""How contributions leave: all at once, while they are computed, or with a pull in one."""
+"""How contributions leave: after they were computed, while they are computed, or together with a pull."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _LAST_PUSH_S = 5.0
 
 
 class Sender:
-    """Brings what slices have yielded. Belongs to the script's thread."""
+    """Brings contributions to the servers. Belongs to the script's thread."""
 
     def __init__(self, member: Member, shards: Shards, slices: Slices, places: Places, weights: Weights) -> None:
         self._member, self._shards, self._slices = member, shards, slices
@@ -51,7 +51,7 @@ class Sender:
         self.outgoing = Outgoing()
         self.foresight = Foresight()
         self._early = early.EarlyPushes(member.background)
-        # What leaves while it is computed, until the script has stepped on it.
+        # The partial sum that leaves while it is computed, until the script has stepped.
         self._filling: PartialSum | None = None
         self._pushing: set[PushFuture] = set()
         # How this script advances its schedule, as far as it has shown.
@@ -59,7 +59,7 @@ class Sender:
         # The global norm to which the gradient of the present step is clipped; 0: the gradient is not clipped.
         self.clip_norm = 0.0
 
-    # ---- what goes with contributions
+    # ---- facts that go with contributions
 
     def compress(self, wire: Wire) -> None:
         """Before there is a model: how gradients travel."""
@@ -75,7 +75,7 @@ class Sender:
         self.clip_norm = norm
 
     def keep_residuals(self, positions: range) -> None:
-        """These slice positions belong to this worker; what was left out of contributions to others is lost."""
+        """These slice positions belong to this worker; residuals of other positions are lost."""
         if self.outgoing.keep(positions) and not self._member.rolled_back():
             log.warning(
                 "the workers have changed: what compression had left out of some contributions is lost, so the result "
@@ -124,9 +124,9 @@ class Sender:
     def exchange(
         self, name: SyncName, partial: PartialSum, groups: Sequence[types_pb2.GroupHypers], patience_s: float
     ) -> bool | None:
-        """Push a contribution, and wait so long for the version that it is the last one of; both without the loop.
+        """Push a contribution and wait up to ``patience_s`` seconds for the next version, without the loop.
 
-        True: the version is installed. False: the contribution is counted. None: it has to be pushed, as ever.
+        True: the version is installed. False: the contribution is counted. None: the contribution has to be pushed.
         """
         member = self._member
         lossy = self._places.staging is not None or self.outgoing.lossy
@@ -145,21 +145,21 @@ class Sender:
         return True
 
     def discard(self, partial: PartialSum) -> None:
-        """A partial that is not contributed."""
+        """This partial sum is not contributed."""
         if self._early.has(partial):
             self._early.drop()
         else:
             self._places.pool.give(partial)
 
-    # ---- while it is computed
+    # ---- contributions that leave while they are computed
 
     def begin_early(
         self, name: Name, alone: bool, clock: int, samples: int, groups: Callable[[], Sequence[types_pb2.GroupHypers]]
     ) -> tuple[PartialSum, EarlyChunks] | None:
         """Begin to push a contribution while it is computed; None where that is not possible.
 
-        ``alone``: it is pushed as it is. Returns the partial sum to fill, which is to be contributed or discarded, and
-        the object that is told of each tensor in it.
+        ``alone``: no other contribution is added to it before the push. Returns the partial sum to fill, which the
+        caller contributes or discards, and the object to tell of each tensor in it.
         """
         used = self.foresight.of_next()
         links, pool = self._shards.links, self._places.pool
@@ -188,10 +188,10 @@ class Sender:
         return partial
 
     def drop_early(self) -> None:
-        """Break off what is leaving while it is computed."""
+        """Break off the contribution that is leaving while it is computed."""
         self._early.drop()
 
-    # ---- what becomes of it
+    # ---- answers
 
     def begin_pull(self, version: int) -> concurrent.futures.Future[list[Pulled]]:
         """Ask every shard for ``version`` or a later one, if that was not done already with an early push."""
@@ -212,7 +212,7 @@ class Sender:
         except errors.StaleViewError as error:
             if type(error) is not errors.StaleViewError:
                 raise
-            # The mode has changed before this one arrived; with a data set, what it brought has been done by others.
+            # The mode has changed before this push arrived. With a data set, other workers have computed its slice.
             log.info("a contribution came too late", reason=str(error))
             return self._slices.named_by_data
         if self._slices.named_by_data or outcomes == {shard_pb2.OUTCOME_ACCEPTED}:
@@ -225,12 +225,12 @@ class Sender:
         )
 
     def cancel(self) -> None:
-        """The job goes back: what is under way is not wanted any more."""
+        """The job goes back: cancel the pushes that are under way."""
         for push in list(self._pushing):
             push.cancel()
 
     async def last_pushes(self, timeout_s: float) -> None:
-        """Wait a little for what is under way, so that no shard has a slice that another one lacks."""
+        """Wait a little for the pushes under way, so that no shard has a slice that another shard lacks."""
         under_way = [asyncio.wrap_future(push) for push in list(self._pushing) if not push.done()]
         if under_way:
             with suppress(TimeoutError):
@@ -246,7 +246,7 @@ class Sender:
         encoded: Mapping[int, Encoded],
         used: frozenset[int] | None = None,
     ) -> PushFacts:
-        """What is said of a contribution. ``used``: what it is going to have, if it is not complete yet."""
+        """The facts about a contribution. ``used``: its tensors, if the contribution is not complete yet."""
         present = frozenset() if partial.overflow else frozenset(partial.used)
         return PushFacts(
             name=name,
@@ -265,7 +265,7 @@ class Sender:
 
 
 async def _when(ticket: Ticket | None, push: Coroutine[Any, Any, T]) -> T:
-    """Push what has been copied by then."""
+    """Push when the device's copy is complete."""
     try:
         if ticket is not None:
             await asyncio.get_running_loop().run_in_executor(None, ticket.wait)

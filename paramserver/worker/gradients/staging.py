@@ -1,4 +1,4 @@
-"""Contributions of a device on their way: copies in main memory, if possible where servers of this host read them."""
+"""Copies of a device's contributions in main memory, if possible where servers of this host read them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a worker knows of its job: membership, mode, data, servers, its own progress. For the packages of the worker."""
+"""A worker's knowledge of its job: membership, mode, data, servers, its progress. For the packages of the worker."""

@@ -1,4 +1,4 @@
-"""This worker's tie to the coordinator, and how its script's thread waits for work in the background."""
+"""This worker's session with the coordinator, and how the script's thread waits for work in the background."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from paramserver.worker.background import Background
 
 T = TypeVar("T")
 
-# How long a pull that others have seen answered may take here before a new membership interrupts it.
+# How long a pull that servers have answered elsewhere may still take here before a new membership interrupts it.
 _NEARLY_S = 0.1
 
 
 class Member:
-    """A member of a job. ``report`` tells what the coordinator is to hear of this worker, again and again."""
+    """A member of a job. ``report`` makes this worker's next report to the coordinator."""
 
     def __init__(
         self,
@@ -35,13 +35,13 @@ class Member:
         self.background = background
         self.wait_timeout_s = wait_timeout_s
         self._report = report
-        # The tie to the coordinator.
+        # The session with the coordinator; a member after :meth:`join`.
         self.session = Session(coordinator, options, report)
         # The history of the job that this worker has followed; None before it has met the servers.
         self._timeline: int | None = None
         # Slices cannot be moved from one worker to another.
         self._fixed_places = False
-        # For whom the script waits, as `status` shows it; empty if for nobody.
+        # The member for which the script waits, as `status` shows it; empty if the script does not wait.
         self.waiting_for = ""
         # Calls of the script that wait just now.
         self._waiting = 0
@@ -49,7 +49,7 @@ class Member:
     # ---- membership
 
     def join(self) -> None:
-        """Become a member of the job; raises what the coordinator refuses with."""
+        """Become a member of the job; raises the coordinator's refusal."""
         self.run(self.session.join())
 
     def promote(self) -> None:
@@ -71,7 +71,7 @@ class Member:
 
     @property
     def generation(self) -> tuple[int, ...]:
-        """Which membership the view at hand has: the term of its coordinator, the generation, who is stalled."""
+        """The membership of the view at hand: the term of its coordinator, the generation, the stalled workers."""
         view = self.session.view
         return view.term, view.generation, *(() if self._fixed_places else view.stalled)
 
@@ -105,14 +105,14 @@ class Member:
             raise errors.RolledBackError("the job goes back to a checkpoint")
 
     def check(self) -> None:
-        """Raises what keeps this worker from going on where it is."""
+        """Raises the error that keeps this worker from going on where it is."""
         self.session.check()
         self.check_timeline()
 
     # ---- waiting
 
     def waits_for(self, whom: str) -> None:
-        """The script waits for ``whom``; empty: for nobody any more."""
+        """The script waits for ``whom``; empty: it waits no longer."""
         self.waiting_for = whom
 
     @property
@@ -139,7 +139,7 @@ class Member:
         return self.background.submit(work)
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Run in the background and wait, whatever becomes of the job meanwhile."""
+        """Run in the background and wait, even if the job fails or goes back meanwhile."""
         with self.waiting():
             return self.background.run(work, timeout_s)
 
@@ -150,7 +150,7 @@ class Member:
     def wait(self, future: concurrent.futures.Future[T], last_s: float = 0.0) -> T:
         """The result of background work.
 
-        Raises what the work has failed with, what has ended the job, RolledBackError if the job goes back. A worker
+        Raises the error of the work, the error that has ended the job, RolledBackError if the job goes back. A worker
         that is asked to leave still waits ``last_s`` seconds for the result.
         """
         self._wait(future, None, last_s)
@@ -171,7 +171,7 @@ class Member:
     async def _watch(
         self, future: concurrent.futures.Future[Any], until: Callable[[], bool] | None, last_s: float
     ) -> bool:
-        """True when it is done, False when ``until`` holds; raises if the job does not go on here."""
+        """True when the work is done, False when ``until`` holds; raises if the job does not go on here."""
         inner: asyncio.Future[Any] = asyncio.wrap_future(future)
         changed: asyncio.Task[int] | None = None
         try:
@@ -184,7 +184,7 @@ class Member:
                     raise
                 self.check_timeline()
                 if until is not None and until():
-                    # Often somebody left because the version is out already: then there is nothing to take over.
+                    # Often a worker left since the version is published: then its slices need not be taken over.
                     await asyncio.wait([inner], timeout=_NEARLY_S)
                     return inner.done()
                 changed = asyncio.ensure_future(self.session.changed(seen))
@@ -197,4 +197,4 @@ class Member:
             if not inner.done():
                 inner.cancel()
             elif not inner.cancelled():
-                inner.exception()  # it is raised from the future; asyncio would say that nobody has looked
+                inner.exception()  # the caller raises it; without this line asyncio would warn

@@ -1,4 +1,4 @@
-"""Which mode of consistency is in force, and in which one this worker works."""
+"""The mode of consistency in force, and the mode in which this worker works."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from paramserver.worker.job.member import Member
 
 
 class Modes:
-    """What the shards and the coordinator have said, and what the present pace was made for."""
+    """The settings that shards and coordinator have announced, and the setting of the present pace."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
-        # The newest one that the shards have told.
+        # The newest setting that shards have told.
         self._heard: Consistency | None = None
-        # The one that the pace was made for.
+        # The setting that the pace was made for.
         self._paced: Consistency | None = None
 
     @property
@@ -38,7 +38,7 @@ class Modes:
         return self._paced.revision if self._paced else 0
 
     def heard(self, told: Iterable[Consistency]) -> None:
-        """By each shard, the setting of its version."""
+        """Shards have told these settings of their versions."""
         newest = max(told, key=lambda consistency: consistency.revision)
         if self._heard is None or newest.revision > self._heard.revision:
             self._heard = newest
@@ -48,11 +48,11 @@ class Modes:
         self._paced = consistency
 
     def forget(self) -> None:
-        """The job goes back: what shards have said is of no account."""
+        """The job goes back: earlier answers of shards do not count."""
         self._paced = self._heard = None
 
     def changed(self) -> bool:
-        """True if the mode in force is no longer the one of the pace; a mere change of staleness is taken in here."""
+        """True if the mode in force is no longer that of the pace; a mere change of staleness is taken in here."""
         now = self.present
         if self._paced is None or now.revision == self._paced.revision:
             return False
@@ -62,7 +62,7 @@ class Modes:
         return now.mode is Mode.ASYNC or self._member.session.consistency().revision >= now.revision
 
     def await_revision(self, timeout_s: float) -> bool:
-        """Wait for the setting that comes after the pace's; False if it was not announced in time."""
+        """Wait for the setting after that of the pace; False if it was not announced in time."""
         member, revision = self._member, self.revision
         member.waits_for("the change of mode")
         try:

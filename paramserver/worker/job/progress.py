@@ -1,4 +1,4 @@
-"""How far a worker has come, as the coordinator hears it."""
+"""A worker's progress, as the coordinator hears it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import median
 
 from paramserver.v1 import coordinator_pb2, types_pb2
 
-# So many of the last slices tell how long one usually takes.
+# The usual time of a slice is the median over so many slices.
 _SLICES = 7
 
 
@@ -64,8 +64,8 @@ class Progress:
         self._computing = slice_
 
     def computed(self, stalled_s: float) -> None:
-        """The script has computed its slice, and has waited so long for weights meanwhile."""
-        # Weights may have been waited for since before the slice began.
+        """The script has computed its slice, and has waited ``stalled_s`` seconds for weights meanwhile."""
+        # The wait for weights may have begun before the slice.
         self._slice_times.append(max(0.0, time.monotonic() - self._begun_at - stalled_s))
 
     def hands_in(self, samples: int) -> None:
@@ -74,10 +74,10 @@ class Progress:
         self.slices += 1
         self.samples += samples
 
-    # ---- what is reported
+    # ---- the report
 
     def log(self, numbers: Mapping[str, float]) -> None:
-        """Numbers of the script; the last one of each name counts."""
+        """Numbers of the script; the last number of each name counts."""
         # Replaced as a whole, since the background reads it.
         self._metrics = {**self._metrics, **numbers}
 

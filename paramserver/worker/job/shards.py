@@ -50,7 +50,7 @@ class Shards:
         return self._links
 
     async def connect(self) -> ShardLinks:
-        """Connect to the shards as they are now, and share memory with them; former links are closed.
+        """Connect to the present servers, and share memory with them; former links are closed.
 
         Raises RolledBackError if the job goes back meanwhile.
         """

@@ -1,4 +1,4 @@
-"""The data of the job, cut into slices; asynchronous mode: asking the coordinator which ones to compute."""
+"""The data of the job, cut into slices; asynchronous mode: leases slices from the coordinator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paramserver.worker.job.shards import Shards
 
 
 class Slices:
-    """What there is to compute."""
+    """The slices of the job's data set."""
 
     def __init__(self, member: Member, modes: Modes, shards: Shards) -> None:
         self._member, self._modes, self._shards = member, modes, shards
@@ -66,7 +66,7 @@ class Slices:
     ) -> concurrent.futures.Future[coordinator_pb2.LeaseResponse]:
         """Report finished slices and those that this worker is ``holding``, and ask for more."""
         member = self._member
-        # That of `done`: this may be sent again after the job went back, and then nothing of it is done.
+        # The timeline of `done`: after the job went back, these slices are no longer done.
         timeline = self._shards.links.timeline
 
         async def go() -> coordinator_pb2.LeaseResponse:
@@ -99,5 +99,5 @@ class Slices:
         return member.submit(go())
 
     def idle(self) -> None:
-        """Hold nobody back."""
+        """Tell servers that no worker has to wait for this worker's clock."""
         self._member.do(self._shards.links.questions.idle())

@@ -1,4 +1,4 @@
-"""Asynchronous mode: one state of all shards, for those who read and do not train."""
+"""Asynchronous mode: one state of all shards, for readers, which do not train."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paramserver.core.versions.events import Latest
 from paramserver.worker.links.shards import ShardLinks
 from paramserver.worker.weights.pulled import Pulled
 
-# Of the servers by index, versions that hold the same contributions.
+# Gives, by server, versions that hold the same contributions.
 Snapshot = Callable[[], Awaitable[Sequence[int]]]
 
 
@@ -19,9 +19,9 @@ def same(results: Sequence[Pulled]) -> bool:
 
 
 async def pull_cut(links: ShardLinks, snapshot: Snapshot) -> list[Pulled]:
-    """Versions that hold the same contributions, none of which had been counted only after this call.
+    """By server, versions that hold the same contributions, among them all that were counted before this call.
 
-    ``snapshot`` has the servers make such versions. It is asked where those that are there differ.
+    ``snapshot`` has the servers make versions with the same contributions. It is called if the newest ones differ.
     """
     pulls = links.pulls
     if len(links.channels) == 1:

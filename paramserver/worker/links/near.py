@@ -20,7 +20,7 @@ _ATTACH_S = 10.0
 
 
 class Near:
-    """The servers that share memory with this worker: none of them, some, or all."""
+    """The servers that share memory with this worker: no server, some, or all."""
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
@@ -90,7 +90,7 @@ class Near:
 
     @property
     def kind(self) -> str:
-        """What carries weights and gradients, as `status` shows it."""
+        """The transport of weights and gradients, as `status` shows it."""
         channels = self._servers.channels
         kind = channels[0].kind if channels else ""
         if self.shared is None or not self.shared.servers:

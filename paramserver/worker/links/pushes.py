@@ -1,4 +1,4 @@
-"""Bringing contributions, and version 0, to all shards at once. A push that fails names the shards without it."""
+"""Brings contributions, and version 0, to all shards at once. The error of a push names the shards without it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Part = tuple[shard_pb2.StateRef, memoryview]
 
 
 class Pushes:
-    """What this worker brings."""
+    """Pushes to all shards, with retries."""
 
     def __init__(self, servers: Servers, near: Near, flow_control: FlowControl) -> None:
         self._servers, self._near, self._flow_control = servers, near, flow_control
@@ -42,7 +42,7 @@ class Pushes:
     ) -> Outcomes:
         """Bring a contribution to every shard. ``read`` gives the bytes of a chunk by its index.
 
-        ``early``: it is still being computed, and this tells which chunks are ready.
+        ``early``: the contribution is still being computed, and this object tells which chunks are ready.
 
         Returns when every shard has counted it or had it already; the outcomes that there were.
         """
@@ -75,7 +75,7 @@ class Pushes:
         between: asyncio.Lock | None,
         early: EarlyChunks | None,
     ) -> shard_pb2.Outcome:
-        """All shards at once; only where a fault is planned between two shards, one after the other."""
+        """Push to one shard; if a fault is planned between two shards, only after the push to the previous one."""
         if between is None:
             return await self._push_one(server, facts, wanted, read, early)
         if early is not None:
@@ -132,7 +132,7 @@ class Pushes:
         return cast(shard_pb2.PushResponse, reply)
 
     def push_header(self, server: int, facts: PushFacts, chunks: int) -> shard_pb2.PushHeader:
-        """What a server is told of a contribution, of which so many ``chunks`` follow."""
+        """The header of a contribution for a server, which is followed by so many ``chunks``."""
         header = shard_pb2.PushHeader(
             job=self._servers.job,
             timeline=self._servers.timeline,
@@ -159,7 +159,7 @@ class Pushes:
     ) -> None:
         """Upload version 0 to every shard. ``state`` gives the optimizer state that goes with chunks.
 
-        Without one of the two (for ``ctx.load``) shards keep what they have of it.
+        Without weights or without state (for ``ctx.load``) shards keep their own.
         """
 
         async def one(server: int) -> None:

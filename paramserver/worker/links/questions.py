@@ -1,4 +1,4 @@
-"""Small questions to servers: this worker is idle; which slice should it compute."""
+"""Small messages to servers: this worker is idle; which slice should this worker compute?"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STEAL_S = 2.0
 
 
 class Questions:
-    """Asked beside pushes and pulls."""
+    """Messages beside pushes and pulls."""
 
     def __init__(self, servers: Servers, near: Near) -> None:
         self._servers, self._near = servers, near

@@ -1,4 +1,4 @@
-"""The servers of a job: their channels, who this worker is to them, and trying again."""
+"""The servers of a job: their channels, this worker's member number, and retries."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ log = structlog.get_logger("paramserver.worker")
 
 T = TypeVar("T")
 _BACK_OFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-# How long an attempt may take, and besides for each byte that it is about: as on a link of 1 Mb/s.
+# How long an attempt may take, and how much longer for each byte, which is the time on a link of 1 Mb/s.
 _ATTEMPT_S, _BYTE_S = 60.0, 8e-6
 
 
 class Servers:
-    """On one timeline. ``worker`` tells this worker's present member number."""
+    """The servers on one timeline. ``worker`` tells this worker's present member number."""
 
     def __init__(
         self,
@@ -50,9 +50,9 @@ class Servers:
     async def persist(
         self, server: int, what: str, attempt: Callable[[float], Coroutine[Any, Any, T]], nbytes: int = 0
     ) -> T:
-        """Try until it works, somebody says never, or the deadline passes (the error then names the shard).
+        """Try until the attempt succeeds, fails for good, or the deadline passes (the error then names the shard).
 
-        ``nbytes``: how many have to travel. ``attempt`` gets the seconds that it may take.
+        ``nbytes``: how many bytes have to travel. ``attempt`` gets the seconds that it may take.
         """
         started = time.monotonic()
         longest = _ATTEMPT_S + nbytes * _BYTE_S
@@ -68,7 +68,7 @@ class Servers:
                         f"server-{server} at {self.channels[server].address} did not let this worker {what[3:]} "
                         f"within {self.wait_timeout_s:g} s: {error}"
                     ) from error
-                # That a server is busy is nothing to talk about, unless it lasts.
+                # A busy server is worth a line in the log only if that lasts.
                 busy = isinstance(error, errors.OverloadedError) and now - started < self.log_interval_s
                 if not busy and (said == 0.0 or now - said >= self.log_interval_s):
                     said = now

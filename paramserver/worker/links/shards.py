@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class ShardLinks:
     """Pushes, pulls, questions, with retries, back-off and a deadline; on one timeline of the job.
 
-    ``worker`` tells this worker's present member number, 0 for somebody who is no member. ``rounding``: what weights
-    are rounded to on their way here.
+    ``worker`` tells this worker's present member number, 0 for a process that is no member. ``rounding``: the type that
+    weights are rounded to on their way here.
     """
 
     def __init__(

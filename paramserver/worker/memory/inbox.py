@@ -13,7 +13,7 @@ from paramserver.worker.flat import FlatSpace
 
 log = structlog.get_logger("paramserver.worker")
 
-# Memory is taken for those slots only that are used: as many as a worker pushes in a step, and one.
+# Only slots that are used take memory. A worker uses one more than it pushes contributions in a step.
 SLOTS = 64
 
 
@@ -21,14 +21,14 @@ class Inbox:
     """Room for up to ``SLOTS`` contributions, in one piece of memory that every server on this host sees."""
 
     def __init__(self, arena: Arena) -> None:
-        """Raises OSError if there is no such memory."""
+        """Raises OSError if there is no memory to share."""
         self._arena = arena
         self.memory = segments.Segment(SLOTS * arena.slot_bytes)
         self._taken = 0
         self._full = False
 
     def space(self) -> FlatSpace | None:
-        """A space of zeros in the next slot, for good; None if there is no room."""
+        """A space of zeros in the next slot, which is never given back; None if there is no room."""
         if self._full or self._taken == SLOTS:
             return None
         base = self._taken * self._arena.slot_bytes

@@ -14,11 +14,11 @@ from paramserver.worker.memory.regions import Region
 from paramserver.worker.memory.shared import SharedMemory
 from paramserver.worker.weights.pulled import Pulled
 
-# Regions that are kept with what is mapped there; as many as servers use slots while all keep step, and some more.
+# So many regions are kept with their mappings. Servers use fewer slots while all members keep step.
 _REGIONS = 5
 # Pages of a model that are mapped piece by piece; beyond, a process may run out of mappings.
 _MOST_RUNS = 4096
-# A region is looked through for private copies in so many parts, one each time; but not in smaller ones than that.
+# Each search for private copies looks at one of so many parts of a region, and at no fewer bytes than that.
 _PARTS, _PART_BYTES = 8, 16 << 20
 
 
@@ -75,7 +75,7 @@ class InPlace:
         return version.space
 
     def _find(self, slots: dict[int, int | None]) -> _Version:
-        """The region in which these slots are mapped already, else one that is not used just now."""
+        """The region in which these slots are mapped already, else a region that is not in use."""
         index = next((i for i, kept in enumerate(self._kept) if kept.slots == slots), None)
         if index is None and len(self._kept) >= _REGIONS:
             index = 0
@@ -113,19 +113,19 @@ class InPlace:
             self._write(self._frozen, result, frozen=True)
 
     def _write(self, region: Region, result: Pulled, frozen: bool = False) -> None:
-        """Bytes that were sent, into pages of this process's own."""
+        """Write bytes that were sent into private pages of this process."""
         for index, data in result.chunks.items():
             chunk = self._plan.layout.chunks[index]
             if (chunk.kind is Kind.FROZEN) == frozen:
                 start = self._arena.start(chunk)
                 region.view[start : start + chunk.nbytes] = data
 
-    # ---- what the script has written
+    # ---- writes of the script
 
     def take_back(self, tensors: Sequence[int]) -> None:
         """The script has written to these trained tensors: their pages show the servers' again."""
         version = self._kept[-1] if self._kept else None
-        if version is None or version.private:  # that will be mapped anew
+        if version is None or version.private:  # which is mapped anew by the next install
             return
         for tensor in tensors:
             version.region.give_back(*self._bytes_of(self._plan.layout.placements[tensor]))
@@ -139,7 +139,7 @@ class InPlace:
     def find_written(self) -> list[int]:
         """The trained tensors in a part of the version at hand to which the script has written.
 
-        Another part each time, since this is for what leaves no other trace.
+        Each call looks at another part. This search is for writes that leave no other trace.
         """
         version = self._kept[-1] if self._kept else None
         if version is None or version.private:

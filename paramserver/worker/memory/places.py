@@ -1,4 +1,4 @@
-"""Where a worker's contributions lie: memory of the model's device, copies of it, the inbox that servers read."""
+"""Memory for a worker's contributions: on the model's device, copies in main memory, the inbox that servers read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paramserver.worker.memory.shared import SharedMemory
 
 
 class Places:
-    """Of one model; made anew whenever the worker has met other servers."""
+    """Memory for the contributions of one model; made anew when the worker has met other servers."""
 
     def __init__(self) -> None:
         # Copies between a device and main memory; None for a model in main memory.
@@ -21,7 +21,7 @@ class Places:
         self.pool: PartialSumPool
 
     def renew(self, space: FlatSpace, shared: SharedMemory | None) -> None:
-        """For weights that lie in ``space``; ``shared``: the memory that servers read."""
+        """Make all memory anew for weights that lie in ``space``; ``shared``: the memory that servers read."""
         layout: Layout = space.layout
         inbox = shared.inbox.space if shared is not None else no_space
         self.release()
@@ -30,7 +30,7 @@ class Places:
         self.pool = PartialSumPool(layout, space.device, inbox if self.mover is None else no_space)
 
     def installed(self, version: int) -> None:
-        """All shards have published ``version``: what they were lent for earlier steps is no longer read."""
+        """All shards have published ``version``: servers read no contributions of earlier steps any more."""
         self.pool.installed(version)
         if self.staging is not None:
             self.staging.pool.installed(version)

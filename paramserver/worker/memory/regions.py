@@ -1,7 +1,7 @@
 """Address ranges in which pages of other processes' memory are lent to this one, put together to one version.
 
-A lent page shows what its owner writes until somebody here writes to it: then this process has a private copy, which
-must be given back before the range shows another version. Linux only.
+A lent page shows the bytes that its owner writes, until this process writes to the page. Then this process has a
+private copy, which must be given back before the range shows another version. Linux only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paramserver.transport.shm.segments import PAGE
 _FIXED, _NORESERVE, _ANONYMOUS = 0x10, 0x4000, 0x20
 _PROTECTION = mmap.PROT_READ | mmap.PROT_WRITE
 _FAILED = ctypes.c_void_p(-1).value
-# In /proc/self/pagemap, per page.
+# Bits of an entry of /proc/self/pagemap, which stands for one page.
 _PRESENT, _OF_A_FILE = np.uint64(1 << 63), np.uint64(1 << 61)
 _ENTRY = 8
 
@@ -42,12 +42,12 @@ class Region:
         self._map(start, length, mmap.MAP_PRIVATE | _ANONYMOUS | _NORESERVE, -1, 0)
 
     def give_back(self, start: int, length: int) -> None:
-        """Give up the private copies of all pages that these bytes touch: they show their owner's again."""
+        """Give up the private copies of all pages that these bytes touch: the pages show their owner's bytes again."""
         first, end = start // PAGE * PAGE, -(-(start + length) // PAGE) * PAGE
         self._memory.madvise(mmap.MADV_DONTNEED, first, min(end, self.nbytes) - first)
 
     def written(self, start: int, length: int) -> list[int]:
-        """Where, in these (whole) pages, private copies begin: byte offsets. Empty where that cannot be told."""
+        """The byte offsets of private copies among these (whole) pages. Empty where that cannot be told."""
         found = os.pread(_pagemap(), length // PAGE * _ENTRY, (self.address + start) // PAGE * _ENTRY)
         entries = np.frombuffer(found, dtype=np.uint64)
         private = ((entries & _PRESENT) != 0) & ((entries & _OF_A_FILE) == 0)

@@ -21,7 +21,7 @@ from paramserver.worker.pace.item import Item
 from paramserver.worker.weights.weights import Weights
 
 _PARK_S = 2.0
-# How often a worker asks again while the mode is about to change: somebody may have given slices back.
+# A worker asks again after so long while the mode is about to change: another worker may have given slices back.
 _PAUSE_S = 0.2
 
 
@@ -48,11 +48,11 @@ class AsyncPace:
 
     @property
     def holding(self) -> list[AsyncName]:
-        """What is leased and not handed in."""
+        """The slices that are leased and not handed in."""
         return list(self._queue)
 
     def next(self, epoch: int, last: bool) -> Item | None:
-        """The oldest leased slice; leases more when there is none, waiting if others hold what is left."""
+        """The oldest leased slice; leases more if there is none, and waits if other workers hold all other slices."""
         wait_s = 0.0
         while not self._queue:
             if self._modes.changed():
@@ -76,7 +76,7 @@ class AsyncPace:
         return Item(name, name.epoch, name.index)
 
     def expects(self, item: Item) -> bool:
-        """It is the oldest one that is leased, and the weights are those for it."""
+        """Whether the item is the oldest leased slice, and the weights at hand are for this slice."""
         return bool(self._queue) and self._queue[0] == item.name and self._fresh
 
     def alone(self, item: Item) -> bool:
@@ -84,16 +84,16 @@ class AsyncPace:
         return True
 
     def refresh(self) -> None:
-        """The weights at hand are of no use: others are pulled before the next slice."""
+        """Pull other weights before the next slice."""
         self._fresh = False
 
     def _rest(self) -> None:
-        """Nothing to do for now: hold nobody back, and come back at the slowest clock."""
+        """There is nothing to do for now: no worker waits for this worker, which comes back at the slowest clock."""
         self._clock, self._fresh = None, False
         self._slices.idle()
 
     def _fetch(self, epoch: int, last: bool, wait_s: float) -> coordinator_pb2.LeaseResponse | None:
-        """Lease more slices. None: only what was asked for ahead has come, which says nothing of what is left."""
+        """Lease more slices. None: an earlier request was answered, which does not say how many slices are left."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
             self._queue.extend(AsyncName(name.epoch, name.index) for name in self._member.wait(pending).slices)
@@ -107,7 +107,7 @@ class AsyncPace:
         return self._slices.lease(epoch, last, LEASE_AHEAD, done, wait_s, self.holding)
 
     def ahead(self, epoch: int) -> Iterator[Item]:
-        """What is leased, and as much more as the data loader asks for."""
+        """The leased slices, and as many more as the data loader asks for."""
         position = self._popped
         while True:
             position = max(position, self._popped)
@@ -158,7 +158,7 @@ class AsyncPace:
             self._clock = min_clock
 
     def finish(self) -> None:
-        """Report what is done, and lease no more; the rest is given back by leaving, or by asking again."""
+        """Report finished slices and lease no more. The other slices go back when this worker leaves or asks again."""
         self._finished = True
         if self._pending is not None:
             self._member.wait(self._pending)

@@ -78,7 +78,7 @@ class SyncPace:
             moves=self._named_by_data and not keeps,
             positions=schedule.slices_per_step if keeps else 0,
         )
-        # While the training loop waits, the background tells the machine what happens. Each such wait has a number.
+        # While the training loop waits, the background tells the machine of events. Each wait has a number.
         self._lock, self._wait_number = threading.Lock(), 0
         # Contributions that were handed in and not pushed; pushes under way; whether the last contribution counted.
         self._held: dict[TreeNode, PartialSum] = {}
@@ -101,18 +101,18 @@ class SyncPace:
                 return None
 
     def expects(self, item: Item) -> bool:
-        """It is of the present step, and not handed in."""
+        """Whether the item is of the present step, and not handed in."""
         name = item.name
         if not isinstance(name, SyncName) or name.step != self._weights.version:
             return False
         return name.step != self._state.step or self._state.expects(name.lo)
 
     def alone(self, item: Item) -> bool:
-        """Whether the slice is all that this worker has in this step: what it yields is pushed as it is."""
+        """Whether the slice is all that this worker has in this step, so that its contribution is pushed as it is."""
         return isinstance(item.name, SyncName) and self._state.alone(item.name.lo)
 
     def ahead(self, epoch: int) -> Iterator[Item]:
-        """This worker's ranges of this step and the following ones; slices that others have taken are left out."""
+        """This worker's ranges of this and the following steps, without the slices that other workers have taken."""
         state = self._state
         version, position = state.step, 0
         while True:
@@ -121,7 +121,7 @@ class SyncPace:
             step = self._schedule.step(version)
             if step.epoch > epoch:
                 return
-            # The membership may have changed since this step's range was taken, and is looked at with the next slice.
+            # The membership may have changed since this step's range was dealt out. `next` looks at it.
             place, workers = self._member.place()
             if version == state.step:
                 coming = state.coming(position)
@@ -137,7 +137,7 @@ class SyncPace:
                 yield self._item(version, coming)
 
     def contribute(self, item: Item, partial: PartialSum, groups: Sequence[types_pb2.GroupHypers]) -> bool:
-        """Sum with its neighbours as far as the fixed tree allows; push what is as large as it will get."""
+        """Add the contribution to its neighbours as far as the fixed tree allows; push sums that are complete."""
         name, sender = item.name, self._sender
         assert isinstance(name, SyncName)
         self._look()
@@ -155,7 +155,7 @@ class SyncPace:
 
     @property
     def unsent(self) -> int:
-        """Slices handed in that wait for others of their step, to be sent as one."""
+        """How many slices were handed in and wait for others of their step, to be sent as one."""
         return sum(hi - lo for lo, hi in list(self._held))
 
     def finish(self) -> None:
@@ -188,7 +188,7 @@ class SyncPace:
         return self._perform(self._handle(event))
 
     def _perform(self, effects: Sequence[Effect]) -> Compute | None:
-        """Do what the machine has decided, in the thread that trains; the slice to compute, if that is next."""
+        """Perform the effects in the thread that trains; returns the slice to compute, if that is next."""
         held = self._held
         for effect in effects:
             match effect:
@@ -287,9 +287,9 @@ class SyncPace:
         self._weights.install(results)
 
     async def _meanwhile(self, version: concurrent.futures.Future[list[Pulled]], number: int) -> list[Pulled] | int:
-        """Wait for the next version, or until there is a slice to compute meanwhile; ``version`` is then given up.
+        """The next version, or the number of a slice to compute meanwhile; the pull ``version`` is then cancelled.
 
-        Runs in the background. Raises what a push has failed with.
+        Runs in the background. Raises the error of a push.
         """
         pulling = asyncio.wrap_future(version)
         try:
@@ -311,11 +311,11 @@ class SyncPace:
                 if pulling.done():
                     return pulling.result()
         finally:
-            # What it would bring may be old when the slice is computed.
+            # Its version may be old when the slice is computed.
             pulling.cancel()
 
     def _say(self, assignment: Assignment | None) -> None:
-        """Servers are told this with the next question for a version."""
+        """Tell servers this assignment with the next pull."""
         self._links.pulls.say(None if assignment is None else _assignment(assignment))
 
     # ---- names
@@ -350,7 +350,7 @@ def _answer(reply: shard_pb2.StealResponse | None) -> Answered | NotAnswered:
 
 
 async def _all_pushed(pushes: Sequence[concurrent.futures.Future[Any]]) -> None:
-    """Wait until all are over, or one has failed: raises that. All end in this loop."""
+    """Wait until all pushes are over; raises the error of the first push that has failed. All end in this loop."""
     over = asyncio.Event()
     for push in pushes:
         push.add_done_callback(lambda _: over.set())
@@ -361,6 +361,6 @@ async def _all_pushed(pushes: Sequence[concurrent.futures.Future[Any]]) -> None:
         if push.cancelled():
             raise errors.RolledBackError("the job goes back to a checkpoint")
         error = push.exception()
-        # That the mode has changed meanwhile is nobody's mistake.
+        # A StaleViewError means that the mode has changed meanwhile, which is no mistake.
         if error is not None and type(error) is not errors.StaleViewError:
             raise error

@@ -1,1 +1,1 @@
-"""Weights on their way in: what a pull brings, where it goes, and who waits for it."""
+"""Weights on their way in: answers to pulls, where they go, and how the script waits for them."""

@@ -1,7 +1,7 @@
-"""Weights of a version that are still on their way while the script computes with the ones already received.
+"""Weights of a version that are still on their way while the script computes with the weights already received.
 
-Two threads: the loop adds what arrives (`Rest`), the script's thread puts it in its place when it needs it
-(`IncomingWeights`). Until then the place holds what it held before, so nothing changes under the script's hands.
+Two threads take part. The loop adds chunks that arrive (`Rest`). The script's thread puts a chunk in its place when it
+needs the chunk (`IncomingWeights`). Until then the place holds older weights, so weights change only in that thread.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from paramserver.worker.weights.rest import Rest
 class IncomingWeights:
     """One version, part of which is still to come into ``space``. Belongs to the script's thread.
 
-    Takes note of which tensors were read, through :meth:`read`; whoever has computed with one that was not has computed
-    with another version of it. If something fails, that is raised by :meth:`settle`, and not in the middle of a forward
-    pass: what that computes is then worth nothing, and nobody is to get it.
+    Notes which tensors were read, through :meth:`read`. A computation with a tensor that was not read has used an older
+    version. Errors are raised by :meth:`settle`, and not in the middle of a forward pass. The caller then drops the
+    result of that pass.
     """
 
     def __init__(
@@ -32,26 +32,26 @@ class IncomingWeights:
         goes_on: Callable[[], None],
         waits: Callable[[str], None],
     ) -> None:
-        """``goes_on`` raises if it is no use to wait; ``waits`` hears for whom this thread waits, "" afterwards."""
+        """``goes_on`` raises if waiting is of no use; ``waits`` gets the server waited for, and "" afterwards."""
         self._space, self._rounding, self._goes_on, self._waits = space, rounding, goes_on, waits
         self._rests = [result.rest for result in results if result.rest is not None]
         self._left: dict[int, Rest] = {chunk: rest for rest in self._rests for chunk in rest.left}
-        # By tensor, its chunks that are still to come; and the tensors of which nobody has asked for all.
+        # By tensor, its chunks that are still to come; and the tensors that were not read since the beginning.
         self._chunks_of: dict[int, list[int]] = {}
         for chunk in self._left:
             for piece in space.layout.chunks[chunk].pieces:
                 self._chunks_of.setdefault(piece.tensor, []).append(chunk)
         self._unread = set(self._chunks_of)
         self._error: BaseException | None = None
-        # How long the script has waited.
+        # Seconds that the script has waited.
         self.waited_s = 0.0
 
     def unread(self, tensors: Collection[int]) -> frozenset[int]:
-        """The tensors among ``tensors`` that were still to come at the beginning and that have not been read since."""
+        """The tensors among ``tensors`` that were still to come at the beginning and were not read since."""
         return frozenset(self._unread.intersection(tensors))
 
     def read(self, tensor: int) -> None:
-        """A tensor is about to be read, or written: see to it that it is there."""
+        """A tensor is about to be read or written: wait for its chunks."""
         self._unread.discard(tensor)
         for chunk in self._chunks_of.pop(tensor, ()):
             self._take(chunk)
@@ -62,12 +62,12 @@ class IncomingWeights:
             self.read(tensor)
 
     def complete(self) -> None:
-        """Put all in its place; that it is read has to be said all the same."""
+        """Put all chunks in their places; their tensors do not count as read."""
         for chunk in list(self._left):
             self._take(chunk)
 
     def settle(self) -> None:
-        """Put the rest in its place. Raises what has kept something from coming."""
+        """Put the remaining chunks in their places. Raises the error that has kept a chunk from coming."""
         self.complete()
         if self._error is not None:
             raise self._error

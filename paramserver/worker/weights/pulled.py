@@ -29,11 +29,11 @@ class Pulled:
     consistency: Consistency
     chunks: dict[int, memoryview]
     schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_UNSPECIFIED
-    # Slices of the step before that were given to others than their owners; server 0 knows.
+    # Slices of the previous step that were given to other workers than their owners; server 0 knows.
     taken: frozenset[int] = frozenset()
     # Where the weights lie in memory shared with the server, if they do.
     slot: int | None = None
-    # The chunks still to come, if the caller accepts that; then ``chunks`` are those that had come before.
+    # The chunks still to come, if the caller accepts that; then ``chunks`` are the chunks that have come.
     rest: Rest | None = None
     # A digest of the contributions that the version holds.
     counted: bytes = b""
@@ -51,7 +51,7 @@ def checked(
     seen: Mapping[int, object],
     rounding: Compressor | None = None,
 ) -> int:
-    """The index of a chunk that this server may send, in the shape that the plan says, rounded as it was asked for."""
+    """The index of a chunk. Raises ProtocolError unless the server may send this chunk, in this shape and rounding."""
     if not isinstance(ref, shard_pb2.ChunkRef):
         raise errors.ProtocolError(f"server-{server} sent optimizer state where weights were asked for")
     if ref.index >= len(plan.owner) or plan.owner[ref.index] != server or ref.index in seen:
@@ -95,8 +95,8 @@ def pulled_of(header: shard_pb2.PullHeader, chunks: dict[int, memoryview], rest:
 class Answer:
     """The answer of one server to a pull, as its frames come.
 
-    ``begun``: gets it as soon as its version is known, if there is much to come then; it may have it from an attempt
-    that broke off.
+    ``begun``: gets the answer as soon as its version is known, if much is still to come then. It may hold an answer
+    already, from an attempt that broke off.
     """
 
     def __init__(
@@ -110,13 +110,13 @@ class Answer:
 
     @property
     def waiting_for(self) -> str | None:
-        """What the server waits for, in words, if it has said that there is no answer yet."""
+        """If the server has no answer yet: the reason, in words."""
         return None if self._header is None or self._header.ready else self._header.waiting_for
 
     def add(self, frame: shard_pb2.FrameHeader, parts: Iterable[tuple[Ref, memoryview]]) -> None:
         """Take in a frame. Raises ProtocolError for what does not belong here, GoneError if it is another version."""
         if self._header is None and frame.draft:
-            if frame.draft != self._draft:  # what was sent of another one came to nothing
+            if frame.draft != self._draft:  # the former draft was dropped
                 self._draft, self._chunks = frame.draft, {}
         elif self._header is None:
             if frame.WhichOneof("first") != "pull":
@@ -131,7 +131,7 @@ class Answer:
                 self._rest.came(index, data)
 
     def _begin(self, header: shard_pb2.PullHeader) -> None:
-        """The header is here: the version is known."""
+        """The header has come: the version is known."""
         if header.draft != self._draft:
             self._chunks = {}
         if self._begun is None:
@@ -150,7 +150,7 @@ class Answer:
             self._rest.came(index, data)
 
     def _much(self, header: shard_pb2.PullHeader) -> Rest | None:
-        """The chunks still to come, if they are so many that the script should begin without them. None otherwise."""
+        """The chunks still to come, if the script should begin without them since they are many. None otherwise."""
         moving = (chunk for chunk in self._plan.chunks_of(self._server) if chunk.kind is not Kind.FROZEN)
         left = [chunk for chunk in moving if chunk.index not in self._chunks]
         complete = len(left) + len(self._chunks) == header.chunks
@@ -159,7 +159,7 @@ class Answer:
         return Rest(self._server, (chunk.index for chunk in left))
 
     def whole(self) -> tuple[shard_pb2.PullHeader, dict[int, memoryview]]:
-        """All of it. Raises UnavailableError if something is missing."""
+        """The whole answer. Raises UnavailableError if a part is missing."""
         if self._header is None or self._header.chunks != len(self._chunks):
             raise errors.UnavailableError(f"the answer of server-{self._server} was cut short")
         return self._header, self._chunks

@@ -1,9 +1,9 @@
-"""Which parameters a script reads, and when: heard of just before it happens.
+"""Notices which parameters a script reads, just before each read.
 
 torch tells a *function mode* of every call of its functions in a thread, with the tensors that are its arguments:
 `F.linear(x, weight)`, `weight.detach()`, `weight.data.numpy()`, pickling. So it does not matter which module owns a
-parameter, or whether it is read by a module at all. What torch does not tell of (other threads, compiled code) is
-noticed afterwards: a parameter then has a gradient, and nobody has read it.
+parameter, or whether it is read by a module at all. Some reads torch does not report (other threads, compiled code).
+They are noticed afterwards: a parameter then has a gradient without a read.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Reader(Protocol):
         """The parameter of this index is about to be read."""
 
     def read_all(self) -> None:
-        """All parameters are about to be read, for what is known."""
+        """All parameters may be about to be read."""
 
     def complete(self) -> None:
-        """From now on parameters may be read without a word."""
+        """From now on parameters may be read without a report."""
 
 
-# What tells something of a tensor, but not what is in it.
+# Properties and methods that tell facts about a tensor, and do not read its elements.
 _PROPERTIES = (
     *("grad", "requires_grad", "is_leaf", "retains_grad", "grad_fn", "output_nr", "_version", "_backward_hooks"),
     *("_post_accumulate_grad_hooks", "shape", "ndim", "dtype", "device", "layout", "names", "itemsize", "nbytes"),
@@ -61,12 +61,12 @@ _PLAIN = frozenset((torch.Tensor, nn.Parameter))
 
 
 class Reads(TorchFunctionMode):
-    """Tells of reads of these parameters, and of whatever shares their memory, by the thread that calls `begin`."""
+    """Reports reads of these parameters, and of tensors that share their memory, in the thread that calls `begin`."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         super().__init__()
         self._index = {id(parameter): index for index, parameter in enumerate(parameters)}
-        self._parameters = parameters  # or their ids may be those of others one day
+        self._parameters = parameters  # kept alive, so that no other object gets their ids
         # Where they lie, in the order of their addresses: begin, end, index.
         self._places: list[tuple[int, int, int]] = []
         self._reader: Reader | None = None
@@ -77,7 +77,7 @@ class Reads(TorchFunctionMode):
         return len(self._parameters)
 
     def begin(self, reader: Reader, views: Sequence[torch.Tensor]) -> bool:
-        """Tell ``reader`` from now on; False where that is not possible, such as if parameters are not these views."""
+        """Report to ``reader`` from now on; False where that is not possible, as if parameters are not these views."""
         stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
         if self not in stack and (stack or _compiled()):  # the script's own mode may end before this one
             return False
@@ -94,7 +94,7 @@ class Reads(TorchFunctionMode):
         return True
 
     def end(self) -> None:
-        """Tell nobody any more."""
+        """Report no more."""
         self._reader = None
         stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
         if stack and stack[-1] is self:  # below a mode of the script it stays, and does nothing
@@ -104,7 +104,7 @@ class Reads(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Torch calls this method in place of ``func``."""
-        # What is compiled would not wait.
+        # Compiled code would not wait.
         if self._reader is not None and not torch.compiler.is_compiling() and func not in _HARMLESS:
             self._tell(self._reader, func, args, kwargs)
         return func(*args, **(kwargs or {}))
@@ -133,10 +133,10 @@ class Reads(TorchFunctionMode):
                 self._look(reader, value.values())
 
     def _look_behind(self, reader: Reader, tensor: torch.Tensor) -> None:
-        """A tensor that is no parameter may share the memory of some."""
+        """A tensor that is no parameter may share the memory of parameters."""
         try:
             begin = tensor.data_ptr() if type(tensor) in _PLAIN else None
-        except RuntimeError:  # such as what torch.func wraps
+        except RuntimeError:  # for example a tensor that torch.func wraps
             begin = None
         if begin is None:
             reader.read_all()
@@ -159,7 +159,7 @@ def _extent(tensor: torch.Tensor) -> int:
 
 
 def unheard() -> AbstractContextManager[None]:
-    """Within it torch tells no function mode of calls: what happens there is no read by the script."""
+    """Context in which torch reports no calls to function modes, since the calls there are not the script's."""
     found: AbstractContextManager[None] = torch._C.DisableTorchFunction()
     return found
 

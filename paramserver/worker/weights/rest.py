@@ -34,7 +34,7 @@ class Rest:
         task.add_done_callback(self._ended)
 
     def came(self, chunk: int, data: memoryview) -> None:
-        """In the loop: a chunk is here. The same one may come again, after an interruption."""
+        """In the loop: a chunk has come. The same chunk may come again after an interruption."""
         with self._changed:
             self._chunks[chunk] = data
             self._changed.notify_all()
@@ -47,7 +47,7 @@ class Rest:
             self._changed.notify_all()
 
     def cancel(self) -> None:
-        """From any thread: nobody wants it any more."""
+        """The chunks are no longer wanted. From any thread."""
         task = self._task
         if task is not None and not task.done():
             task.get_loop().call_soon_threadsafe(task.cancel)
@@ -57,7 +57,7 @@ class Rest:
         return chunk in self._chunks
 
     def take(self, chunk: int, goes_on: Callable[[], None]) -> memoryview:
-        """A chunk, waiting for it; raises what the pull has failed with, or what ``goes_on`` raises meanwhile."""
+        """Wait for a chunk; raises the error of the pull, or the error that ``goes_on`` raises meanwhile."""
         with self._changed:
             while chunk not in self._chunks:
                 if self._over:

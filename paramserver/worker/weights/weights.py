@@ -1,4 +1,4 @@
-"""The weights at hand: how versions come to where the script has its model."""
+"""The weights at hand: takes versions in and puts them where the script has its model."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Weights:
     # ---- another version
 
     def install(self, results: list[Pulled]) -> None:
-        """Make what was pulled the version at hand."""
+        """Make these answers of the servers the version at hand."""
         self.forget()
         if self.in_place is not None:
             self.space = self.in_place.install(results)
@@ -115,11 +115,11 @@ class Weights:
         if self._incoming is not None and not self._listens(self._incoming, self.space):
             self.reads = None
             self.complete()
-            self.watch.came(self.space)  # which may have copied what was not there
+            self.watch.came(self.space)  # again: the first call may have copied weights that had not come
         reach("worker.after_pull", self.version)
 
     def _bring(self, results: list[Pulled]) -> None:
-        """Copy what was pulled to where the model is; that may go on when this returns."""
+        """Copy the weights to where the model is; a copy to a device may still go on when this returns."""
         mover, rounding = self._places.mover, self._shards.rounding
         if mover is None:
             self.space.write(merge(results), rounding)
@@ -167,7 +167,7 @@ class Weights:
         return self.reads is not None and self._places.mover is None and self.in_place is None
 
     def _begin(self, results: list[Pulled], space: FlatSpace) -> None:
-        """Some are still to come: the script gets each before it reads it, and buffers at once."""
+        """Some weights are still to come: the script gets each before it reads it, and buffers at once."""
         member = self._member
         self._incoming = IncomingWeights(space, results, self._shards.rounding, member.check, member.stalls)
         for placement, spec in zip(space.layout.placements, space.layout.tensors, strict=True):
@@ -175,20 +175,20 @@ class Weights:
                 self._incoming.read(placement.tensor)
 
     def _listens(self, incoming: IncomingWeights, space: FlatSpace) -> bool:
-        """Have it told what the script reads; False if that cannot be, as with this script it never will."""
+        """Have ``incoming`` hear of the script's reads; False if torch cannot report the reads of this script."""
         reads = self.reads
         return reads is not None and reads.begin(incoming, [space.view(i) for i in range(reads.count)])
 
     def complete(self) -> None:
-        """See to it that all weights are there, of this version or a newer one."""
+        """Wait until all weights of this version or a newer one are there."""
         if not self._settle(frozenset()):
             self.pull_latest()
 
     def settle_slice(self, used: frozenset[int]) -> bool:
-        """A slice was computed: see to it that all weights are there.
+        """A slice was computed: wait until all weights are there.
 
-        False: what yielded gradients of the tensors ``used`` was computed on others. Raises what keeps weights from
-        coming.
+        False: the gradients of the tensors ``used`` were computed on weights of several versions. Raises the error that
+        keeps weights from coming.
         """
         self.stalled_s = 0.0
         return self._settle(used)
@@ -219,14 +219,14 @@ class Weights:
         return not unread
 
     def forget(self) -> None:
-        """Weights that are still to come are those of yesterday."""
+        """Weights that are still to come are out of date: do not wait for them."""
         incoming, self._incoming = self._incoming, None
         if incoming is not None:
             incoming.drop()
             if self.reads is not None:
                 self.reads.end()
 
-    # ---- the weights as the servers have them, whatever the script has done to its copy
+    # ---- the weights as the servers have them, without the script's writes
 
     def originals(self, tensors: Collection[int]) -> dict[int, torch.Tensor] | None:
         """These trained tensors of the version at hand, in the servers' type; None if the servers have dropped it.
@@ -250,7 +250,7 @@ class Weights:
         return {index: flat.view(layout.tensors[index].shape) for index, flat in found.items()}
 
     def _at_hand(self, servers: Set[int]) -> Mapping[int, memoryview] | None:
-        """All chunks of these servers, of the version at hand."""
+        """All chunks of the version at hand that these servers have; None if a server has dropped them."""
         links = self._shards.links
         shared = links.near.shared
         if self.in_place is not None and shared is not None and servers <= shared.reading.keys():

@@ -1,4 +1,4 @@
-"""Notices what the script writes to parameters that are trained, whose weights the servers hold."""
+"""Notices writes of the script to trained parameters, whose weights the servers hold."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from paramserver import errors
 from paramserver.tensors.dtypes import buffer_of
 
-# Of what leaves no trace, so much is looked at with each version, in so many pieces; another part each time.
+# With each version so many bytes, in so many pieces, are compared for writes that leave no trace.
 _SAMPLE_BYTES, _SAMPLE_PIECES = 256 << 10, 16
 
 
 class Writes:
-    """Tells which parameters may have been written to since their weights came; whether they differ is then looked at.
+    """Tells which parameters may have been written to since their weights came. The caller then compares them.
 
     Operations of torch on a parameter leave a trace, and so does other memory that is put in its place. What goes
     through ``parameter.data`` leaves none: in the loop a part of the weights is compared with each version, outside of
@@ -33,7 +33,7 @@ class Writes:
         self._turn = self._pieces()
 
     def came(self, whole: bool) -> None:
-        """Weights have come, and are as they should be. ``whole``: all of them are there."""
+        """Weights have come, and are right. ``whole``: all weights are there."""
         self._counts = [p._version for p in self._parameters.values()]
         self._places = [p.data_ptr() for p in self._parameters.values()]
         self._sums = None
@@ -49,7 +49,7 @@ class Writes:
 
     def outside(self) -> None:
         """The script leaves the loop, and may do anything until it comes back."""
-        if self._sums is None:  # else it has left it before, and what it has done since must not be forgotten
+        if self._sums is None:  # else the script has left the loop before, and its writes since then must be found
             self._sums = {index: _sum(p) for index, p in self._parameters.items()}
 
     def suspects(self) -> list[int]:
@@ -79,7 +79,7 @@ class Writes:
                 )
 
     def _pieces(self) -> Iterator[tuple[int, int, int]]:
-        """All weights in pieces, for ever."""
+        """All weights in pieces, again and again without end."""
         while True:
             for index, parameter in self._parameters.items():
                 step = max(1, _SAMPLE_BYTES // 4 // parameter.element_size())
