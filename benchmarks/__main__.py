@@ -59,7 +59,8 @@ def main() -> int:
     except RuntimeError as error:
         print(f"benchmarks: error: {error}", file=sys.stderr)
         return 1
-    print(table(found))
+    if found:
+        print(table(found))
     if args.json:
         write(args.json, found)
     return 0

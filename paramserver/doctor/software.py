@@ -49,7 +49,7 @@ def torch():
             "names": [torch.cuda.get_device_name(index) for index in range(cuda)],
             "mps": torch.backends.mps.is_available()}
 def kernels():
-    from paramserver.server import compiled
+    from paramserver.server.arithmetic import compiled
     return {"version": compiled.report()}
 timed("paramserver", paramserver)
 timed("torch", torch)

@@ -378,6 +378,7 @@ def test_the_whole_report(place: Place, tmp_path: Path) -> None:
         "store": "fail",
     }.items():
         assert by_check[check]["level"] == level, by_check[check]
+    assert "not looked at" not in by_check["kernels"]["value"], by_check["kernels"]
     for finding in findings:
         assert list(finding) == ["check", "level", "value", "remedy"]
         assert finding["value"]

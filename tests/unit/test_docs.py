@@ -115,6 +115,14 @@ def test_the_places_of_faults_are_those_of_the_code() -> None:
     assert set(re.findall(r"^\| `([\w.]+)` \|", text, re.MULTILINE)) == set(PLACES)
 
 
+def test_every_benchmark_is_described() -> None:
+    text = (ROOT / "docs/performance.md").read_text().partition("| name | what it measures")[2].partition("\n\n")[0]
+    code = (ROOT / "benchmarks/__main__.py").read_text()
+    benchmarks = re.findall(r'^    "(\w+)": \w+\.\w+,$', code, re.MULTILINE)
+    assert len(benchmarks) > 10
+    assert sorted(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == sorted(benchmarks)
+
+
 def test_the_layout_names_every_package() -> None:
     text = (ROOT / "docs/design.md").read_text().partition("## Layout of the code")[2].partition("\n## ")[0]
     named = {
