@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint by name, what its shards knew beside them, and whether a job can go on from both.
+"""The tensors of a checkpoint by name, the counts of its shards, and whether a job can go on from both.
 
 Servers that take a checkpoint in and ``paramserver checkpoint verify`` call the same :meth:`Contents.check`.
 """
@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from array import array
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, TypeVar
 
 from paramserver.checkpoint.manifest import Manifest
 from paramserver.checkpoint.place import Place
+from paramserver.checkpoint.storage.folder import Closing
 from paramserver.checkpoint.tensorfile import Entry, TensorFile
 from paramserver.core.layout.hypers import RULES, Hypers, Rule, validate
 from paramserver.core.layout.plan import Kind, Layout, TensorSpec, master_dtype
@@ -23,13 +24,14 @@ from paramserver.errors import CheckpointError, ParamServerError
 from paramserver.tensors.hypers import groups_from_proto
 from paramserver.v1 import types_pb2
 
-_NUMBERS = ("version", "applied", "skipped", "samples", "schedule", "folded_steps")
+_NUMBERS = ("applied", "skipped", "samples", "schedule", "folded_steps")
 _LEDGER_COLUMNS = 5
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class ShardFacts:
-    """What all shards knew beside their tensors.
+    """The counts that all shards of a checkpoint have in common.
 
     ``applied``: contributions in the version; ``skipped``: steps with a NaN or infinite gradient; ``samples``: in all
     versions; ``schedule``: a number of shard_pb2.Schedule; ``counted``: by epoch, half-open ranges of asynchronous
@@ -56,7 +58,7 @@ class StatePart:
     file: TensorFile
 
 
-class Contents:
+class Contents(Closing):
     """All files of a checkpoint, open for reading; close it, or use it in ``with``.
 
     Raises CheckpointError for a file of another size than the manifest says, for a header that is not right, and for
@@ -116,14 +118,14 @@ class Contents:
         return file, name
 
     def states(self, tensor: str) -> list[StatePart]:
-        """The optimizer state of a tensor, by key in the order of its elements; none before its first update.
+        """The optimizer state of a tensor, by key in the order of the tensor's elements; none before the first update.
 
         A number for the whole tensor is there once per server that holds a part of the tensor.
         """
         return self._states.get(tensor, [])
 
     def facts(self) -> ShardFacts:
-        """What the shards knew. Raises CheckpointError if one does not say so, or if two say different things."""
+        """The counts of the shards. Raises CheckpointError if a file lacks them, or if two files differ."""
         manifest = self._manifest
         told = [_told(file, info.name) for file, info in zip(self._shards, manifest.state, strict=True)]
         for index, (facts, info) in enumerate(zip(told, manifest.state, strict=True)):
@@ -134,22 +136,14 @@ class Contents:
                 )
             if facts != told[0]:
                 raise CheckpointError(f"{info.name} and {manifest.state[0].name} are not of the same moment")
-        facts, file, name = told[0], self._shards[0], manifest.state[0].name
-        return ShardFacts(
-            applied=facts["applied"],
-            skipped=facts["skipped"],
-            samples=facts["samples"],
-            schedule=facts["schedule"],
-            counted=facts["counted"],
-            rows=_ledger_rows(file),
-            folded_steps=facts["folded_steps"],
-            names=_worker_names(file, name),
-        )
+        file, numbers = self._shards[0], {key: told[0][key] for key in _NUMBERS}
+        names = _worker_names(file, manifest.state[0].name)
+        return ShardFacts(counted=told[0]["counted"], rows=_ledger_rows(file), names=names, **numbers)
 
     # ---- checking
 
     def check(self, layout: Layout, optimizer: types_pb2.OptimizerSpec) -> ShardFacts:
-        """Whether a job with this model and optimizer can go on from here; returns what the shards knew.
+        """Whether a job with this model and optimizer can go on from here; returns the counts of the shards.
 
         Reads everything. Raises CheckpointError that names the file, tensor or optimizer state that is damaged,
         missing, or of another model.
@@ -157,20 +151,14 @@ class Contents:
         name = self._manifest.name
         if self._manifest.layout_digest != layout.digest:
             raise CheckpointError(f"{name} is of another model: its layout differs")
-        try:
-            groups = groups_from_proto(optimizer.groups)
-            validate(optimizer.name, groups)
-        except ParamServerError as error:
-            raise CheckpointError(f"{name} names an optimizer that servers do not run: {error}") from error
+        groups = hypers_of(optimizer, name)
         for file in self._all:
             file.verify()
         facts = self.facts()
         for spec in layout.tensors:
             self.tensor(spec, master_dtype(spec.dtype, spec.kind))
             if spec.kind is Kind.PARAMETER:
-                if spec.group >= len(groups):
-                    raise CheckpointError(f"parameter {spec.name!r} is in group {spec.group} of {len(groups)}")
-                self._check_state(spec, RULES[optimizer.name], groups[spec.group])
+                self._check_state(spec, RULES[optimizer.name], group_of(spec, groups))
         return facts
 
     def _check_state(self, spec: TensorSpec, rule: Rule, hypers: Hypers) -> None:
@@ -204,23 +192,31 @@ class Contents:
         return CheckpointError(f"the optimizer state of {self._manifest.name} does not fit: {spec.name!r} {problem}")
 
     def close(self) -> None:
-        """Close the files."""
         self._files.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+def hypers_of(optimizer: types_pb2.OptimizerSpec, checkpoint: str) -> list[Hypers]:
+    """The hyper-parameters of each group. Raises CheckpointError for an optimizer that servers do not know."""
+    try:
+        groups = groups_from_proto(optimizer.groups)
+        validate(optimizer.name, groups)
+    except ParamServerError as error:
+        raise CheckpointError(f"{checkpoint} names an optimizer that servers do not run: {error}") from error
+    return groups
+
+
+def group_of(spec: TensorSpec | types_pb2.TensorSpec, groups: Sequence[T]) -> T:
+    """The parameter group of a parameter. Raises CheckpointError if there is no such group."""
+    if spec.group >= len(groups):
+        raise CheckpointError(f"parameter {spec.name!r} is in group {spec.group} of {len(groups)}")
+    return groups[spec.group]
 
 
 def _told(file: TensorFile, name: str) -> dict[str, Any]:
-    """What one shard says. Raises CheckpointError."""
+    """The counts in the file of one shard. Raises CheckpointError."""
     try:
         facts: dict[str, Any] = json.loads(file.metadata["shard"])
-        if any(type(facts[key]) is not int or facts[key] < 0 for key in _NUMBERS):
+        if any(type(facts[key]) is not int or facts[key] < 0 for key in ("version", *_NUMBERS)):
             raise ValueError("a number")
         facts["counted"] = {
             int(epoch): tuple((int(lo), int(hi)) for lo, hi in ranges) for epoch, ranges in facts["counted"].items()

@@ -10,24 +10,23 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf import json_format
 
-from paramserver.checkpoint.contents import Contents
+from paramserver.checkpoint.contents import Contents, group_of, hypers_of
 from paramserver.checkpoint.header import Entry, encode
 from paramserver.checkpoint.manifest import Manifest
 from paramserver.checkpoint.names import INDEX, temporary_name
 from paramserver.checkpoint.place import Place, explained
 from paramserver.checkpoint.storage.disk import DiskWriter
+from paramserver.checkpoint.storage.folder import Bytes, Closing, write_whole
 from paramserver.checkpoint.tensorfile import TensorFile
-from paramserver.core.layout.hypers import RULES, validate
-from paramserver.errors import CheckpointError, ConfigError, ParamServerError
+from paramserver.core.layout.hypers import RULES
+from paramserver.errors import CheckpointError, ConfigError
 from paramserver.tensors.dtypes import SIZES, buffer_of, in_model_type, tensor_from, torch_dtype
-from paramserver.tensors.hypers import groups_from_proto
 from paramserver.v1 import types_pb2
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 SHARD_BYTES = 5_000_000_000
 
 
-class Saved:
+class Saved(Closing):
     """The tensors of a checkpoint, open for reading. Raises CheckpointError for one that does not fit together."""
 
     def __init__(self, place: Place, manifest: Manifest) -> None:
@@ -63,7 +62,7 @@ class Saved:
             raise CheckpointError(f"{self.manifest.name} lacks tensor {spec.name!r} of shape {list(spec.shape)}")
 
     def specs(self) -> list[types_pb2.TensorSpec]:
-        """What a state_dict has: without the buffers that it leaves out."""
+        """The tensors of a state_dict, which leaves some buffers out."""
         return [spec for spec in self.model.tensors if spec.persistent]
 
     def tensor(self, spec: types_pb2.TensorSpec) -> torch.Tensor:
@@ -101,16 +100,7 @@ class Saved:
         return found
 
     def close(self) -> None:
-        """Close the files."""
         self._contents.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def export(place: Place, manifest: Manifest, to: str, out: Path) -> list[Path]:
@@ -128,7 +118,7 @@ def export(place: Place, manifest: Manifest, to: str, out: Path) -> list[Path]:
 
 
 def state_dict(saved: Saved) -> dict[str, torch.Tensor]:
-    """What ``model.load_state_dict`` takes. Tied tensors are one tensor under all their names."""
+    """The state for ``model.load_state_dict``. Tied tensors are one tensor under all their names."""
     found: dict[str, torch.Tensor] = {}
     for spec in saved.specs():
         found |= dict.fromkeys(_all_names(spec), saved.tensor(spec))
@@ -136,7 +126,7 @@ def state_dict(saved: Saved) -> dict[str, torch.Tensor]:
 
 
 def optimizer_state_dict(saved: Saved) -> tuple[dict[str, Any], list[str]] | None:
-    """What ``load_state_dict`` of the same torch optimizer takes, and the parameters' names by their number in it.
+    """The state for ``load_state_dict`` of the same torch optimizer, and the parameters' names in the order of it.
 
     The parameters are numbered group by group, in the order of the model. None if the job had no torch optimizer.
     Raises CheckpointError for an optimizer that servers do not know.
@@ -146,19 +136,13 @@ def optimizer_state_dict(saved: Saved) -> tuple[dict[str, Any], list[str]] | Non
     from paramserver.tensors.optimizers import torch_class
 
     name = saved.model.optimizer.name
-    try:
-        hypers = groups_from_proto(saved.model.optimizer.groups)
-        validate(name, hypers)
-    except ParamServerError as error:
-        raise CheckpointError(f"{saved.manifest.name} names an optimizer that is not supported: {error}") from error
+    hypers = hypers_of(saved.model.optimizer, saved.manifest.name)
     if not RULES[name].title:
         return None
     groups: list[list[types_pb2.TensorSpec]] = [[] for _ in hypers]
     for spec in saved.model.tensors:
         if spec.kind == types_pb2.TENSOR_KIND_PARAMETER:
-            if spec.group >= len(groups):
-                raise CheckpointError(f"parameter {spec.name!r} is in group {spec.group} of {len(groups)}")
-            groups[spec.group].append(spec)
+            group_of(spec, groups).append(spec)
     # torch itself says what else a parameter group has in this version; the tensors here have no memory.
     made: list[dict[str, Any]] = []
     for specs, group in zip(groups, hypers, strict=True):
@@ -235,7 +219,7 @@ def _to_hf(saved: Saved, out: Path) -> list[Path]:
                 _write_tensors(saved, temporary / name, shard)
                 where |= {entry.name: name for _, entry in shard}
             index = json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=2, sort_keys=True)
-            _write(temporary / INDEX, [index.encode() + b"\n"])
+            _write(temporary / INDEX, [index.encode(), b"\n"])
             temporary.rename(out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -255,7 +239,7 @@ def _write_tensors(saved: Saved, path: Path, entries: Sequence[tuple[types_pb2.T
     manifest = saved.manifest
     metadata = {"format": "pt", "version": str(manifest.version), "timeline": str(manifest.timeline)}
 
-    def content() -> Iterator[bytes | memoryview]:
+    def content() -> Iterator[Bytes]:
         yield encode([entry for _, entry in ordered], metadata)
         for spec, _ in ordered:
             yield buffer_of(saved.tensor(spec))
@@ -263,18 +247,9 @@ def _write_tensors(saved: Saved, path: Path, entries: Sequence[tuple[types_pb2.T
     _write(path, content())
 
 
-def _write(path: Path, content: Iterator[bytes | memoryview] | Sequence[bytes]) -> None:
+def _write(path: Path, content: Iterable[Bytes]) -> None:
     with explained("write", str(path)):
-        writer = DiskWriter(path.parent, temporary_name(path.name))
-        try:
-            for part in content:
-                writer.write(part)
-            writer.sync()
-            writer.commit(path.name)
-            writer.sync_folder()
-        except BaseException:
-            writer.discard()
-            raise
+        write_whole(DiskWriter(path.parent, temporary_name(path.name)), path.name, content)
 
 
 def _all_names(spec: types_pb2.TensorSpec) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paramserver.checkpoint.names import check_checkpoint_name, check_file_name, parse_name, temporary_name
 from paramserver.checkpoint.storage.disk import DiskRoot
-from paramserver.checkpoint.storage.folder import Folder, Reader, Root, Writer
+from paramserver.checkpoint.storage.folder import Folder, Reader, Root, Writer, write_whole
 from paramserver.config import hide_password
 from paramserver.errors import CheckpointError, ConfigError
 
@@ -40,11 +40,11 @@ class Place:
         return self.shown
 
     def prepare(self) -> None:
-        """Create the directory and see whether it can be written to. Raises ConfigError that says what to do."""
+        """Create the directory and try to write into it. Raises ConfigError that says what to do."""
         self._root.prepare()
 
     def names(self) -> list[str]:
-        """The checkpoints in it, complete or not; other directories are left out. Raises CheckpointError."""
+        """The names of the checkpoints in this place, complete or not. Raises CheckpointError."""
         with explained("list", self.shown):
             return [name for name in self._root.folders() if parse_name(name) is not None]
 
@@ -60,16 +60,19 @@ class Place:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep others on this machine, and on network file systems that can, from locking it, too. CheckpointError."""
+        """Hold the place's lock, which others on this machine, and on some network file systems, wait for.
+
+        Raises CheckpointError.
+        """
         with contextlib.ExitStack() as held:
             with explained("open", self.shown):
                 held.enter_context(self._root.lock())
             yield
 
     def set_aside(self, files: Sequence[str]) -> str:
-        """Move all checkpoints, and these ``files``, to another place beside this one; returns that.
+        """Move all checkpoints, and these ``files``, to another place beside this one; returns the other place.
 
-        Raises CheckpointError. What has been moved until then stays where it is; nothing is deleted.
+        Raises CheckpointError. Files that were moved before the error stay moved. Nothing is deleted.
         """
         base = self.url.rstrip("/").rpartition("/")[2] if not self.local else self._absolute().name
         for number in itertools.count(1):
@@ -103,7 +106,7 @@ class Place:
 
     @property
     def path(self) -> str:
-        """Its absolute path, or the URL, without passwords."""
+        """The absolute path, or the URL without passwords."""
         return str(self._absolute()) if self.local else self.shown
 
 
@@ -123,7 +126,7 @@ def located(where: str) -> tuple[Place, str]:
 
 
 class Inside:
-    """The files of one checkpoint. Names are checked, and what goes wrong is a CheckpointError with the place in it."""
+    """The files of one checkpoint. Names are checked, and every error is a CheckpointError that names the place."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -171,17 +174,10 @@ class Inside:
             return self._folder.create(temporary_name(name.lstrip(".")))
 
     def write_atomically(self, name: str, data: bytes) -> None:
-        """Write or replace a small file: whoever reads sees the old or the new content."""
+        """Write or replace a small file: readers see the old or the new content."""
         writer = self.create(name)
-        try:
-            with explained("write", self.where(name)):
-                writer.write(data)
-                writer.sync()
-                writer.commit(name)
-                writer.sync_folder()
-        except BaseException:
-            writer.discard()
-            raise
+        with explained("write", self.where(name)):
+            write_whole(writer, name, [data])
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
@@ -196,7 +192,7 @@ class Inside:
 
 @contextlib.contextmanager
 def explained(doing: str, where: str) -> Iterator[None]:
-    """Errors of the file system as a CheckpointError: what could not be done, where, and why."""
+    """Turn an OSError into a CheckpointError with the action, the place and the reason."""
     try:
         yield
     except OSError as error:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from paramserver.checkpoint.header import LENGTH, Entry, decode, encode, header_bytes
 from paramserver.checkpoint.names import another_name, is_file_name
-from paramserver.checkpoint.place import Inside, Place, explained
-from paramserver.checkpoint.storage.folder import Bytes, Reader, Writer
+from paramserver.checkpoint.place import Place, explained
+from paramserver.checkpoint.storage.folder import Bytes, Closing, Reader, Writer
 from paramserver.errors import CheckpointError
 from paramserver.failpoints import reach
 from paramserver.tensors.dtypes import SIZES
@@ -42,10 +40,10 @@ def write_tensors(
 ) -> FileInfo:
     """Write a file of tensors and return when it is safe on its medium.
 
-    ``data``: buffers that, one after the other, are the bytes of ``entries`` in order, cut anywhere; each is used up
-    before the next one is asked for. ``step``: for failpoints. The file appears under its name at once and whole. If a
-    file of that name is there already, such as that of an earlier attempt to save this step, it stays, and the new one
-    gets another name, which stands in the result. Raises CheckpointError, and leaves no temporary file behind.
+    ``data``: buffers that together are the bytes of ``entries`` in order, cut anywhere; each is used up before the next
+    one is asked for. ``step``: for failpoints. The file appears under its name at once and whole. An earlier attempt
+    to save this step may have left a file of that name. Then that file stays, and the new one gets another name, which
+    stands in the result. Raises CheckpointError, and leaves no temporary file behind.
     """
     if not is_file_name(name):
         raise CheckpointError(f"{name[:80]!r} is no name of a file in a checkpoint")
@@ -59,7 +57,7 @@ def write_tensors(
             sha256 = _write(writer, head, data, size, step)
             reach("ckpt.before_fsync", step)
             writer.sync()
-        info = FileInfo(_free_name(inside, name, sha256), size, sha256)
+        info = FileInfo(another_name(name, sha256) if inside.exists(name) else name, size, sha256)
         with explained("write", inside.where(name)):
             reach("ckpt.before_rename", step)
             writer.commit(info.name)
@@ -99,12 +97,7 @@ def _write(writer: Writer, head: bytes, data: Iterable[Bytes], size: int, step: 
     return digest.hexdigest()
 
 
-def _free_name(inside: Inside, name: str, sha256: str) -> str:
-    """``name``, or one that is made from the content if a file is there already; equal content may be replaced."""
-    return name if not inside.exists(name) else another_name(name, sha256)
-
-
-class TensorFile:
+class TensorFile(Closing):
     """A file of tensors, open for reading; close it, or use it in ``with``.
 
     Raises CheckpointError for a file of another size than ``info`` says, and for one whose header is not right. The
@@ -156,16 +149,7 @@ class TensorFile:
             raise CheckpointError(f"{self._where} is damaged: its content is not what was written (SHA-256)")
 
     def close(self) -> None:
-        """Close the file."""
         self._reader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _take(self, start: int, count: int) -> bytes:
         with explained("read", self._where):

@@ -157,7 +157,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "a tensor more": (lambda model: model["tensors"][0].update(name="other"), "lacks tensor 'other'"),
     "another shape": (lambda model: model["tensors"][0].update(shape=["35"]), "of shape .35."),
     "another type": (lambda model: model["tensors"][0].update(dtype="object"), "type 'object', which is not supported"),
-    "no optimizer of ours": (lambda model: model["optimizer"].update(name="os.system"), "not supported"),
+    "no optimizer of ours": (lambda model: model["optimizer"].update(name="os.system"), "servers do not run"),
     "a group too many": (lambda model: model["tensors"][0].update(group=9), "in group 9 of 2"),
     "no message": (lambda model: model.update(tensors=7), "in an unknown way"),
 }

@@ -19,13 +19,13 @@ _NO_SUCH_SYNC = {errno.EINVAL, errno.ENOTSUP}
 
 
 class DiskRoot:
-    """A local directory of checkpoints."""
+    """A local directory of checkpoints: a `Root`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def prepare(self) -> None:
-        """Create it (its parent must exist), and try to write into it."""
+        """Create the directory (its parent must exist), and try to write into it."""
         path = self._path
         try:
             if path.is_symlink():
@@ -49,7 +49,6 @@ class DiskRoot:
             ) from error
 
     def folders(self) -> list[str]:
-        """The names of the directories in it."""
         try:
             with os.scandir(self._path) as entries:
                 return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
@@ -57,11 +56,9 @@ class DiskRoot:
             return []
 
     def folder(self, name: str) -> DiskFolder:
-        """One of them."""
         return DiskFolder(self._path / name)
 
     def top(self) -> DiskFolder:
-        """The files beside them."""
         return DiskFolder(self._path, made=True)
 
     @contextlib.contextmanager
@@ -76,19 +73,16 @@ class DiskRoot:
             os.close(fd)
 
     def make(self, sibling: str) -> None:
-        """Create a directory beside this one."""
         (self._path.parent / sibling).mkdir()
         _sync_directory(self._path.parent)
 
     def move(self, name: str, sibling: str) -> None:
-        """Rename."""
         target = self._path.parent / sibling
         os.rename(self._path / name, target / name)
         _sync_directory(target)
         _sync_directory(self._path)
 
     def holds(self, path: str) -> bool:
-        """Whether it is this directory, by whatever name."""
         try:
             return os.path.samefile(path, self._path)
         except OSError:
@@ -96,16 +90,15 @@ class DiskRoot:
 
 
 class DiskFolder:
-    """One checkpoint on disk."""
+    """One checkpoint on disk: a `Folder`."""
 
     def __init__(self, path: Path, made: bool = False) -> None:
-        """``made``: it is there already; if it is not, somebody has taken it away, and it is not made again."""
+        """``made``: the directory exists. If somebody has removed it since, it is not made again."""
         self._path = path
         self._made = made
         self.shown = str(path)
 
     def files(self) -> list[str]:
-        """The names of the files, links among them."""
         try:
             self._refuse_link()
             with os.scandir(self._path) as entries:
@@ -114,7 +107,6 @@ class DiskFolder:
             return []
 
     def size(self, name: str) -> int | None:
-        """Bytes of a file."""
         try:
             self._refuse_link()
             found = os.stat(self._path / name, follow_symlinks=False)
@@ -125,12 +117,10 @@ class DiskFolder:
         return found.st_size
 
     def open(self, name: str) -> DiskReader:
-        """Open for reading."""
         self._refuse_link()
         return DiskReader(self._path / name)
 
     def create(self, temporary: str) -> DiskWriter:
-        """Begin a file."""
         if not self._made:
             with contextlib.suppress(FileExistsError):
                 self._path.mkdir()
@@ -139,14 +129,12 @@ class DiskFolder:
         return DiskWriter(self._path, temporary)
 
     def remove(self, name: str) -> None:
-        """Remove a file."""
         self._refuse_link()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path / name)
             _sync_directory(self._path)
 
     def remove_folder(self) -> None:
-        """Remove the directory if it is empty."""
         try:
             self._path.rmdir()
         except FileNotFoundError:
@@ -161,7 +149,7 @@ class DiskFolder:
 
 
 class DiskReader:
-    """An open file."""
+    """An open file: a `Reader`."""
 
     def __init__(self, path: Path) -> None:
         # Without O_NONBLOCK a pipe of that name would be waited for.
@@ -173,7 +161,6 @@ class DiskReader:
         self.size = found.st_size
 
     def read(self, start: int, count: int) -> bytes:
-        """``count`` bytes from ``start`` on."""
         parts: list[bytes] = []
         while count:
             part = os.pread(self._fd, min(count, 1 << 30), start)
@@ -185,14 +172,13 @@ class DiskReader:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def close(self) -> None:
-        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 class DiskWriter:
-    """A file being written."""
+    """A file being written: a `Writer`."""
 
     def __init__(self, directory: Path, temporary: str) -> None:
         self._directory = directory
@@ -201,26 +187,21 @@ class DiskWriter:
         self._fd = os.open(self._path, flags, 0o666)
 
     def write(self, data: Bytes) -> None:
-        """Append bytes."""
         view = memoryview(data)
         while view:
             view = view[os.write(self._fd, view[: 1 << 30]) :]
 
     def sync(self) -> None:
-        """Bring the bytes to the medium."""
         os.fsync(self._fd)
 
     def commit(self, name: str) -> None:
-        """Rename."""
         self._close()
         os.replace(self._path, self._directory / name)
 
     def sync_folder(self) -> None:
-        """Bring the name to the medium."""
         _sync_directory(self._directory)
 
     def discard(self) -> None:
-        """Remove the file."""
         with contextlib.suppress(OSError):
             self._close()
         with contextlib.suppress(OSError):

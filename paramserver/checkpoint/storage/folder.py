@@ -1,12 +1,26 @@
-"""What checkpoints need of a file system, as interfaces: a local disk and fsspec differ in little else."""
+"""Interfaces to the file systems that checkpoints lie on: a local disk, and whatever fsspec knows."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import Protocol, Self
 
 Bytes = bytes | memoryview
+
+
+class Closing:
+    """An object that a ``with`` block closes."""
+
+    def close(self) -> None:
+        """Close all files."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class Writer(Protocol):
@@ -28,6 +42,19 @@ class Writer(Protocol):
         """Remove the file, if it still has its temporary name. Never raises OSError."""
 
 
+def write_whole(writer: Writer, name: str, content: Iterable[Bytes]) -> None:
+    """Write a file and give it its name; discard the file if anything goes wrong."""
+    try:
+        for part in content:
+            writer.write(part)
+        writer.sync()
+        writer.commit(name)
+        writer.sync_folder()
+    except BaseException:
+        writer.discard()
+        raise
+
+
 class Reader(Protocol):
     """An open file. ``read`` may be called by several threads at once. Errors are OSError."""
 
@@ -41,7 +68,7 @@ class Reader(Protocol):
 
 
 class Folder(Protocol):
-    """One checkpoint: a directory of files, which need not exist yet. Who calls checks names. Errors are OSError."""
+    """One checkpoint: a directory of files, which need not exist yet. The caller checks names. Errors are OSError."""
 
     shown: str
 
@@ -68,19 +95,19 @@ class Root(Protocol):
     """The directory that holds the checkpoints. Errors are OSError."""
 
     def prepare(self) -> None:
-        """Create it and try to write; ConfigError that says what to do."""
+        """Create the directory and try to write into it. Raises ConfigError that says what to do."""
 
     def folders(self) -> Sequence[str]:
-        """The names of the directories in it; none if it does not exist."""
+        """The names of the directories in this one; none if this one does not exist."""
 
     def folder(self, name: str) -> Folder:
-        """One of them, which need not exist yet."""
+        """The directory of that name, which need not exist yet."""
 
     def top(self) -> Folder:
         """The files that lie beside the directories; creating one does not create the directory that holds it."""
 
     def lock(self) -> contextlib.AbstractContextManager[None]:
-        """Keep others who lock it out meanwhile, where the file system can."""
+        """Hold the lock of this directory, where the file system has locks."""
 
     def make(self, sibling: str) -> None:
         """Create another directory beside this one. FileExistsError if there is something of that name."""

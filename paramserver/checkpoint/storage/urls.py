@@ -1,7 +1,7 @@
 """Checkpoints in an object store or another file system that fsspec knows: ``s3://bucket/run``, ``memory://run``.
 
-A file is written under a temporary name and then moved; where that is a copy, the store does it by itself. There is no
-fsync: a store that has closed a file has it.
+A file is written under a temporary name and then moved; where a move is a copy, the store makes the copy by itself.
+There is no fsync: a store keeps every file that was closed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _as_os_errors(what: str) -> Iterator[None]:
 
 
 class UrlRoot:
-    """A directory of checkpoints that a URL names. Raises ConfigError for a URL that fsspec cannot use."""
+    """A directory of checkpoints that a URL names: a `Root`. Raises ConfigError for a URL that fsspec cannot use."""
 
     def __init__(self, url: str) -> None:
         shown = hide_password(url)
@@ -48,7 +48,7 @@ class UrlRoot:
         self._shown = shown.rstrip("/")
 
     def prepare(self) -> None:
-        """Create it, and try to write into it and to read that back."""
+        """Create the directory, write a file into it, and read that file back."""
         probe = f"{self._path}/{temporary_name('probe')}"
         try:
             with _as_os_errors("it cannot be written to"):
@@ -69,20 +69,17 @@ class UrlRoot:
             ) from error
 
     def folders(self) -> list[str]:
-        """The names of the directories in it."""
         return _listed(self._fs, self._path, "directory")
 
     def folder(self, name: str) -> UrlFolder:
-        """One of them."""
         return UrlFolder(self._fs, f"{self._path}/{name}", f"{self._shown}/{name}")
 
     def top(self) -> UrlFolder:
-        """The files beside them."""
         return UrlFolder(self._fs, self._path, self._shown)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """There is none."""
+        """Object stores have no locks."""
         yield
 
     def make(self, sibling: str) -> None:
@@ -94,14 +91,13 @@ class UrlRoot:
             self._fs.makedirs(self._beside(sibling), exist_ok=True)
 
     def move(self, name: str, sibling: str) -> None:
-        """Where that is a copy, the store does it by itself."""
+        """Where a move is a copy, the store makes the copy by itself."""
         with _as_os_errors("move"):
             source = f"{self._path}/{name}"
             self._fs.mv(source, f"{self._beside(sibling)}/{name}", recursive=self._fs.isdir(source))
             self._fs.invalidate_cache()
 
     def holds(self, path: str) -> bool:
-        """It is no directory of this machine."""
         return False
 
     def _beside(self, sibling: str) -> str:
@@ -109,7 +105,7 @@ class UrlRoot:
 
 
 class UrlFolder:
-    """One checkpoint behind a URL."""
+    """One checkpoint behind a URL: a `Folder`."""
 
     def __init__(self, fs: Any, path: str, shown: str) -> None:
         self._fs = fs
@@ -117,11 +113,9 @@ class UrlFolder:
         self.shown = shown
 
     def files(self) -> list[str]:
-        """The names of the files."""
         return _listed(self._fs, self._path, "file")
 
     def size(self, name: str) -> int | None:
-        """Bytes of a file."""
         try:
             with _as_os_errors(name):
                 found = self._fs.info(f"{self._path}/{name}")["size"]
@@ -130,20 +124,17 @@ class UrlFolder:
             return None
 
     def open(self, name: str) -> UrlReader:
-        """Open for reading."""
         size = self.size(name)
         if size is None:
             raise FileNotFoundError(f"there is no {name}")
         return UrlReader(self._fs, f"{self._path}/{name}", size)
 
     def create(self, temporary: str) -> UrlWriter:
-        """Begin a file."""
         with _as_os_errors(temporary):
             self._fs.makedirs(self._path, exist_ok=True)
             return UrlWriter(self._fs, self._path, temporary)
 
     def remove(self, name: str) -> None:
-        """Remove a file."""
         with contextlib.suppress(FileNotFoundError), _as_os_errors(name):
             self._fs.rm_file(f"{self._path}/{name}")
         self._fs.invalidate_cache()
@@ -158,7 +149,7 @@ class UrlFolder:
 
 
 class UrlReader:
-    """A file behind a URL; every read is a request of its own."""
+    """A file behind a URL: a `Reader`. Every read is a request of its own."""
 
     def __init__(self, fs: Any, path: str, size: int) -> None:
         self._fs = fs
@@ -166,7 +157,6 @@ class UrlReader:
         self.size = size
 
     def read(self, start: int, count: int) -> bytes:
-        """``count`` bytes from ``start`` on."""
         if not count:
             return b""
         with _as_os_errors(posixpath.basename(self._path)):
@@ -177,7 +167,7 @@ class UrlReader:
 
 
 class UrlWriter:
-    """A file being written behind a URL."""
+    """A file being written behind a URL: a `Writer`."""
 
     def __init__(self, fs: Any, directory: str, temporary: str) -> None:
         self._fs = fs
@@ -187,7 +177,6 @@ class UrlWriter:
         self._committed = False
 
     def write(self, data: Bytes) -> None:
-        """Append bytes."""
         with _as_os_errors("write"):
             self._file.write(data)
 
@@ -197,7 +186,6 @@ class UrlWriter:
             self._file.close()
 
     def commit(self, name: str) -> None:
-        """Move to the final name."""
         with _as_os_errors("move"):
             self._file.close()
             self._fs.mv(self._path, f"{self._directory}/{name}")
@@ -208,7 +196,6 @@ class UrlWriter:
         """A store keeps its names itself."""
 
     def discard(self) -> None:
-        """Remove the file."""
         if self._committed:
             return
         # An upload in parts is called off where the library can; otherwise the file is finished and then removed.
