@@ -22,7 +22,7 @@ log = structlog.get_logger("paramserver.checkpoint")
 # Whether a checkpoint is of a history (see `owner`).
 Ours = Callable[[str], bool]
 
-# A reader that has said nothing for so long is gone.
+# A reader that has not renewed its mark for so long is gone.
 STALE_S = 3600.0
 _MARKER_BYTES = 4096
 # While we look, others may complete a checkpoint and remove the one that we had seen.
@@ -50,10 +50,10 @@ class Found:
 
 
 def write_manifest(place: Place, manifest: Manifest) -> None:
-    """Complete a checkpoint whose files are all written. Readers see it from now on, or still the one before.
+    """Complete a checkpoint whose files are all written: from now on, readers find it.
 
-    Also writes the index that loaders of Hugging Face look for, first. Raises CheckpointError if a file is not there,
-    or if a coordinator of a higher term has completed the same checkpoint.
+    The index that loaders of Hugging Face look for is written before the manifest. Raises CheckpointError if a file is
+    missing, or if a coordinator of a higher term has completed the same checkpoint.
     """
     inside = place.inside(manifest.name)
     text = encode(manifest)
@@ -71,7 +71,7 @@ def write_manifest(place: Place, manifest: Manifest) -> None:
 
 
 def load_manifest(place: Place, checkpoint: str) -> Manifest:
-    """The manifest of one checkpoint, all of it checked; not the files that it names. Raises CheckpointError."""
+    """The checked manifest of one checkpoint; the files that it names are not read. Raises CheckpointError."""
     inside = place.inside(checkpoint)
     if not inside.exists(MANIFEST):
         raise CheckpointError(f"{inside.where(MANIFEST)} is missing: this checkpoint was never completed")
@@ -90,13 +90,10 @@ def survey(place: Place) -> list[Found]:
     return sorted(found, key=lambda each: each.order, reverse=True)
 
 
-def complete(place: Place, ours: Ours | None = None) -> list[Manifest]:
-    """The complete checkpoints, newest first: by timeline, then by version. :func:`survey` tells about the others.
-
-    ``ours``: those of these histories only.
-    """
+def complete(place: Place, ours: Ours = lambda history: True) -> list[Manifest]:
+    """The complete checkpoints of the histories that ``ours`` selects, newest first: by timeline, then by version."""
     whole = [found.manifest for found in survey(place) if found.manifest is not None and not found.problem]
-    return [manifest for manifest in whole if ours is None or ours(manifest.history)]
+    return [manifest for manifest in whole if ours(manifest.history)]
 
 
 def exists(place: Place, checkpoint: str) -> bool:
@@ -105,7 +102,7 @@ def exists(place: Place, checkpoint: str) -> bool:
 
 
 def job_of(place: Place, checkpoint: str) -> str:
-    """The job that made a checkpoint; "" if it does not say so."""
+    """The job that made a checkpoint; "" if its manifest cannot be read."""
     try:
         return load_manifest(place, checkpoint).job
     except CheckpointError:
@@ -124,8 +121,8 @@ def newest(
 ) -> Manifest | None:
     """The newest checkpoint that can be loaded; None if there is none.
 
-    ``good_only``: pass over those with NaN or infinite weights. ``verify``: read all of it first. ``ours``: pass over
-    those of other histories. A damaged checkpoint is passed over with a warning that says what is wrong.
+    ``good_only``: pass over checkpoints with NaN or infinite weights. ``verify``: read all files first. ``ours``: pass
+    over checkpoints of other histories. A checkpoint is passed over with a warning that gives the reason.
     """
     for _ in range(_LOOKS):
         names = place.names()
@@ -137,46 +134,46 @@ def newest(
 
 def _newest(place: Place, good_only: bool, verify: bool, ours: Ours) -> Manifest | None:
     for found in survey(place):
-        manifest = found.manifest
-        if manifest is None or found.problem:
-            tell = log.info if found.incomplete else log.warning
-            tell("a checkpoint is passed over", checkpoint=found.name, reason=found.problem)
-        elif not ours(manifest.history):
-            log.warning("a checkpoint is passed over", checkpoint=found.name, reason="it is of another history")
-        elif good_only and not manifest.finite:
-            log.warning("a checkpoint is passed over", checkpoint=found.name, reason="it has NaN or infinite weights")
-        else:
-            try:
-                if verify:
-                    with in_use(place, found.name):
-                        _verify(place, manifest)
-                return manifest
-            except CheckpointError as error:
-                log.warning("a checkpoint is passed over", checkpoint=found.name, reason=str(error))
+        manifest, reason = found.manifest, found.problem
+        if manifest is not None and not reason:
+            if not ours(manifest.history):
+                reason = "it is of another history"
+            elif good_only and not manifest.finite:
+                reason = "it has NaN or infinite weights"
+            else:
+                try:
+                    if verify:
+                        with in_use(place, found.name):
+                            _verify(place, manifest)
+                    return manifest
+                except CheckpointError as error:
+                    reason = str(error)
+        tell = log.info if found.incomplete else log.warning
+        tell("a checkpoint is passed over", checkpoint=found.name, reason=reason)
     return None
 
 
 _verify = verify
 
 
-# ---- what readers and the clean-up know of each other
+# ---- marks of readers, which the clean-up respects
 
 
 class Use:
-    """A checkpoint that somebody reads. One who reads for more than an hour calls :meth:`renew` now and then."""
+    """The mark of a reader on a checkpoint. Who reads for more than an hour calls :meth:`renew` now and then."""
 
     def __init__(self, inside: Inside, marker: str) -> None:
         self._inside = inside
         self._marker = marker
 
     def renew(self) -> None:
-        """Say that it is still in use."""
+        """Write the mark again, with the present time."""
         # A directory that cannot be written to is not cleaned up by us either.
         with contextlib.suppress(CheckpointError):
             self._inside.write_atomically(self._marker, json.dumps({"since": time.time()}).encode())
 
     def end(self) -> None:
-        """It is in use no longer."""
+        """Remove the mark."""
         with contextlib.suppress(CheckpointError):
             self._inside.remove(self._marker)
 
@@ -185,8 +182,8 @@ class Use:
 def in_use(place: Place, checkpoint: str) -> Iterator[Use]:
     """Keep :func:`prune`, here or elsewhere, from removing a checkpoint while it is read.
 
-    Raises CheckpointError if it is gone, or not complete, at the start. Whoever does not end properly keeps it for an
-    hour.
+    Raises CheckpointError if the checkpoint is gone, or not complete, at the start. A reader that is killed keeps the
+    checkpoint for an hour.
     """
     inside = place.inside(checkpoint)
     if not inside.exists(MANIFEST):
@@ -203,13 +200,13 @@ def in_use(place: Place, checkpoint: str) -> Iterator[Use]:
 
 
 def prune(place: Place, keep: int, protect: Collection[str] = (), ours: Ours = lambda history: True) -> list[str]:
-    """Remove what is no longer needed; the names of the checkpoints that went.
+    """Remove checkpoints that are no longer needed; returns their names.
 
     Checkpoints of other histories than ``ours`` stay, and do not count. The newest ``keep`` complete checkpoints stay,
-    and so do the newest ``keep`` of those that are good. Unfinished and damaged ones go if they are older than the
-    newest complete one; so do temporary files. Those in ``protect``, those being read, and those of a later paramserver
-    stay. The manifest goes first: what is removed in part is incomplete,
-    never wrong. Raises CheckpointError if something cannot be removed.
+    and so do the newest ``keep`` good ones. Unfinished and damaged checkpoints go if they are older than the newest
+    complete one; so do temporary files. Checkpoints in ``protect``, checkpoints that are read, and those of a later
+    paramserver stay. The manifest goes first: a checkpoint that is removed in part is incomplete, never wrong. Raises
+    CheckpointError if a file cannot be removed.
     """
     if keep < 1:
         raise ValueError(f"keep={keep}: at least one checkpoint stays")
@@ -231,12 +228,16 @@ def prune(place: Place, keep: int, protect: Collection[str] = (), ours: Ours = l
 
 
 def discard(place: Place, checkpoint: str) -> None:
-    """Remove what was written of a checkpoint that will not be completed. Raises CheckpointError."""
+    """Remove the files of a checkpoint that will not be completed. Raises CheckpointError."""
     inside = place.inside(checkpoint)
     if not inside.exists(MANIFEST):
-        for file in inside.files():
-            inside.remove(file)
-        inside.remove_folder()
+        _remove_files(inside)
+
+
+def _remove_files(inside: Inside) -> None:
+    for file in inside.files():
+        inside.remove(file)
+    inside.remove_folder()
 
 
 def _remove(inside: Inside, name: str) -> bool:
@@ -251,14 +252,12 @@ def _remove(inside: Inside, name: str) -> bool:
             return False
     with explained("remove", name):
         reach("ckpt.gc", order(name)[1])
-    for file in inside.files():
-        inside.remove(file)
-    inside.remove_folder()
+    _remove_files(inside)
     return True
 
 
 def _tidy(place: Place, found: Found) -> None:
-    """Remove what a crash, or a second attempt, has left in a complete checkpoint."""
+    """Remove files that a crash, or a second attempt, has left in a complete checkpoint."""
     assert found.manifest is not None
     inside = place.inside(found.name)
     files = inside.files()
@@ -277,7 +276,7 @@ def _is_read(inside: Inside) -> bool:
 
 
 def _is_fresh(inside: Inside, marker: str) -> bool:
-    """Whether who left this mark may still read. One from the far future is as stale as an old one."""
+    """Whether the reader that left this mark may still read. A mark from the far future is as stale as an old one."""
     try:
         since = json.loads(inside.read(marker, _MARKER_BYTES))["since"]
         return abs(time.time() - float(since)) < STALE_S

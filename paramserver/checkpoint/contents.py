@@ -195,7 +195,7 @@ class Contents(Closing):
         self._files.close()
 
 
-def hypers_of(optimizer: types_pb2.OptimizerSpec, checkpoint: str) -> list[Hypers]:
+def hypers_of(optimizer: types_pb2.OptimizerSpec, checkpoint: str) -> Sequence[Hypers]:
     """The hyper-parameters of each group. Raises CheckpointError for an optimizer that servers do not know."""
     try:
         groups = groups_from_proto(optimizer.groups)

@@ -1,8 +1,8 @@
 """The header of a safetensors file: eight bytes of its length (little-endian), JSON, then the bytes of the tensors.
 
 The JSON says of each tensor its type, its shape, and where its bytes begin and end after the header. Together the
-tensors fill the rest of the file without a hole or an overlap. What is read here may come from anywhere, so all of it
-is checked.
+tensors fill the rest of the file without a hole or an overlap. The file may come from anywhere, so everything in it is
+checked.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Entry:
 
     @property
     def elements(self) -> int:
-        """Numbers in it; one for a tensor without dimensions."""
+        """How many numbers the tensor has; one if it has no dimensions."""
         return math.prod(self.shape)
 
     @property
@@ -63,7 +63,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file holds. ``offsets``: where each tensor begins, counted from the start of the file."""
+    """The content of a file. ``offsets``: where each tensor begins, in bytes from the start of the file."""
 
     entries: Mapping[str, Entry]
     offsets: Mapping[str, int]
@@ -71,7 +71,7 @@ class Header:
 
 
 def encode(entries: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
-    """Length and header of a file that holds ``entries`` in this order. Raises CheckpointError for an unfit one."""
+    """Length and header of a file that holds ``entries`` in this order. Raises CheckpointError for an invalid entry."""
     table: dict[str, object] = {_METADATA: {"format": "pt", **metadata}}
     start = 0
     for entry in entries:
@@ -148,7 +148,7 @@ def _are_counts(value: object) -> bool:
 
 
 def _problem(entry: Entry) -> str:
-    """What is wrong with a tensor, or nothing."""
+    """The reason why a tensor is refused; empty if it is not."""
     if not 0 < len(entry.name) <= MAX_NAME_CHARS or not entry.name.isprintable() or entry.name == _METADATA:
         return f"has a name that is not 1 to {MAX_NAME_CHARS} printable characters"
     if entry.dtype not in SIZES:
@@ -161,7 +161,7 @@ def _problem(entry: Entry) -> str:
 
 
 def load_json(text: bytes) -> object:
-    """JSON without names that are there twice, without NaN and infinite numbers. Raises CheckpointError."""
+    """Parse JSON. Raises CheckpointError, also for doubled names, NaN and infinite numbers."""
     try:
         return json.loads(text.decode(), object_pairs_hook=_once, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""MANIFEST.json, written last: what belongs to a checkpoint. Where it is missing or damaged there is no checkpoint."""
+"""MANIFEST.json lists the files of a checkpoint and is written last. Without a whole one there is no checkpoint."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from typing import Any, cast
 
@@ -25,12 +25,12 @@ _MAX_NUMBER = 10**18 - 1
 _MAX_SERVERS = 1 << 16
 _HEX = re.compile(r"[0-9a-f]{1,128}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
-# What a server keeps of checkpoints that are not complete yet: one copy being written, one that waits.
+# Copies that a server keeps of checkpoints that are not complete yet: one is being written, one waits.
 COPIES_KEPT = 2
 
 
 class NewerFormatError(CheckpointError):
-    """The checkpoint was written by a later version of paramserver, and is none of our business."""
+    """The checkpoint was written by a later version of paramserver, which alone may change it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +85,7 @@ class Manifest:
 
 def encode(manifest: Manifest) -> bytes:
     """The text of MANIFEST.json. Raises CheckpointError for one that could not be read again."""
-    table: dict[str, Any] = {field.name: getattr(manifest, field.name) for field in fields(manifest)}
-    for key in ("weights", "state"):
-        table[key] = [{"name": info.name, "bytes": info.bytes, "sha256": info.sha256} for info in table[key]]
-    table["format_version"] = FORMAT_VERSION
+    table: dict[str, Any] = {**asdict(manifest), "format_version": FORMAT_VERSION}
     try:
         table["sha256"] = _digest(table)
         text = json.dumps(table, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n"

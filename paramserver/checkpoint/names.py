@@ -1,4 +1,4 @@
-"""What checkpoints and the files in them may be called. Names come from files, so every one of them is checked."""
+"""The names of checkpoints and of their files. Names come from files, so every name is checked."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import secrets
 from paramserver.errors import CheckpointError
 
 MANIFEST = "MANIFEST.json"
-# What loaders of Hugging Face look for.
+# The index that loaders of Hugging Face look for.
 INDEX = "model.safetensors.index.json"
-# Whose place it is; see `owner`.
+# Names the owner of the place; see `owner`.
 OWNER = "OWNER.json"
 
 _TEMPORARY = ".tmp-"
@@ -37,7 +37,7 @@ def parse_name(name: str) -> tuple[int, int] | None:
 
 
 def check_checkpoint_name(name: str) -> None:
-    """Raises CheckpointError for what is no name of a checkpoint: ``../x``, an absolute path, NUL."""
+    """Raises CheckpointError if ``name`` is no name of a checkpoint: ``../x``, an absolute path, NUL."""
     if parse_name(name) is None:
         raise CheckpointError(f"{name[:80]!r} is no name of a checkpoint; they look like step-00000050-t1")
 
@@ -59,7 +59,7 @@ def temporary_name(name: str) -> str:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file is one that was being written."""
+    """Whether the name is that of an unfinished file."""
     return name.startswith(_TEMPORARY)
 
 
@@ -74,6 +74,6 @@ def is_marker(name: str) -> bool:
 
 
 def another_name(name: str, sha256: str) -> str:
-    """The name of a file whose own is taken by other content: "a.safetensors" becomes "a-0123456789ab.safetensors"."""
+    """A second name for a file whose first name is taken: "a.safetensors" becomes "a-0123456789ab.safetensors"."""
     stem, dot, suffix = name.rpartition(".")
     return f"{stem}-{sha256[:12]}{dot}{suffix}" if dot else f"{name}-{sha256[:12]}"

@@ -1,8 +1,8 @@
-"""Whose a place of checkpoints is: one job and one history, written into it as OWNER.json.
+"""The owner of a place of checkpoints: one job and one history, written into the place as OWNER.json.
 
 A *history* is one run of a job, with its restarts and the coordinators that take it over, and the histories that it
-was told to go on from. Every manifest names the history that wrote it. A run reads and deletes what is of its own
-histories, and nothing else.
+was told to go on from. Every manifest names the history that wrote it. A run reads and deletes checkpoints of its own
+histories, and no others.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from paramserver.errors import CheckpointError
 
 FORMAT_VERSION = 1
 _MAX_BYTES = 1 << 20
-# So many are remembered; a job that is resumed more often has long lost the checkpoints of the first ones.
+# Histories that a job remembers. A job that is resumed more often has long lost the checkpoints of the first ones.
 _REMEMBERED = 100
 _DAMAGED = "OWNER.json is damaged"
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """What OWNER.json says.
+    """The content of OWNER.json.
 
-    ``histories``: the job's own one first, then those that it was told to go on from ("" is that of checkpoints that
-    name none). ``coordinator``: its address. ``host``, ``machine``, ``pid``, ``birth``: the process that keeps this
-    file, ``machine`` being other after a reboot and in another container; ``path``: where that process sees the place.
-    ``claim``: a number of that process's own. ``since``: ISO 8601, UTC. ``beat`` rises as long as the process lives.
-    ``live``: it has not said that it ends. ``ended``: the job is over.
+    ``histories``: the job's own history first, then the histories that the job was told to go on from ("" is the
+    history of checkpoints that name none). ``coordinator``: its address. ``host``, ``machine``, ``pid``, ``birth``: the
+    process that keeps this file; ``machine`` changes with a reboot, and differs between containers. ``path``: the place
+    as that process sees it. ``claim``: a number of that process's own. ``since``: ISO 8601, UTC. ``beat`` rises as long
+    as the process lives. ``live``: the process has not said that it ends. ``ended``: the job is over.
     """
 
     job: str
@@ -55,7 +55,7 @@ class Owner:
 
     @property
     def history(self) -> str:
-        """The job's own one."""
+        """The job's own history."""
         return self.histories[0]
 
     def __str__(self) -> str:
@@ -65,14 +65,9 @@ class Owner:
         return f"job {self.job} ({where or 'somewhere'}, since {self.since or '?'})"
 
 
-def new_history() -> str:
-    """A name that no other history has."""
-    return secrets.token_hex(8)
-
-
 def continued(histories: Sequence[str]) -> tuple[str, ...]:
-    """The histories of a run that goes on from these."""
-    return (new_history(), *histories)[:_REMEMBERED]
+    """The histories of a run that goes on from ``histories``: a new name comes first."""
+    return (secrets.token_hex(8), *histories)[:_REMEMBERED]
 
 
 def encode(owner: Owner) -> bytes:
@@ -81,7 +76,7 @@ def encode(owner: Owner) -> bytes:
 
 
 def decode(text: bytes) -> Owner:
-    """What an OWNER.json says. Raises CheckpointError for one that is damaged, or of a later paramserver."""
+    """The owner that a text of OWNER.json names. Raises CheckpointError if the text is damaged or of a later format."""
     table = load_json(text)
     if not isinstance(table, dict):
         raise CheckpointError(_DAMAGED)
@@ -104,7 +99,7 @@ def decode(text: bytes) -> Owner:
 
 
 def read(place: Place) -> Owner | None:
-    """Whose the place is; None if nobody has written that. Raises CheckpointError."""
+    """The owner of a place; None if there is no OWNER.json. Raises CheckpointError."""
     top = place.top
     if not top.exists(OWNER):
         return None
@@ -117,22 +112,22 @@ def read(place: Place) -> Owner | None:
 
 
 def write(place: Place, owner: Owner) -> None:
-    """Say so. Raises CheckpointError."""
+    """Write OWNER.json. Raises CheckpointError."""
     place.top.write_atomically(OWNER, encode(owner))
 
 
 def histories_in(place: Place) -> catalog.Ours:
-    """Which checkpoints of a place are meant: those of the job that keeps it; all, if that is not said."""
+    """Selects the checkpoints of the job that keeps the place; all, if the place names no owner."""
     kept = read(place)
     return (lambda history: True) if kept is None else (lambda history: history in kept.histories)
 
 
 class Wish(enum.Enum):
-    """How a job comes to a place.
+    """The reason why a job asks for a place.
 
-    BEGIN: it begins anew. RESUME: it was told to go on from what is there. AGAIN: it is a restart of the job whose
-    name the place bears. TAKE_OVER: it goes on where another coordinator of the same history was. FRESH: it begins
-    anew, and what is there is set aside.
+    BEGIN: the job begins anew. RESUME: it was told to go on from the checkpoints there. AGAIN: it is a restart of the
+    job whose name the place bears. TAKE_OVER: it goes on where another coordinator of the same history was. FRESH: it
+    begins anew, and the checkpoints there are set aside.
     """
 
     BEGIN = "begin"
@@ -143,7 +138,7 @@ class Wish(enum.Enum):
 
 
 class Verdict(enum.Enum):
-    """What comes of it: the place is the job's, what is there is set aside first, or it is not the job's."""
+    """The job gets a NEW place, may GO_ON there, must SET_ASIDE the checkpoints first, or does not get it."""
 
     NEW = "new"
     GO_ON = "go on"
@@ -153,9 +148,9 @@ class Verdict(enum.Enum):
 
 
 def judge(found: Owner | None, used: bool, wish: Wish, job: str, histories: Sequence[str] = ()) -> Verdict:
-    """Whether a job may have a place that ``found`` owns, given that ``found`` lives no more.
+    """Whether a job may have a place whose owner, ``found``, lives no more.
 
-    ``used``: there are checkpoints. ``histories``: those of a job that takes over, its own one first.
+    ``used``: the place has checkpoints. ``histories``: of a job that takes over, its own history first.
     """
     if wish is Wish.TAKE_OVER:
         if found is None or not histories or found.history == histories[0]:
@@ -175,35 +170,28 @@ def judge(found: Owner | None, used: bool, wish: Wish, job: str, histories: Sequ
 
 
 def used(place: Place) -> str:
-    """The newest checkpoint there, of whomever, damaged or not; "" if nothing was ever completed. CheckpointError."""
+    """The newest checkpoint there, damaged or not; "" if none was ever completed. Raises CheckpointError."""
     return next((found.name for found in catalog.survey(place) if not found.incomplete), "")
 
 
+@dataclass(slots=True)
 class Holding:
     """A job's hold on its place: the histories that are its own, and the proof that the place is still the job's.
 
-    ``mine``: what this process has written there; None if another process keeps that up, or nobody does.
+    ``mine``: the owner that this process has written there; None if another process keeps OWNER.json up, or nobody
+    does. ``private``: the place is nobody else's, and goes when the run ends. ``unused``: no job has had the place
+    before, as far as the place tells.
     """
 
-    def __init__(
-        self,
-        place: Place,
-        histories: Sequence[str],
-        mine: Owner | None = None,
-        private: bool = False,
-        unused: bool = False,
-    ) -> None:
-        self.place = place
-        self.histories = tuple(histories)
-        # The place is nobody else's, and goes when the run ends.
-        self.private = private
-        # No job has had the place before, as far as the place tells.
-        self.unused = unused
-        self.mine = mine
+    place: Place
+    histories: tuple[str, ...]
+    mine: Owner | None = None
+    private: bool = False
+    unused: bool = False
 
     @property
     def history(self) -> str:
-        """The job's own one, which new checkpoints name."""
+        """The job's own history, which new checkpoints name."""
         return self.histories[0]
 
     def ours(self, history: str) -> bool:
@@ -211,7 +199,7 @@ class Holding:
         return history in self.histories
 
     def check(self) -> None:
-        """Raises CheckpointError if the place is another's by now, or cannot be read."""
+        """Raises CheckpointError if the place belongs to another job by now, or cannot be read."""
         if self.private:
             return
         found = read(self.place)
@@ -219,22 +207,21 @@ class Holding:
             raise CheckpointError(f"{self.place} is kept by {found} now")
 
     def lead_at(self, coordinator: str) -> None:
-        """Where the job's coordinator is, for who asks next."""
+        """Put the coordinator's address into the next OWNER.json."""
         if self.mine is not None:
             self.mine = replace(self.mine, coordinator=coordinator)
 
     def beat(self) -> None:
-        """Say that this process lives. Raises CheckpointError as :meth:`check` does, and if it cannot be written."""
-        if self.mine is None:
-            return
-        self.check()
-        self.mine = replace(self.mine, beat=self.mine.beat + 1)
-        write(self.place, self.mine)
+        """Write that this process lives. Raises CheckpointError as :meth:`check` does, and if the write fails."""
+        if self.mine is not None:
+            self._write(replace(self.mine, beat=self.mine.beat + 1))
 
     def leave(self, ended: bool) -> None:
-        """This process ends. ``ended``: so does the job. Raises CheckpointError."""
-        if self.mine is None:
-            return
+        """Write that this process ends. ``ended``: so does the job. Raises CheckpointError."""
+        if self.mine is not None:
+            self._write(replace(self.mine, live=False, ended=ended))
+
+    def _write(self, mine: Owner) -> None:
         self.check()
-        self.mine = replace(self.mine, live=False, ended=ended)
-        write(self.place, self.mine)
+        self.mine = mine
+        write(self.place, mine)

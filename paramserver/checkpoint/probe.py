@@ -13,9 +13,9 @@ _BYTES = 32
 
 
 class Question:
-    """A file that was written to be read elsewhere, and the name of the answer. Use as a context manager.
+    """A file for another machine to read, and the name of the answer. Use as a context manager.
 
-    Raises CheckpointError if it cannot be written.
+    Raises CheckpointError if the file cannot be written.
     """
 
     def __init__(self, place: Place) -> None:
@@ -38,7 +38,7 @@ class Question:
 
 
 def answer(place: Place, question: str, name: str) -> None:
-    """Read a question and write the answer. Raises CheckpointError if one of them cannot be done."""
+    """Read a question and write the answer. Raises CheckpointError if either fails."""
     if not (is_temporary(question) and is_temporary(name)):
         raise CheckpointError("these are no names of a question and an answer")
     place.top.write_atomically(name, place.top.read(question, 2 * _BYTES))
