@@ -1,4 +1,4 @@
-"""What the commands share: one line per error, exit codes, and ``--set section.key=value``."""
+"""Parts that commands share: one line per error, exit codes, and ``--set section.key=value``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def guard(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED_EXIT_CODE
     except BrokenPipeError:
-        # The reader of our output has gone (`paramserver status | head`); nothing is left to say, and to nobody.
+        # The reader of our output has gone (`paramserver status | head`): there is nobody to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
@@ -50,7 +50,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, object]:
 
 
 def load_job(config: Path | None, overrides: Mapping[str, object]) -> Settings:
-    """The settings of a job to begin; one that goes on from a checkpoint takes over what belongs to that."""
+    """The settings of a new job; a job that goes on from a checkpoint takes over settings of the checkpoint."""
     settings = load_settings(config, overrides)
     if not settings.checkpoint.resume:
         return settings

@@ -20,12 +20,12 @@ def _version() -> str:
 
 
 def build_app() -> App:
-    """The tree of commands. Nothing of it is imported before it is called."""
+    """The tree of commands. The module of a command is imported when the command is called."""
     app = App(
         name="paramserver",
         help="A sharded parameter server for PyTorch.",
         version=_version,
-        # Flags have no "--no-" twins, and what a setting is by default says the configuration, not the function.
+        # Flags have no "--no-" twins. The configuration, not the function, has the defaults of settings.
         default_parameter=Parameter(negative=(), show_default=False),
         help_epilogue='"paramserver COMMAND --help" explains a command. Every setting: "paramserver config show".',
     )
@@ -50,7 +50,7 @@ def build_app() -> App:
 
 
 def split_script_arguments(tokens: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """Our own tokens, and what stands after the first ``--`` of what runs a script (None without a ``--``)."""
+    """Our own tokens, and the script's after the first ``--``. None without a ``--``, or if the command runs no script."""
     if (tokens[:1] not in (["run"], ["chaos"]) and tokens[:2] != ["start", "worker"]) or "--" not in tokens:
         return list(tokens), None
     cut = list(tokens).index("--")

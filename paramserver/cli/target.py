@@ -1,4 +1,4 @@
-"""Which coordinator a command talks to, and with what it shows that it may."""
+"""The coordinator that a command talks to, and the certificate and token that the command shows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paramserver.transport.security.access import Security
     from paramserver.v1.coordinator_pb2 import StatusResponse
 
-# Whose certificate is used, if there are several.
+# Roles whose certificate is used: the first one in the directory.
 _ROLES = ("admin", "coordinator", "server", "worker")
 
 
@@ -30,11 +30,11 @@ class Target:
     security: Security
 
     def status(self) -> StatusResponse:
-        """Where the job stands. Raises UnavailableError or DeadlineError."""
+        """The status of the job. Raises UnavailableError or DeadlineError."""
         return fetch_status(self.addresses, security=self.security)
 
     def call(self, method: str, request: Message, timeout_s: float) -> Message:
-        """One call. Raises what the coordinator refuses with."""
+        """One call. Raises the error with which the coordinator refuses it."""
         return call_coordinator(self.addresses, method, request, timeout_s, self.security)
 
 

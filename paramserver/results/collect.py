@@ -1,6 +1,6 @@
-"""What is left when a job ends: weights and optimizer state gathered from the servers, their digests, a file.
+"""The weights and the optimizer state of a job that ends, gathered from its servers; their digests, and a file.
 
-Works on raw bytes and does not need torch.
+Gathering works on raw bytes and does not need torch.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from pathlib import Path
 
 from paramserver import errors
 from paramserver.core.layout.plan import Kind, Layout
-from paramserver.core.versions.events import (
-    Latest,
-)
+from paramserver.core.versions.events import Latest
 from paramserver.tensors.codec import split_frame
 from paramserver.tensors.dtypes import itemsize
 from paramserver.transport.base import Channel
@@ -125,7 +123,7 @@ async def collect(channels: Sequence[Channel], model: types_pb2.ModelSpec, job: 
     pieces: dict[tuple[int, str], dict[int, bytes]] = {}
     for export in exports:
         for ref, data in export:
-            # One number for the whole tensor is there once for each chunk that the tensor is cut into.
+            # Each chunk of a tensor brings its own copy of a number that holds for the whole tensor.
             pieces.setdefault((ref.tensor, ref.key), {})[0 if ref.scalar else ref.start] = bytes(data)
     states = {key: b"".join(parts[start] for start in sorted(parts)) for key, parts in pieces.items()}
     return Result(versions[0], layout, [bytes(tensor) for tensor in tensors], states)

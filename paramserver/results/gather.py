@@ -26,8 +26,8 @@ async def gather(
 ) -> dict[str, Any]:
     """The summary; also writes the files that ``run`` asks for. ``status`` holds the model and all servers.
 
-    ``restarts``: how often processes were started again, by name. ``checkpoints``: where the user wants them, and the
-    last one is looked at now; empty: nowhere.
+    ``restarts``: how often processes were started again, by name. ``checkpoints``: the user's directory, whose
+    last checkpoint is looked at now; empty if there is none.
 
     Raises UnavailableError if a server is gone, UserError if a file cannot be written.
     """

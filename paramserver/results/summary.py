@@ -28,7 +28,7 @@ def summarise(
     """
     shards = list(servers)
     workers = [process for process in status.processes if process.role == "worker"]
-    # What counted: workers may have computed slices that others brought first.
+    # Samples that counted: workers may have computed slices that other workers handed in first.
     samples = min((shard.samples for shard in shards), default=0)
     seconds = status.training_s
     consistency = status.view.consistency
@@ -58,7 +58,7 @@ def summarise(
         "optimizer_sha256": result.optimizer_sha256(),
         "bytes_pushed": sum(shard.bytes_pushed for shard in shards),
         "bytes_pulled": sum(shard.bytes_pulled for shard in shards),
-        # Every shard counts every slice, so the shards agree; where one is behind, the lower number is the honest one.
+        # Every shard counts every slice, so the shards agree. If one is behind, the lower number is the right one.
         "contributions_applied": min((shard.applied for shard in shards), default=0),
         "contributions_duplicate": max((shard.duplicate for shard in shards), default=0),
         # By reason; see docs/training.md.
@@ -67,9 +67,9 @@ def summarise(
         "max_clock_spread": max((shard.max_clock_spread for shard in shards), default=0),
         "restarts": dict(restarts or {}),
         "losses": status.losses,
-        # By name, who had no slices to compute at some time: a step had fewer than there were workers.
+        # Names of workers that had no slices at some time: a step had fewer slices than there were workers.
         "idle_workers": list(status.idle),
-        # In words, slices that counted without their samples: these killed whoever computed them.
+        # In words, slices that counted without their samples, since they killed the workers that computed them.
         "poisoned_slices": list(status.poisoned),
         "timeline": status.view.timeline,
         "rollbacks": status.rollbacks,
@@ -98,7 +98,7 @@ def not_counted(status: coordinator_pb2.StatusResponse, shards: Sequence[shard_p
         shard.missing_of - sum(gap.stop - gap.start for gap in shard.missing) for shard in shards if shard.missing_of
     ]
     found = {"incomplete": max(open_slices, default=0)}
-    if status.data.slice_size:  # equal names are equal work: who comes second has lost nothing
+    if status.data.slice_size:  # equal names are equal work: the second contribution is no loss
         found["duplicate"] = max((shard.duplicate for shard in shards), default=0)
         found["refused"] = max((shard.refused for shard in shards), default=0)
     found.update(status.not_counted)
@@ -106,7 +106,7 @@ def not_counted(status: coordinator_pb2.StatusResponse, shards: Sequence[shard_p
 
 
 def metrics_of(workers: Iterable[coordinator_pb2.ProcessStatus]) -> dict[str, float]:
-    """What the script logged last, by name; where several workers logged a name, the one of the lowest rank counts."""
+    """The last value of each metric of the script, by name. Of several workers, the one of the lowest rank counts."""
     metrics: dict[str, float] = {}
     for process in sorted(workers, key=lambda p: int(p.name.rpartition("-")[2]), reverse=True):
         metrics.update(process.metrics)
@@ -114,7 +114,7 @@ def metrics_of(workers: Iterable[coordinator_pb2.ProcessStatus]) -> dict[str, fl
 
 
 def check_writable(setting: str, path: Path) -> None:
-    """Find out before hours of training, not after them, that a file cannot be written. Raises UserError."""
+    """Raises UserError if a file cannot be written: before hours of training, not after them."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():

@@ -1,4 +1,4 @@
-"""How a run ends: whether everything promised is there, in lines for people and as an exit code."""
+"""How a run ends: whether every promise is kept, in lines for people and as an exit code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paramserver.checkpoint.names import parse_name
 from paramserver.checkpoint.place import Place
 from paramserver.v1 import coordinator_pb2, types_pb2
 
-# With which a run ends that has broken a promise.
+# Exit code of a run that has broken a promise.
 BROKEN = 1
 
 
@@ -47,12 +47,12 @@ def broken_sentences(broken: Mapping[str, str]) -> list[str]:
 
 
 def exit_code(summary: Mapping[str, Any]) -> int:
-    """With which code a run ends that has come to its end: 0 if every promise is kept."""
+    """The exit code of a run that has ended by itself: 0 if every promise is kept."""
     return BROKEN if summary["broken_promises"] else 0
 
 
 def closing_lines(status: coordinator_pb2.StatusResponse, summary: Mapping[str, Any]) -> list[str]:
-    """What is said at the end; last of all that everything promised is there, or a line per broken promise."""
+    """The last lines of a run. The very last says that every promise is kept, or there is a line per broken promise."""
     metrics = ", ".join(f"{name} {value:.4f}" for name, value in sorted(summary["metrics"].items()))
     broken: list[str] = summary["broken_promises"]
     how, steps = "ended" if broken else "done", f"{summary['steps']} steps"
@@ -91,7 +91,7 @@ def _all_there(status: coordinator_pb2.StatusResponse, summary: Mapping[str, Any
     if summary["steps_skipped"]:
         facts.append(f"{summary['steps_skipped']} steps skipped since a gradient was not finite")
     if poisoned := summary["poisoned_slices"]:
-        facts.append(f"without samples that kill whoever computes them: {'; '.join(poisoned)}")
+        facts.append(f"without samples that kill the workers that compute them: {'; '.join(poisoned)}")
     if summary["checkpoint"]:
         facts.append(f"last checkpoint {summary['checkpoint']}")
     return f"everything promised is there: {', '.join(facts)}"

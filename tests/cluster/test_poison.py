@@ -86,7 +86,7 @@ def test_skip(mode: str, workers: int) -> None:
         (SAMPLES - BATCH, BATCH, 0, 0),
         (SAMPLES, 0, 0, 0),
     ]
-    assert "4 skipped: their slices kill whoever computes them" in _lines(account, False)[1]
+    assert "4 skipped: their slices kill the workers that compute them" in _lines(account, False)[1]
     assert summary["samples"] == EPOCHS * SAMPLES - BATCH
     assert summary["contributions_applied"] == EPOCHS * SLICES
     assert len(status.poisoned) == 1

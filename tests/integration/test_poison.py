@@ -53,7 +53,7 @@ def test_skip(place: Place, workers: int) -> None:
     assert found["samples"] == 36
     assert len(found["poisoned_slices"]) == 1
     assert re.fullmatch(NAME, found["poisoned_slices"][0])
-    assert re.search(rf"everything promised is there: .*without samples that kill whoever .*: {NAME}", done.out)
+    assert re.search(rf"everything promised is there: .*without samples that kill the workers .*: {NAME}", done.out)
     (epoch,) = json.loads(place.paramserver("ledger", "--json", ckpt).check().out)["epochs"]
     assert (epoch["once"], epoch["skipped"], epoch["never"]) == (36, 4, 0)
 

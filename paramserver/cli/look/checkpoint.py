@@ -34,10 +34,7 @@ def list_(directory: str, /, *, json_: Json = False) -> int:
     json_
         Print JSON instead.
     """
-    from paramserver.checkpoint.place import located
-
-    place, _ = located(directory)
-    found = _found(directory)
+    place, _, found = _found(directory)
     if json_:
         print(json.dumps([_facts(place, one) for one in found], indent=2))
     elif not found:
@@ -62,15 +59,11 @@ def show(directory: str, name: str = "", /, *, json_: Json = False) -> int:
     """
     from dataclasses import asdict
 
-    from paramserver.checkpoint.place import located
-
-    place, _ = located(directory)
-    one = _one(directory, name)
-    assert one.manifest is not None
+    place, one, manifest = _one(directory, name)
     if json_:
-        print(json.dumps({"name": one.name, "problem": one.problem, **asdict(one.manifest)}, indent=2))
+        print(json.dumps({"name": one.name, "problem": one.problem, **asdict(manifest)}, indent=2))
     else:
-        print("\n".join(_description(place, one, one.manifest)))
+        print("\n".join(_description(place, one, manifest)))
     return 0
 
 
@@ -89,10 +82,8 @@ def verify(directory: str, name: str = "", /, *, json_: Json = False) -> int:
     json_
         Print JSON instead: a list of name, state (whole, damaged, unfinished, unknown), reason.
     """
-    from paramserver.checkpoint.place import located
-
-    place, only = located(directory)
-    rows = [(one.name, *_verified(place, one)) for one in _found(directory, name)]
+    place, named, found = _found(directory, name)
+    rows = [(one.name, *_verified(place, one)) for one in found]
     if json_:
         print(json.dumps([dict(zip(("name", "state", "reason"), row, strict=True)) for row in rows], indent=2))
     else:
@@ -102,7 +93,7 @@ def verify(directory: str, name: str = "", /, *, json_: Json = False) -> int:
         if not rows:
             print(f"There are no checkpoints in {directory}.")
     states = {state for _, state, _ in rows}
-    wrong = {"damaged", "unfinished", "unknown"} if name or only else {"damaged"}
+    wrong = {"damaged", "unfinished", "unknown"} if named else {"damaged"}
     return DAMAGED_EXIT_CODE if states & wrong or "whole" not in states else 0
 
 
@@ -134,8 +125,7 @@ def export(directory: str, /, *names: str, to: Literal["torch", "hf", "safetenso
     place, only = located(directory)
     name = names[0] if len(names) == 2 else only
     if name:
-        chosen = _one(directory, name).manifest
-        assert chosen is not None
+        _, _, chosen = _one(directory, name)
         catalog.verify(place, chosen)
     else:
         newest = catalog.newest(place)
@@ -152,8 +142,11 @@ def export(directory: str, /, *names: str, to: Literal["torch", "hf", "safetenso
 # ---- finding
 
 
-def _found(directory: str, name: str = "") -> list[Found]:
-    """The checkpoints that are meant, newest first. Raises ConfigError for a name that is not there."""
+def _found(directory: str, name: str = "") -> tuple[Place, str, list[Found]]:
+    """The place, the name that the user gave, and the checkpoints of that name (without one: all), newest first.
+
+    Raises ConfigError for a name that is not there.
+    """
     from paramserver.checkpoint.catalog import survey
     from paramserver.checkpoint.place import located
     from paramserver.errors import ConfigError
@@ -163,17 +156,17 @@ def _found(directory: str, name: str = "") -> list[Found]:
     found = [one for one in survey(place) if not wanted or one.name == wanted]
     if wanted and not found:
         raise ConfigError(f"there is no checkpoint {wanted!r} in {place}: see `paramserver checkpoint list`")
-    return found
+    return place, wanted, found
 
 
-def _one(directory: str, name: str) -> Found:
-    """One checkpoint whose manifest can be read. Raises CheckpointError for one where it cannot."""
+def _one(directory: str, name: str) -> tuple[Place, Found, Manifest]:
+    """One checkpoint whose manifest can be read, and its place. Raises CheckpointError if the manifest cannot."""
     from paramserver.errors import CheckpointError, ConfigError
 
-    found = _found(directory, name)
+    place, _, found = _found(directory, name)
     for one in found:
         if one.manifest is not None and not one.problem:
-            return one
+            return place, one, one.manifest
     if not found:
         raise ConfigError(f"there are no checkpoints in {directory}")
     if len(found) == 1:
@@ -203,9 +196,8 @@ def _verified(place: Place, one: Found) -> tuple[str, str]:
 
 
 def _facts(place: Place, one: Found) -> dict[str, object]:
-    facts: dict[str, object] = {"name": one.name, "good": _state(one) == "good", "problem": _state(one)}
-    if facts["good"]:
-        facts["problem"] = ""
+    state = _state(one)
+    facts: dict[str, object] = {"name": one.name, "good": state == "good", "problem": "" if state == "good" else state}
     if one.manifest is not None:
         manifest = one.manifest
         facts |= {"job": manifest.job, "version": manifest.version, "timeline": manifest.timeline}
@@ -231,12 +223,10 @@ def _table(place: Place, found: Sequence[Found]) -> list[str]:
         shown = "" if passed is None else f"{passed:.2f}"
         facts = (str(one.manifest.version), shown, _bytes(one.manifest.nbytes), _age(one.manifest))
         rows.append((one.name, *facts, _state(one)))
-    widths = [max(len(row[column]) for row in rows) for column in range(6)]
-    lines = []
-    for row in rows:
-        numbers = [cell.rjust(width) for cell, width in zip(row[1:5], widths[1:5], strict=True)]
-        lines.append("  ".join([row[0].ljust(widths[0]), *numbers, row[5]]).rstrip())
-    return lines
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    align = (str.ljust, *[str.rjust] * 4, str.ljust)
+    lines = ["  ".join(fit(cell, width) for fit, cell, width in zip(align, row, widths, strict=True)) for row in rows]
+    return [line.rstrip() for line in lines]
 
 
 def _description(place: Place, one: Found, manifest: Manifest) -> list[str]:
@@ -280,7 +270,7 @@ def _age(manifest: Manifest) -> str:
 
 
 def epochs(place: Place, manifest: Manifest) -> float | None:
-    """How many epochs have been trained, the part of the present one included; None where that is not known."""
+    """How many epochs have been trained, the part of the present one included; None if the manifest does not tell."""
     from google.protobuf import json_format
 
     from paramserver.core.work.slices import DataSpec
@@ -306,12 +296,12 @@ def epochs(place: Place, manifest: Manifest) -> float | None:
         AttributeError,
         ArithmeticError,
     ):
-        return None  # it is written by others, and may be anything
+        return None  # the file may come from anywhere
     return epoch + 1 - sum(hi - lo for lo, hi in rest) / slices
 
 
 def _epochs_counted(place: Place, manifest: Manifest, slices: int) -> float | None:
-    """The same in asynchronous mode, where the servers have counted slices: {epoch: [[first, end], ...]}."""
+    """Epochs in asynchronous mode, where the servers have counted slices: {epoch: [[first, end], ...]}."""
     from paramserver.checkpoint.tensorfile import TensorFile
 
     with TensorFile(place, manifest.name, manifest.state[0]) as file:

@@ -25,16 +25,16 @@ def ledger(
     json_: Annotated[bool, Parameter(name="--json")] = False,
     where: Where = NEAR,
 ) -> int:
-    """Show how often the samples of each epoch have counted: once, twice, never; and who computed how much.
+    """Show how often the samples of each epoch have counted: once, twice, never; and how much each worker computed.
 
-    Of a running job, or of the newest checkpoint in a directory. Ends with exit code 5 if a sample counted twice.
+    Reads a running job, or the newest checkpoint in a directory. Ends with exit code 5 if a sample counted twice.
 
     Parameters
     ----------
     checkpoints
         Directory of checkpoints, or one checkpoint, in place of a running job.
     slices
-        Also show, slice by slice, who computed it.
+        Also show, slice by slice, which workers computed it.
     json_
         Print JSON.
     """
@@ -61,11 +61,10 @@ def _lines(found: AccountsResponse, slices: bool) -> list[str]:
     lines = [f"{'epoch':>5}  {'samples':>9}  {'once':>9}  {'twice':>6}  {'never':>9}  slices by worker"]
     for epoch in found.epochs:
         who = ", ".join(f"{name} {count}" for name, count in sorted(epoch.workers.items()))
-        never = "not yet" if epoch.never and epoch.epoch == last else ""
         lines.append(
             f"{epoch.epoch + 1:>5}  {epoch.samples:>9}  {epoch.once:>9}  {epoch.twice:>6}  {epoch.never:>9}  {who}"
-            + (f"  ({never})" if never else "")
-            + (f"  ({epoch.skipped} skipped: their slices kill whoever computes them)" if epoch.skipped else "")
+            + ("  (not yet)" if epoch.never and epoch.epoch == last else "")
+            + (f"  ({epoch.skipped} skipped: their slices kill the workers that compute them)" if epoch.skipped else "")
         )
         if slices:
             lines += [f"       slice {one.index}: {', '.join(one.workers)}" for one in epoch.slices]
@@ -77,12 +76,7 @@ def _lines(found: AccountsResponse, slices: bool) -> list[str]:
 def _as_json(found: AccountsResponse) -> str:
     epochs = [
         {
-            "epoch": epoch.epoch,
-            "samples": epoch.samples,
-            "once": epoch.once,
-            "twice": epoch.twice,
-            "never": epoch.never,
-            "skipped": epoch.skipped,
+            **{name: getattr(epoch, name) for name in ("epoch", "samples", "once", "twice", "never", "skipped")},
             "workers": dict(epoch.workers),
             "slices": {str(one.index): list(one.workers) for one in epoch.slices},
         }

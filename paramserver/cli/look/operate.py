@@ -1,4 +1,4 @@
-"""``paramserver drain``, ``scale`` and ``stop``: what operators do to a running job."""
+"""``paramserver drain``, ``scale`` and ``stop``: commands that change a running job."""
 
 from __future__ import annotations
 
@@ -11,12 +11,7 @@ from paramserver.errors import ConfigError
 WAIT_S = 60.0
 
 
-def drain(
-    worker: str,
-    /,
-    *,
-    where: Where = NEAR,
-) -> int:
+def drain(worker: str, /, *, where: Where = NEAR) -> int:
     """Ask a worker to leave: it hands in what it is computing, and its share goes to the others.
 
     Parameters
@@ -32,16 +27,11 @@ def drain(
     return 0
 
 
-def scale(
-    wish: str,
-    /,
-    *,
-    where: Where = NEAR,
-) -> int:
+def scale(wish: str, /, *, where: Where = NEAR) -> int:
     """Change the number of workers of a running job, as in: paramserver scale workers=5
 
-    A job of "paramserver run" gets new workers, or those of the highest ranks leave. Elsewhere workers can be asked to
-    leave, but others have to be started on their machines. What a synchronous step consists of does not change.
+    A job of "paramserver run" gets new workers, or the workers of the highest ranks leave. Elsewhere workers can be
+    asked to leave, but new ones have to be started on their machines. The slices of a synchronous step stay the same.
 
     Parameters
     ----------
@@ -75,11 +65,7 @@ def wished_workers(wish: str) -> int:
     return int(value)
 
 
-def stop(
-    *,
-    reason: str = "",
-    where: Where = NEAR,
-) -> int:
+def stop(*, reason: str = "", where: Where = NEAR) -> int:
     """End a running job: its workers leave, the weights so far are gathered, coordinator and servers end.
 
     Parameters

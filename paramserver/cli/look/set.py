@@ -63,9 +63,9 @@ def check_changes(changes: dict[str, object]) -> None:
 def make_request(
     changes: dict[str, object], current_mode: str | None, current_staleness: int | str | None
 ) -> ChangeConsistencyRequest:
-    """The wish in full: what `changes` does not name stays as it is. Raises ConfigError for a contradiction.
+    """The request for ``changes``; other settings stay as they are. Raises ConfigError for a contradiction.
 
-    A job that becomes asynchronous without a word on staleness gets the default.
+    A job that becomes asynchronous gets the default staleness if ``changes`` does not name one.
     """
     from paramserver.v1.coordinator_pb2 import ChangeConsistencyRequest
     from paramserver.v1.types_pb2 import MODE_ASYNC, MODE_SYNC

@@ -20,6 +20,16 @@ if TYPE_CHECKING:
 
 WATCH_INTERVAL_S = 1.0
 UNHEALTHY_EXIT_CODE = 5
+# Fields of messages that are shown under their own names.
+_COUNTS = ("losses", "checkpoint", "rollbacks", "steps_redone", "store", "store_operations", "uptime_s")
+_PROCESS = (
+    *("role", "name", "pid", "address", "state", "reason", "gone"),
+    *("version", "clock", "epoch", "samples", "slices", "waiting_for", "transport"),
+)
+_SERVER = (
+    *("applied", "duplicate", "skipped", "refused"),
+    *("bytes_pushed", "bytes_pulled", "max_clock_spread", "shard_bytes"),
+)
 
 
 def status(
@@ -50,7 +60,7 @@ def status(
     else:
         from rich.console import Console
 
-        # Off a terminal nothing is cut: whoever reads the file has room.
+        # Off a terminal nothing is cut: a file has room for long lines.
         console = Console() if sys.stdout.isatty() else Console(width=160)
         console.print(render(facts))
     return UNHEALTHY_EXIT_CODE if check and facts["state"] not in WELL else 0
@@ -59,32 +69,14 @@ def status(
 def describe(response: StatusResponse) -> dict[str, Any]:
     """The answer of the coordinator as plain values, in the words of the documents."""
     view = response.view
-    return {
-        "job": response.job,
-        "state": response.state,
-        "reason": response.reason,
-        **describe_consistency(view.consistency),
-        "generation": view.generation,
-        "term": response.term,
-        "security": response.security,
-        "timeline": view.timeline,
-        "slices_per_step": view.slices_per_step,
-        "steps_per_epoch": response.steps_per_epoch,
-        "expected_servers": response.expected_servers,
-        "expected_workers": response.expected_workers,
-        "troubles": dict(sorted(response.troubles.items())),
-        "broken_promises": dict(sorted(response.broken_promises.items())),
-        "poisoned_slices": list(response.poisoned),
-        "lost": list(response.lost),
-        "losses": response.losses,
-        "checkpoint": response.checkpoint,
-        "rollbacks": response.rollbacks,
-        "steps_redone": response.steps_redone,
-        "store": response.store,
-        "store_operations": response.store_operations,
-        "uptime_s": response.uptime_s,
-        "processes": [_describe_process(process) for process in response.processes],
-    }
+    facts: dict[str, Any] = {name: getattr(response, name) for name in ("job", "state", "reason")}
+    facts |= {**describe_consistency(view.consistency), "generation": view.generation, "term": response.term}
+    facts |= {"security": response.security, "timeline": view.timeline, "slices_per_step": view.slices_per_step}
+    facts |= {name: getattr(response, name) for name in ("steps_per_epoch", "expected_servers", "expected_workers")}
+    facts |= {name: dict(sorted(getattr(response, name).items())) for name in ("troubles", "broken_promises")}
+    facts |= {"poisoned_slices": list(response.poisoned), "lost": list(response.lost)}
+    facts |= {name: getattr(response, name) for name in _COUNTS}
+    return {**facts, "processes": [_describe_process(process) for process in response.processes]}
 
 
 def describe_consistency(consistency: Any) -> dict[str, str | int | None]:
@@ -97,35 +89,10 @@ def describe_consistency(consistency: Any) -> dict[str, str | int | None]:
 
 
 def _describe_process(process: ProcessStatus) -> dict[str, Any]:
-    facts: dict[str, Any] = {
-        "role": process.role,
-        "name": process.name,
-        "pid": process.pid,
-        "address": process.address,
-        "state": process.state,
-        "reason": process.reason,
-        "gone": process.gone,
-        "version": process.version,
-        "clock": process.clock,
-        "epoch": process.epoch,
-        "samples": process.samples,
-        "slices": process.slices,
-        "waiting_for": process.waiting_for,
-        "transport": process.transport,
-        "metrics": dict(sorted(process.metrics.items())),
-    }
+    facts: dict[str, Any] = {name: getattr(process, name) for name in _PROCESS}
+    facts["metrics"] = dict(sorted(process.metrics.items()))
     if process.HasField("server"):
-        stats = process.server
-        facts["server"] = {
-            "applied": stats.applied,
-            "duplicate": stats.duplicate,
-            "skipped": stats.skipped,
-            "refused": stats.refused,
-            "bytes_pushed": stats.bytes_pushed,
-            "bytes_pulled": stats.bytes_pulled,
-            "max_clock_spread": stats.max_clock_spread,
-            "shard_bytes": stats.shard_bytes,
-        }
+        facts["server"] = {name: getattr(process.server, name) for name in _SERVER}
     return facts
 
 
@@ -165,7 +132,7 @@ def render(facts: dict[str, Any]) -> RenderableType:
     lines: list[RenderableType] = [Text(headline(facts)), table]
     lines += [Text(f"wrong now: {sentence}") for sentence in facts["troubles"].values()]
     lines += [Text(f"broken promise: {sentence}") for sentence in facts["broken_promises"].values()]
-    lines += [Text(f"skipped, since it kills whoever computes it: {name}") for name in facts["poisoned_slices"]]
+    lines += [Text(f"skipped, since it kills the workers that compute it: {name}") for name in facts["poisoned_slices"]]
     if facts["lost"]:
         lines.append(Text(f"lost: {', '.join(facts['lost'])}"))
     if facts["losses"] > len(facts["lost"]):
@@ -178,7 +145,7 @@ def render(facts: dict[str, Any]) -> RenderableType:
 
 
 def _watch(target: Target, as_json: bool) -> int:
-    """Show the status every second. The end of the job is the normal end; not to reach it at all is an error."""
+    """Show the status every second until the job ends. Raises UnavailableError if no coordinator ever answers."""
     facts = describe(target.status())
     if as_json:
         while True:

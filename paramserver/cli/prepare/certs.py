@@ -37,8 +37,8 @@ def init(directory: Path, /, *, days: int = 365, job: str = "") -> int:
         f"Made certificates and tokens in {directory}. Copy to each machine what its roles need, nothing else:\n"
         "  ca.crt, <role>.crt, <role>.key and join.token   for <role> coordinator, server or worker\n"
         "  admin.token as well                             for the coordinator\n"
-        "  ca.crt, admin.crt, admin.key and both tokens    for whoever runs status, set, drain and stop elsewhere\n"
-        "ca.key stays here: whoever has it can make certificates. Then name the directory in security.certs (--certs)."
+        "  ca.crt, admin.crt, admin.key and both tokens    for people who run status, set, drain and stop elsewhere\n"
+        "ca.key stays here: who has it can make certificates. Then name the directory in security.certs (--certs)."
     )
     return 0
 
@@ -63,7 +63,7 @@ def renew(directory: Path, /, *, days: int = 365) -> int:
 
 @app.command
 def show(directory: Path, /, *, json_: Annotated[bool, Parameter(name="--json")] = False) -> int:
-    """Show for whom the certificates in a directory are and how long they are valid.
+    """Show the roles of the certificates in a directory, and how long the certificates are valid.
 
     The exit code is 5 if one has expired or expires within 7 days.
 
@@ -80,9 +80,7 @@ def show(directory: Path, /, *, json_: Annotated[bool, Parameter(name="--json")]
     if json_:
         rows = [
             {
-                "file": one.file,
-                "role": one.role,
-                "subject": one.subject,
+                **{name: getattr(one, name) for name in ("file", "role", "subject")},
                 "valid_from": one.valid_from.isoformat(),
                 "valid_until": one.valid_until.isoformat(),
                 "days_left": round(one.days_left, 2),

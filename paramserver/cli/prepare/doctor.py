@@ -50,7 +50,7 @@ def doctor(
     set_
         Any setting: section.key=value. May be repeated.
     """
-    environ = dict(os.environ)  # as it is before gRPC's own settings come to it
+    environ = dict(os.environ)  # before gRPC's own settings are added
     flags = {"cluster.coordinator": coordinator, "security.certs": certs, "security.insecure": insecure}
     overrides = merge_overrides(flags, parse_assignments(set_ or []))
     configure("error")

@@ -13,7 +13,7 @@ from paramserver.cli.common import parse_assignments
 from paramserver.config import load_settings
 from paramserver.errors import ConfigError
 
-# Option to the targets that it means something to; the others refuse it.
+# Each option with the targets that take it; the others refuse it.
 _ONLY = {
     "--image": ("compose", "k8s", "jobset"),
     "--prefix": ("systemd",),
@@ -36,7 +36,7 @@ def render(
 ) -> int:
     """Write files that start the job elsewhere: systemd units, a compose file, or Kubernetes manifests.
 
-    They are made of the settings that also run the job, and hold no secret.
+    The files are made from the settings of the job, and hold no secret.
 
     Parameters
     ----------

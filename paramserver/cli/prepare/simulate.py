@@ -1,4 +1,4 @@
-"""``paramserver simulate``: how fast a job would be on machines that are not there."""
+"""``paramserver simulate``: how fast a job would be on other machines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paramserver.simulate.scenario import Scenario
 
 _Text = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
-# Steps to simulate, if nothing else is said: fewer of large clusters, so that it takes seconds.
+# Steps to simulate without --steps: fewer of large clusters, so that it takes seconds.
 _STEPS, _FEWEST, _WORK, _BLOCKS = 1000, 10, 60_000, 100_000
 
 

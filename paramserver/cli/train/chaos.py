@@ -1,4 +1,4 @@
-"""``paramserver chaos``: a run with planned faults, and a report of what became of it."""
+"""``paramserver chaos``: a run with planned faults, and a report of its result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def chaos(
 ) -> int:
     """Train under faults, and see whether the result is the same.
 
-    What is to run stands after "--": paramserver chaos --seed 7 --faults 20 -- run train.py --workers 3. The same run
+    The command stands after "--": paramserver chaos --seed 7 --faults 20 -- run train.py --workers 3. The same run
     without faults comes first; the results are compared. Ends with 0 if the run ended well, every planned fault struck,
     no contribution was lost or counted twice, and (in synchronous mode) weights, optimizer state and buffers are equal.
 
