@@ -50,7 +50,7 @@ def build_app() -> App:
 
 
 def split_script_arguments(tokens: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """Our own tokens, and the script's after the first ``--``. None without a ``--``, or if the command runs no script."""
+    """Our own tokens, and those of the script after the first ``--``; None if no script follows."""
     if (tokens[:1] not in (["run"], ["chaos"]) and tokens[:2] != ["start", "worker"]) or "--" not in tokens:
         return list(tokens), None
     cut = list(tokens).index("--")
