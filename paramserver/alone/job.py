@@ -53,9 +53,7 @@ class InProcessJob:
             service = ShardService(self.options.job, self.network.connect)
             self.network.serve(address, [("Shard", service)])
             beside = index >= self.options.servers - self._beside_workers
-            server = ServerMember.create(
-                service, self.network.connect(COORDINATOR), address, index, beside_worker=beside
-            )
+            server = ServerMember(service, self.network.connect(COORDINATOR), address, index, beside_worker=beside)
             await server.join()
             self.servers.append(server)
 

@@ -1,5 +1,6 @@
-"""Fewer bytes for weights and gradients: how numbers are rounded, thinned out, and read again. Pure functions of them.
+"""Fewer bytes for weights and gradients: how numbers are rounded, thinned out, and read again. Pure functions.
 
-A *compressor* turns the numbers of one chunk into a payload, and says at once what a reader will make of it, so that a
-worker can put that in their place: then all paths carry the same numbers. Nothing here knows steps, workers or servers.
+A *compressor* turns the numbers of one chunk into a payload, and gives at once the numbers that a reader will decode. A
+worker puts these in place of its own, so that all paths carry the same numbers. Compressors know no steps, workers or
+servers.
 """

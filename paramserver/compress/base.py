@@ -1,4 +1,4 @@
-"""What a compressor is."""
+"""The interface of compressors."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from typing_extensions import Buffer
 
-# What is read is at most so many times as large as its payload.
+# Decoded numbers take at most so many times as many bytes as their payload.
 MAX_EXPANSION = 1000
-# Payloads are as long as a multiple of this where that is not so anyway, for those that follow in the same message.
+# Payloads are padded to a multiple of so many bytes, so that the next one in a message is aligned.
 ALIGNMENT = 64
 
 
@@ -43,14 +43,6 @@ def require_length(name: str, nbytes: int, wanted: int, elements: int) -> None:
     """Raises ProtocolError unless a payload has the only length that it may have."""
     if nbytes != wanted:
         raise ProtocolError(f"{elements} elements in {name} take {wanted} bytes, not {nbytes}")
-
-
-def require_sparing(name: str, nbytes: int, elements: int) -> None:
-    """Raises ProtocolError if a payload would grow beyond all measure."""
-    if 4 * elements > MAX_EXPANSION * nbytes:
-        raise ProtocolError(
-            f"{nbytes} bytes of {name} would become {4 * elements}, more than {MAX_EXPANSION} times as many"
-        )
 
 
 def padded(nbytes: int) -> int:

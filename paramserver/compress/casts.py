@@ -27,7 +27,6 @@ class Cast:
         self._limit = torch.finfo(dtype).max
 
     def encode(self, values: Tensor, decoded: Tensor | None) -> Tensor:
-        """See `Compressor`."""
         rounded = values.to(self.dtype)
         if not is_finite(rounded):
             rounded = values.clamp(-self._limit, self._limit).to(self.dtype)
@@ -36,11 +35,9 @@ class Cast:
         return rounded.view(torch.uint8)
 
     def check(self, nbytes: int, elements: int) -> None:
-        """See `Compressor`."""
         require_length(self.name, nbytes, 2 * elements, elements)
 
     def decode(self, payload: Buffer, elements: int) -> Tensor:
-        """See `Compressor`."""
         self.check(memoryview(payload).nbytes, elements)
         return tensor_from(payload, self.type_name).to(torch.float32)
 

@@ -36,7 +36,6 @@ class Int8:
     feedback = True
 
     def encode(self, values: Tensor, decoded: Tensor | None) -> Tensor:
-        """See `Compressor`."""
         elements = values.numel()
         blocks = -(-elements // BLOCK)
         payload = torch.empty(padded(4 * blocks + elements), dtype=torch.uint8)
@@ -54,11 +53,9 @@ class Int8:
         return payload
 
     def check(self, nbytes: int, elements: int) -> None:
-        """See `Compressor`."""
         require_length(self.name, nbytes, padded(4 * -(-elements // BLOCK) + elements), elements)
 
     def decode(self, payload: Buffer, elements: int) -> Tensor:
-        """See `Compressor`."""
         flat = memoryview(payload)
         self.check(flat.nbytes, elements)
         blocks = -(-elements // BLOCK)
@@ -82,7 +79,7 @@ def _encode(values: Tensor, scales: Tensor, levels: Tensor, decoded: Tensor | No
     """One row per block."""
     largest = torch.maximum(values.amax(1), values.amin(1).neg_())
     if not bool(largest.isfinite().all()):
-        raise NonFiniteError("a gradient, with what was left of the one before, is not finite")
+        raise NonFiniteError("a gradient, with the rest of the previous contribution, is not finite")
     torch.clamp(largest.div_(_LEVELS), _SMALLEST, _LARGEST, out=scales)
     level = values / scales.unsqueeze(1)
     level.round_().clamp_(-_LEVELS, _LEVELS)

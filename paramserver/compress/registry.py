@@ -19,7 +19,7 @@ _READERS: Mapping[int, Compressor] = MappingProxyType({int(one.encoding): one fo
 
 
 def push_compressor(name: str, topk_ratio: float = 0.01) -> Compressor | None:
-    """The one of ``training.push_compression``; None for "none"."""
+    """The compressor that ``training.push_compression`` names; None for "none"."""
     assert name in PUSH_COMPRESSIONS, name
     if name == "none":
         return None
@@ -29,13 +29,13 @@ def push_compressor(name: str, topk_ratio: float = 0.01) -> Compressor | None:
 
 
 def pull_cast(name: str) -> Cast | None:
-    """The one of ``training.pull_precision``; None for "fp32"."""
+    """The cast that ``training.pull_precision`` names; None for "fp32"."""
     assert name in PULL_PRECISIONS, name
     return CASTS.get(name)
 
 
 def reader(encoding: int, allowed: frozenset[int]) -> Compressor | None:
-    """Who reads what is encoded like that; None: the bytes are the numbers themselves.
+    """The compressor that decodes this encoding; None: the bytes are the numbers themselves.
 
     Raises ProtocolError for an encoding that is unknown, or not among those ``allowed`` here.
     """

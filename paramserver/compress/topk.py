@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paramserver.compress.base import padded, require_length, require_sparing
+from paramserver.compress.base import MAX_EXPANSION, padded, require_length
 from paramserver.errors import NonFiniteError, ProtocolError
 from paramserver.tensors.dtypes import tensor_from
 from paramserver.tensors.finite import is_finite
@@ -40,9 +40,8 @@ class TopK:
         self.ratio = ratio
 
     def encode(self, values: Tensor, decoded: Tensor | None) -> Tensor:
-        """See `Compressor`."""
         if not is_finite(values):
-            raise NonFiniteError("a gradient, with what was left of the one before, is not finite")
+            raise NonFiniteError("a gradient, with the rest of the previous contribution, is not finite")
         places = _largest(values.abs(), math.ceil(self.ratio * values.numel()))
         chosen = values[places]
         if decoded is not None:
@@ -56,13 +55,14 @@ class TopK:
         return payload
 
     def check(self, nbytes: int, elements: int) -> None:
-        """See `Compressor`."""
         if not padded(_COUNT.size + 8) <= nbytes <= padded(_COUNT.size + 8 * elements):
             raise ProtocolError(f"top-k of {elements} elements cannot have {nbytes} bytes")
-        require_sparing(self.name, nbytes, elements)
+        if 4 * elements > MAX_EXPANSION * nbytes:
+            raise ProtocolError(
+                f"{nbytes} bytes of topk would become {4 * elements}, more than {MAX_EXPANSION} times as many"
+            )
 
     def decode(self, payload: Buffer, elements: int) -> Tensor:
-        """See `Compressor`."""
         flat = memoryview(payload)
         self.check(flat.nbytes, elements)
         (count,) = _COUNT.unpack_from(flat)

@@ -21,12 +21,12 @@ PLACES = 8
 # other out of the first cache before they are used: 16 took longer than with torch, which reads two at a time.
 ROWS = 8
 
-# What to add to what, and where to put it: see `server.arithmetic.combine`.
+# Which terms to add, and the place of each sum: see `server.arithmetic.combine`.
 Recipe = tuple[tuple[int, int, int], ...]
 
 
 class Kind(enum.IntEnum):
-    """The use of a sum, as in kernels.c."""
+    """The kinds of formulas, as in kernels.c."""
 
     COPY = 0
     ADD = 1
@@ -36,7 +36,7 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """What becomes of a sum. ``numbers``: as kernels.c names them, a to h.
+    """The use of a sum. ``numbers``: as kernels.c names them, a to h.
 
     ``negate``: the sum changes its sign first. ``first``: the state arrays have no history yet.
     """
@@ -120,7 +120,7 @@ def _steps(recipe: Recipe) -> ctypes.Array[ctypes.c_int32]:
 
 
 def fingerprint() -> str:
-    """Of the source that is here; what was compiled from it says the same."""
+    """The digest of the source that is here. A library compiled from this source has the same one."""
     return hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
 
 

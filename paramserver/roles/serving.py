@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ import structlog
 
 from paramserver import errors
 from paramserver.config import Settings
+from paramserver.core.layout.thresholds import server_threads
 from paramserver.failpoints import known_as
 from paramserver.transport.security.access import Security
 from paramserver.v1 import types_pb2
@@ -58,7 +60,6 @@ class Serving:
 
         from paramserver.server.member import ServerMember
         from paramserver.server.service import ShardService
-        from paramserver.server.team import threads_for
         from paramserver.tensors.uncompiled import postpone_compiler
         from paramserver.transport import grpc
         from paramserver.transport.addresses import join
@@ -72,10 +73,11 @@ class Serving:
             settings.cluster.job,
             grpc.connector(self._security, "server"),
             settings.cluster.wait_timeout_s,
-            settings.training.threads_per_server or threads_for(_servers_here(settings)),
+            settings.training.threads_per_server
+            or server_threads(len(os.sched_getaffinity(0)), _servers_here(settings)),
         )
         server = await grpc.serve([("Shard", service)], host, port, self._security)
-        self.member = ServerMember.create(
+        self.member = ServerMember(
             service,
             self._coordinator,
             join(advertised, server.port),

@@ -13,15 +13,8 @@ from paramserver.v1 import coordinator_pb2, types_pb2
 class ServerMember:
     """Reports to the coordinator what its shard does. ``address`` is where others reach the shard."""
 
-    def __init__(self, service: ShardService, coordinator: Channel, address: str, options: JoinOptions) -> None:
-        self.service = service
-        self.session = Session(coordinator, options, self._report)
-        service.becomes_member(self.session.incarnation, self.session.report_now)
-        self._address = address
-
-    @classmethod
-    def create(
-        cls,
+    def __init__(
+        self,
         service: ShardService,
         coordinator: Channel,
         address: str,
@@ -30,8 +23,7 @@ class ServerMember:
         log_interval_s: float = 5.0,
         replaces: int = 0,
         beside_worker: bool = False,
-    ) -> ServerMember:
-        """A member with the usual options."""
+    ) -> None:
         options = JoinOptions(
             role=types_pb2.ROLE_SERVER,
             job=service.job,
@@ -45,10 +37,12 @@ class ServerMember:
             replaces=replaces,
             beside_worker=beside_worker,
         )
-        return cls(service, coordinator, address, options)
+        self.service = service
+        self.session = Session(coordinator, options, self._report)
+        service.becomes_member(self.session.incarnation, self.session.report_now)
 
     async def join(self) -> None:
-        """Become a member; the coordinator dials back to ``address`` before it agrees."""
+        """Become a member; the coordinator dials back to the address before it agrees."""
         await self.session.join()
 
     def _report(self) -> coordinator_pb2.SessionRequest:

@@ -1,4 +1,4 @@
-"""What a server says of its shard: counters, versions, whom it waits for."""
+"""Reports of a server about its shard: counters, versions, the workers that it waits for."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def report(shard: RunningShard | None) -> shard_pb2.StatsResponse:
 
 
 def waiting_for(shard: RunningShard) -> str:
-    """What the next version waits for, in words; empty: nothing."""
+    """In words, why the next version does not exist yet; empty if it waits for nothing."""
     if shard.norms.waiting_for:
         return shard.norms.waiting_for
     if missing := shard.state.missing():
@@ -60,7 +60,7 @@ def epoch_slices(state: ShardState) -> list[shard_pb2.EpochSlices]:
 
 
 def ledger_response(shard: RunningShard) -> shard_pb2.LedgerResponse:
-    """What has been counted, and who brought it."""
+    """The contributions that were counted, and the workers that brought them."""
     state = shard.state
     rows = state.ledger.rows()
     return shard_pb2.LedgerResponse(

@@ -1,18 +1,20 @@
-"""One shard on one timeline: carries out what its state machine decides. A roll-back replaces the whole object."""
+"""One shard on one timeline: carries out the effects of its state machine. A roll-back replaces the whole object."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import structlog
 from torch import Tensor
 
 from paramserver import errors
+from paramserver.checkpoint.contents import ShardFacts
 from paramserver.core.layout.hypers import Hypers
 from paramserver.core.layout.plan import Plan
 from paramserver.core.versions.consistency import Mode
@@ -36,6 +38,7 @@ from paramserver.core.versions.events import (
 from paramserver.core.versions.names import SyncName
 from paramserver.core.versions.reduction import cover
 from paramserver.core.versions.shard import ShardState
+from paramserver.core.work.stealing import Stealing
 from paramserver.failpoints import planned, reach
 from paramserver.server.arithmetic import norms
 from paramserver.server.arithmetic.apply import ChunkState
@@ -50,7 +53,6 @@ from paramserver.server.versions.drafting import Draft, Drafting
 from paramserver.server.versions.repetitions import Repetitions
 from paramserver.server.versions.shard import Contribution, ShardTensors, StateCopy, leading
 from paramserver.server.versions.sharing import Sharing, own
-from paramserver.server.versions.stealing import StealingAdvice
 from paramserver.server.versions.version import Version
 from paramserver.v1 import shard_pb2
 
@@ -65,7 +67,7 @@ _REFUSALS: dict[Refusal, type[errors.ParamServerError]] = {
     Refusal.GONE: errors.GoneError,
 }
 T = TypeVar("T")
-# What is done with so little takes no longer than handing it to another thread and back.
+# Arithmetic on fewer bytes takes no longer than handing it to another thread and back.
 _SMALL_BYTES = 512 << 10
 
 
@@ -81,7 +83,7 @@ class Staged:
 class RunningShard:
     """State machine, tensors and waiting calls of one shard on one timeline. Lives in one event loop.
 
-    ``pool`` is the thread for arithmetic; ``failed`` is told, once, when the shard can do nothing more.
+    ``pool`` is the thread for arithmetic; ``failed`` is called once, with the reason, when the shard cannot go on.
     """
 
     def __init__(
@@ -110,13 +112,13 @@ class RunningShard:
         # Of all workers that there have been, by member number.
         self.names = {worker.member: worker.name for worker in config.workers}
         self.staged: Staged | None = None
-        # It goes on from a checkpoint: nobody uploads anything.
+        # The shard goes on from a checkpoint: nobody uploads anything.
         self.restored = False
-        # It goes on from where it stood on another timeline, with what is uploaded now.
+        # The state of this shard on the previous timeline, to which a worker uploads weights or optimizer state.
         self.kept: Kept | None = None
         self.versions: dict[int, Version] = {}
         self.buffers: dict[int, Contribution] = {}
-        self.stealing = StealingAdvice()
+        self.stealing = Stealing()
         self.drafting = Drafting(tensors, self.arithmetic)
         self.acks = Acks()
         self._pool, self._failed = pool, failed
@@ -196,7 +198,7 @@ class RunningShard:
             self.drafting.begins(contribution, lacks)
 
     async def pull(self, ask: Callable[[int], PullAsked], wait_s: float) -> AnswerPull | None:
-        """The state machine's answer to what ``ask`` makes of the number of the call; None if none comes in time."""
+        """The answer to the question that ``ask`` makes out of the number of the call; None if none comes in time."""
         call = self._calls.number()
         answer = self._calls.expect(call)
         self.happen(ask(call))
@@ -252,12 +254,12 @@ class RunningShard:
         """A copy of the newest version of this shard, which is at rest, for its successor. In the arithmetic thread."""
         return Kept.of(self.versions[self.state.version], self.state, self.tensors, self.names)
 
-    def begin_with(self, kept: Kept) -> None:
+    def begin_with(self, facts: ShardFacts) -> None:
         """Begin where another shard was; the weights are still to be staged."""
-        self.state.restore(kept.counted, kept.applied, kept.rows, kept.folded_steps)
-        self.names = {**kept.names, **self.names}
-        self.tensors.skipped, self.tensors.samples, self.tensors.schedule = kept.skipped, kept.samples, kept.schedule
-        self.kept = kept
+        self.state.restore(facts.counted, facts.applied, facts.rows, facts.folded_steps)
+        self.names = {**facts.names, **self.names}
+        self.tensors.skipped, self.tensors.samples = facts.skipped, facts.samples
+        self.tensors.schedule = cast(shard_pb2.Schedule, facts.schedule)
 
     def copy(self, version: Version, hurry: bool = True) -> bool:
         """Take a copy of the newest version for a checkpoint; False if too many are not released yet.
@@ -274,7 +276,7 @@ class RunningShard:
     # ---- the state machine and its effects
 
     def happen(self, event: Event) -> None:
-        """Let the state machine take it in, and do what follows."""
+        """Tell the state machine, and perform its effects."""
         if self._calls.ended is not None:
             return
         for effect in self.state.handle(event):
@@ -333,13 +335,13 @@ class RunningShard:
         if draft is not None:
             draft.becomes(version)
         if space is None and base.slot is not None and not version.same_as(base):
-            # Nothing of it may lie where something else will.
+            # None of its tensors may lie in a slot that another version will use.
             version.tensors = own(version.tensors, base.tensors, [chunk.index for chunk in version.moving(False)])
         return version, space is not None
 
     def _publish(self, version: Version, buffers: Sequence[int]) -> None:
         self.versions[version.number] = version
-        self.stealing.published(version.number)
+        self.stealing.begin(version.number, time.monotonic())
         for buffer in buffers:
             self.buffers.pop(buffer, None)
         self._building = False
@@ -376,12 +378,12 @@ class RunningShard:
     # ---- the end
 
     def end(self, error: errors.ParamServerError) -> None:
-        """Answer everybody who waits with ``error``; nothing happens here any more."""
+        """Refuse all calls with ``error``, those that wait and those that come; nothing happens here any more."""
         self._calls.end(error)
         self.holding.forget()
 
     async def close(self) -> None:
-        """Stop what is under way, after :meth:`end`."""
+        """Stop all tasks, after :meth:`end`."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

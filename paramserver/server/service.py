@@ -7,7 +7,6 @@ from collections.abc import Callable
 from paramserver.server.rpc.attaching import Attaching
 from paramserver.server.rpc.contributions import Contributions
 from paramserver.server.rpc.control import Control
-from paramserver.server.rpc.exchange import Exchanges
 from paramserver.server.rpc.facts import Facts
 from paramserver.server.rpc.host import Host
 from paramserver.server.rpc.pulls import Pulls
@@ -29,7 +28,7 @@ class ShardService:
         self.host = host = Host(job)
         self._setup = setup = Setup(host, connect, wait_timeout_s, threads)
         self.contributions = contributions = Contributions(host)
-        self._pulls = pulls = Pulls(host)
+        self._pulls = pulls = Pulls(host, contributions)
         self._facts = facts = Facts(host, contributions, pulls)
         control = Control(host)
         # From nothing to a published version.
@@ -40,8 +39,7 @@ class ShardService:
         self.cut, self.release = control.cut, control.release
         # A worker's steps.
         self.push, self.idle, self.steal = contributions.push, contributions.idle, contributions.steal
-        self.pull = pulls.pull
-        self.exchange = Exchanges(contributions, pulls).exchange
+        self.pull, self.exchange = pulls.pull, pulls.exchange
         self.attach = Attaching(host, self).attach
         # What others read.
         self.stats, self.counted, self.ledger = facts.stats, facts.counted, facts.ledger
@@ -78,7 +76,7 @@ class ShardService:
         self._facts.incarnation, self._setup.news = incarnation, news
 
     def report(self) -> shard_pb2.StatsResponse:
-        """What this server tells the coordinator every now and then."""
+        """The report that the coordinator gets every now and then."""
         return self._facts.report()
 
     def holding(self) -> tuple[str, int]:

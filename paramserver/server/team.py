@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,12 +10,9 @@ from typing import TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-# More threads than this no memory bus can feed.
-_MOST = 8
-
 
 class Team:
-    """``threads`` in all; whoever calls :meth:`each` is one of them."""
+    """``threads`` in all; the caller of :meth:`each` is one of them."""
 
     def __init__(self, threads: int = 1) -> None:
         self._threads = max(1, threads)
@@ -59,8 +55,3 @@ class Team:
         """End the threads."""
         if self._helpers is not None:
             self._helpers.shutdown(wait=True)
-
-
-def threads_for(servers: int) -> int:
-    """How many threads one of ``servers`` servers on this machine has use for, at least 1."""
-    return max(1, min(_MOST, len(os.sched_getaffinity(0)) // max(1, servers)))

@@ -39,7 +39,10 @@ _TIMEOUT_S, _RUN_S = 30.0, 120.0
 
 
 def calibrate() -> Costs:
-    """Takes a minute. Raises UnavailableError if a process that is needed for it does not start."""
+    """Measure the costs of this machine, which takes a minute.
+
+    Raises UnavailableError if a process that is needed for it does not start.
+    """
     call_s, local_call_s = _step_s("grpc", 1, _SMALL_STEPS) / 2, _step_s("shm", 1, _SMALL_STEPS) / 2
     with _peer() as peer:
         caller = _Caller(peer.address)
@@ -73,7 +76,7 @@ def calibrate() -> Costs:
 
 
 def _frame_s(costs: Costs, step_s: float, cores: int) -> float:
-    """What a chunk costs if a step of the job that was measured is to take as long when it is simulated."""
+    """Seconds per chunk with which a simulated step takes as long as the measured one."""
     scenario = Scenario(
         workers=1,
         servers=1,
@@ -133,7 +136,7 @@ def _peer() -> Iterator[_Peer]:
 
 
 class _Peer:
-    """The other process: its address, and what it has used of a processor."""
+    """The other process: its address, and the processor time that it has used."""
 
     def __init__(self, address: str, process: subprocess.Popen[str]) -> None:
         self.address, self._process = address, process

@@ -1,4 +1,4 @@
-"""Put a cluster together, let it run, and sum up what was seen."""
+"""Put a cluster together, let it run, and sum up its records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paramserver.simulate.machinery.blame import NOTHING, Chain, Part, between, 
 from paramserver.simulate.machinery.clock import VirtualClock, start
 from paramserver.simulate.machinery.cores import Cores
 from paramserver.simulate.parts.asynchronous import AsyncWorker
-from paramserver.simulate.parts.hosts import Network, Program, host
+from paramserver.simulate.parts.hosts import Host, Network, Program
 from paramserver.simulate.parts.member import Member
 from paramserver.simulate.parts.pieces import pieces_of
 from paramserver.simulate.parts.seats import seating, shares_memory
@@ -30,7 +30,7 @@ _WARM_UP = 0.05
 
 
 def simulate(scenario: Scenario) -> tuple[Outcome, Record]:
-    """Simulate a job up to its last step; what came out, and the records of single steps."""
+    """Simulate a job up to its last step; the outcome, and the records of single steps."""
     clock = VirtualClock()
     record = Record()
     made: dict[int, int] = {}
@@ -51,7 +51,7 @@ def simulate(scenario: Scenario) -> tuple[Outcome, Record]:
     network = Network(clock, costs, scenario.seed)
     count = scenario.cores or math.inf
     hosts = {
-        name: host(clock, scenario.bandwidth, Cores(clock, count))
+        name: Host(clock, scenario.bandwidth, Cores(clock, count))
         for name in dict.fromkeys([*seats.workers, *seats.servers])
     }
     cut = pieces_of(seats.plan, _most_pieces(scenario))
@@ -106,7 +106,7 @@ def simulate(scenario: Scenario) -> tuple[Outcome, Record]:
 
 
 def blocks(scenario: Scenario) -> int:
-    """About how many pieces all workers push in a step, which is what takes time to simulate."""
+    """About how many pieces all workers push in a step; the time of a simulation grows with this number."""
     return scenario.workers * (1 if scenario.hosts == 1 else _most_pieces(scenario))
 
 

@@ -1,4 +1,4 @@
-"""What calls, bytes and arithmetic cost: measured by `paramserver simulate --calibrate`, or as they are by default."""
+"""The costs of calls, bytes and arithmetic: measured by `paramserver simulate --calibrate`, or the defaults."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Costs:
     keeps the server from anything else.
     ``push_bytes_s``, ``pull_bytes_s``: bytes per second that the transport moves where no link limits it.
     ``sum_ns``: to add one contribution, ``apply_ns``: to apply an update, by optimizer; nanoseconds per parameter.
-    ``check_ns``: to look whether a contribution is finite, ``hand_ns``: what a worker does with its own gradients and
-    with new weights besides; nanoseconds per parameter. ``parallel``: how many times as fast arithmetic gets with all
-    threads there are, since memory is what limits it.
+    ``check_ns``: to look whether a contribution is finite, ``hand_ns``: other work of a worker on its own gradients and
+    on new weights; nanoseconds per parameter. ``parallel``: how many times as fast arithmetic gets with all threads
+    there are, since memory is what limits it.
     ``frame_s``: of a processor, for a chunk that travels over gRPC, at both ends together; besides, ``send_ns`` and
     ``take_ns`` for each byte.
     ``local_call_s``, ``local_serve_s``: of a call between processes that share memory.

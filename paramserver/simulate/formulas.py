@@ -1,4 +1,4 @@
-"""Seconds of communication per step by formula: what a simulated cluster is held against.
+"""Seconds of communication per step by formula, to compare simulated clusters with.
 
 ``bytes_``: of the model, gradients being as large as weights. ``bandwidth``: bytes per second of a link in one
 direction. Latency and arithmetic are left out.

@@ -1,4 +1,4 @@
-"""A job of one worker that computes next to nothing: what is left of a step is what its calls, and its bytes, cost.
+"""A job of one worker that computes next to nothing: the time of a step is that of its calls and bytes.
 
 Started by a calibration as `paramserver run probe.py -- FILE PARAMETERS STEPS`; writes the seconds per step, without
 computing, to FILE.

@@ -13,13 +13,13 @@ from paramserver.simulate.suggest import Suggestion, by_formula
 from paramserver.simulate.units import short
 
 _BAR = 30
-# Rows of a histogram; what is farther out is summed up.
+# Rows of a histogram; neighbouring numbers share a row if there are more.
 _ROWS = 12
 _WIDTH = 22
 
 
 def table(scenario: Scenario, outcome: Outcome, batch: int = 0) -> list[str]:
-    """What is printed. ``batch``: samples in a slice; 0: not known."""
+    """The lines that are printed. ``batch``: samples in a slice; 0: not known."""
     lines = [_headline(scenario), ""]
     step = 1000 / outcome.steps_per_s
     name = "step" if scenario.sync else f"{scenario.slices} slices"

@@ -1,4 +1,4 @@
-"""What is simulated, and what came out: plain values."""
+"""A job to simulate, and the outcome: plain values."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ MAX_WORKERS, MAX_SERVERS, MAX_SLICES, MAX_STEPS = 4096, 512, 65536, 10_000_000
 class Scenario:
     """A job to simulate.
 
-    ``params``: float32 parameters, of the optimizer ``optimizer``. ``compute_s``: what a slice takes an ordinary
-    worker, in seconds. ``bandwidth``: of the link of every host, bytes per second in each direction. ``slices``: per
-    step; asynchronous mode has no steps, there it is how many slices are counted as one. ``steps``: how many to
-    simulate. ``moves``: idle workers take slices of others, as they do when there is a data set.
+    ``params``: float32 parameters, of the optimizer ``optimizer``. ``compute_s``: seconds that an ordinary worker takes
+    for a slice. ``bandwidth``: of the link of every host, bytes per second in each direction. ``slices``: per step;
+    asynchronous mode has no steps, there it is how many slices are counted as one. ``steps``: how many to simulate.
+    ``moves``: idle workers take slices of others, as they do when there is a data set.
 
     ``chunk_bytes``: 0: chosen by ``link_mbps``, or, if that is 0, by ``bandwidth``.
 
@@ -31,7 +31,7 @@ class Scenario:
     and with ``with_server`` the last servers are beside the workers. ``transport`` and ``placement``: as configured.
     ``cores``: of each host; 0: enough for all.
     ``threads``, ``worker_threads``: of a server's arithmetic (0: chosen) and of a worker's computing. ``gpu``:
-    something else than the host's processors computes. ``backward``: the part of a slice in which the backward pass
+    a GPU computes, not the host's processors. ``backward``: the part of a slice in which the backward pass
     makes one gradient after the other. Raises ConfigError.
     """
 
@@ -107,9 +107,9 @@ class Scenario:
 
 @dataclass(slots=True)
 class Record:
-    """What is written down while the simulation runs. Versions are those that every server has published."""
+    """The records of a simulation. Versions are those that every server has published."""
 
-    # When each version was published, what the time up to it was spent on, and whose contribution came last.
+    # Of each version: when it was published, the chain of its time, and the worker whose contribution came last.
     published_at: list[float] = field(default_factory=list)
     chains: list[Chain] = field(default_factory=list)
     last_worker: list[int] = field(default_factory=list)
@@ -126,7 +126,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came out, after the first steps were left aside. Times in seconds; parts between 0 and 1.
+    """The outcome without the first steps. Times in seconds; parts between 0 and 1.
 
     ``step_parts``: seconds per step by part; ``limits``: the share of steps in which a part took longest;
     ``waited_for``: by worker, the share of steps whose last contribution was its own. ``behind``: the shares of

@@ -75,7 +75,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def in_model_type(master: torch.Tensor, wanted: torch.dtype) -> torch.Tensor:
-    """Values of the master type in the model's: what is not whole any more is rounded, a truth value is above 0.5."""
+    """Values of the master type in the model's type: rounded for whole numbers; above 0.5 is true."""
     import torch
 
     if wanted is torch.bool:

@@ -1,4 +1,4 @@
-"""The allow-listed optimizers as torch classes: what a user's optimizer is, and how a server builds its own."""
+"""The allow-listed optimizers as torch classes: the name of a user's optimizer, and how a server builds its own."""
 
 from __future__ import annotations
 

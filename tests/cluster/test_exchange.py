@@ -8,7 +8,7 @@ import pytest
 
 from paramserver import errors
 from paramserver.server.rpc.contributions import Contributions
-from paramserver.server.rpc.exchange import Exchanges
+from paramserver.server.rpc.pulls import Pulls
 from paramserver.v1 import shard_pb2
 from paramserver.worker.links import exchange
 from tests.support.cluster.harness import Cluster, Outcome, train
@@ -28,9 +28,9 @@ def on_one_host(servers: int = 1) -> Outcome:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Pushes and exchanges as servers answer them."""
     calls: Counter[str] = Counter()
-    once, count = Exchanges.exchange, Contributions.count
+    once, count = Pulls.exchange, Contributions.count
 
-    async def exchanged(self: Exchanges, request: shard_pb2.ExchangeRequest) -> shard_pb2.ExchangeResponse:
+    async def exchanged(self: Pulls, request: shard_pb2.ExchangeRequest) -> shard_pb2.ExchangeResponse:
         response = await once(self, request)
         calls["exchange"] += response.pulled.ready
         return response
@@ -39,7 +39,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         calls["push"] += 1
         return await count(self, *contribution)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Exchanges, "exchange", exchanged)
+    monkeypatch.setattr(Pulls, "exchange", exchanged)
     monkeypatch.setattr(Contributions, "count", pushed)
     return calls
 
@@ -58,9 +58,9 @@ def test_a_step_is_one_call(servers: int, monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_does_not_come_about_is_done_as_elsewhere(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next version is not there in time; the server refuses the call; it has counted the push, but says nothing."""
     broken = 0
-    once = Exchanges.exchange
+    once = Pulls.exchange
 
-    async def exchanged(self: Exchanges, request: shard_pb2.ExchangeRequest) -> shard_pb2.ExchangeResponse:
+    async def exchanged(self: Pulls, request: shard_pb2.ExchangeRequest) -> shard_pb2.ExchangeResponse:
         nonlocal broken
         broken += 1
         if what == "refused":
@@ -70,7 +70,7 @@ def test_what_does_not_come_about_is_done_as_elsewhere(what: str, monkeypatch: p
             raise errors.UnavailableError("the answer is lost")
         return response
 
-    monkeypatch.setattr(Exchanges, "exchange", exchanged)
+    monkeypatch.setattr(Pulls, "exchange", exchanged)
     if what == "late":
         monkeypatch.setattr(exchange, "MOST_S", 0.0)
     assert on_one_host().digests == train(SCRIPT, workers=2, settings=SETTINGS).digests

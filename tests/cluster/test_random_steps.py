@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from paramserver.core.versions.consistency import History
-from paramserver.core.versions.reduction import Added, Node, Reducer
+from paramserver.core.versions.reduction import Node, Reducer
 from tests.support.schedules.steps import Steps
 
 SCHEDULES, CASES = 8000, 4
@@ -61,19 +61,19 @@ def no_check_for_duplicates(monkeypatch: pytest.MonkeyPatch) -> None:
 def arrivals_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Reducer.add
 
-    def add(self: Reducer, node: Node) -> Added:
-        added = right(self, node)
-        if added.duplicate:
+    def add(self: Reducer, node: Node) -> tuple[Node, ...] | None:
+        contained = right(self, node)
+        if contained is None:
             self._covered += node[1] - node[0]
-        return added
+        return contained
 
     monkeypatch.setattr(Reducer, "add", add)
-    monkeypatch.setattr(Reducer, "complete", property(lambda self: self._covered >= self._hi - self._lo))
+    monkeypatch.setattr(Reducer, "complete", property(lambda self: self._covered >= self.of))
 
 
 def smaller_nodes_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Reducer.add
-    monkeypatch.setattr(Reducer, "add", lambda self, node: Added(right(self, node).duplicate))
+    monkeypatch.setattr(Reducer, "add", lambda self, node: None if right(self, node) is None else ())
 
 
 MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], type[Exception], str]] = [

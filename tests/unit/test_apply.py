@@ -16,12 +16,12 @@ from paramserver.core.layout.hypers import RULES, HyperValue, validate
 from paramserver.core.layout.plan import Kind, Layout, TensorSpec, make_layout
 from paramserver.core.versions.reduction import Node, cover, split
 from paramserver.errors import ModelError
-from paramserver.server.arithmetic import compiled
 from paramserver.server.arithmetic.apply import ChunkState, apply_buffers
 from paramserver.server.arithmetic.combine import TILE, Sum, combine
 from paramserver.tensors.dtypes import tensor_from, torch_dtype
 from paramserver.tensors.finite import are_finite, is_finite
 from paramserver.tensors.optimizers import FUSED, describe
+from tests.support.unit.arithmetic import torch_only
 
 SHAPES = ((7, 5), (3,), (), (40,), (2, 3, 3), (1,), (65,))
 STEPS = 10
@@ -56,7 +56,7 @@ ALL = frozenset(range(len(SHAPES)))
 @pytest.fixture(autouse=True, params=["compiled", "torch"])
 def arithmetic(request: pytest.FixtureRequest) -> Iterator[None]:
     """Everything holds with compiled kernels and without."""
-    with nullcontext() if request.param == "compiled" else compiled.torch_only():
+    with nullcontext() if request.param == "compiled" else torch_only():
         yield
 
 

@@ -14,13 +14,14 @@ import torch
 from google.protobuf import json_format
 
 from paramserver.checkpoint.catalog import write_manifest
+from paramserver.checkpoint.contents import ShardFacts
 from paramserver.checkpoint.manifest import Manifest
 from paramserver.checkpoint.place import Place
 from paramserver.checkpoint.tensorfile import Entry, write_tensors
 from paramserver.cli.look.checkpoint import epochs
 from paramserver.cli.main import main
 from paramserver.errors import CheckpointError
-from paramserver.server.saving.restoring import Restored, restore
+from paramserver.server.saving.restoring import restore
 from paramserver.server.versions.shard import ShardTensors
 from paramserver.v1 import types_pb2
 from paramserver.wire.messages import layout_of
@@ -343,13 +344,13 @@ def test_verify_refuses_what_resuming_refuses(
         with pytest.raises(CheckpointError) as refused:
             taken_in(place, made)
         assert str(refused.value) in out
-    assert taken_in(place, good).facts.samples == 20 * 70
+    assert taken_in(place, good).samples == 20 * 70
     assert run(capsys, "verify", "ckpt", good.name)[0] == 0
 
 
-def taken_in(place: Place, made: Manifest) -> Restored:
+def taken_in(place: Place, made: Manifest) -> ShardFacts:
     """As a single server takes a checkpoint in for a job that trains the model of the tests."""
     model = json_format.ParseDict(made.model, types_pb2.ModelSpec())
     layout = layout_of(model)
     tensors = ShardTensors(layout, layout.chunks, "sgd")
-    return restore(place, made, layout, model.optimizer, tensors)
+    return restore(place, made, layout, model.optimizer, tensors)[1]

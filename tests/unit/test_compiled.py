@@ -18,7 +18,8 @@ from paramserver.kernels.library import COPY, Formula, Kind, Library
 from paramserver.server.arithmetic import compiled
 from paramserver.server.arithmetic.apply import ChunkState
 from paramserver.server.arithmetic.combine import TILE, Sum
-from paramserver.server.arithmetic.compiled import Compiled, torch_only
+from paramserver.server.arithmetic.compiled import Compiled
+from tests.support.unit.arithmetic import torch_only
 
 pytestmark = pytest.mark.skipif(
     shutil.which("cc") is None and not library.LIBRARY.exists(), reason="there is no C compiler here"

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paramserver.core.versions.reduction import (
-    Added,
     Merge,
     Node,
     Reducer,
@@ -22,7 +21,8 @@ from paramserver.core.versions.reduction import (
     split,
 )
 
-NEW, DUPLICATE = Added(duplicate=False), Added(duplicate=True)
+# Answers to a node: it contains no other that is held; its slices are covered.
+NEW, DUPLICATE = (), None
 # An expression: the index of a slice, or the sum of two expressions.
 Sums = dict[Node, object]
 
@@ -149,7 +149,7 @@ def test_what_is_there_is_a_duplicate_and_what_contains_replaces() -> None:
     assert [reducer.add(n) for n in ((0, 2), (3, 4), (2, 4), (0, 1), (0, 4))] == [DUPLICATE] * 5
     assert reducer.add((5, 6)) == NEW
     assert list(reducer.missing) == [(4, 5), (6, 8)]
-    assert reducer.add((4, 8)) == Added(duplicate=False, dropped=((5, 6),))
+    assert reducer.add((4, 8)) == ((5, 6),)
     assert list(reducer.held) == [(0, 1), (1, 2), (2, 4), (4, 8)]
     assert reducer.complete
     assert list(reducer.missing) == []
@@ -160,7 +160,7 @@ def test_a_larger_node_replaces_only_parts() -> None:
     reducer = Reducer(6)
     for node in ((0, 1), (3, 4), (4, 5)):
         reducer.add(node)
-    assert reducer.add((0, 4)) == Added(duplicate=False, dropped=((0, 1), (3, 4)))
+    assert reducer.add((0, 4)) == ((0, 1), (3, 4))
     assert reducer.held == ((0, 4), (4, 5))
     assert reducer.missing == ((5, 6),)
 
@@ -170,58 +170,38 @@ def test_reducer_refuses_nonsense() -> None:
         Reducer(4).add((1, 3))
     with pytest.raises(ValueError, match="at least one slice"):
         Reducer(0)
-    with pytest.raises(ValueError, match="no range"):
-        Reducer(4, within=(2, 5))
-    with pytest.raises(ValueError, match="outside"):
-        Reducer(8, within=(2, 6)).add((0, 2))
-
-
-def test_worker_merges_inside_its_range_only() -> None:
-    """Slices 3 to 7 of 8: [4, 8) is a whole subtree, slice 3 has no neighbour here."""
-    reducer = Reducer(8, within=(3, 8))
-    merged: list[Merge] = []
-    for i in (3, 4, 5, 6, 7):
-        reducer.add((i, i + 1))
-        merged += reducer.merge()
-    assert merged == [((4, 5), (5, 6), (4, 6)), ((6, 7), (7, 8), (6, 8)), ((4, 6), (6, 8), (4, 8))]
-    assert reducer.held == cover(3, 8, 8) == ((3, 4), (4, 8))
-    assert reducer.complete
-    assert Reducer(8, within=(3, 3)).complete, "a worker without slices has nothing to wait for"
 
 
 @pytest.mark.parametrize("of", [2, 3, 5, 6])
 def test_every_order_of_arrival_gives_the_same_sum(of: int) -> None:
-    """All slices in every order, each followed at once by the subtree above it, with and without early merging."""
+    """All slices in every order, each followed at once by the subtree above it."""
     orders = list(permutations(range(of)))
     for order in random.Random(of).sample(orders, min(len(orders), 120)):
         arrivals = [n for i in order for n in ((i, i + 1), parent((i, i + 1), of)) if n is not None]
-        for early in (False, True):
-            assert arrive(arrivals, of, early) == halves(0, of)
+        assert arrive(arrivals, of) == halves(0, of)
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(1, 40), st.data())
 def test_any_mix_of_nodes_gives_the_same_sum(of: int, data: st.DataObject) -> None:
-    """Random nodes, nested and repeated, then all leaves: early merging or none, the expression is the same."""
+    """Random nodes, nested and repeated, then all leaves: the expression is the same."""
     nodes = all_nodes(of)
     arrivals = data.draw(st.lists(st.sampled_from(nodes), max_size=2 * of)) + [(i, i + 1) for i in range(of)]
-    assert arrive(arrivals, of, early=data.draw(st.booleans())) == halves(0, of)
+    assert arrive(arrivals, of) == halves(0, of)
 
 
-def arrive(arrivals: list[Node], of: int, early: bool) -> object:
-    """A shell around a Reducer: keeps sums, drops and merges what it is told, and checks that names and sums agree."""
+def arrive(arrivals: list[Node], of: int) -> object:
+    """A shell around a Reducer: keeps sums, drops what it is told, and checks that names and sums agree."""
     reducer = Reducer(of)
     sums: Sums = {}
     for node in arrivals:
         there = {i for lo, hi in sums for i in range(lo, hi)}
         added = reducer.add(node)
-        assert added.duplicate == (set(range(*node)) <= there)
-        if not added.duplicate:
-            for gone in added.dropped:
+        assert (added is None) == (set(range(*node)) <= there)
+        if added is not None:
+            for gone in added:
                 del sums[gone]
             sums[node] = subtree(node, of)
-        if early:
-            perform(reducer.merge(), sums)
         assert reducer.held == tuple(sorted(sums))
         assert [i for lo, hi in reducer.missing for i in range(lo, hi)] == sorted(
             set(range(of)) - {i for lo, hi in sums for i in range(lo, hi)}
@@ -235,33 +215,14 @@ def arrive(arrivals: list[Node], of: int, early: bool) -> object:
 @settings(max_examples=150, deadline=None)
 @given(st.integers(1, 70), st.data())
 def test_workers_and_server_together_add_as_one_process_does(of: int, data: st.DataObject) -> None:
-    """Random ranges for the workers; each adds its own slices in any order, the server the rest."""
+    """Random ranges for the workers; each adds its own slices, the server the rest, in any order."""
     cuts = [0, *sorted(data.draw(st.lists(st.integers(0, of), max_size=8))), of]
     pushed: Sums = {}
     for lo, hi in pairwise(cuts):
-        worker = Reducer(of, within=(lo, hi))
-        mine: Sums = {}
-        for i in data.draw(st.permutations(range(lo, hi))):
-            assert worker.add((i, i + 1)) == NEW
-            mine[i, i + 1] = i
-            perform(worker.merge(), mine)
-        assert worker.complete
-        assert worker.held == cover(lo, hi, of)
-        pushed |= mine
+        pushed |= {node: subtree(node, of) for node in cover(lo, hi, of)}
     server = Reducer(of)
     for node in data.draw(st.permutations(sorted(pushed))):
         assert server.add(node) == NEW
     assert server.complete
     perform(fold_order(server.held, of), pushed)
     assert pushed == {(0, of): halves(0, of)}
-
-
-def test_few_partial_sums_are_held_when_slices_come_in_order() -> None:
-    reducer = Reducer(1000)
-    most = 0
-    for i in range(1000):
-        reducer.add((i, i + 1))
-        reducer.merge()
-        most = max(most, len(reducer.held))
-    assert reducer.held == ((0, 1000),)
-    assert most <= 10

@@ -15,7 +15,6 @@ from paramserver.errors import ConfigError
 from paramserver.simulate import formulas
 from paramserver.simulate.cluster import simulate
 from paramserver.simulate.costs import Costs
-from paramserver.simulate.machinery import maxplus
 from paramserver.simulate.machinery.blame import NOTHING, Part, between
 from paramserver.simulate.machinery.clock import VirtualClock
 from paramserver.simulate.machinery.links import Block, ReceivingPort, SendingPort, Stream
@@ -24,6 +23,7 @@ from paramserver.simulate.parts.stragglers import draws, parse
 from paramserver.simulate.scenario import Outcome, Record, Scenario
 from paramserver.simulate.suggest import Servers, numbers, suggest
 from tests.support.costs import FREE
+from tests.support.unit import maxplus
 
 SYNC = Consistency(Mode.SYNC)
 

@@ -9,8 +9,8 @@ from statistics import fmean
 import pytest
 
 from paramserver.errors import ConfigError
-from paramserver.simulate.machinery import maxplus
 from paramserver.simulate.parts.stragglers import draws, parse
+from tests.support.unit import maxplus
 
 WORKERS, STEPS, SEEDS = 8, 1000, 5
 

@@ -11,7 +11,7 @@ from paramserver.core.versions.names import SyncName
 from paramserver.simulate.machinery.blame import NOTHING, Part
 from paramserver.simulate.machinery.clock import Process, VirtualClock, start
 from paramserver.simulate.machinery.cores import Cores
-from paramserver.simulate.parts.hosts import Network, Program, host
+from paramserver.simulate.parts.hosts import Host, Network, Program
 from paramserver.simulate.parts.member import Member
 from paramserver.simulate.parts.server import Server
 from tests.support.costs import FREE
@@ -42,7 +42,7 @@ class Pair:
         self.heard: list[list[int]] = []
 
     def program(self) -> Program:
-        return Program(host(self.clock, math.inf, Cores(self.clock)), Part.WORKER_LINK)
+        return Program(Host(self.clock, math.inf, Cores(self.clock)), Part.WORKER_LINK)
 
     def publish(self, index: int, *versions: int) -> None:
         """Another worker brings what makes these versions of one server."""

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from paramserver.server.team import Team, threads_for
+from paramserver.core.layout.thresholds import server_threads
+from paramserver.server.team import Team
 
 THREADS = [1, 2, 5]
 
@@ -50,5 +51,5 @@ def test_none_is_an_item_like_any_other() -> None:
 
 
 def test_a_machine_is_shared() -> None:
-    assert threads_for(10_000) == 1
-    assert 1 <= threads_for(1) <= 8
+    assert server_threads(64, 10_000) == 1
+    assert [server_threads(cores, 2) for cores in (2, 6, 64)] == [1, 3, 8]

@@ -96,7 +96,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Elements ``start`` to ``start + elements`` of a segment; what no piece covers is padding, and is always zero."""
+    """Elements ``start`` to ``start + elements`` of a segment. Elements outside of all pieces are padding, always 0."""
 
     index: int
     segment: int
@@ -206,9 +206,10 @@ def link_chunk_bytes(total_bytes: int, megabits_per_s: float) -> int:
 
 
 def make_layout(tensors: Sequence[TensorSpec], chunk_bytes: int = 0, whole_tensors: bool = False) -> Layout:
-    """Lay the tensors out and cut the layout into chunks of ``chunk_bytes`` (0: chosen from what is not frozen).
+    """Lay the tensors out and cut the layout into chunks of ``chunk_bytes`` (0: chosen).
 
-    Frozen tensors travel once and not in every step, so a large frozen model gets larger chunks, up to 4 MiB.
+    The choice depends on the size of tensors that are not frozen. Frozen tensors travel once and not in every step, so
+    a large frozen model gets larger chunks, up to 4 MiB.
     With ``whole_tensors`` no boundary cuts a parameter: a chunk ends early before one that does not fit, and one that
     is larger than ``chunk_bytes`` is a chunk of its own. Raises ValueError if ``chunk_bytes`` or the model cannot be
     used, and then names the tensor.
@@ -248,9 +249,9 @@ def make_layout(tensors: Sequence[TensorSpec], chunk_bytes: int = 0, whole_tenso
 
 
 def make_plan(layout: Layout, servers: int, shares: Sequence[int] = ()) -> Plan:
-    """Spread the chunks over the servers by bytes: the largest first, each to who lacks most, ties by index.
+    """Spread the chunks over the servers by bytes: the largest first, to the server that lacks most, ties by index.
 
-    Parameters go first, then buffers, then frozen tensors, so that both what is trained and the whole are in balance:
+    Parameters go first, then buffers, then frozen tensors, so that both the parameters and the whole are in balance:
     either way two servers differ by one chunk at most. ``shares``: how much each server takes in relation to the
     others, nothing if 0; without any all take as much. Raises ValueError if there is no server, or none that takes any.
     """
@@ -261,7 +262,7 @@ def make_plan(layout: Layout, servers: int, shares: Sequence[int] = ()) -> Plan:
     if len(parts) != servers or min(parts) < 0 or not whole:
         raise ValueError(f"{list(parts)[:16]} cannot be the shares of {servers} servers")
     owner = [0] * len(layout.chunks)
-    # What each server has above its share so far; below 0, what it lacks.
+    # Bytes that each server has above its share so far; below 0, bytes that it lacks.
     above = [0] * servers
     for kind in _SPREAD_ORDER:
         chunks = [chunk for chunk in layout.chunks if chunk.kind is kind]

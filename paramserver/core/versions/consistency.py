@@ -127,7 +127,7 @@ class Combine(Protocol):
         """The batch that was taken has become a version."""
 
     def missing(self) -> Missing | None:
-        """What the next version lacks, in words; None if it lacks nothing in particular."""
+        """The slices that the next version lacks; None if it needs no particular ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +196,10 @@ class PerStep:
             return Offer(Verdict.MALFORMED, f"{name} says the step has {name.of} slices, earlier ones said {self._of}")
         if self._taken:
             return Offer(Verdict.DUPLICATE)
-        added = self._reducer.add((name.lo, name.hi))
-        if added.duplicate:
+        contained = self._reducer.add((name.lo, name.hi))
+        if contained is None:
             return Offer(Verdict.DUPLICATE)
-        dropped = tuple(self._buffers.pop(node) for node in added.dropped)
+        dropped = tuple(self._buffers.pop(node) for node in contained)
         self._buffers[(name.lo, name.hi)] = buffer
         return Offer(Verdict.ACCEPTED, dropped=dropped)
 

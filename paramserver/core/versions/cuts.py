@@ -3,7 +3,7 @@
 A *cut* is a set of contributions, and of each shard the version that holds them and no others. Shards apply in the
 order of arrival, so versions of the same number need not be a cut. To make one, all shards stop applying and say what
 they have applied; then each applies what another one has and it has not, keeps that version for readers, and goes on.
-Workers compute meanwhile; what waits are contributions that arrive in this moment, for two messages there and back.
+Workers compute meanwhile. Only contributions that arrive in this moment wait, for two messages there and back.
 """
 
 from __future__ import annotations

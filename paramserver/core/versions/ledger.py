@@ -1,7 +1,7 @@
 """The slices that a shard has counted and their workers; and how often each sample of an epoch has counted.
 
 A shard notes every contribution of every version it makes. Details are kept of the last ones only, so memory is
-bounded; of what is older it is still known that it was counted, once.
+bounded. Of older contributions it is still known that each was counted once.
 """
 
 from __future__ import annotations

@@ -53,17 +53,8 @@ class RangeSet:
 
     def missing(self, of: int) -> tuple[tuple[int, int], ...]:
         """The half-open ranges of ``[0, of)`` that are not in the set, sorted."""
-        found = []
-        at = 0
-        for start, stop in zip(self._starts, self._stops, strict=True):
-            if start >= of:
-                break
-            if at < start:
-                found.append((at, start))
-            at = stop
-        if at < of:
-            found.append((at, of))
-        return tuple(found)
+        below = bisect_left(self._starts, of)
+        return tuple(complement(zip(self._starts[:below], self._stops[:below], strict=True), of))
 
     def first_missing(self) -> int:
         """The smallest number from 0 up that is not a member."""

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from paramserver.core.versions.ranges import complement
 
 Node = tuple[int, int]
 Merge = tuple[Node, Node, Node]  # left half, right half, their sum
@@ -63,7 +64,7 @@ def sibling(node: Node, of: int) -> Node | None:
 
 
 def cover(lo: int, hi: int, of: int) -> tuple[Node, ...]:
-    """The fewest nodes that tile ``[lo, hi)``, sorted: what a worker that has these slices needs to push.
+    """The fewest nodes that tile ``[lo, hi)``, sorted: a worker that has these slices pushes one contribution per node.
 
     Raises ValueError if the range does not lie in ``[0, of)``; an empty range has no nodes.
     """
@@ -107,71 +108,37 @@ def fold_order(nodes: Sequence[Node], of: int) -> list[Merge]:
     return merges
 
 
-@dataclass(frozen=True, slots=True)
-class Added:
-    """The result of adding a node: a duplicate, or the node is held in place of the ``dropped`` nodes."""
-
-    duplicate: bool
-    dropped: tuple[Node, ...] = ()
-
-
 class Reducer:
-    """Which nodes of one step are held. Names only: the caller keeps the bytes, and drops and merges what this says."""
+    """The nodes of one step that are held. Names only: the caller keeps the bytes, and drops what :meth:`add` says."""
 
-    __slots__ = ("_covered", "_held", "_hi", "_lo", "of")
-
-    def __init__(self, of: int, within: Node | None = None) -> None:
-        """A step of ``of`` slices; a worker gives its own range (any range, not only a node) as ``within``.
-
-        Raises ValueError if there are no slices or the range does not lie in the step.
-        """
+    def __init__(self, of: int) -> None:
+        """A step of ``of`` slices. Raises ValueError if there are none."""
         if of < 1:
             raise ValueError(f"a step has at least one slice, not {of}")
         self.of = of
-        self._lo, self._hi = within or (0, of)
-        if not 0 <= self._lo <= self._hi <= of:
-            raise ValueError(f"[{self._lo}, {self._hi}) is no range of a step of {of} slices")
         self._held: list[Node] = []  # sorted, disjoint
         self._covered = 0
 
-    def add(self, node: Node) -> Added:
-        """Take a node in. What is wholly covered already is a duplicate; nodes that the new one contains are dropped.
+    def add(self, node: Node) -> tuple[Node, ...] | None:
+        """Take a node in, and return the nodes that it contains, which are dropped.
 
-        Raises ValueError if it is no node of the tree, or lies outside the worker's range.
+        None if the node is a duplicate: all of its slices are covered already. Raises ValueError if it is no node.
         """
         lo, hi = _checked(node, self.of)
-        if not self._lo <= lo < hi <= self._hi:
-            raise ValueError(f"[{lo}, {hi}) lies outside the range [{self._lo}, {self._hi}) of this worker")
-        # Nodes are nested or disjoint: what begins before this one contains it or ends before it.
+        # Nodes are nested or disjoint: a node that begins before this one contains it or ends before it.
         first = bisect_left(self._held, (lo, lo))
         if first and self._held[first - 1][1] >= hi:
-            return Added(duplicate=True)
+            return None
         if first < len(self._held) and self._held[first][0] == lo and self._held[first][1] >= hi:
-            return Added(duplicate=True)
+            return None
         last = bisect_left(self._held, (hi, hi))
         inside = tuple(self._held[first:last])
         there = sum(stop - start for start, stop in inside)
         if there == hi - lo:
-            return Added(duplicate=True)
+            return None
         self._held[first:last] = [(lo, hi)]
         self._covered += hi - lo - there
-        return Added(duplicate=False, dropped=inside)
-
-    def merge(self) -> tuple[Merge, ...]:
-        """Merge what can be merged now, inside the worker's range; return the merges in the order in which to do them.
-
-        Optional: a caller that merges after each `add` keeps few partial sums; another uses `fold_order` at the end.
-        """
-        merges: list[Merge] = []
-        stack: list[Node] = []
-        for node in self._held:
-            stack.append(node)
-            while len(stack) > 1 and stack[-2][1] == stack[-1][0] and stack[-2] == sibling(stack[-1], self.of):
-                right, left = stack.pop(), stack.pop()
-                stack.append((left[0], right[1]))
-                merges.append((left, right, stack[-1]))
-        self._held = stack
-        return tuple(merges)
+        return inside
 
     @property
     def held(self) -> tuple[Node, ...]:
@@ -181,20 +148,12 @@ class Reducer:
     @property
     def missing(self) -> tuple[tuple[int, int], ...]:
         """The slices not covered yet, as half-open ranges, sorted, neighbours joined."""
-        gaps = []
-        at = self._lo
-        for lo, hi in self._held:
-            if at < lo:
-                gaps.append((at, lo))
-            at = hi
-        if at < self._hi:
-            gaps.append((at, self._hi))
-        return tuple(gaps)
+        return tuple(complement(self._held, self.of))
 
     @property
     def complete(self) -> bool:
-        """True if every slice (of the worker's range, if one was given) is covered."""
-        return self._covered == self._hi - self._lo
+        """True if every slice is covered."""
+        return self._covered == self.of
 
 
 def _level(length: int) -> int:

@@ -1,4 +1,4 @@
-"""The state machine of one shard: what counts, what waits, and when a version is made.
+"""The state machine of one shard: which contributions count, which calls wait, and when a version is made.
 
 It sees names, versions and buffer numbers, never tensors. The shell keeps the bytes of each contribution under a buffer
 number, performs the effects, and reports with :class:`Built` when a version stands.
@@ -62,7 +62,7 @@ class Counters:
     """Totals since the shard started, in slices."""
 
     applied: int = 0
-    # Of them, what had been counted before this shard began with a checkpoint.
+    # Of them, slices that were counted before this shard began with a checkpoint.
     applied_before: int = 0
     duplicate: int = 0
     refused: int = 0
@@ -82,7 +82,7 @@ class ShardState:
         self.clocks: dict[int, int] = {}
         self.floor = self._slowest = 0
         self._members = frozenset(workers)
-        # The highest number of a worker so far. Numbers rise, so who has a lower one and is no member was one once.
+        # The highest number of a worker so far. Numbers rise, so a worker with a lower one that is no member was one.
         self._newest = max(self._members, default=0)
         self._history = History()
         self._gate, self._combine = policies(consistency, self._history)
@@ -93,17 +93,17 @@ class ShardState:
         # Of them, those that wait for a version whatever the clocks are, and those never looked at; some may be gone.
         self._for_version: list[int] = []
         self._fresh: list[int] = []
-        # When parked pulls were looked at last: the version, and all on which an answer at a clock depends.
+        # When parked pulls were looked at last: the version, and all facts on which an answer at a clock depends.
         self._seen: tuple[int, tuple[object, ...]] | None = None
         self._building: Batch | None = None
         # Pushes to be answered once their contribution is in a version: by its buffer, who brought it first.
         self._waiting: dict[int, list[Arrived]] = {}
         self._versions: list[int] = []
         self._held_back = False
-        # What readers may be given besides.
+        # The cut that readers may be given, and the digests of versions.
         self.cut, self.marks = Cut(), Marks()
         self.ledger = Ledger()
-        # Who has brought what is in no version yet, by buffer.
+        # By buffer, the worker of a contribution that is in no version yet.
         self._brought_by: dict[int, int] = {}
         # Of them, those that stand for slices that will never come.
         self._fillers: set[int] = set()
@@ -115,7 +115,7 @@ class ShardState:
         rows: Iterable[Row] = (),
         folded_steps: int = 0,
     ) -> None:
-        """Begin with what had been counted up to the version that is activated next."""
+        """Begin with the contributions that were counted up to the version that is activated next."""
         self.ledger.restore(rows, folded_steps)
         assert not self.active, "a shard is restored before it is active"
         self._history.slices_done.update({e: RangeSet.from_ranges(ranges) for e, ranges in counted.items()})
@@ -158,7 +158,7 @@ class ShardState:
         return self.floor
 
     def missing(self) -> Missing | None:
-        """What the next version lacks, in words."""
+        """The slices that the next version lacks; None if it needs no particular ones."""
         return self._combine.missing()
 
     def holding_back(self) -> tuple[int, ...]:

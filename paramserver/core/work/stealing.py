@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from paramserver.core.versions.consistency import Missing
 from paramserver.core.work.slices import assign
 from paramserver.core.work.speed import longest_patience_s
 
@@ -50,6 +51,17 @@ class Ask:
     step: int
     of: int
     finished: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """The answer to a worker that asks. ``slice``: compute this one; None: wait, and ask again later.
+
+    ``complete``: the shard lacks nothing of the step.
+    """
+
+    slice: int | None
+    complete: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +123,12 @@ class Stealing:
             self._owners.clear()  # the slices are dealt out anew
         if assignment.place >= 0:
             self._owners[assignment.place] = (assignment, version)
+
+    def advise(self, ask: Ask, version: int, missing: Missing | None, now: float) -> Advice:
+        """The answer of a shard whose newest version is ``version``. ``missing``: the slices that its step lacks."""
+        if ask.step != version or missing is None:
+            return Advice(None, complete=ask.step <= version)
+        return Advice(self.ask(ask, missing.slices if missing.of else ((0, ask.of),), now), complete=False)
 
     def ask(self, ask: Ask, missing: Sequence[Range], now: float) -> int | None:
         """The slice to compute now; None: wait, and ask again later. ``missing``: what has not arrived, sorted."""

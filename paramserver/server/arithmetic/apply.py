@@ -1,9 +1,8 @@
 """Arithmetic on chunks: the optimizer makes the next weights of a chunk out of the sum of contributions.
 
-Everything here is a function of its arguments (and of the optimizer state of the chunk), whoever calls it and in
-whichever process. Results are new tensors; weights and gradients that come in are only read. Where torch has a fused
-kernel, a tile is summed and updated before the next one, so that nothing but what must be read and written passes
-through main memory.
+Everything here is a function of its arguments and of the optimizer state of the chunk. Results are new tensors; weights
+and gradients that come in are only read. Where torch has a fused kernel, a tile is summed and updated before the next
+one, so that nothing but what must be read and written passes through main memory.
 
 A chunk is updated in *runs*: the pieces of it that have the same history share one run, with the padding between them,
 and the optimizer sees each run as one parameter. Usually that is the whole chunk. Pieces whose tensor has no gradient
@@ -44,8 +43,8 @@ _UNFUSED_TILE = 65536
 class _Run:
     """Elements ``start`` to ``stop`` of the chunk, in the pieces ``first`` to ``last`` (exclusive), and their history.
 
-    ``numbers``: state that is one number. ``keys``: state arrays that have begun. ``param``: what the optimizer knows
-    the run as, where it has no fused kernel.
+    ``numbers``: state that is one number. ``keys``: state arrays that have begun. ``param``: the run as a
+    parameter of the optimizer, where there is no fused kernel.
     """
 
     start: int

@@ -1,4 +1,4 @@
-"""The sum of contributions in the fixed tree, a tile at a time: who asks for it uses it while it is in cache."""
+"""The sum of contributions in the fixed tree, a tile at a time: the caller uses each tile while it is in cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TILE = 262144
 
 
 class Scratch(threading.local):
-    """Memory of the thread that asks, for whatever it does next: what it held before is overwritten."""
+    """Scratch memory of the calling thread. Each use overwrites the numbers of the previous one."""
 
     def __init__(self) -> None:
         self._tiles: dict[tuple[torch.dtype, int], Tensor] = {}
@@ -48,9 +48,9 @@ class Sum:
     """The sum of tensors in the fixed tree over ``[0, of)``, divided by ``divisor``; computed as it is asked for.
 
     ``nodes`` tile the tree, or one node of it, in any order; the tensors are flat, of one length and dtype, and are
-    only read. Whoever added which nodes before, the bits are the same. The divisor is the samples of the step, or 1;
-    it divides, since a product with its reciprocal would round twice. ``look``: note whether what was asked for is
-    finite. Raises ValueError if the nodes do not tile.
+    only read. The bits do not depend on which process has added up which nodes. The divisor is the samples of the step,
+    or 1; it divides, since a product with its reciprocal would round twice. ``look``: note whether the computed tiles
+    are finite. Raises ValueError if the nodes do not tile.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Sum:
 
     @staticmethod
     def of(tensor: Tensor) -> Sum:
-        """What has been summed already."""
+        """A sum that is computed already."""
         return Sum([((0, 1), tensor)])
 
     @property
@@ -80,7 +80,7 @@ class Sum:
 
     @property
     def finite(self) -> bool:
-        """False if what was looked at is not finite, or adds up to more than its type can hold."""
+        """False if a computed tile is not finite, or adds up to more than its type can hold."""
         return math.isfinite(self._seen)
 
     def whole(self, out: Tensor | None = None) -> Tensor:

@@ -7,8 +7,7 @@ kernels and one without make the same weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import product
 
@@ -22,12 +21,15 @@ from paramserver.server.arithmetic.fused import kernel_of
 
 log = structlog.get_logger("paramserver.server")
 
-_off = False
 
-
+@cache
 def kernels() -> Compiled | None:
-    """The compiled kernels; None if there are none or they are turned off."""
-    return None if _off else _compiled()
+    """The compiled kernels; None if there are none."""
+    found = _examined()
+    if isinstance(found, Compiled):
+        return found
+    log.info("updates without compiled kernels, which takes up to twice as long", why=found)
+    return None
 
 
 def report() -> str:
@@ -36,17 +38,6 @@ def report() -> str:
     return (
         found if isinstance(found, str) else f"compiled: {', '.join(sorted(kind.name.lower() for kind in found.kinds))}"
     )
-
-
-@contextmanager
-def torch_only() -> Iterator[None]:
-    """Meanwhile there are no compiled kernels; for comparisons."""
-    global _off
-    before, _off = _off, True
-    try:
-        yield
-    finally:
-        _off = before
 
 
 class Compiled:
@@ -63,15 +54,6 @@ class Compiled:
             and max((place for *_, place in recipe), default=0) - len(rows) < PLACES
             and all(row.dtype is torch.float32 and row.is_contiguous() for row in rows)
         )
-
-
-@cache
-def _compiled() -> Compiled | None:
-    found = _examined()
-    if isinstance(found, Compiled):
-        return found
-    log.info("updates without compiled kernels, which takes up to twice as long", why=found)
-    return None
 
 
 @cache

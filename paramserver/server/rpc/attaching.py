@@ -29,7 +29,7 @@ class Attaching:
             raise errors.RolledBackError(f"this server is on timeline {shard.config.timeline}, not {request.timeline}")
         if request.layout_digest != shard.digest:
             raise errors.ProtocolError("this shard holds another model")
-        # One for the loop there, one for the thread that trains.
+        # One pair for the worker's event loop, one for its thread that trains.
         pairs = [socket.socketpair() for _ in range(2)]
         unserved = [ours for ours, _ in pairs]
         try:

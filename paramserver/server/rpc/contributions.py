@@ -1,4 +1,4 @@
-"""What a worker brings, and what it asks for besides weights."""
+"""Calls of workers that bring contributions, report that they are idle, or ask for work."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from paramserver.core.versions.shard import ShardState
 from paramserver.failpoints import reach
 from paramserver.server.rpc.host import Host
 from paramserver.server.running import RunningShard
+from paramserver.server.versions import stealing
 from paramserver.server.versions.intake import Intake
 from paramserver.server.versions.receive import first_non_finite, receive
 from paramserver.server.versions.shard import Contribution
@@ -31,7 +32,7 @@ _OUTCOMES = {
 
 
 class Contributions:
-    """Contributions, and slices of others."""
+    """Contributions, and work stealing."""
 
     def __init__(self, host: Host) -> None:
         self.intake = Intake()
@@ -48,10 +49,10 @@ class Contributions:
         return shard_pb2.IdleResponse()
 
     async def steal(self, request: shard_pb2.StealRequest) -> shard_pb2.StealResponse:
-        """A slice of the open step for a worker that has time, if there is a useful one."""
+        """A slice of the open step for a worker that has time, if computing one is useful."""
         self._host.check_job(request.job)
         shard = self._host.ready()
-        return shard.stealing.answer(request, shard.state)
+        return stealing.answer(shard.stealing, request, shard.state)
 
     async def push(self, frames: AsyncIterator[bytes]) -> shard_pb2.PushResponse:
         """Count a contribution, once. Refused ones change nothing."""
@@ -105,7 +106,7 @@ class Contributions:
 
     @contextmanager
     def checking(self) -> Iterator[None]:
-        """A contribution is checked meanwhile; a ProtocolError refuses it."""
+        """Context in which a contribution is checked; a ProtocolError refuses it."""
         try:
             yield
         except errors.ProtocolError:
@@ -165,7 +166,7 @@ def _check_base(header: shard_pb2.PushHeader, state: ShardState) -> None:
 def contribution_of(
     header: shard_pb2.PushHeader, chunks: Mapping[int, Tensor], shard: RunningShard, used: frozenset[int]
 ) -> Contribution:
-    """What a push brings, once its header has passed all checks. Raises ProtocolError for hyper-parameters."""
+    """The contribution of a push whose header has passed all checks. Raises ProtocolError for hyper-parameters."""
     return Contribution(
         name=name_from_proto(header),
         worker=header.worker,
@@ -177,6 +178,6 @@ def contribution_of(
         chunks=chunks,
         schedule=header.schedule,
         clip_norm=header.clip_norm,
-        # What this server would have to read for that alone, it reads when it sums.
+        # Gradients in shared memory are checked when they are summed, so that they are read once.
         checked=not (header.HasField("shared") and header.shared.checked),
     )

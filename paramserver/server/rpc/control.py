@@ -1,4 +1,4 @@
-"""What the coordinator tells a server that has its part of the model: members, consistency, checkpoints."""
+"""Commands of the coordinator to a server that has its part of the model: members, consistency, checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What others read of a server that is not weights: counters, accounts, optimizer state, copies, norms."""
+"""Calls that read something else than weights: counters, accounts, optimizer state, copies, norms."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_WAIT_S = 3600.0
 
 
 class Facts:
-    """For status pages, for whoever gathers the result, and for other shards."""
+    """For status pages, for the process that gathers the result, and for other shards."""
 
     def __init__(self, host: Host, contributions: Contributions, pulls: Pulls) -> None:
         # A number that this process chose when it became a member.
@@ -31,7 +31,7 @@ class Facts:
         self._host, self._contributions, self._pulls = host, contributions, pulls
 
     def report(self) -> shard_pb2.StatsResponse:
-        """What this server tells the coordinator every now and then."""
+        """The report that the coordinator gets every now and then."""
         response = report(self._host.shard)
         response.term, response.incarnation = self._host.term, self.incarnation
         response.refused += self._contributions.refused
@@ -60,7 +60,7 @@ class Facts:
         return shard_pb2.CountedResponse(epochs=epoch_slices(self._host.ready().state))
 
     async def ledger(self, request: shard_pb2.LedgerRequest) -> shard_pb2.LedgerResponse:
-        """What has been counted, and who brought it."""
+        """The contributions that were counted, and the workers that brought them."""
         self._host.check_job(request.job)
         shard = self._host.ready()
         return ledger_response(shard)
@@ -72,7 +72,7 @@ class Facts:
             raise errors.ProtocolError(f"wait_s must be between 0 and {MAX_WAIT_S:g} seconds, not {request.wait_s:g}")
         shard = self._host.on(request.timeline)
         tensors = shard.tensors
-        # As it is between two steps; a step that comes meanwhile copies first what it changes.
+        # The state between two steps. A step that comes meanwhile first copies the chunks that it changes.
         found = await shard.state_from(request.min_version, request.wait_s)
         header = shard_pb2.PullHeader(timeline=request.timeline)
         if found is None:

@@ -1,4 +1,4 @@
-"""What the parts of a server share: the present shard, the thread for arithmetic, and checks of who may command."""
+"""The common state of a server's parts: the present shard, the thread for arithmetic, and checks of commands."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Host:
 
     def __init__(self, job: str) -> None:
         self.job = job
-        # Why the server has ended; empty while it runs.
+        # The reason why the server has ended; empty while it runs.
         self.failure: str = ""
         # The shard of the present timeline; None until the coordinator has configured one.
         self.shard: RunningShard | None = None
@@ -49,7 +49,7 @@ class Host:
             await former.close()
 
     def fail(self, reason: str) -> None:
-        """End the server: whoever waits, or asks from now on, is told why."""
+        """End the server: all calls that wait, or come from now on, are told why."""
         self.failure = self.failure or reason
         if self.shard is not None:
             self.shard.end(errors.JobFailedError(self.failure))
@@ -75,7 +75,7 @@ class Host:
         self.term = request.term
 
     def keep(self, record: bytes) -> None:
-        """Keep the coordinator's record for one that has lost its store. Raises ProtocolError if it is none."""
+        """Keep the record of the job for a coordinator that has lost its store. Raises ProtocolError if unreadable."""
         if not record:
             return
         try:

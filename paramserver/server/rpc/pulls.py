@@ -12,8 +12,10 @@ from paramserver.compress.base import Compressor
 from paramserver.compress.registry import FOR_PULL, reader
 from paramserver.core.versions.events import AnswerPull, PullAsked
 from paramserver.server.reporting import waiting_for
+from paramserver.server.rpc.contributions import Contributions
 from paramserver.server.rpc.host import Host
 from paramserver.server.running import RunningShard
+from paramserver.server.versions import stealing
 from paramserver.server.versions.ahead import Ahead
 from paramserver.server.versions.version import Version
 from paramserver.tensors.codec import encode_frame
@@ -26,7 +28,7 @@ _MAX_WAIT_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Pulling:
-    """A pull that has passed all checks. ``ask``: what the state machine is asked, given the number of the call."""
+    """A pull that has passed all checks. ``ask``: makes the question to the shard out of the number of the call."""
 
     shard: RunningShard
     ask: Callable[[int], PullAsked]
@@ -35,12 +37,12 @@ class Pulling:
 
 
 class Pulls:
-    """Weights for those who ask."""
+    """Weights for workers, and for processes that gather the result."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, contributions: Contributions) -> None:
         # Bytes of weights that were given out.
         self.pulled = 0
-        self._host = host
+        self._host, self._contributions = host, contributions
         # A pull does not wait for the version that is being made.
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="encoding")
         self._encoding = asyncio.Lock()
@@ -69,7 +71,7 @@ class Pulls:
         if version is None:
             return
         frozen = request.include_frozen
-        # Such as who gathers the result: nobody will ask again.
+        # A process that gathers the result: nobody will ask for these frames again.
         if not request.worker and not version.encoded(frozen, rounding):
             async for frame in self._passing(version, frozen, rounding):
                 self.pulled += len(frame)
@@ -79,6 +81,20 @@ class Pulls:
         for frame in frames if ahead is None or frozen else ahead.rest(version, frames):
             self.pulled += len(frame)
             yield frame
+
+    async def exchange(self, request: shard_pb2.ExchangeRequest) -> shard_pb2.ExchangeResponse:
+        """Push and pull in one, for workers whose gradients and weights lie in shared memory.
+
+        Count a contribution, once, then answer with the header of a version as a pull does.
+        """
+        with self._contributions.checking():
+            shard, contribution = self._contributions.in_memory(request.push)
+            pulling = self.checked(request.pull)
+        nbytes = sum(tensor.nbytes for tensor in contribution.chunks.values())
+        pushed = await self._contributions.count(shard, contribution, request.push, nbytes)
+        pulled = await shard.pull(pulling.ask, request.pull.wait_s)
+        answer, _ = await self.header(pulling, request.pull, pulled)
+        return shard_pb2.ExchangeResponse(pushed=pushed, pulled=answer)
 
     def checked(self, request: shard_pb2.PullRequest) -> Pulling:
         """Check a pull."""
@@ -123,7 +139,7 @@ class Pulls:
             draft=0 if frozen else version.draft,
             counted=state.marks.of(version.number),
         )
-        shard.stealing.given(request, version.number)
+        stealing.note(shard.stealing, request, version.number)
         return header, version if follow else None
 
     async def _passing(self, version: Version, frozen: bool, rounding: Compressor | None) -> AsyncIterator[bytes]:

@@ -53,7 +53,7 @@ class Setup:
         self._team.close()
 
     async def configure(self, request: shard_pb2.ConfigureRequest) -> shard_pb2.ConfigureResponse:
-        """Learn the model and this server's part of the plan. Saying it twice changes nothing."""
+        """Learn the model and this server's part of the plan. A repeated command changes nothing."""
         self._host.check_authority(request)
         self._host.keep(request.record)
         async with self._replacing:
@@ -86,7 +86,8 @@ class Setup:
         if not shard.can_cut(request.version):
             raise errors.ProtocolError(f"this shard has gone on from version {request.version}")
         made = self._make(request, await self._plan(request))
-        made.begin_with(kept)
+        made.begin_with(kept.facts)
+        made.kept = kept
         await self._host.replace(made)
         return shard_pb2.ConfigureResponse(layout_digest=made.digest)
 
@@ -137,14 +138,12 @@ class Setup:
             reach("restore.before_load")
             manifest = manifests.decode(request.manifest.encode())
             optimizer = request.configure.model.optimizer
-            restored = await self._host.arithmetic(
+            version, facts = await self._host.arithmetic(
                 lambda: restore(place, manifest, made.plan.layout, optimizer, made.tensors)
             )
             reach("restore.after_load")
-            facts = restored.facts
-            made.state.restore(facts.counted, facts.applied, facts.rows, facts.folded_steps)
-            made.names = {**facts.names, **made.names}
-            made.staged, made.restored = Staged(request.grant, restored.version), True
+            made.begin_with(facts)
+            made.staged, made.restored = Staged(request.grant, version), True
             await self._host.replace(made)
         return shard_pb2.RestoreResponse(version=manifest.version, layout_digest=made.digest)
 
@@ -164,7 +163,7 @@ class Setup:
                 raise errors.ProtocolError("this shard has nothing to keep")
             return {} if header.initialize.keep_weights else shard.chunks, header.initialize.chunks
 
-        # Copied as they come, so that the messages need not all be kept.
+        # Chunks are copied as they come, so that the messages need not be kept.
         room = room_for(shard.chunks.values())
         upload = await receive(
             frames, "initialize", expect, lambda chunk, values: room[chunk.index].copy_(values), state=brought.take

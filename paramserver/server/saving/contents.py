@@ -1,4 +1,4 @@
-"""What the files of a checkpoint hold of one shard: which tensors, under which names, in which order."""
+"""The files of a checkpoint of one shard: which tensors they hold, under which names, in which order."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Contents:
             yield buffer_of(value.contiguous())
 
     def _once(self, found: Iterable[tuple[Chunk, list[StateEntry]]]) -> Iterator[tuple[str, StateEntry]]:
-        """Each name in the file, and what is written under it."""
+        """Each name in the file, and the tensor under this name."""
         seen: set[str] = set()
         for _, entries in found:
             for entry in entries:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import cast
 
 import torch
 
@@ -18,29 +16,22 @@ from paramserver.server.arithmetic.apply import StateEntry
 from paramserver.server.versions.shard import ShardTensors
 from paramserver.server.versions.version import Version
 from paramserver.tensors.dtypes import tensor_from, torch_dtype
-from paramserver.v1 import shard_pb2, types_pb2
-
-
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """A shard as it was."""
-
-    version: Version
-    facts: ShardFacts
+from paramserver.v1 import types_pb2
 
 
 def restore(
     place: Place, manifest: Manifest, layout: Layout, optimizer: types_pb2.OptimizerSpec, tensors: ShardTensors
-) -> Restored:
-    """Fill ``tensors`` and return the version. Raises CheckpointError naming what is damaged or does not fit."""
+) -> tuple[Version, ShardFacts]:
+    """Fill ``tensors``; return the version, and the facts of its shards.
+
+    Raises CheckpointError naming what is damaged or does not fit.
+    """
     with Contents(place, manifest) as contents:
         facts = contents.check(layout, optimizer)
         chunks = {chunk.index: _chunk(contents, layout, chunk) for chunk in tensors.chunks}
         for index, state in tensors.states.items():
             state.load(_state(contents, layout, layout.chunks[index], optimizer.name))
-    tensors.skipped, tensors.samples = facts.skipped, facts.samples
-    tensors.schedule = cast(shard_pb2.Schedule, facts.schedule)
-    return Restored(Version(manifest.version, tensors.chunks, chunks), facts)
+    return Version(manifest.version, tensors.chunks, chunks), facts
 
 
 def _chunk(contents: Contents, layout: Layout, chunk: Chunk) -> torch.Tensor:

@@ -266,7 +266,7 @@ class Saver:
         return list(chunk_frames(None, parts))
 
     async def close(self) -> None:
-        """Give up what is not written yet."""
+        """Give up the copies that are not written yet."""
         self._closed = True
         tasks = [copy.task for copy in self._copies.values() if copy.task is not None]
         for task in tasks:

@@ -1,1 +1,1 @@
-"""The versions of one shard: contributions that arrive, what is made of them, and what readers get."""
+"""The versions of one shard: contributions that arrive, versions made of them, and answers to readers."""

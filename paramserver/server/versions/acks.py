@@ -68,7 +68,7 @@ class Acks:
 
 @contextmanager
 def _among(groups: dict[int, list[T]], key: int, one: T) -> Iterator[None]:
-    """Meanwhile ``one`` is in its group; there are no empty ones."""
+    """Context in which ``one`` is in its group. Empty groups are removed."""
     groups.setdefault(key, []).append(one)
     try:
         yield

@@ -1,4 +1,4 @@
-"""A pull whose answer begins to go out before it is decided: the chunks of drafts as they are made, see `drafting`."""
+"""A pull that is sent the chunks of drafts as they are made, before its answer is decided; see `drafting`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _WAIT_S = 60.0
 
 
 class Ahead:
-    """One pull. ``ask`` makes the question of the number of the call; ``wait_s``: how long it may wait.
+    """One pull. ``ask`` makes the question out of the number of the call; ``wait_s``: seconds that it may wait.
 
-    ``rounding``: what its weights are rounded to; only drafts in that form are sent. ``worker``: it wants to know what
-    of its contributions has arrived.
+    ``rounding``: the form of its weights; only drafts in this form are sent. ``worker``: the number of the worker if
+    it wants acks of its contributions.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Ahead:
     ) -> None:
         self._shard, self._ask, self._wait_s, self._worker = shard, ask, wait_s, worker
         self._rounding = shard.drafting.rounding = rounding
-        # What was sent: by the number of a draft, which of its chunks.
+        # By the number of a draft, the chunks that were sent.
         self._sent: dict[int, set[int]] = {}
         self._sent_at = -math.inf
         # The state machine's answer, after :meth:`frames`; None if none came in time.

@@ -45,7 +45,7 @@ class Calls:
                 future.set_result(answer)
 
     def forget(self, call: int) -> None:
-        """Nobody waits for this answer any more."""
+        """The caller has stopped waiting for this answer."""
         self._waiting.pop(call, None)
 
     def end(self, error: errors.ParamServerError) -> None:

@@ -15,7 +15,7 @@ from paramserver.core.versions.events import CutAimed, CutBegun, CutEnded
 from paramserver.core.versions.ranges import RangeSet
 from paramserver.server.running import RunningShard
 
-# From what is counted to what to apply: the coordinator's two messages.
+# Seconds between the two messages of the coordinator: one asks what is counted, the other says what to apply.
 _PAUSED_S = 2.0
 # From the cut to the first message of a reader that was told of it.
 _KEPT_S = 10.0
@@ -39,9 +39,9 @@ async def pause(shard: RunningShard, number: int) -> None:
 
 
 async def reach(shard: RunningShard, number: int, target: Counted, wait_s: float) -> str:
-    """Apply what this shard lacks of ``target``, keep the version, and go on; empty, or what has not come.
+    """Apply the contributions of ``target`` that this shard lacks, keep the version, and go on; empty, or the reason.
 
-    ``wait_s``: how long nothing may come of what it lacks.
+    ``wait_s``: seconds without any of the contributions that it lacks, after which the cut is given up.
     """
     state = shard.state
     if state.cut.number != number or state.cut.only is None:

@@ -25,7 +25,7 @@ from paramserver.v1 import shard_pb2
 if TYPE_CHECKING:
     from paramserver.core.versions.names import Name
 
-# With less than that to do, one thread is done before others have begun.
+# With fewer bytes to update, one thread is done before others have begun.
 _ALONE_BYTES = 512 << 10
 Hypers = Mapping[str, float | bool | tuple[float, ...]]
 
@@ -180,7 +180,7 @@ class ShardTensors:
         return Making(base, tuple(contributions), samples, used_by(contributions), leading(contributions))
 
     def drafted(self, chunk: Chunk, making: Making) -> tuple[torch.Tensor, ChunkState | None]:
-        """A chunk of a version that is perhaps going to be; the contributions need have no more than this chunk.
+        """A chunk of a draft. The contributions need to have no more than this chunk.
 
         Changes nothing: the state that goes with it (None: as it is) is a copy. See :meth:`build`.
         """
@@ -243,13 +243,13 @@ class ShardTensors:
         return {chunk.index: gradient for chunk, gradient in zip(wanted, found, strict=True)}
 
     def _summed(self, chunk: Chunk, weights: torch.Tensor, contributions: Sequence[Contribution], samples: int) -> Sum:
-        """The gradient of a step. Who has used it up calls :meth:`_check`."""
+        """The gradient of a step. The caller uses it up and then calls :meth:`_check`."""
         nodes, of = self._nodes(chunk, weights, contributions)
         divisor = 1.0 if self.optimizer == "sum" else float(samples)
         return Sum(nodes, of, divisor, look=not all(c.checked for c in contributions))
 
     def _check(self, chunk: Chunk, summed: Sum, contributions: Sequence[Contribution]) -> None:
-        """Raises NonFiniteError if something in a gradient is not finite that its worker has called so."""
+        """Raises NonFiniteError if a gradient is not finite although its worker says that it is."""
         if summed.finite:
             return
         for one in contributions:  # a sum of finite numbers may overflow, and is then applied as it is

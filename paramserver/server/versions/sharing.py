@@ -1,8 +1,8 @@
 """The memory that a shard shares with workers on its host: versions of the weights in slots, and the workers' inboxes.
 
-Lives in the event loop, but for what is said to run in a thread. A worker *attaches* once per timeline. Contributions
-are then views of its inbox. A version lies in a slot from the beginning where that can be, else it moves into one when
-a worker first asks for it; a slot is used again when no version lies there and no worker reads from it.
+Lives in the event loop, except methods whose docstring says "In a thread". A worker *attaches* once per timeline. Then
+contributions are views of its inbox. A version lies in a slot from the beginning if one is free. Otherwise it moves
+into one when a worker first asks for it. A slot is used again when no version lies there and no worker reads from it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("paramserver.server")
 
-# Memory is taken for those slots only that are used: three while all workers keep step, at most two more than workers.
+# Only used slots take memory: three while all workers keep step, at most two more than there are workers.
 SLOTS = 32
-# So many attachments at most are of workers that this server has not heard of; each costs some descriptors.
+# The most attachments of workers that this server has not heard of; each costs some descriptors.
 STRANGERS = 64
 Space = Callable[[Chunk], "Tensor"]
 
@@ -117,7 +117,7 @@ class Sharing:
             attachment.lines.append(line)
 
     def keep(self, workers: frozenset[int]) -> None:
-        """Who the workers are: attachments of others end, but not of those that this server has not heard of yet."""
+        """These are the workers. Attachments of other processes end, except of workers that are newer than these."""
         self._workers = workers
         newest = max(workers, default=0)
         for number, attachment in list(self._attachments.items()):
@@ -212,17 +212,11 @@ class Sharing:
         return lambda chunk: self._place(chunk, slot)
 
     def _place(self, chunk: Chunk, slot: int) -> Tensor:
-        place = self._places.get((slot, chunk.index))
-        if place is None:
-            place = self._places[slot, chunk.index] = self._view(chunk, slot)
-        return place
-
-    def _view(self, chunk: Chunk, slot: int) -> Tensor:
-        start = self._arena.in_weights(chunk, slot)
-        return tensor_from(self._segment.view[start : start + chunk.nbytes], chunk.dtype)
-
-    def _place_frozen(self, chunk: Chunk) -> Tensor:
-        return self._place(chunk, 0)
+        if (slot, chunk.index) not in self._places:
+            start = self._arena.in_weights(chunk, slot)
+            view = self._segment.view[start : start + chunk.nbytes]
+            self._places[slot, chunk.index] = tensor_from(view, chunk.dtype)
+        return self._places[slot, chunk.index]
 
     @property
     def _segment(self) -> Segment:
@@ -251,7 +245,7 @@ class Sharing:
 
         False if there is no memory. In a thread.
         """
-        space = self.space(slot) if slot is not None else self._place_frozen
+        space = self.space(slot) if slot is not None else lambda chunk: self._place(chunk, 0)
         if space is None:
             return False
         try:

@@ -4,55 +4,32 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
 
 from paramserver import errors
-from paramserver.core.versions.consistency import Mode
 from paramserver.core.versions.shard import ShardState
 from paramserver.core.work.stealing import Ask, Assignment, Stealing
 from paramserver.v1 import shard_pb2
 from paramserver.wire.bounds import MAX_SLICES
 
-# More slices than any step has; a larger number would only cost time here.
+
+def note(stealing: Stealing, request: shard_pb2.PullRequest, version: int) -> None:
+    """The answer to this pull is ``version``. An assignment that makes no sense is not noted."""
+    if request.HasField("assignment") and _sensible(request.assignment):
+        stealing.given(_assignment(request.worker, request.assignment), version)
 
 
-class StealingAdvice:
-    """Belongs to one shard. Nothing that happens here changes what counts."""
-
-    def __init__(self) -> None:
-        self._stealing = Stealing()
-
-    def published(self, version: int) -> None:
-        """The step that makes something of ``version`` begins."""
-        self._stealing.begin(version, time.monotonic())
-
-    def keep(self, workers: Iterable[int]) -> None:
-        """These are the workers that are left."""
-        self._stealing.keep(workers)
-
-    def taken(self, version: int) -> tuple[int, ...]:
-        """Slices of the step that made ``version`` which were given to others than their owners."""
-        return self._stealing.taken(version)
-
-    def given(self, request: shard_pb2.PullRequest, version: int) -> None:
-        """The answer to this pull is ``version``. What a worker says of itself and makes no sense is not noted."""
-        if request.HasField("assignment") and _sensible(request.assignment):
-            self._stealing.given(_assignment(request.worker, request.assignment), version)
-
-    def answer(self, request: shard_pb2.StealRequest, state: ShardState) -> shard_pb2.StealResponse:
-        """The slice to compute, if there is one. Raises ProtocolError for a question that makes no sense."""
-        ask = _checked(request)
-        if request.timeline != state.timeline:
-            raise errors.FencedError(
-                f"the question is of timeline {request.timeline}, this shard is on timeline {state.timeline}"
-            )
-        missing = state.missing()
-        if state.consistency.mode is not Mode.SYNC or request.step != state.version or missing is None:
-            return shard_pb2.StealResponse(complete=request.step <= state.version)
-        if missing.of not in (0, ask.of):
-            raise errors.ProtocolError(f"the question is of a step of {ask.of} slices, this one has {missing.of}")
-        gaps = missing.slices if missing.of else ((0, ask.of),)
-        return shard_pb2.StealResponse(slice=self._stealing.ask(ask, gaps, time.monotonic()))
+def answer(stealing: Stealing, request: shard_pb2.StealRequest, state: ShardState) -> shard_pb2.StealResponse:
+    """The slice to compute, if there is one. Raises ProtocolError for a question that makes no sense."""
+    ask = _checked(request)
+    if request.timeline != state.timeline:
+        raise errors.FencedError(
+            f"the question is of timeline {request.timeline}, this shard is on timeline {state.timeline}"
+        )
+    missing = state.missing()
+    if missing is not None and request.step == state.version and missing.of not in (0, ask.of):
+        raise errors.ProtocolError(f"the question is of a step of {ask.of} slices, this one has {missing.of}")
+    advice = stealing.advise(ask, state.version, missing, time.monotonic())
+    return shard_pb2.StealResponse(slice=advice.slice, complete=advice.complete)
 
 
 def _sensible(said: shard_pb2.Assignment) -> bool:

@@ -1,4 +1,4 @@
-"""A published version of a shard's weights: immutable, encoded once for all who pull it."""
+"""A published version of a shard's weights: immutable, encoded once for all pulls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paramserver.wire.messages import chunk_ref
 if TYPE_CHECKING:
     import torch
 
-# Who pulls computes with what has come while the rest is on its way: on a link of 1 Gb/s a frame takes 4 ms.
+# Workers compute with the first weights while the rest is on its way: on a link of 1 Gb/s a frame takes 4 ms.
 _FRAME_BYTES = 512 << 10
 
 

@@ -1,1 +1,1 @@
-"""Simulated time: events, cores, links, and what is to blame for a wait."""
+"""Simulated time: events, cores, links, and the parts that are to blame for a wait."""

@@ -1,4 +1,4 @@
-"""Where time goes: each event carries the chain of what it waited for, from the beginning up to itself.
+"""Where time goes: each event carries the chain of its waits, from the beginning up to itself.
 
 A chain is the seconds by part, and they add up to the present time: who waits for several takes over the chain of what
 came last. The difference between the chains of two versions says what the time between them was spent on.
@@ -12,7 +12,7 @@ Chain = tuple[float, ...]
 
 
 class Part(enum.IntEnum):
-    """What time is spent on."""
+    """The parts of a step's time."""
 
     COMPUTE = 0
     WORKER_LINK = 1
@@ -43,7 +43,7 @@ def longer(chain: Chain, part: Part, seconds: float) -> Chain:
 
 
 def between(before: Chain, after: Chain) -> Chain:
-    """What came on top. A part may be less than nothing where the later chain does not go through the earlier event."""
+    """The difference of two chains. A part may be below 0 if the later chain does not go through the earlier event."""
     return tuple(b - a for a, b in zip(before, after, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Virtual time: a heap of what is to happen, and processes written as generators that wait for signals."""
+"""Virtual time: a heap of planned actions, and processes written as generators that wait for signals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Alarm:
-    """Something that is to happen; None in place of it once it is called off."""
+    """A planned action; None once it is called off."""
 
     __slots__ = ("action",)
 
@@ -83,7 +83,7 @@ Process = Generator[Signal[Any], Any, T]
 
 
 def start(process: Process[None]) -> None:
-    """Let a process go as far as it can, and on whenever the signal comes that it waits for."""
+    """Run a process. It goes on whenever the signal comes that it waits for."""
 
     def go_on(value: Any) -> None:
         while True:

@@ -72,7 +72,7 @@ class Thread:
         self._busy = False
 
     def run(self, seconds: float, then: Callable[[], None]) -> None:
-        """One more piece of work that takes so long; what takes no time is done at once where nothing waits."""
+        """One more piece of work, of so many seconds. Work of 0 seconds is done at once if nothing waits."""
         if not seconds and not self._busy:
             then()
             return

@@ -26,7 +26,7 @@ class AsyncWorker:
         """Work without end."""
         member = self._member
         pending: Signal[list[AsyncName]] | None = None
-        early = False  # nobody knows before the first contribution what one consists of
+        early = False  # the first contribution shows which tensors one has
         yield from self._pull()
         while True:
             if not self._queue:

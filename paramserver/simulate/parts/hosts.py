@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from paramserver.simulate.costs import Costs
 from paramserver.simulate.machinery.blame import Chain, Part, longer
@@ -17,19 +16,12 @@ from paramserver.simulate.parts.pieces import Piece
 _LEAST_SHARE = 0.25
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Host:
-    """A machine with its link: what it sends, what it takes in at ``rate`` bytes per second, and its processors."""
+    """A machine with its processors. Its link carries ``rate`` bytes per second in each direction."""
 
-    up: SendingPort
-    down: ReceivingPort
-    rate: float
-    cores: Cores
-
-
-def host(clock: VirtualClock, bandwidth: float, cores: Cores) -> Host:
-    """A machine whose link carries so many bytes per second in each direction."""
-    return Host(SendingPort(clock, bandwidth), ReceivingPort(clock), bandwidth, cores)
+    def __init__(self, clock: VirtualClock, rate: float, cores: Cores) -> None:
+        self.up, self.down = SendingPort(clock, rate), ReceivingPort(clock)
+        self.rate, self.cores = rate, cores
 
 
 class Program:

@@ -1,4 +1,4 @@
-"""What all simulated workers do alike: compute, push to all servers, pull from all servers."""
+"""The common part of simulated workers: compute, push to all servers, pull from all servers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _STEPS = 16
 
 
 class Member:
-    """One worker: its process, its pace, and the chain of what it has waited for. ``rank`` counts from 0.
+    """One worker: its process, its pace, and the chain of its waits. ``rank`` counts from 0.
 
-    ``hand_s``: to put the gradients of a slice in their place. ``threads``: what computing keeps busy of the host's
-    processors; 0 if something else computes. ``backward``: the part of a slice that is the backward pass.
+    ``hand_s``: to put the gradients of a slice in their place. ``threads``: processors of the host that computing
+    keeps busy; 0 if a GPU computes. ``backward``: the part of a slice that is the backward pass.
     ``begins``: the forward pass begins before all weights are there.
     """
 
@@ -136,7 +136,7 @@ class Member:
         return every([answer for answer, _ in asked]), call_off
 
     def pull(self, want: Want) -> Process[list[Answer]]:
-        """What every server answers, by server."""
+        """The answers of all servers, by server."""
         answers: list[Answer]
         answers, last = yield self.asking(want)[0]
         self.chain = last.chain

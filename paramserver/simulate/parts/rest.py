@@ -1,4 +1,4 @@
-"""What of a version is still to come when a simulated worker goes on with it: as `worker.weights.rest` has it."""
+"""The pieces of a version that are still to come when a simulated worker goes on, as in `worker.weights.rest`."""
 
 from __future__ import annotations
 

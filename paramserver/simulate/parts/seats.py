@@ -6,16 +6,14 @@ from dataclasses import dataclass
 
 from paramserver.core.layout.placement import Seat, choose
 from paramserver.core.layout.plan import Layout, Plan, TensorSpec, link_chunk_bytes, make_layout, make_plan
+from paramserver.core.layout.thresholds import server_threads
 from paramserver.errors import ConfigError
 from paramserver.simulate.scenario import Scenario
-
-# Threads of a server, where nobody says how many.
-_MOST_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Seating:
-    """By worker and by server, the name of its host; what each server has of the model, and how many threads."""
+    """By worker and by server, the name of its host; the chunks of each server, and its number of threads."""
 
     workers: list[str]
     servers: list[str]
@@ -63,8 +61,8 @@ def _layout(scenario: Scenario) -> Layout:
 
 
 def _threads(scenario: Scenario, seats: list[Seat]) -> int:
-    """As `server.team.threads_for` chooses them; one where nobody knows how many processors there are."""
+    """One where nobody knows how many processors there are."""
     if scenario.threads or not scenario.cores:
         return scenario.threads or 1
     together = max(sum(seat.host == other.host for other in seats) for seat in seats)
-    return max(1, min(_MOST_THREADS, int(scenario.cores) // together))
+    return server_threads(scenario.cores, together)

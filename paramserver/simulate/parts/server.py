@@ -28,7 +28,7 @@ from paramserver.core.versions.events import (
 )
 from paramserver.core.versions.names import Name
 from paramserver.core.versions.shard import ShardState
-from paramserver.core.work.stealing import Ask, Assignment, Stealing
+from paramserver.core.work.stealing import Advice, Ask, Assignment, Stealing
 from paramserver.simulate.costs import Costs
 from paramserver.simulate.machinery.blame import NOTHING, Chain, Part, longer
 from paramserver.simulate.machinery.clock import Signal, VirtualClock
@@ -42,7 +42,7 @@ TIMELINE = 1
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a worker hears. ``server``: who says it; ``chain``: up to when it is heard."""
+    """An answer to a worker. ``server``: its index; ``chain``: up to the moment when the worker has the answer."""
 
     server: int
     chain: Chain
@@ -51,14 +51,6 @@ class Answer:
     taken: tuple[int, ...] = ()
     gone: bool = False
     rest: Rest | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """The answer to a question for work; ``complete``: that server lacks nothing of the step."""
-
-    slice: int | None
-    complete: bool
 
 
 class Push:
@@ -71,7 +63,7 @@ class Push:
         self._pieces, self._send, self._all_at_once = pieces, send, all_at_once
 
     def ready(self, part: float, chain: Chain) -> None:
-        """Such a part of the backward pass is over, 0 to 1: what there is by now leaves."""
+        """This part of the backward pass is over, 0 to 1: the pieces that are ready leave."""
         if self._all_at_once:
             if part >= 1.0:
                 self._send(0, chain)
@@ -212,7 +204,7 @@ class Server:
         ahead: bool = False,
         begins: bool = False,
     ) -> tuple[Signal[Answer], Callable[[], None]]:
-        """A worker asks for weights; the signal of its answer, and what calls the question off.
+        """A worker asks for weights; the signal of its answer, and a function that calls the question off.
 
         ``ahead``: they may be sent while they are made. ``begins``: the answer may come before most of them.
         """
@@ -237,18 +229,13 @@ class Server:
         self._serve(caller, chain, asked)
         return call.answer, call_off
 
-    def steal(self, caller: Program, ask: Ask) -> Signal[Work]:
-        """An idle worker asks for a slice; the answer is that of `server.versions.stealing`."""
-        answer: Signal[Work] = Signal()
+    def steal(self, caller: Program, ask: Ask) -> Signal[Advice]:
+        """An idle worker asks for a slice."""
+        answer: Signal[Advice] = Signal()
 
         def asked(_: Chain) -> None:
-            missing = self.state.missing()
-            if ask.step != self.state.version or missing is None:
-                work = Work(None, complete=ask.step <= self.state.version)
-            else:
-                gaps = missing.slices if missing.of else ((0, ask.of),)
-                work = Work(self._stealing.ask(ask, gaps, self._clock.now), complete=False)
-            self._back(caller, NOTHING, lambda _: answer.set(work))
+            advice = self._stealing.advise(ask, self.state.version, self.state.missing(), self._clock.now)
+            self._back(caller, NOTHING, lambda _: answer.set(advice))
 
         self._serve(caller, NOTHING, asked)
         return answer
@@ -303,7 +290,7 @@ class Server:
     # ---- weights go out
 
     def _give(self, call: _Call, version: int, min_clock: int, chain: Chain) -> None:
-        """Send a version to whoever asked for it, but for what of it has been sent before."""
+        """Answer a pull with a version; pieces that were sent before are not sent again."""
         if call.assignment is not None:
             self._stealing.given(call.assignment, version)
         taken = self._stealing.taken(version)

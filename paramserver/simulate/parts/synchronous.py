@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from paramserver.core.versions.events import AtLeast
 from paramserver.core.versions.names import SyncName
 from paramserver.core.versions.reduction import Node
-from paramserver.core.work.stealing import Assignment
+from paramserver.core.work.stealing import Advice, Assignment
 from paramserver.core.work.sync_events import (
     Answered,
     AskForWork,
@@ -91,7 +91,7 @@ class SyncWorker:
         """Ask a server which slice to compute."""
         member = self._member
         began_at = member.clock.now
-        work: server.Work = yield member.servers[effect.server].steal(member.program, effect.ask)
+        work: Advice = yield member.servers[effect.server].steal(member.program, effect.ask)
         member.chain = longer(member.chain, Part.CALLS, member.clock.now - began_at)
         return Answered(work.slice, work.complete)
 

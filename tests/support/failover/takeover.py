@@ -114,7 +114,7 @@ class Keeper:
         connect = fleet.network.connect_from(self.process.out)
         coordinator = coordinator_channel(fleet.places, connect)
         self.service = ShardService(JOB, connect, JOB_S)
-        self.member = ServerMember.create(self.service, coordinator, address, index, JOB_S, replaces=replaces)
+        self.member = ServerMember(self.service, coordinator, address, index, JOB_S, replaces=replaces)
         self._serving = Serving(fleet.settings, Security(), coordinator, index)
         fleet.network.serve_in(self.process, address, [("Shard", self.service)])
         self.task = self.process.start(self._run())

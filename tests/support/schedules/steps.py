@@ -1,4 +1,4 @@
-"""A whole synchronous job in one loop: real shards, the reducers of imagined workers, members that come and go.
+"""A whole synchronous job in one loop: real shards, imagined workers, members that come and go.
 
 Contributions are expressions: slice 3 is the number 3, a sum is the pair of what was added. So a version tells which
 slices it was made of and in which order they were added, and every bit of the real thing depends on nothing else.
@@ -29,7 +29,7 @@ from paramserver.core.versions.events import (
     Want,
 )
 from paramserver.core.versions.names import SyncName
-from paramserver.core.versions.reduction import Node, Reducer, cover, fold_order, split
+from paramserver.core.versions.reduction import Node, cover, fold_order, sibling, split
 from paramserver.core.versions.shard import ShardState
 from paramserver.core.work.slices import SyncSchedule, assign
 
@@ -64,7 +64,7 @@ class Worker:
         self.range = (0, 0)
         self.done: set[int] = set()
         self.held: dict[Node, Expression] = {}
-        self.reducer: Reducer | None = None
+        self.of = 0  # slices of its step; 0: it has none of them
         self.want: dict[int, Want] = {}  # by shard, what it has asked for and not got
         self.got: dict[int, int] = {}  # by shard, the version it got
 
@@ -156,27 +156,28 @@ class Steps:
         for node, expression in sorted(worker.held.items()):
             self.push(worker, node, expression)
         worker.held.clear()
-        worker.range, worker.reducer = (0, 0), None
+        worker.range, worker.of = (0, 0), 0
         if worker.version < self.last and worker.ident in worker.view:
-            of = self.size(worker.version)
-            worker.range = assign(of, len(worker.view))[worker.view.index(worker.ident)]
-            worker.reducer = Reducer(of, worker.range)
+            worker.of = self.size(worker.version)
+            worker.range = assign(worker.of, len(worker.view))[worker.view.index(worker.ident)]
         if not self.open_slices(worker) and worker.version < self.last:
             self.finish(worker)
 
     def compute(self, worker: Worker) -> None:
         index = self.rng.choice(self.open_slices(worker))
         worker.done.add(index)
-        if not worker.merges or worker.reducer is None:
+        if not worker.merges or not worker.of:
             self.push(worker, (index, index + 1), index)
         else:
-            worker.reducer.add((index, index + 1))
-            worker.held[(index, index + 1)] = index
-            for left, right, whole in worker.reducer.merge():
-                worker.held[whole] = (worker.held.pop(left), worker.held.pop(right))
-            for node in cover(*worker.range, worker.reducer.of):
-                if node in worker.held:
-                    self.push(worker, node, worker.held.pop(node))
+            node = index, index + 1
+            worker.held[node] = index
+            while (other := sibling(node, worker.of)) in worker.held:
+                assert other is not None
+                left, right = sorted((node, other))
+                node = left[0], right[1]
+                worker.held[node] = (worker.held.pop(left), worker.held.pop(right))
+            if node in cover(*worker.range, worker.of):
+                self.push(worker, node, worker.held.pop(node))
         if not self.open_slices(worker):
             self.finish(worker)
 
