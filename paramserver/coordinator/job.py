@@ -38,8 +38,8 @@ from paramserver.coordinator.watching.stuck import Stuck
 from paramserver.coordinator.watching.watch import Watch
 from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.mode_change import ModeChange
+from paramserver.coordinator.work.schedule import Schedule
 from paramserver.core.job.membership import Member, Membership, Role
-from paramserver.core.work.slices import SyncSchedule
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.messages import (
     consistency_to_proto,
@@ -96,11 +96,6 @@ class Job:
         # Called before each step that cannot be taken back: raises NotLeaderError if another coordinator leads by now.
         self.confirm: Callable[[], Awaitable[None]] = _nothing
         self.consistency = options.consistency
-        self.origin = SyncSchedule(0, self.options.step_slices)
-        # The version with which asynchronous mode began, if the job is asynchronous.
-        self.async_from = 0
-        # The mode in which the job began. Learning-rate schedules count updates of this mode.
-        self.schedule_mode = options.consistency.mode
         self.promises = Promises()
         self.changes = Changes()
         self.tasks = Tasks()
@@ -115,6 +110,7 @@ class Job:
         self.checkpoints = Checkpoints(self, self.options.checkpoints)
         self.recovery = Recovery(self)
         self.registry = ModelRegistry(self)
+        self.schedule = Schedule(self)
         self.leasing = Leasing(self)
         self.mode_change = ModeChange(self)
         self.snapshots = Snapshots(self)
@@ -152,7 +148,7 @@ class Job:
             workers=self.worker_infos(),
             servers=self.server_infos(),
             consistency=consistency_to_proto(self.consistency),
-            sync_origin=origin_to_proto(self.origin),
+            sync_origin=origin_to_proto(self.schedule.origin),
             slices_per_step=self.options.step_slices,
             initialiser=self.registry.initialiser,
             grant=self.registry.grant,
@@ -164,8 +160,8 @@ class Job:
             careful=self.poison.careful,
             poisoned=self.poison.refs(),
             checkpoints=self.checkpoints.place is not None,
-            async_from=self.async_from,
-            schedule_mode=mode_to_proto(self.schedule_mode),
+            async_from=self.schedule.async_from,
+            schedule_mode=mode_to_proto(self.schedule.mode),
             beginning=self.beginning,
             launched=self.options.launched,
             loading=self.loads.under_way is not None,
@@ -191,7 +187,7 @@ class Job:
                 for m in (*self.members.of(Role.SERVER), *self.watch.absent.values(), *self.members.of(Role.WORKER))
             ],
             next_member=self.members.next_ident,
-            data=data_to_proto(self.leasing.data) if self.leasing.data else None,
+            data=data_to_proto(self.schedule.data) if self.schedule.data else None,
             layout=self.registry.digest,
             ready=self.registry.ready,
             departed=self.reports.departed(),
@@ -206,7 +202,7 @@ class Job:
             finished=self.finished,
             summary=self.summary,
             address=self.address,
-            async_from=self.async_from,
+            async_from=self.schedule.async_from,
             wanted=consistency_to_proto(self.mode_change.wanted) if self.mode_change.wanted is not None else None,
             checkpoint=self.checkpoints.last,
             rollbacks=self.recovery.count,
@@ -331,9 +327,6 @@ class Job:
         self.reports.losses = losses
         # Set after the mode change was made, which goes on counting from the revision in force.
         self.consistency = self.options.consistency
-        self.schedule_mode = self.consistency.mode
-        self.origin = SyncSchedule(0, self.options.step_slices)
-        self.async_from = 0
         await self.refresh()
 
     # ---- servers

@@ -190,6 +190,14 @@ class ModelRegistry:
         if shares:
             log.info("servers beside workers take a part of the model", shares=shares)
 
+    def restored(self, published: bool) -> None:
+        """All servers are set up on another timeline. Without a published version, version 0 is uploaded again."""
+        self.configured = True
+        if published:
+            self.ready = True
+        else:
+            self.upload_again()
+
     def upload_again(self) -> None:
         """Have a worker upload version 0 again, since the upload was lost before it was published."""
         self.ready = False

@@ -20,7 +20,7 @@ def ending(data: DataSpec | None = None) -> tuple[Ending, Any]:
         timeline=1,
         state=None,
         members=SimpleNamespace(of=lambda role: [], generation=1),
-        leasing=SimpleNamespace(data=data),
+        schedule=SimpleNamespace(slices_per_epoch=data.slices_per_epoch if data else 0),
         watch=SimpleNamespace(absent={}),
         registry=SimpleNamespace(ready=False),
     )

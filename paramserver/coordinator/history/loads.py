@@ -24,11 +24,11 @@ from paramserver.coordinator.reports import Reports
 from paramserver.coordinator.watching.watch import Watch
 from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.mode_change import ModeChange
+from paramserver.coordinator.work.schedule import Schedule
 from paramserver.coordinator.work.shards import lease_table, stand_even
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.work.loading import Agreement, Load
-from paramserver.core.work.slices import SyncSchedule
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.bounds import counting, text
 
@@ -50,14 +50,13 @@ class _CannotError(Exception):
 
 class _Job(ports.Stage, ports.Commands, ports.Ends, Protocol):
     draining: set[int]
-    async_from: int
-    origin: SyncSchedule
     checkpoints: Checkpoints
     keeping: Keeping
     leasing: Leasing
     mode_change: ModeChange
     registry: ModelRegistry
     reports: Reports
+    schedule: Schedule
     watch: Watch
 
     @property
@@ -248,7 +247,7 @@ class Loads:
         job = self._job
         await job.mode_change.close()
         table = None
-        if job.consistency.mode is Mode.ASYNC and job.leasing.data is not None:
+        if job.consistency.mode is Mode.ASYNC and job.schedule.data is not None:
             table = await lease_table(job)
         await job.leasing.begin(None)
         stats = await job.server_stats()

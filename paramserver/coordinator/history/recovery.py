@@ -30,19 +30,16 @@ from paramserver.coordinator.watching.poison import PoisonWatch
 from paramserver.coordinator.watching.watch import Watch
 from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.mode_change import ModeChange
+from paramserver.coordinator.work.schedule import Schedule
 from paramserver.coordinator.work.shards import lease_table
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.work.leases import SliceLeases
-from paramserver.core.work.slices import SyncSchedule
 from paramserver.failpoints import reach
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.messages import (
     consistency_from_proto,
     consistency_to_proto,
-    data_from_proto,
-    mode_from_proto,
-    schedule_from_proto,
 )
 
 log = structlog.get_logger("paramserver.coordinator")
@@ -53,9 +50,6 @@ _RESTORE_S = 600.0
 
 
 class _Job(ports.Stage, ports.Commands, ports.Ends, Protocol):
-    schedule_mode: Mode
-    origin: SyncSchedule
-    async_from: int
     checkpoints: Checkpoints
     ending: Ending
     journal: Journal
@@ -66,6 +60,7 @@ class _Job(ports.Stage, ports.Commands, ports.Ends, Protocol):
     poison: PoisonWatch
     registry: ModelRegistry
     reports: Reports
+    schedule: Schedule
     watch: Watch
 
     @property
@@ -96,6 +91,10 @@ class Recovery:
         # Asynchronous mode: the leases with which the job goes on.
         self._table: SliceLeases | None = None
         self._done = True
+
+    def restore(self, record: coordinator_pb2.JobRecord) -> None:
+        """Go on from the record of an earlier coordinator."""
+        self.count, self.steps_redone = record.rollbacks, record.steps_redone
 
     @property
     def possible(self) -> bool:
@@ -140,8 +139,7 @@ class Recovery:
             job.checkpoints.last = saved.name
         where = position_of(saved)
         job.registry.adopt(model_of(saved), saved.layout_digest)
-        if where.HasField("data"):
-            job.leasing.data = data_from_proto(where.data)
+        job.schedule.restore(where)
         job.timeline = max(job.timeline, saved.timeline)
         self._resuming = True
         self._done = False
@@ -277,7 +275,7 @@ class Recovery:
             await job.checkpoints.save_first(found.version)
         if self._resuming:
             job.reports.samples_before = min(reply.samples for reply in await job.server_stats())
-        asynchronous = job.consistency.mode is Mode.ASYNC and job.leasing.data is not None
+        asynchronous = job.consistency.mode is Mode.ASYNC and job.schedule.data is not None
         self._table = await lease_table(job) if asynchronous else None
         return found.version
 
@@ -320,17 +318,9 @@ class Recovery:
         if any(reply.version != saved.version for reply in restored):
             raise errors.CheckpointError(f"the servers did not all restore version {saved.version}")
         job.consistency = consistency
-        job.async_from = where.async_from
         job.loads.restore(where.loaded)
-        job.poison.slices |= {(ref.epoch, ref.index) for ref in where.poisoned}
-        job.schedule_mode = mode_from_proto(where.view.schedule_mode, job.schedule_mode)
-        if where.HasField("data"):
-            job.leasing.data = data_from_proto(where.data)
-        data = job.leasing.data
-        if where.HasField("data") or not data:
-            job.origin = schedule_from_proto(where.view, data.slices_per_epoch if data else 0)
-        else:  # saved before the data was known
-            job.origin = SyncSchedule(data.slices_per_epoch, job.options.step_slices)
+        job.poison.skip(where.poisoned)
+        job.schedule.restore(where)
 
     def _consistency(self, where: coordinator_pb2.JobRecord) -> Consistency:
         """The setting of the checkpoint, under a revision that no worker has heard of."""
@@ -353,11 +343,7 @@ class Recovery:
         job = self._job
         running = job.state == types_pb2.JOB_STATE_RECOVERING
         job.mode_change = job.mode_change.successor()
-        if version < 0:
-            job.registry.upload_again()
-        else:
-            job.registry.ready = True
-        job.registry.configured = True
+        job.registry.restored(published=version >= 0)
         await job.leasing.begin(self._table)
         if running:
             job.state, job.reason = types_pb2.JOB_STATE_RUNNING, ""

@@ -22,9 +22,6 @@ from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.messages import (
     consistency_from_proto,
-    data_from_proto,
-    mode_from_proto,
-    schedule_from_proto,
 )
 
 log = structlog.get_logger("paramserver.coordinator")
@@ -71,25 +68,7 @@ async def take_over(
     Raises JobFailedError if a shard is gone, DeadlineError naming the servers that did not answer; other errors that
     are retryable: call it again.
     """
-    job.options = replace(job.options, servers=record.expected_servers, workers=record.expected_workers)
-    job.timeline = record.view.timeline
-    job.schedule_mode = mode_from_proto(record.view.schedule_mode, job.schedule_mode)
-    job.beginning = record.view.beginning or job.beginning
-    job.finished = record.finished
-    job.ending.restore(record)
-    job.checkpoints.last = record.checkpoint
-    job.recovery.count, job.recovery.steps_redone = record.rollbacks, record.steps_redone
-    job.scaling.wanted = record.wanted_workers
-    job.promises.broken = dict(record.broken_promises)
-    job.reports.restore(record)
-    job.poison.restore(record)
-    job.loads.restore(record.loaded)
-    if record.HasField("wanted"):
-        job.mode_change.restore(consistency_from_proto(record.wanted))
-    members = [_member(entry) for entry in record.members]
-    job.members.restore(members, math.inf)
-    if record.HasField("data"):
-        job.leasing.data = data_from_proto(record.data)
+    members = _restore(job, record)
     model = await job.journal.model() if record.layout else None
     if record.layout and model is None:
         raise errors.JobFailedError("the store has lost the description of the model: the job cannot be taken over")
@@ -130,8 +109,8 @@ async def take_over(
             job.state = types_pb2.JOB_STATE_RUNNING
             job.reports.started(record.training_s)
         await _restore_consistency(job, record, stats)
-    elif job.leasing.data is not None:
-        await job.leasing.register(job.leasing.data)
+    elif job.schedule.data is not None:
+        await job.leasing.register(job.schedule.data)
     # From now on the leases of the members run.
     job.members.restore(members, time.monotonic() + job.options.lease_s + _FIND_S)
     if _stopping(record):
@@ -142,6 +121,28 @@ async def take_over(
     await job.refresh()
     job.ending.look()
     log.info("took over", term=job.term, generation=job.members.generation, members=len(members))
+
+
+def _restore(job: Job, record: coordinator_pb2.JobRecord) -> list[Member]:
+    """Take over all that the record says beside the model; return the recorded members, whose leases do not run yet."""
+    job.options = replace(job.options, servers=record.expected_servers, workers=record.expected_workers)
+    job.timeline = record.view.timeline
+    job.beginning = record.view.beginning or job.beginning
+    job.finished = record.finished
+    job.schedule.restore(record)
+    job.ending.restore(record)
+    job.checkpoints.last = record.checkpoint
+    job.recovery.restore(record)
+    job.scaling.wanted = record.wanted_workers
+    job.promises.broken = dict(record.broken_promises)
+    job.reports.restore(record)
+    job.poison.restore(record)
+    job.loads.restore(record.loaded)
+    if record.HasField("wanted"):
+        job.mode_change.restore(consistency_from_proto(record.wanted))
+    members = [_member(entry) for entry in record.members]
+    job.members.restore(members, math.inf)
+    return members
 
 
 async def _take_over_without(
@@ -240,14 +241,11 @@ async def _restore_consistency(
 ) -> None:
     """Take over mode and staleness from the shards; complete a change that was under way, or take it back."""
     job.consistency = consistency_from_proto(record.view.consistency)
-    job.async_from = record.async_from
-    data = job.leasing.data
-    job.origin = schedule_from_proto(record.view, data.slices_per_epoch if data else 0)
     agreed = {c.revision: c for c in (_agreed(reply) for reply in stats.values())}
     newest = agreed[max(agreed)]
     await job.mode_change.settle(newest, [r.scheduled.revision for r in stats.values() if r.HasField("scheduled")])
     # Before the data is known no slice has been handed out.
-    was_async = job.consistency.mode is Mode.ASYNC and data is not None
+    was_async = job.consistency.mode is Mode.ASYNC and job.schedule.data is not None
     table = await lease_table(job) if was_async else None
     if newest.revision > job.consistency.revision:
         await job.mode_change.complete(newest, table)

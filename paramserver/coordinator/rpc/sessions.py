@@ -209,14 +209,12 @@ class Sessions:
         Decided before any member hears of the change, so that no worker goes on without the residuals.
         """
         changed = [e.member for e in effects if isinstance(e, Admitted | Removed) and e.member.role is Role.WORKER]
-        data = self._job.leasing.data
         if (
             changed
             and self._job.options.residuals
             and self._job.state == types_pb2.JOB_STATE_RUNNING
             and self._job.consistency.mode is Mode.SYNC
-            and data is not None
-            and data.slice_size  # without a data set nobody could do the steps again
+            and self._job.schedule.slices_per_epoch  # without a data set no worker could do the steps again
             and self._job.recovery.possible
             and not (self._job.finished or self._job.given_up)
         ):

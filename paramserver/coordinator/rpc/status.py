@@ -14,7 +14,7 @@ from paramserver.wire.messages import data_to_proto
 
 def status_page(job: Job, request: coordinator_pb2.StatusRequest) -> coordinator_pb2.StatusResponse:
     """Everything that a status page shows."""
-    data = job.leasing.data
+    data = job.schedule.data
     facts = job_facts(job)
     status = job_status(facts)
     response = coordinator_pb2.StatusResponse(
@@ -44,7 +44,7 @@ def status_page(job: Job, request: coordinator_pb2.StatusRequest) -> coordinator
         not_counted=job.ending.not_counted(),
         samples_before=job.reports.samples_before,
         data=data_to_proto(data) if data else None,
-        steps_per_epoch=job.origin.steps_per_epoch if data and data.slice_size else 0,
+        steps_per_epoch=job.schedule.origin.steps_per_epoch if data and data.slice_size else 0,
         model=job.registry.model if request.model else None,
         state=status.state,
         reason=status.reason,

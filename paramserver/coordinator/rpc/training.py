@@ -8,7 +8,6 @@ from paramserver import errors
 from paramserver.coordinator.history.securing import make_safe
 from paramserver.coordinator.job import Job
 from paramserver.core.job.membership import Member
-from paramserver.core.work.slices import SyncSchedule
 from paramserver.v1 import coordinator_pb2
 from paramserver.wire.messages import data_from_proto
 
@@ -36,8 +35,8 @@ class Training:
         """Register a data set: the first one counts, and later ones must have its size and slices."""
         self._member(request.member)
         data = data_from_proto(request.data)
-        if self._job.leasing.data is not None and self._job.leasing.data != data:
-            known = self._job.leasing.data
+        known = self._job.schedule.data
+        if known is not None and known != data:
             if not data.slice_size or not known.slice_size:
                 raise errors.DataError(
                     "this job computes slices of a data set: who has no prepared loader of it can only pull"
@@ -49,9 +48,9 @@ class Training:
                 f"first has {known.samples} in slices of {known.slice_size} (or another drop_last or shuffle): "
                 "all workers must read the same data"
             )
-        if self._job.leasing.data is None:
+        if known is None:
+            self._job.schedule.register(data)
             await self._job.leasing.register(data)
-            self._job.origin = SyncSchedule(data.slices_per_epoch, self._job.options.step_slices)
             self._job.write_down()
         await self._job.keeping.settled()
         return coordinator_pb2.RegisterDataResponse()

@@ -21,12 +21,11 @@ from paramserver.coordinator.promises import Promises
 from paramserver.coordinator.watching.poison import PoisonWatch
 from paramserver.coordinator.watching.watch import Watch
 from paramserver.coordinator.work.accounts import account
-from paramserver.coordinator.work.leasing import Leasing
+from paramserver.coordinator.work.schedule import Schedule
 from paramserver.coordinator.work.shards import stand_even
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.job.tally import Shard, Tally, imbalances, not_counted
 from paramserver.core.versions.consistency import Mode
-from paramserver.core.work.slices import SyncSchedule
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
 log = structlog.get_logger("paramserver.coordinator")
@@ -41,9 +40,8 @@ _KEPT = 256
 class _Job(ports.Stage, ports.Commands, ports.Ends, Protocol):
     finished: bool
     released: bool
-    origin: SyncSchedule
     promises: Promises
-    leasing: Leasing
+    schedule: Schedule
     poison: PoisonWatch
     registry: ModelRegistry
     checkpoints: Checkpoints
@@ -122,9 +120,8 @@ class Ending:
             return
         if not job.members.of(Role.WORKER):  # other workers have to do the steps again
             job.finished = self.script_ended = False
-        data = job.leasing.data
         gone = sorted({one.name for one in self._gone.values() if one.handed_in and one.version > version})
-        if gone and not (data is not None and data.slice_size):
+        if gone and not job.schedule.slices_per_epoch:
             job.promises.broken["undone"] = (
                 f"a server was lost, and the job went back from version {reached} to {version} after "
                 f"{', '.join(gone)} had left: what was handed in meanwhile is lost, and nobody can hand it in again. "
@@ -178,9 +175,8 @@ class Ending:
     async def _complete_step(self, stats: list[shard_pb2.StatsResponse]) -> bool:
         """Without a data set: complete the open step with the slices that have come. No worker brings the rest."""
         job = self._job
-        named_by_data = job.leasing.data is not None and job.leasing.data.slice_size > 0
         may = self.orderly or job.state == types_pb2.JOB_STATE_STOPPED
-        if named_by_data or job.consistency.mode is not Mode.SYNC or not may:
+        if job.schedule.slices_per_epoch or job.consistency.mode is not Mode.SYNC or not may:
             return False
         first = stats[0]
         if not first.missing_of or not first.missing:
@@ -214,8 +210,7 @@ class Ending:
     async def _balance(self, stats: list[shard_pb2.StatsResponse]) -> None:
         """Compare the contributions that were handed in with those that counted; a difference is a broken promise."""
         job = self._job
-        data = job.leasing.data
-        found = await self._twice() if data is not None and data.slice_size else self._imbalances(stats)
+        found = await self._twice() if job.schedule.slices_per_epoch else self._imbalances(stats)
         if found:
             job.promises.broken["accounts"] = " ".join(found)
         else:

@@ -8,7 +8,7 @@ import structlog
 
 from paramserver.coordinator import ports
 from paramserver.coordinator.watching.stalls import Stalls
-from paramserver.coordinator.work.leasing import Leasing
+from paramserver.coordinator.work.schedule import Schedule
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.versions.consistency import Mode
 from paramserver.core.work.slices import without_slices
@@ -21,7 +21,7 @@ _SHOWN = 4
 
 class _Job(ports.Stage, Protocol):
     stalls: Stalls
-    leasing: Leasing
+    schedule: Schedule
 
 
 class Idle:
@@ -64,6 +64,5 @@ class Idle:
 
     def _slices(self) -> int:
         """How many slices a full step has."""
-        data = self._job.leasing.data
         per_step = self._job.options.step_slices
-        return min(per_step, data.slices_per_epoch) if data is not None and data.slice_size else per_step
+        return min(per_step, self._job.schedule.slices_per_epoch or per_step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from typing import Protocol
 
 import structlog
@@ -11,6 +12,7 @@ import structlog
 from paramserver.coordinator import ports
 from paramserver.coordinator.reports import Reports
 from paramserver.coordinator.work.leasing import Leasing
+from paramserver.coordinator.work.schedule import Schedule
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.versions.names import AsyncName
 from paramserver.core.work.poison import Place, Poison
@@ -28,6 +30,7 @@ _TRAINING = (types_pb2.JOB_STATE_RUNNING, types_pb2.JOB_STATE_RECOVERING)
 class _Job(ports.Stage, ports.Ends, Protocol):
     leasing: Leasing
     reports: Reports
+    schedule: Schedule
 
 
 class PoisonWatch:
@@ -62,8 +65,8 @@ class PoisonWatch:
 
     async def gone(self, member: Member, died: bool) -> None:
         """A worker is no longer a member."""
-        job, data = self._job, self._job.leasing.data
-        if not died or data is None or not data.slice_size or job.state not in _TRAINING:
+        job = self._job
+        if not died or not job.schedule.slices_per_epoch or job.state not in _TRAINING:
             self._poison.left(member.ident)
             return
         place = self._poison.died(member.ident, self._done, time.monotonic())
@@ -106,8 +109,13 @@ class PoisonWatch:
 
     def restore(self, record: coordinator_pb2.JobRecord) -> None:
         """Go on from the record of an earlier coordinator."""
-        self.slices = {(ref.epoch, ref.index) for ref in record.poisoned}
+        self.slices.clear()
+        self.skip(record.poisoned)
         self._poison.restore(map(place_of, record.deaths), record.deaths_in_a_row, time.monotonic())
+
+    def skip(self, refs: Iterable[types_pb2.SliceRef]) -> None:
+        """Skip these slices from now on, too."""
+        self.slices |= {(ref.epoch, ref.index) for ref in refs}
 
     def described(self) -> list[str]:
         """The slices that are skipped, for people."""
@@ -115,7 +123,7 @@ class PoisonWatch:
 
     def describe(self, place: Place) -> str:
         """For example "slice 3 of epoch 1 (step 7; samples 12, 55, 81, ...)". Epochs count from 1, as in the ledger."""
-        data = self._job.leasing.data
+        data = self._job.schedule.data
         assert data is not None
         samples = list(slice_indices(data, self._job.options.seed, place.epoch, place.index))
         shown = ", ".join(map(str, samples[:_SAMPLES])) + (", ..." if len(samples) > _SAMPLES else "")

@@ -10,6 +10,7 @@ import structlog
 from paramserver import errors
 from paramserver.coordinator import ports
 from paramserver.coordinator.work.leasing import Leasing
+from paramserver.coordinator.work.schedule import Schedule
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.job.progress import Progress
 from paramserver.core.versions.consistency import Mode
@@ -20,6 +21,7 @@ log = structlog.get_logger("paramserver.coordinator")
 
 class _Job(ports.Stage, ports.Commands, Protocol):
     leasing: Leasing
+    schedule: Schedule
 
 
 class Stalls:
@@ -51,8 +53,7 @@ class Stalls:
 
     async def look(self) -> None:
         """Take the slices of newly stalled workers away; give workers that hand in again their share."""
-        data = self._job.leasing.data
-        if self._job.state == types_pb2.JOB_STATE_RUNNING and data is not None and data.slice_size:
+        if self._job.state == types_pb2.JOB_STATE_RUNNING and self._job.schedule.slices_per_epoch:
             for ident in self._progress.look(time.monotonic()):
                 await self._stalled(ident)
         if self._progress.stalled == self._told:

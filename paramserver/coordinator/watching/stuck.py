@@ -13,7 +13,7 @@ from paramserver.coordinator.reports import Reports
 from paramserver.coordinator.watching.ending import Ending
 from paramserver.coordinator.watching.stalls import Stalls
 from paramserver.coordinator.watching.watch import Watch
-from paramserver.coordinator.work.leasing import Leasing
+from paramserver.coordinator.work.schedule import Schedule
 from paramserver.core.job.membership import Role
 from paramserver.core.job.watchdog import Sight, Watchdog
 from paramserver.v1 import shard_pb2, types_pb2
@@ -27,8 +27,8 @@ _NOBODY_S = 8.0
 class _Job(ports.Stage, ports.Ends, Protocol):
     address: str
     over: asyncio.Future[str]
-    leasing: Leasing
     reports: Reports
+    schedule: Schedule
     stalls: Stalls
     watch: Watch
     ending: Ending
@@ -70,7 +70,6 @@ class Stuck:
         if any(copy.state == shard_pb2.COPY_STATE_WRITING for report in servers.values() for copy in report.copies):
             return None  # the copy may hold the next version up; `Overdue` warns of one that takes too long
         names = {one.ident: one.name for one in (*workers, *job.members.of(Role.SERVER))}
-        data = job.leasing.data
         return Sight(
             progress=(
                 job.timeline,
@@ -81,7 +80,7 @@ class Stuck:
             ),
             limit_s=max(job.stalls.limit_s or _NOBODY_S, self._moving_s(len(workers))),
             at_work=[names[ident] for ident, report in sorted(reports.items()) if report.at_work and ident in names],
-            watched=bool(job.options.stall_s and data is not None and data.slice_size),
+            watched=bool(job.options.stall_s and job.schedule.slices_per_epoch),
             waits=[
                 f"{names[ident]} waits for {waiting}"
                 for ident, waiting in sorted(job.reports.waits().items())

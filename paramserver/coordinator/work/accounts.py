@@ -9,7 +9,7 @@ from paramserver import errors
 from paramserver.coordinator import ports
 from paramserver.coordinator.model import ModelRegistry
 from paramserver.coordinator.watching.poison import PoisonWatch
-from paramserver.coordinator.work.leasing import Leasing
+from paramserver.coordinator.work.schedule import Schedule
 from paramserver.core.versions.ledger import Account, ShardLedger, accounts
 from paramserver.core.work.slices import DataSpec, Step, SyncSchedule, slice_samples
 from paramserver.v1 import coordinator_pb2, shard_pb2
@@ -18,21 +18,20 @@ UNKNOWN = "no longer known"
 
 
 class _Job(ports.Commands, Protocol):
-    leasing: Leasing
     registry: ModelRegistry
     poison: PoisonWatch
-    origin: SyncSchedule
+    schedule: Schedule
 
 
 async def account(job: _Job, slices: bool) -> coordinator_pb2.AccountsResponse:
     """Ask all shards now. Raises UnavailableError while the job has no model or data set."""
-    data = job.leasing.data
+    data = job.schedule.data
     if data is None or not data.slice_size or not job.registry.ready:
         raise errors.UnavailableError("nothing has been counted yet: the job has no data set or is not running")
     request = shard_pb2.LedgerRequest(job=job.options.job)
     replies = await job.ask_servers("Shard.Ledger", request, shard_pb2.LedgerResponse)
     names = {ident: name for reply in replies for ident, name in reply.names.items()}
-    step_of = steps(job.origin, data, job.options.step_slices)
+    step_of = steps(job.schedule.origin, data, job.options.step_slices)
     made = accounts([_ledger(reply) for reply in replies], data, step_of)
     response = coordinator_pb2.AccountsResponse(
         version=min((reply.version for reply in replies), default=0), timeline=job.timeline

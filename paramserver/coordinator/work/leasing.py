@@ -24,15 +24,13 @@ class Leasing:
 
     def __init__(self, job: ports.Stage) -> None:
         self._job = job
-        self.data: DataSpec | None = None
         self.table: SliceLeases | None = None
         self._changed = asyncio.Condition()
         # The revision of the setting under which each worker last asked for slices.
         self._revisions: dict[int, int] = {}
 
     async def register(self, data: DataSpec) -> None:
-        """Take over the data set, and how it is cut into slices."""
-        self.data = data
+        """In asynchronous mode, make a lease table for this data set."""
         # A table made before the data was known has leased no slice.
         fits = self.table is not None and self.table.slices_per_epoch == data.slices_per_epoch
         if self._job.consistency.mode is Mode.ASYNC and not fits:

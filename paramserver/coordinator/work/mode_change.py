@@ -21,11 +21,10 @@ from paramserver.coordinator.leadership.cluster import Servers
 from paramserver.coordinator.tasks import Tasks, unattended
 from paramserver.coordinator.watching.watch import Watch
 from paramserver.coordinator.work.leasing import Leasing
-from paramserver.coordinator.work.shards import done_synchronously
+from paramserver.coordinator.work.schedule import Schedule
 from paramserver.core.job.membership import Member
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.work.leases import SliceLeases
-from paramserver.core.work.slices import SyncSchedule
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.bounds import patience
 from paramserver.wire.messages import consistency_to_proto
@@ -43,9 +42,8 @@ _MAX_WAIT_S = 600.0
 
 
 class _Job(ports.Stage, ports.Commands, Protocol):
-    async_from: int
-    origin: SyncSchedule
     leasing: Leasing
+    schedule: Schedule
     servers: Servers
     watch: Watch
 
@@ -147,11 +145,9 @@ class ModeChange:
         """Once every shard has reached the boundary, lease what is left of the epoch."""
         while any(stats.version < changed.from_version for stats in await self._insist(self._all_stats)):
             await asyncio.sleep(_POLL_S)
-        self._job.async_from = changed.from_version
-        epoch, done = done_synchronously(self._job)
-        per_epoch = self._job.leasing.data.slices_per_epoch if self._job.leasing.data else 0
+        table = self._job.schedule.begin_async(changed.from_version)
         await self._install(changed)
-        await self._job.leasing.begin(SliceLeases(per_epoch, epoch, done))
+        await self._job.leasing.begin(table)
 
     async def _to_sync(self, wanted: Consistency) -> Consistency:
         leasing = self._job.leasing
@@ -166,15 +162,9 @@ class ModeChange:
 
     async def _now_sync(self, changed: Consistency, table: SliceLeases | None) -> None:
         """Begin steps with the slices that are left of the epoch."""
-        leasing, version = self._job.leasing, changed.from_version
-        if table is not None and leasing.data is not None and leasing.data.slice_size:
-            epoch, remaining = table.position()
-            per_epoch = leasing.data.slices_per_epoch
-            self._job.origin = SyncSchedule(per_epoch, self._job.options.step_slices, version, epoch, remaining)
-        else:
-            self._job.origin = SyncSchedule(0, self._job.options.step_slices, version)
+        self._job.schedule.begin_sync(changed.from_version, table)
         await self._install(changed)
-        await leasing.begin(None)
+        await self._job.leasing.begin(None)
 
     async def settle(self, newest: Consistency, scheduled: Sequence[int]) -> None:
         """After a takeover: if one shard has committed a change that all had prepared, let all commit it; else none.

@@ -9,11 +9,10 @@ from typing import Protocol
 
 from paramserver import errors
 from paramserver.coordinator import ports
-from paramserver.coordinator.work.leasing import Leasing
+from paramserver.coordinator.work.schedule import Schedule
 from paramserver.core.versions.consistency import Mode
-from paramserver.core.versions.ranges import RangeSet, common, complement
+from paramserver.core.versions.ranges import RangeSet, common
 from paramserver.core.work.leases import SliceLeases
-from paramserver.core.work.slices import SyncSchedule
 from paramserver.v1 import shard_pb2, types_pb2
 
 _EVEN_S = 10.0
@@ -25,9 +24,7 @@ class _Stage(ports.Stage, ports.Commands, Protocol):
 
 
 class _Job(ports.Commands, Protocol):
-    async_from: int
-    origin: SyncSchedule
-    leasing: Leasing
+    schedule: Schedule
 
 
 def one_version(stats: Sequence[shard_pb2.StatsResponse]) -> bool:
@@ -62,16 +59,6 @@ async def stand_even(job: _Stage, at_rest: bool = False) -> list[shard_pb2.Stats
         await asyncio.sleep(_LOOK_S)
 
 
-def done_synchronously(job: _Job) -> tuple[int, list[tuple[int, int]]]:
-    """The position at which asynchronous mode began: (epoch, its ranges of slices that were done by then)."""
-    data = job.leasing.data
-    if data is not None and data.slice_size:
-        epoch, remaining = job.origin.position(job.async_from)
-        return epoch, complement(remaining, data.slices_per_epoch)
-    used = job.async_from * job.options.step_slices
-    return 0, [(0, used)] if used else []
-
-
 async def lease_table(job: _Job) -> SliceLeases:
     """A lease table made from the answers of all shards: a slice is done when every shard has counted it."""
     shards = [
@@ -79,10 +66,9 @@ async def lease_table(job: _Job) -> SliceLeases:
         for reply in await _counted(job)
     ]
     done = {e: common([shard.get(e, RangeSet()) for shard in shards]).ranges() for shard in shards for e in shard}
-    epoch, before = done_synchronously(job)
+    epoch, before = job.schedule.done_synchronously()
     done[epoch] = (*done.get(epoch, ()), *before)
-    per_epoch = job.leasing.data.slices_per_epoch if job.leasing.data else 0
-    return SliceLeases.restored(per_epoch, epoch, done)
+    return SliceLeases.restored(job.schedule.slices_per_epoch, epoch, done)
 
 
 async def _counted(job: ports.Commands) -> list[shard_pb2.CountedResponse]:
