@@ -12,7 +12,7 @@ from paramserver.checkpoint.place import Place
 from paramserver.checkpoint.probe import Question
 from paramserver.coordinator.job import Job
 from paramserver.core.job.membership import Role
-from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.core.versions.consistency import Mode
 from paramserver.membership.session import versions
 from paramserver.transport.base import caller
 from paramserver.transport.security.access import deny
@@ -88,35 +88,31 @@ def check_versions(protocol: int, theirs: Mapping[str, str], role: Role) -> None
 
 def _check_settings(job: Job, request: coordinator_pb2.JoinRequest, role: Role) -> None:
     """Refuse a newcomer with other settings than the job. Mode and staleness may also be those of the job's start."""
+
+    def check(setting: str, theirs: object, the_job: str, accepted: bool) -> None:
+        if not accepted:
+            raise errors.ConfigError(
+                f"this {role.value} was started with {setting} = {theirs}, the job {the_job}: use one setting"
+            )
+
     if request.mode != types_pb2.MODE_UNSPECIFIED:
         staleness = request.staleness if request.HasField("staleness") else None
-        accepted = (job.consistency, job.options.consistency)
-        if not any(_same(request.mode, staleness, mine) for mine in accepted):
-            theirs = Consistency(Mode.ASYNC if request.mode == types_pb2.MODE_ASYNC else Mode.SYNC)
-            if theirs.mode is Mode.ASYNC and job.consistency.mode is Mode.ASYNC:
-                text = "unbounded" if staleness is None else staleness
-                raise errors.ConfigError(
-                    f"this {role.value} was started with consistency.staleness = {text}, the job runs "
-                    f"{job.consistency}: use one setting"
-                )
-            raise errors.ConfigError(
-                f"this {role.value} was started with consistency.mode = {theirs.mode.value}, the job runs "
-                f"{job.consistency}: use one setting"
-            )
-    if request.HasField("slices_per_step") and request.slices_per_step not in (0, job.options.step_slices):
-        raise errors.ConfigError(
-            f"this {role.value} was started with training.slices_per_step = {request.slices_per_step}, "
-            f"the job has {job.options.step_slices}: use one setting"
+        mode = Mode.ASYNC if request.mode == types_pb2.MODE_ASYNC else Mode.SYNC
+        runs = f"runs {job.consistency}"
+        same = any(
+            request.mode == mode_to_proto(mine.mode) and (mine.mode is Mode.SYNC or staleness == mine.staleness)
+            for mine in (job.consistency, job.options.consistency)
         )
-    if request.HasField("seed") and request.seed != job.options.seed:
-        raise errors.ConfigError(
-            f"this {role.value} was started with training.seed = {request.seed}, "
-            f"the job has {job.options.seed}: use one setting"
-        )
-
-
-def _same(mode: types_pb2.Mode, staleness: int | None, mine: Consistency) -> bool:
-    return mode == mode_to_proto(mine.mode) and (mine.mode is Mode.SYNC or staleness == mine.staleness)
+        if mode is Mode.ASYNC and job.consistency.mode is Mode.ASYNC:
+            check("consistency.staleness", "unbounded" if staleness is None else staleness, runs, same)
+        else:
+            check("consistency.mode", mode.value, runs, same)
+    if request.HasField("slices_per_step"):
+        theirs, mine = request.slices_per_step, job.options.step_slices
+        check("training.slices_per_step", theirs, f"has {mine}", theirs in (0, mine))
+    if request.HasField("seed"):
+        theirs, mine = request.seed, job.options.seed
+        check("training.seed", theirs, f"has {mine}", theirs == mine)
 
 
 async def admit_server(job: Job, request: coordinator_pb2.JoinRequest, wish: int | None) -> int | None:
@@ -129,7 +125,7 @@ async def admit_server(job: Job, request: coordinator_pb2.JoinRequest, wish: int
     if not request.holds:
         if absent and job.recovery.possible:
             index = wish if wish in absent else min(absent)
-            job.watch.replaced(index)
+            job.watch.server_back(index, with_shard=False)
             return index
         if absent and job.registry.model is not None:
             gone = ", ".join(f"server-{index}" for index in sorted(absent))

@@ -169,7 +169,7 @@ class Job:
 
     def record(self) -> coordinator_pb2.JobRecord:
         """The record with which another coordinator can take over."""
-        return coordinator_pb2.JobRecord(
+        record = coordinator_pb2.JobRecord(
             view=self.view(),
             settings=self.options.settings,
             expected_servers=self.options.servers,
@@ -196,9 +196,6 @@ class Job:
             lost=self.reports.lost,
             losses=self.reports.losses,
             missed=self.reports.missed,
-            poisoned=self.poison.refs(),
-            deaths=self.poison.deaths(),
-            deaths_in_a_row=self.poison.in_a_row,
             finished=self.finished,
             summary=self.summary,
             address=self.address,
@@ -217,6 +214,8 @@ class Job:
             loaded=load_to_proto(self.loads.agreement.done),
             loading=load_to_proto(self.loads.under_way),
         )
+        self.poison.write(record)
+        return record
 
     def manifest(self, version: int, parts: Sequence[shard_pb2.CopyStatus]) -> Manifest:
         """The manifest of a version of which all shards have written their parts."""

@@ -246,9 +246,7 @@ class Loads:
         """All shards begin another timeline, for which one of the workers uploads what was loaded."""
         job = self._job
         await job.mode_change.close()
-        table = None
-        if job.consistency.mode is Mode.ASYNC and job.schedule.data is not None:
-            table = await lease_table(job)
+        table = await lease_table(job)
         await job.leasing.begin(None)
         stats = await job.server_stats()
         job.timeline = 1 + max(job.timeline, *(reply.timeline for reply in stats))

@@ -33,7 +33,7 @@ from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.coordinator.work.schedule import Schedule
 from paramserver.coordinator.work.shards import lease_table
 from paramserver.core.job.membership import Member, Role
-from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.core.versions.consistency import Consistency
 from paramserver.core.work.leases import SliceLeases
 from paramserver.failpoints import reach
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
@@ -275,8 +275,7 @@ class Recovery:
             await job.checkpoints.save_first(found.version)
         if self._resuming:
             job.reports.samples_before = min(reply.samples for reply in await job.server_stats())
-        asynchronous = job.consistency.mode is Mode.ASYNC and job.schedule.data is not None
-        self._table = await lease_table(job) if asynchronous else None
+        self._table = await lease_table(job)
         return found.version
 
     def _fitting(self, found: Sequence[Manifest]) -> Manifest | None:

@@ -33,11 +33,11 @@ class Servers:
                 "check the host name, the firewall, or give another one with --advertise-host"
             ) from error
 
-    async def ask(self, address: str, method: str, request: Message, timeout_s: float) -> None:
-        """One call to a server that is no member yet."""
+    async def ask(self, address: str, method: str, request: Message, timeout_s: float) -> Message:
+        """Call a server that is no member yet."""
         channel = self._connect(address)
         try:
-            await channel.call(method, request, timeout=timeout_s)
+            return await channel.call(method, request, timeout=timeout_s)
         finally:
             await channel.close()
 

@@ -9,7 +9,7 @@ from typing import cast
 from google.protobuf.message import DecodeError
 
 from paramserver import errors
-from paramserver.coordinator.leadership.cluster import Connect
+from paramserver.coordinator.leadership.cluster import Connect, Servers
 from paramserver.coordinator.leadership.takeover import begun
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.messages import record_age
@@ -74,13 +74,10 @@ def _servers_of(record: coordinator_pb2.JobRecord | None) -> list[str]:
 
 
 async def _ask(connect: Connect, job: str, address: str) -> shard_pb2.StatsResponse | None:
-    channel = connect(address)
+    request = shard_pb2.StatsRequest(job=job, record=True)
     try:
-        request = shard_pb2.StatsRequest(job=job, record=True)
-        return cast(shard_pb2.StatsResponse, await channel.call("Shard.Stats", request, timeout=_CALL_S))
+        return cast(shard_pb2.StatsResponse, await Servers(connect).ask(address, "Shard.Stats", request, _CALL_S))
     except errors.FencedError:  # of another job
         return shard_pb2.StatsResponse()
     except errors.ParamServerError:
         return None
-    finally:
-        await channel.close()

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from paramserver import errors
+from paramserver.coordinator.tasks import Tasks
 from paramserver.store.base import Lead, Store
 
 log = structlog.get_logger("paramserver.coordinator")
@@ -36,9 +37,7 @@ class Leadership:
         self._ttl_s = ttl_s
         self._token = token or secrets.token_hex(8)
         self._former = former
-        self._keeper: asyncio.Task[None] | None = None
-        # The call of ``renewed`` after the last renewal. It runs beside the next renewals, which must not wait for it.
-        self._after: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
         # Until when no other coordinator can lead (monotonic seconds), by the last answer of the store.
         self._sure_until = 0.0
         self._replaced: Callable[[str], Awaitable[None]] | None = None
@@ -79,10 +78,12 @@ class Leadership:
     def keep(self, renewed: Callable[[], Awaitable[None]], replaced: Callable[[str], Awaitable[None]]) -> None:
         """Renew the lease from now on. ``renewed`` is awaited after each success, ``replaced`` once, with a reason."""
         self._replaced = replaced
-        self._keeper = asyncio.create_task(self._keep(renewed))
+        self._tasks.begin(self._keep(renewed))
 
     async def _keep(self, renewed: Callable[[], Awaitable[None]]) -> None:
         away_since: float | None = None
+        # Runs beside the next renewals, which must not wait for a slow store.
+        after: asyncio.Task[None] | None = None
         while True:
             await asyncio.sleep(self._ttl_s / 3)
             try:
@@ -93,8 +94,8 @@ class Leadership:
                     away_since = time.monotonic()
                     log.warning("the store is away; the job goes on", error=str(error))
                 continue
-            if self._after is None or self._after.done():
-                self._after = asyncio.create_task(self._then(renewed))
+            if after is None or after.done():
+                after = self._tasks.begin(self._then(renewed))
             if away_since is not None:
                 log.info("the store is back", after_s=round(time.monotonic() - away_since, 1))
                 away_since = None
@@ -105,11 +106,7 @@ class Leadership:
 
     async def resign(self) -> None:
         """Give the lease up, so that another coordinator can lead at once. A store that is away is no error."""
-        tasks = [task for task in (self._keeper, self._after) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._keeper = self._after = None
+        await self._tasks.close()
         if self.term:
             try:
                 async with asyncio.timeout(2.0):

@@ -18,7 +18,7 @@ from paramserver import errors
 from paramserver.coordinator.job import Job
 from paramserver.coordinator.work.shards import lease_table
 from paramserver.core.job.membership import Member, Presence, Role
-from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.core.versions.consistency import Consistency
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.messages import (
     consistency_from_proto,
@@ -244,12 +244,10 @@ async def _restore_consistency(
     agreed = {c.revision: c for c in (_agreed(reply) for reply in stats.values())}
     newest = agreed[max(agreed)]
     await job.mode_change.settle(newest, [r.scheduled.revision for r in stats.values() if r.HasField("scheduled")])
-    # Before the data is known no slice has been handed out.
-    was_async = job.consistency.mode is Mode.ASYNC and job.schedule.data is not None
-    table = await lease_table(job) if was_async else None
+    table = await lease_table(job)
     if newest.revision > job.consistency.revision:
         await job.mode_change.complete(newest, table)
-    elif was_async:
+    elif table is not None:
         await job.leasing.begin(table)
 
 

@@ -234,7 +234,9 @@ class Sessions:
                 case GenerationRose(generation, reason):
                     log.debug("generation", number=generation, reason=reason)
                     reach("coord.before_generation")
-                    await self._membership_changed()
+                    self._job.write_down()
+                    await self._job.keeping.spread()
+                    await self._job.refresh()
                     reach("coord.after_generation")
 
     async def _removed(self, member: Member, lost: bool, reason: str) -> None:
@@ -255,8 +257,3 @@ class Sessions:
             self._job.registry.worker_gone(member.ident)
             self._job.draining.discard(member.ident)
             self._job.ending.worker_gone(member, lost)
-
-    async def _membership_changed(self) -> None:
-        self._job.write_down()
-        await self._job.keeping.spread()
-        await self._job.refresh()

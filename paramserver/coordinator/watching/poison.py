@@ -96,16 +96,13 @@ class PoisonWatch:
         """The slices that are skipped, for messages."""
         return [types_pb2.SliceRef(epoch=epoch, index=index) for epoch, index in sorted(self.slices)]
 
-    def deaths(self) -> list[types_pb2.SliceRef]:
-        """The slices at which workers have died, once per death, for the record."""
-        return [
+    def write(self, record: coordinator_pb2.JobRecord) -> None:
+        """Write the skipped slices, and the slices at which workers have died, into the record."""
+        record.poisoned.extend(self.refs())
+        record.deaths.extend(
             types_pb2.SliceRef(epoch=place.epoch, index=place.index, step=place.step) for place in self._poison.deaths
-        ]
-
-    @property
-    def in_a_row(self) -> int:
-        """How many workers have died since the job last got on."""
-        return self._poison.in_a_row
+        )
+        record.deaths_in_a_row = self._poison.in_a_row
 
     def restore(self, record: coordinator_pb2.JobRecord) -> None:
         """Go on from the record of an earlier coordinator."""

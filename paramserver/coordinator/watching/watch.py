@@ -57,17 +57,11 @@ class Watch:
         self._lost_at[member.index] = time.monotonic()
         log.warning("a server is gone; the job waits for it", server=member.name, at=member.address, reason=reason)
 
-    def replaced(self, index: int) -> None:
-        """Another server has come in the place of a server that is gone, without its shard."""
+    def server_back(self, index: int, with_shard: bool = True) -> None:
+        """A server has joined again; without its shard, if it has begun anew or is another one."""
         if index in self.absent:
-            after_s = round(self._away_s(index), 1)
-            log.warning("a server has begun anew, without its shard", server=f"server-{index}", after_s=after_s)
-            del self.absent[index], self._lost_at[index]
-
-    def server_back(self, index: int) -> None:
-        """A server has joined again, with its shard."""
-        if index in self.absent:
-            log.info("a server is back", server=f"server-{index}", after_s=round(self._away_s(index), 1))
+            tell, text = (log.info, "is back") if with_shard else (log.warning, "has begun anew, without its shard")
+            tell(f"a server {text}", server=f"server-{index}", after_s=round(self._away_s(index), 1))
             del self.absent[index], self._lost_at[index]
 
     def _away_s(self, index: int) -> float:

@@ -123,7 +123,8 @@ class ModeChange:
                 if before.mode is wanted.mode:
                     changed = await self._agree(wanted, boundary=0)
                 elif wanted.mode is Mode.ASYNC:
-                    changed = await self._to_async(wanted)
+                    changed = await self._agree(wanted, boundary=None)
+                    await self._now_async(changed)
                 else:
                     changed = await self._to_sync(wanted)
             except BaseException:
@@ -134,11 +135,6 @@ class ModeChange:
                 self._committed = False
             self._wanted = None
         log.info("consistency", now=str(changed), from_version=changed.from_version)
-        return changed
-
-    async def _to_async(self, wanted: Consistency) -> Consistency:
-        changed = await self._agree(wanted, boundary=None)
-        await self._now_async(changed)
         return changed
 
     async def _now_async(self, changed: Consistency) -> None:

@@ -23,7 +23,7 @@ class _Stage(ports.Stage, ports.Commands, Protocol):
     pass
 
 
-class _Job(ports.Commands, Protocol):
+class _Job(_Stage, Protocol):
     schedule: Schedule
 
 
@@ -59,8 +59,13 @@ async def stand_even(job: _Stage, at_rest: bool = False) -> list[shard_pb2.Stats
         await asyncio.sleep(_LOOK_S)
 
 
-async def lease_table(job: _Job) -> SliceLeases:
-    """A lease table made from the answers of all shards: a slice is done when every shard has counted it."""
+async def lease_table(job: _Job) -> SliceLeases | None:
+    """A lease table made from the answers of all shards: a slice is done when every shard has counted it.
+
+    None in synchronous mode, and before the data is known: no slice has been leased then.
+    """
+    if job.consistency.mode is Mode.SYNC or job.schedule.data is None:
+        return None
     shards = [
         {e.epoch: RangeSet.from_ranges((part.start, part.stop) for part in e.slices) for e in reply.epochs}
         for reply in await _counted(job)
