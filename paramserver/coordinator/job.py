@@ -88,8 +88,6 @@ class Job:
         self.released = False
         # The exit code of this coordinator, if the job fails.
         self.exit_code = 0
-        # Whether some worker has been through all epochs.
-        self.finished = False
         # Set once: "done" (all workers have left, one of them at its end, and the last version is safe), "failed",
         # "stopped", "replaced" or "found".
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -196,7 +194,7 @@ class Job:
             lost=self.reports.lost,
             losses=self.reports.losses,
             missed=self.reports.missed,
-            finished=self.finished,
+            finished=self.ending.finished,
             summary=self.summary,
             address=self.address,
             async_from=self.schedule.async_from,
@@ -320,7 +318,7 @@ class Job:
         """
         self.timeline = record.view.timeline + 1
         self.beginning, self.forgets = _beginning(), True
-        self.state, self.reason, self.finished = types_pb2.JOB_STATE_WAITING, "", False
+        self.state, self.reason = types_pb2.JOB_STATE_WAITING, ""
         losses = self.reports.losses
         self._begin(record.view.generation + 1, max(record.next_member, self._first_ident()))
         self.reports.losses = losses

@@ -13,6 +13,7 @@ from paramserver.config import MAX_PROCESSES
 from paramserver.coordinator import ports
 from paramserver.coordinator.leadership.journal import Journal
 from paramserver.coordinator.reports import Reports
+from paramserver.coordinator.watching.ending import Ending
 from paramserver.coordinator.watching.idle import Idle
 from paramserver.core.job.membership import Member, Role
 from paramserver.v1 import coordinator_pb2, types_pb2
@@ -28,7 +29,7 @@ _NOT_BEGUN = (types_pb2.JOB_STATE_WAITING, types_pb2.JOB_STATE_INITIALISING)
 
 class _Job(ports.Stage, Protocol):
     address: str
-    finished: bool
+    ending: Ending
     draining: set[int]
     journal: Journal
     reports: Reports
@@ -89,7 +90,7 @@ class Scaling:
     async def _reached(self, ready: Callable[[], bool], wait_s: float) -> None:
         job = self._job
         deadline = time.monotonic() + (wait_s or _WAIT_S)
-        while not ready() and not job.ended and not job.finished:
+        while not ready() and not job.ended and not job.ending.finished:
             if not await job.changes.wait(deadline):
                 raise errors.DeadlineError(
                     f"there are {len(self._all())} workers by now; the others follow, paramserver status shows them"

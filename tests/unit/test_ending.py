@@ -16,7 +16,6 @@ def ending(data: DataSpec | None = None) -> tuple[Ending, Any]:
     """With a made-up job that has no workers and no model yet."""
     job = SimpleNamespace(
         promises=Promises(),
-        finished=True,
         timeline=1,
         state=None,
         members=SimpleNamespace(of=lambda role: [], generation=1),
@@ -24,7 +23,9 @@ def ending(data: DataSpec | None = None) -> tuple[Ending, Any]:
         watch=SimpleNamespace(absent={}),
         registry=SimpleNamespace(ready=False),
     )
-    return Ending(cast(Any, job)), job
+    made = Ending(cast(Any, job))
+    made.finished = True
+    return made, job
 
 
 def leaves(made: Ending, version: int, handed_in: int = 3, incarnation: int = 5) -> None:
@@ -39,7 +40,7 @@ def test_what_those_that_are_gone_had_handed_in_since_is_lost() -> None:
     leaves(made, version=7)
     made.undone(5, 7)
     assert "went back from version 7 to 5 after worker-0 had left" in job.promises.broken["undone"]
-    assert not job.finished, "somebody has to go on, or the job has not come to its end"
+    assert not made.finished, "somebody has to go on, or the job has not come to its end"
 
 
 def test_nothing_is_lost_that_is_in_the_checkpoint() -> None:

@@ -39,16 +39,21 @@ class NoCheckpoints:
 
 
 @dataclass
+class End:
+    finished: bool = False
+
+
+@dataclass
 class Job:
     """As much of a job as the watch looks at."""
 
     options: JobOptions
     state: types_pb2.JobState = types_pb2.JOB_STATE_WAITING
-    finished: bool = False
     lacking: str = "0/1 servers; missing: server-0"
     members: Membership = field(default_factory=lambda: Membership(1e9, 1.0))
     failures: list[tuple[str, int]] = field(default_factory=list)
     recovery: NoCheckpoints = field(default_factory=NoCheckpoints)
+    ending: End = field(default_factory=End)
 
     def missing(self) -> str:
         return self.lacking
@@ -207,7 +212,7 @@ def test_a_job_that_has_come_to_its_end_waits_for_nobody(
     clock: Clock, state: types_pb2.JobState, finished: bool
 ) -> None:
     one = job()
-    one.state, one.finished = state, finished
+    one.state, one.ending.finished = state, finished
     at = watch(one)
     for _ in range(5):
         assert look(at) == []

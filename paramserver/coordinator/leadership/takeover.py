@@ -128,7 +128,6 @@ def _restore(job: Job, record: coordinator_pb2.JobRecord) -> list[Member]:
     job.options = replace(job.options, servers=record.expected_servers, workers=record.expected_workers)
     job.timeline = record.view.timeline
     job.beginning = record.view.beginning or job.beginning
-    job.finished = record.finished
     job.schedule.restore(record)
     job.ending.restore(record)
     job.checkpoints.last = record.checkpoint

@@ -173,8 +173,7 @@ class Sessions:
             member = self._job.members.get(request.member)
             if member is not None and member.role is Role.WORKER:
                 self._job.loads.ended(member, request.finished or request.ended)
-                self._job.finished = self._job.finished or request.finished
-                self._job.ending.script_ended = self._job.ending.script_ended or request.ended
+                self._job.ending.leaving(request)
                 if request.failure:
                     log.warning("a worker's script failed", worker=member.name, reason=request.failure)
                 self._job.reports.leaving(member, request)
@@ -216,7 +215,7 @@ class Sessions:
             and self._job.consistency.mode is Mode.SYNC
             and self._job.schedule.slices_per_epoch  # without a data set no worker could do the steps again
             and self._job.recovery.possible
-            and not (self._job.finished or self._job.given_up)
+            and not (self._job.ending.finished or self._job.given_up)
         ):
             names = ", ".join(member.name for member in changed)
             self._job.recovery.begin(f"with {names} the workers have changed, and what compression left out is lost")

@@ -33,7 +33,7 @@ def status_page(job: Job, request: coordinator_pb2.StatusRequest) -> coordinator
         term=job.term,
         summary=job.summary,
         security=job.options.security,
-        finished=job.finished,
+        finished=job.ending.finished,
         checkpoint=job.checkpoints.last,
         rollbacks=job.recovery.count,
         steps_redone=job.recovery.steps_redone,
@@ -71,7 +71,7 @@ def job_facts(job: Job) -> JobFacts:
         phase=Phase(types_pb2.JobState.Name(job.state).removeprefix("JOB_STATE_").lower()),
         reason=job.reason,
         workers=len(names),
-        finished=job.finished or (job.ending.script_ended and not names),
+        finished=job.ending.finished or (job.ending.script_ended and not names),
         away=[_away(job, member) for _, member in sorted(job.watch.absent.items())],
         missed=[
             reason if reason.startswith(name) else f"{name}: {reason}" for name, reason in job.reports.missed.items()

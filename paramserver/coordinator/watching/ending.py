@@ -38,7 +38,6 @@ _KEPT = 256
 
 
 class _Job(ports.Stage, ports.Commands, ports.Ends, Protocol):
-    finished: bool
     released: bool
     promises: Promises
     schedule: Schedule
@@ -54,6 +53,8 @@ class Ending:
     """Prepares a job without workers for its end. :meth:`look` is called several times a second."""
 
     def __init__(self, job: _Job) -> None:
+        # Whether some worker has been through all epochs.
+        self.finished = False
         # Whether some worker's script has come to its end.
         self.script_ended = False
         # Whether the last worker that left was not lost, so that its contributions have arrived at all servers.
@@ -71,7 +72,7 @@ class Ending:
 
     def restore(self, record: coordinator_pb2.JobRecord) -> None:
         """Go on from the record of an earlier coordinator."""
-        self.script_ended, self.orderly = record.script_ended, record.orderly
+        self.finished, self.script_ended, self.orderly = record.finished, record.script_ended, record.orderly
         self.epochs_planned = record.epochs_planned
         self._gone = {tally.incarnation: tally for tally in record.tallies}
 
@@ -101,6 +102,11 @@ class Ending:
         self._reports[member.ident] = report
         self.epochs_planned = max(self.epochs_planned, report.epochs_planned)
 
+    def leaving(self, request: coordinator_pb2.SessionRequest) -> None:
+        """A worker says goodbye."""
+        self.finished = self.finished or request.finished
+        self.script_ended = self.script_ended or request.ended
+
     def worker_gone(self, member: Member, lost: bool) -> None:
         """A worker is no longer a member."""
         report = self._reports.pop(member.ident, coordinator_pb2.WorkerReport())
@@ -119,7 +125,7 @@ class Ending:
         if reached <= version:
             return
         if not job.members.of(Role.WORKER):  # other workers have to do the steps again
-            job.finished = self.script_ended = False
+            self.finished = self.script_ended = False
         gone = sorted({one.name for one in self._gone.values() if one.handed_in and one.version > version})
         if gone and not job.schedule.slices_per_epoch:
             job.promises.broken["undone"] = (
@@ -154,7 +160,7 @@ class Ending:
         if now == self._now:
             self._settled = now
             await self._job.changes.notify()
-            if self._job.finished or (self.script_ended and self.orderly):
+            if self.finished or (self.script_ended and self.orderly):
                 self._job.end("done")
 
     async def _settle(self) -> None:
@@ -223,7 +229,7 @@ class Ending:
         for epoch in (await account(job, slices=False)).epochs:
             if epoch.twice:
                 found.append(f"{epoch.twice} samples of epoch {epoch.epoch} have counted more than once.")
-            if epoch.never and job.finished and epoch.epoch < self.epochs_planned:
+            if epoch.never and self.finished and epoch.epoch < self.epochs_planned:
                 found.append(f"{epoch.never} samples of epoch {epoch.epoch} have not counted.")
         return found
 

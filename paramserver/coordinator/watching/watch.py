@@ -24,14 +24,20 @@ class _Recovery(Protocol):
     def possible(self) -> bool: ...
 
 
+class _Ending(Protocol):
+    finished: bool
+
+
 class _Job(Protocol):
     options: JobOptions
     state: types_pb2.JobState
     members: Membership
-    finished: bool
 
     @property
     def recovery(self) -> _Recovery: ...
+
+    @property
+    def ending(self) -> _Ending: ...
 
     def missing(self) -> str: ...
 
@@ -88,7 +94,7 @@ class Watch:
                 reason = f"waited {options.join_timeout_s:g} s (cluster.join_timeout_s): {waiting}"
                 await self._job.fail(reason, _TIMED_OUT)
                 return
-        elif state in _GOING_ON and not self._job.members.of(Role.WORKER) and not self._job.finished:
+        elif state in _GOING_ON and not self._job.members.of(Role.WORKER) and not self._job.ending.finished:
             self._idle_since = self._idle_since or now
             waiting = waiting or "workers: all are gone; the servers keep the model"
             if now - self._idle_since > options.max_idle_s:
