@@ -1,8 +1,8 @@
 """The settings of a job: frozen values, read once from flags, environment and a TOML file.
 
 Precedence: what the command line says, then ``PARAMSERVER_<SECTION>__<KEY>``, then the file, then the default. Every
-name and every value is checked; whatever is wrong becomes one `errors.ConfigError` whose text names the setting, the
-value, where it came from, and what is allowed.
+name and every value is checked. All mistakes become one `errors.ConfigError` whose text names each setting, its value,
+the source of the value, and the allowed values.
 """
 
 from paramserver.config.secrets import SECRETS, hide_password, shown

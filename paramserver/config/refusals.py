@@ -1,4 +1,4 @@
-"""What is said of a setting that is wrong or unknown."""
+"""Messages about settings that are wrong or unknown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paramserver.config.settings import ENV_PREFIX, FIELDS, must_be
 
 
 def unknown(name: str, known: Sequence[str] | Mapping[str, Any], kind: str = "setting") -> str:
-    """That there is no such setting, and what may have been meant."""
+    """The message that there is no setting of that name, with the nearest name."""
     # The right key in the wrong section ("training.staleness") is nearer than a similar spelling.
     near = [key for key in known if kind == "setting" and _key_part(key) == _key_part(name)]
     if not near:
@@ -44,7 +44,7 @@ def explain(error: ValidationError, origins: Mapping[str, str]) -> list[str]:
 
 
 def written(key: str, value: object) -> str:
-    """The value as somebody may have written it, without its secrets."""
+    """The value as a user may have written it, without its secrets."""
     if key in ENVIRONMENT_ONLY:
         return "what it is"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Which settings hold secrets, and how they are shown without."""
+"""Settings that hold secrets, and how these settings are shown without their secrets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import SecretStr
 
 # Settings that may hold a secret. They go to the one process that needs them and are never shown in full.
 SECRETS = ("cluster.store", "security.token", "security.admin_token")
-# Of these, those that are nothing but a secret: flags are in sight of everybody, and a file is soon shared.
+# Settings that are nothing but a secret: everybody can see flags, and files are soon shared.
 ENVIRONMENT_ONLY = {"security.token": "security.token_file", "security.admin_token": "security.admin_token_file"}
 
 _PASSWORD_IN_AUTHORITY = re.compile(r"(://[^:/@]*):.*@")

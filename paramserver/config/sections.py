@@ -1,20 +1,23 @@
-"""The settings, section by section: what each is for, what it may be, what it is by default."""
+"""The settings, section by section: the purpose, the allowed values and the default of each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 from pydantic_settings import NoDecode
 
 from paramserver.config.secrets import hide_password
 from paramserver.config.values import (
     CHUNK_ALIGNMENT_BYTES,
+    DEVICE,
     MAX_CHUNK_BYTES,
+    STORE,
     ChosenThreads,
     Count,
     Must,
+    PathText,
     Processes,
     Seconds,
     SecondsOrNone,
@@ -22,15 +25,15 @@ from paramserver.config.values import (
     Staleness,
     Threads,
     Token,
-    addresses_or_empty,
-    chunk_size,
-    device_name,
-    host_or_empty,
-    job_name_or_empty,
+    can_listen,
+    empty_or,
+    is_address,
+    is_host,
+    is_job_name,
     json_list,
-    listen_or_empty,
+    only_if,
     refuse_bool,
-    store_url,
+    split_addresses,
 )
 
 
@@ -41,23 +44,23 @@ class Section(BaseModel):
 
 
 class Cluster(Section):
-    """Who takes part and where they meet."""
+    """The processes of a job, their addresses and their patience."""
 
     coordinator: Annotated[
-        str, AfterValidator(addresses_or_empty), Must('"host:port", several of them with commas between, or empty')
+        str,
+        only_if(lambda text: all(map(is_address, split_addresses(text)))),
+        Must('"host:port", several of them with commas between, or empty'),
     ] = Field(
         default="",
         description="Address of the coordinator, and of those that stand by for it. Empty: `run` takes a free port, "
         "a script trains alone.",
     )
-    listen: Annotated[str, AfterValidator(listen_or_empty), Must('"host", "host:port" (port 0: any), or empty')] = (
-        Field(
-            default="",
-            description="Where this process listens. Empty: the coordinator at its own address, a server at this "
-            "machine's address on the route to the coordinator, with a free port.",
-        )
+    listen: Annotated[str, empty_or(can_listen), Must('"host", "host:port" (port 0: any), or empty')] = Field(
+        default="",
+        description="Where this process listens. Empty: the coordinator at its own address, a server at this "
+        "machine's address on the route to the coordinator, with a free port.",
     )
-    advertise_host: Annotated[str, AfterValidator(host_or_empty), Must("a host name or address, or empty")] = Field(
+    advertise_host: Annotated[str, empty_or(is_host), Must("a host name or address, or empty")] = Field(
         default="", description="Under which name others reach this process. Empty: the address that it listens on."
     )
     servers: Processes = Field(default=1, description="Servers that share the model.")
@@ -67,7 +70,7 @@ class Cluster(Section):
         default=1,
         description="Server processes that `start server` starts on its host; each counts as one of cluster.servers.",
     )
-    placement: Annotated[Literal["auto", "balanced", "split"], Must('"auto", "balanced" or "split"')] = Field(
+    placement: Literal["auto", "balanced", "split"] = Field(
         default="auto",
         description="How much of the model each server takes. balanced: all as much. split: servers beside workers "
         "less than the others, as is best for the links. auto: whichever the cost model says is faster.",
@@ -84,7 +87,7 @@ class Cluster(Section):
         default=64 << 30,
         description="The largest model, in bytes of weights on all servers together; a larger one is refused at once.",
     )
-    beside_worker: Annotated[bool, Must("true or false")] = Field(
+    beside_worker: bool = Field(
         default=False, description="This server is on the host of a worker; see cluster.placement."
     )
     workers: Processes = Field(
@@ -92,20 +95,20 @@ class Cluster(Section):
     )
     store: Annotated[
         str,
-        AfterValidator(store_url),
+        only_if(STORE.match),
         Must('"auto", "memory", or an address that begins with "redis://", "rediss://" or "unix://"'),
     ] = Field(default="auto", description="Where the coordinator keeps its state. auto: a private server of its own.")
-    state_dir: Annotated[str, Must("a path")] = Field(
+    state_dir: PathText = Field(
         default="",
         description="Where `start coordinator` keeps a private store, in a directory of the job. Empty: paramserver in "
         "$XDG_STATE_HOME, or in ~/.local/state.",
     )
-    store_password_file: Annotated[str, Must("a path")] = Field(
+    store_password_file: PathText = Field(
         default="", description="File with the store's password, in place of one in cluster.store. Empty: none."
     )
     job: Annotated[
         str,
-        AfterValidator(job_name_or_empty),
+        empty_or(is_job_name),
         Must('up to 64 letters, digits, ".", "_" and "-" (a letter or digit first), or empty'),
     ] = Field(default="", description="Name of the job. Empty: `run` makes one up.")
     join_timeout_s: Seconds = Field(default=180.0, description="How long a process waits for the others to arrive.")
@@ -121,7 +124,7 @@ class Cluster(Section):
     max_idle_s: Seconds = Field(
         default=600.0, description="How long a job waits when a server or every worker is gone, or when it is stuck."
     )
-    transport: Annotated[Literal["auto", "grpc", "shm"], Must('"auto", "grpc" or "shm"')] = Field(
+    transport: Literal["auto", "grpc", "shm"] = Field(
         default="auto",
         description="How weights and gradients travel. auto: in shared memory between a worker and a server on one "
         "host, else over gRPC; a worker near some of the servers only sends large models to all over gRPC. shm: in "
@@ -131,7 +134,7 @@ class Cluster(Section):
         default=3,
         description="How often in a row `run` starts a process again while the job gets no further. 0: never.",
     )
-    when_done: Annotated[Literal["exit", "stay"], Must('"exit" or "stay"')] = Field(
+    when_done: Literal["exit", "stay"] = Field(
         default="exit", description="What coordinator and servers do when the job is done."
     )
 
@@ -143,7 +146,7 @@ class Cluster(Section):
 class Consistency(Section):
     """How strictly workers wait for each other."""
 
-    mode: Annotated[Literal["sync", "async"], Must('"sync" or "async"')] = Field(
+    mode: Literal["sync", "async"] = Field(
         default="sync",
         description="sync: a step is one update made of all its slices. async: every slice is an update.",
     )
@@ -153,7 +156,7 @@ class Consistency(Section):
 
 
 class Training(Section):
-    """What decides the numbers that come out."""
+    """Settings that decide the weights that come out."""
 
     seed: Seed = Field(default=0, description="Seed of the data order, dropout and augmentation.")
     slices_per_step: Count = Field(
@@ -163,25 +166,23 @@ class Training(Section):
         int,
         BeforeValidator(refuse_bool),
         Field(ge=0, le=MAX_CHUNK_BYTES),
-        AfterValidator(chunk_size),
+        only_if(lambda size: size % CHUNK_ALIGNMENT_BYTES == 0),
         Must(f"0, or a multiple of {CHUNK_ALIGNMENT_BYTES} up to {MAX_CHUNK_BYTES}"),
     ] = Field(default=0, description="Size of a chunk. 0: chosen from the size of the model and the links.")
-    nonfinite: Annotated[Literal["skip", "reject", "fail"], Must('"skip", "reject" or "fail"')] = Field(
+    nonfinite: Literal["skip", "reject", "fail"] = Field(
         default="skip",
         description="A NaN or infinite gradient: skip the step, reject the contribution, or fail the run.",
     )
-    poison: Annotated[Literal["fail", "skip"], Must('"fail" or "skip"')] = Field(
+    poison: Literal["fail", "skip"] = Field(
         default="fail",
         description="A slice that kills three workers that compute it: end the job and name it, or count it without "
         "its samples.",
     )
-    pull_precision: Annotated[Literal["fp32", "bf16", "fp16"], Must('"fp32", "bf16" or "fp16"')] = Field(
+    pull_precision: Literal["fp32", "bf16", "fp16"] = Field(
         default="fp32",
         description="What weights are rounded to on their way to workers. Servers, checkpoints, results keep fp32.",
     )
-    push_compression: Annotated[
-        Literal["none", "bf16", "fp16", "int8", "topk"], Must('"none", "bf16", "fp16", "int8" or "topk"')
-    ] = Field(
+    push_compression: Literal["none", "bf16", "fp16", "int8", "topk"] = Field(
         default="none",
         description="How gradients are made smaller on their way to servers. int8 and topk keep what they leave out "
         "for the next step; see docs/compression.md.",
@@ -202,13 +203,13 @@ class Training(Section):
         description="Threads a server applies updates with; bits do not depend on it. 0: its share of the machine's "
         "processors, 8 at most.",
     )
-    device: Annotated[str, AfterValidator(device_name), Must('"auto", "cpu", "mps", "cuda", or "cuda:N"')] = Field(
+    device: Annotated[str, only_if(DEVICE.fullmatch), Must('"auto", "cpu", "mps", "cuda", or "cuda:N"')] = Field(
         default="auto", description="Where a worker computes. auto: a GPU if torch sees one."
     )
 
 
 class Checkpoint(Section):
-    """What outlives the death of a server, and of everybody."""
+    """Saved versions of the weights, which outlive the death of every process."""
 
     dir: Annotated[str, Must("a directory or a URL")] = Field(
         default="",
@@ -228,25 +229,21 @@ class Checkpoint(Section):
 
 
 class Run(Section):
-    """What `paramserver run` starts and writes."""
+    """The script, and the files that a run writes."""
 
-    script: Annotated[str, Must("a path")] = Field(
-        default="", description="Training script, relative to where you are."
-    )
+    script: PathText = Field(default="", description="Training script, relative to where you are.")
     args: Annotated[tuple[str, ...], NoDecode, BeforeValidator(json_list), Must("a list of strings")] = Field(
         default=(), description="Arguments of the script. In the environment: a JSON list."
     )
-    summary: Annotated[str, Must("a path")] = Field(default="", description="JSON file for the summary. Empty: none.")
-    save: Annotated[str, Must("a path")] = Field(
-        default="", description="safetensors file for the weights. Empty: none."
-    )
+    summary: PathText = Field(default="", description="JSON file for the summary. Empty: none.")
+    save: PathText = Field(default="", description="safetensors file for the weights. Empty: none.")
 
 
 class Log(Section):
-    """What the processes say while they work."""
+    """The messages of the processes while they work."""
 
-    level: Annotated[Literal["debug", "info", "warning", "error"], Must('"debug", "info", "warning" or "error"')] = (
-        Field(default="info", description="The least important messages to show.")
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="The least important messages to show."
     )
     interval_s: Seconds = Field(
         default=5.0, description="Seconds between two lines of progress where there is no terminal."
@@ -254,19 +251,17 @@ class Log(Section):
 
 
 class Security(Section):
-    """Who may take part, and how members talk to each other."""
+    """Certificates and tokens of members and operators."""
 
-    certs: Annotated[str, Must("a path")] = Field(
-        default="", description="Directory made by `paramserver certs init`. Empty: no TLS."
-    )
-    token_file: Annotated[str, Must("a path")] = Field(
+    certs: PathText = Field(default="", description="Directory made by `paramserver certs init`. Empty: no TLS.")
+    token_file: PathText = Field(
         default="", description="File with the token of all members. Empty: join.token in security.certs, if there."
     )
-    admin_token_file: Annotated[str, Must("a path")] = Field(
+    admin_token_file: PathText = Field(
         default="", description="File with the operators' token. Empty: admin.token in security.certs, if there."
     )
     token: Token = Field(default=SecretStr(""), description="The token of all members, from the environment only.")
     admin_token: Token = Field(default=SecretStr(""), description="The operators' token, from the environment only.")
-    insecure: Annotated[bool, Must("true or false")] = Field(
+    insecure: bool = Field(
         default=False, description="Allow other machines without TLS: everybody on the network can read and interfere."
     )

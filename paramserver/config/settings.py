@@ -1,10 +1,10 @@
-"""All settings of a job as one frozen value, and what is known of each by its dotted name."""
+"""All settings of a job as one frozen value, and the facts of each setting by its dotted name."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args, get_origin
 
 from pydantic import PrivateAttr, model_validator
 from pydantic.fields import FieldInfo
@@ -98,7 +98,7 @@ class Settings(BaseSettings):
 
 
 def section_of(key: str) -> str:
-    """The section of a setting: of "consistency.mode" it is "consistency"."""
+    """The section of a setting: "consistency" of "consistency.mode"."""
     return key.partition(".")[0]
 
 
@@ -128,5 +128,11 @@ def env_name(key: str) -> str:
 
 
 def must_be(key: str) -> str:
-    """What the value of the setting `key` has to be, in words."""
-    return next(item.be for item in FIELDS[key].metadata if isinstance(item, Must))
+    """The allowed values of the setting `key`, in words."""
+    field = FIELDS[key]
+    if field.annotation is bool:
+        return "true or false"
+    if choices := get_args(field.annotation) if get_origin(field.annotation) is Literal else ():
+        *others, last = (f'"{choice}"' for choice in choices)
+        return f"{', '.join(others)} or {last}"
+    return next(item.be for item in field.metadata if isinstance(item, Must))

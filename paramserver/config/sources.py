@@ -1,4 +1,4 @@
-"""Flags, environment and file, and which of them wins. Nothing else looks at files or at the environment."""
+"""Settings of flags, environment and file, in this precedence. No other module reads files or the environment."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from paramserver.config.settings import (
 )
 from paramserver.errors import ConfigError
 
-# Variables that our own processes hand to each other begin with this; they are no settings.
+# Prefix of variables that our own processes hand to each other; they are no settings.
 ENV_INTERNAL_PREFIX = "PARAMSERVER_INTERNAL_"
 DEFAULT_FILE = "paramserver.toml"
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One source of values: dotted name to value, and dotted name to the words for where it stands."""
+    """One source of values. ``values``: by dotted name; ``origins``: where each value stands, in words."""
 
     values: Mapping[str, Any]
     origins: Mapping[str, str]

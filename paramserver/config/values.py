@@ -1,11 +1,12 @@
-"""What the values of settings may be: limits, checks, and the words that say so."""
+"""The allowed values of settings: limits, checks, and words for them."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
@@ -17,12 +18,13 @@ MIN_TOKEN_CHARS = 16
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
 _HOST = re.compile(r"[^\s/:,\[\]]+|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\]?")
-_DEVICE = re.compile(r"auto|cpu|mps|(?:cuda|xpu)(?::[0-9]+)?")
+STORE = re.compile(r"(?:auto|memory)$|(?:rediss?|unix)://.")
+DEVICE = re.compile(r"auto|cpu|mps|(?:cuda|xpu)(?::[0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Must:
-    """What a setting's value has to be, in words that complete the sentence "... but must be ..."."""
+    """The allowed values of a setting, in words that complete the sentence "... but must be ..."."""
 
     be: str
 
@@ -51,59 +53,30 @@ def split_addresses(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")] if text else []
 
 
-def addresses_or_empty(value: str) -> str:
-    """A list of addresses, or nothing."""
-    if not all(is_address(part) for part in split_addresses(value)):
-        raise ValueError("not addresses")
-    return value
+def is_host(text: str) -> bool:
+    """Whether ``text`` is the name or the address of a host."""
+    return _HOST.fullmatch(text) is not None
 
 
-def listen_or_empty(value: str) -> str:
-    """Where to listen, or nothing."""
-    if value and not (_HOST.fullmatch(value) or is_address(value) or is_address(re.sub(":0$", ":1", value))):
-        raise ValueError("nothing to listen on")
-    return value
+def can_listen(text: str) -> bool:
+    """Whether ``text`` is a host, or an address whose port may be 0."""
+    return is_host(text) or is_address(text) or is_address(re.sub(":0$", ":1", text))
 
 
-def _long_enough(value: SecretStr) -> SecretStr:
-    if value and len(value.get_secret_value()) < MIN_TOKEN_CHARS:
-        raise ValueError("too short")
-    return value
+def only_if(right: Callable[[Any], object]) -> AfterValidator:
+    """Refuses values for which ``right`` is false. The setting's :class:`Must` says which values are allowed."""
+
+    def check(value: Any) -> Any:
+        if not right(value):
+            raise ValueError("not allowed")
+        return value
+
+    return AfterValidator(check)
 
 
-def host_or_empty(value: str) -> str:
-    """The name of a host, or nothing."""
-    if value and not _HOST.fullmatch(value):
-        raise ValueError("not a host")
-    return value
-
-
-def job_name_or_empty(value: str) -> str:
-    """The name of a job, or nothing."""
-    if value and not is_job_name(value):
-        raise ValueError("not a job name")
-    return value
-
-
-def store_url(value: str) -> str:
-    """Where a store is."""
-    if value not in ("auto", "memory") and not re.match(r"(?:rediss?|unix)://.", value):
-        raise ValueError("not a store")
-    return value
-
-
-def device_name(value: str) -> str:
-    """Where to compute."""
-    if not _DEVICE.fullmatch(value):
-        raise ValueError("not a device")
-    return value
-
-
-def chunk_size(value: int) -> int:
-    """A number of bytes that keeps chunks aligned."""
-    if value % CHUNK_ALIGNMENT_BYTES:
-        raise ValueError("not aligned")
-    return value
+def empty_or(right: Callable[[str], object]) -> AfterValidator:
+    """Allows empty text, and text for which ``right`` is true."""
+    return only_if(lambda text: not text or right(text))
 
 
 def json_list(value: object) -> object:
@@ -131,8 +104,9 @@ Staleness = Annotated[
     BeforeValidator(refuse_bool),
     Must('an integer of 0 or more, or "unbounded"'),
 ]
-
-
+PathText = Annotated[str, Must("a path")]
 Token = Annotated[
-    SecretStr, AfterValidator(_long_enough), Must(f"a text of {MIN_TOKEN_CHARS} characters or more, or empty")
+    SecretStr,
+    only_if(lambda token: not token or len(token.get_secret_value()) >= MIN_TOKEN_CHARS),
+    Must(f"a text of {MIN_TOKEN_CHARS} characters or more, or empty"),
 ]

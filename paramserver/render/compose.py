@@ -25,7 +25,7 @@ _Service = dict[str, Any]
 
 _STORE_KEYS = "redis"
 _GRACE = "30s"
-# What a process may use.
+# The limits of every container.
 _NODE: Mapping[str, Any] = {
     "init": True,
     "user": f"{UID}:{UID}",
@@ -98,7 +98,7 @@ def _member(containers: Containers, role: str, words: list[str], count: int) -> 
     service["shm_size"] = "1g"
     service["deploy"] = {"replicas": count}
     if role == "worker":
-        # One that has done its work stays away.
+        # A worker that has done its work is not started again.
         service["restart"] = "on-failure"
         if containers.request.gpu:
             device = {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
@@ -149,7 +149,7 @@ def _redis() -> _Service:
         "networks": ["store"],
         "depends_on": {"certs": {"condition": "service_completed_successfully"}},
         "healthcheck": {
-            # Whoever has no password is told so: it answers.
+            # A client without a password gets an answer, too.
             "test": ["CMD-SHELL", "valkey-cli ping | grep -Eq 'PONG|NOAUTH'"],
             "interval": "2s",
             "timeout": "5s",

@@ -16,11 +16,7 @@ def render(request: Request) -> Files:
     # A JobSet names its pods NAME-ROLE-JOB-POD, in a headless service of its own name.
     containers = Containers(request, f"{name}-coordinator-0-0.{name}", pods.store_url(name), when_done="exit")
     files = {
-        "config.yaml": yaml_text(
-            "The coordinator's configuration. Servers and workers get from the coordinator what they need to know.\n\n"
-            + pods.secrets_text(name, containers),
-            [pods.config_map(name, containers), *pods.results_claim(name, containers)],
-        ),
+        **pods.common_files(name, containers),
         "jobset.yaml": yaml_text(
             "The job, as one object for clusters with JobSet. It succeeds when the workers have done their work and\n"
             "the coordinator has written down what came of it; the servers end by themselves.\n"
@@ -29,34 +25,24 @@ def render(request: Request) -> Files:
             [_jobset(name, containers)],
         ),
     }
-    if containers.own_store:
-        files["store.yaml"] = yaml_text(
-            "The store of the coordinator: a Valkey server. Only the coordinator talks to it.",
-            pods.store_objects(name),
-        )
-    return files
+    return dict(sorted(files.items()))
 
 
 def _jobset(name: str, containers: Containers) -> pods.Object:
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": {"name": name, "labels": pods.labels(name, "job")},
-        "spec": {
-            # Also of pods that are not ready yet: the others look for the coordinator from the beginning.
-            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-            "successPolicy": {"operator": "All", "targetReplicatedJobs": ["coordinator", "worker"]},
-            "failurePolicy": {"maxRestarts": 0},
-            "replicatedJobs": [
-                _role("coordinator", _job(1, pods.coordinator_pod(name, containers, "OnFailure"))),
-                _role(
-                    "server",
-                    _job(containers.request.settings.cluster.servers, pods.server_pod(name, containers, "OnFailure")),
-                ),
-                _role("worker", pods.worker_job(name, containers)),
-            ],
-        },
+    servers = containers.request.settings.cluster.servers
+    spec = {
+        # Also of pods that are not ready yet: the others look for the coordinator from the beginning.
+        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+        "successPolicy": {"operator": "All", "targetReplicatedJobs": ["coordinator", "worker"]},
+        "failurePolicy": {"maxRestarts": 0},
+        "replicatedJobs": [
+            _role("coordinator", _job(1, pods.coordinator_pod(name, containers, "OnFailure"))),
+            _role("server", _job(servers, pods.server_pod(name, containers, "OnFailure"))),
+            _role("worker", pods.worker_job(name, containers)),
+        ],
     }
+    meta = {"name": name, "labels": pods.labels(name, "job")}
+    return pods.kubernetes_object("jobset.x-k8s.io/v1alpha2", "JobSet", meta, spec=spec)
 
 
 def _role(role: str, job: pods.Object) -> pods.Object:

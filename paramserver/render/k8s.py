@@ -13,22 +13,18 @@ def render(request: Request) -> Files:
     # A pod that has ended would be started again, so coordinator and servers stay when the job is done.
     containers = Containers(request, f"{name}-coordinator", pods.store_url(name), when_done="stay")
     files = {
-        "config.yaml": yaml_text(
-            "The coordinator's configuration. Servers and workers get from the coordinator what they need to know.\n\n"
-            + pods.secrets_text(name, containers),
-            [pods.config_map(name, containers), *pods.results_claim(name, containers)],
-        ),
+        **pods.common_files(name, containers),
         "coordinator.yaml": yaml_text(
             "The coordinator. The Service leads to the one that is ready: one that stands by for another is not.\n"
             f"  kubectl exec deployment/{name}-coordinator -- paramserver status\n"
             f"  kubectl scale deployment/{name}-coordinator --replicas 2      a second one, on standby",
-            [pods.coordinator_service(name, request), _coordinator(name, containers)],
+            [pods.service(name, "coordinator", request.port, "grpc"), _coordinator(name, containers)],
         ),
         "server.yaml": yaml_text(
             "The servers. They call the coordinator, and tell it the address of their pod.\n"
             "One that is evicted takes its shard along: the budget forbids it. To empty a node all the same:\n"
             f"  kubectl delete poddisruptionbudget {name}-server",
-            [_headless_service(name), _servers(name, containers), _budget(name)],
+            _servers(name, containers),
         ),
         "worker.yaml": yaml_text(
             "The workers. Their slices are taken over by others whenever one is lost.\n"
@@ -37,66 +33,38 @@ def render(request: Request) -> Files:
             [_workers(name, containers)],
         ),
     }
-    if containers.own_store:
-        files["store.yaml"] = yaml_text(
-            "The store of the coordinator: a Valkey server. Only the coordinator talks to it.",
-            pods.store_objects(name),
-        )
     return dict(sorted(files.items()))
 
 
 def _coordinator(name: str, containers: Containers) -> pods.Object:
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": pods.metadata(name, "coordinator"),
-        "spec": {
-            "replicas": 2 if containers.request.standby else 1,
-            # One that stands by is never ready, for which a rolling update would wait.
-            "strategy": {"type": "Recreate"},
-            "selector": {"matchLabels": pods.labels(name, "coordinator")},
-            "template": pods.coordinator_pod(name, containers, "Always"),
-        },
+    spec = {
+        "replicas": 2 if containers.request.standby else 1,
+        # A coordinator that stands by is never ready, for which a rolling update would wait.
+        "strategy": {"type": "Recreate"},
+        "selector": {"matchLabels": pods.labels(name, "coordinator")},
+        "template": pods.coordinator_pod(name, containers, "Always"),
     }
+    return pods.kubernetes_object("apps/v1", "Deployment", pods.metadata(name, "coordinator"), spec=spec)
 
 
-def _headless_service(name: str) -> pods.Object:
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": pods.metadata(name, "server"),
-        "spec": {"clusterIP": "None", "selector": pods.labels(name, "server")},
+def _servers(name: str, containers: Containers) -> list[pods.Object]:
+    """The servers, the service that names their pods, and the budget that forbids to evict them."""
+    labels, meta = pods.labels(name, "server"), pods.metadata(name, "server")
+    spec = {
+        "serviceName": f"{name}-server",
+        "replicas": containers.request.settings.cluster.servers,
+        "podManagementPolicy": "Parallel",
+        "selector": {"matchLabels": labels},
+        "template": pods.server_pod(name, containers, "Always"),
     }
-
-
-def _servers(name: str, containers: Containers) -> pods.Object:
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "StatefulSet",
-        "metadata": pods.metadata(name, "server"),
-        "spec": {
-            "serviceName": f"{name}-server",
-            "replicas": containers.request.settings.cluster.servers,
-            "podManagementPolicy": "Parallel",
-            "selector": {"matchLabels": pods.labels(name, "server")},
-            "template": pods.server_pod(name, containers, "Always"),
-        },
-    }
-
-
-def _budget(name: str) -> pods.Object:
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": pods.metadata(name, "server"),
-        "spec": {"maxUnavailable": 0, "selector": {"matchLabels": pods.labels(name, "server")}},
-    }
+    budget = {"maxUnavailable": 0, "selector": {"matchLabels": labels}}
+    return [
+        pods.kubernetes_object("v1", "Service", meta, spec={"clusterIP": "None", "selector": labels}),
+        pods.kubernetes_object("apps/v1", "StatefulSet", meta, spec=spec),
+        pods.kubernetes_object("policy/v1", "PodDisruptionBudget", meta, spec=budget),
+    ]
 
 
 def _workers(name: str, containers: Containers) -> pods.Object:
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": pods.metadata(name, "worker"),
-        "spec": pods.worker_job(name, containers),
-    }
+    meta = pods.metadata(name, "worker")
+    return pods.kubernetes_object("batch/v1", "Job", meta, spec=pods.worker_job(name, containers))

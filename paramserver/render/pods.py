@@ -1,4 +1,4 @@
-"""What Kubernetes pods of all kinds have in common, and the objects that Jobs and JobSets share."""
+"""Pods, and the Kubernetes objects that plain manifests and JobSets share."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from paramserver.render.request import (
     STORE_SECRET,
     UID,
     Containers,
+    Files,
     Request,
     Values,
 )
-from paramserver.render.text import Octal, double_dollars, environment, toml_text
+from paramserver.render.text import Octal, double_dollars, environment, toml_text, yaml_text
 
 Object = dict[str, Any]
 
-# So that names made of it, and of a number, stay within what DNS allows.
+# Names that are made of a job's name and a number must fit into a label of DNS.
 MAX_NAME_CHARS = 40
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _CONFIG = f"{ETC}/config"
-# What a small model needs.
+# Enough for a small model.
 _MEMORY = {"coordinator": "1Gi", "server": "2Gi", "worker": "2Gi"}
 _RETRIES = 3
 
@@ -43,6 +44,27 @@ exec valkey-server - --dir /data --appendonly yes --maxmemory-policy noeviction 
 requirepass "$(cat {STORE_SECRET})"
 CONFIGURATION
 """
+
+
+def kubernetes_object(api: str, kind: str, meta: Object, **parts: object) -> Object:
+    """An object of Kubernetes. ``parts``: "spec", or "data"."""
+    return {"apiVersion": api, "kind": kind, "metadata": meta, **parts}
+
+
+def common_files(name: str, containers: Containers) -> Files:
+    """The files of the configuration and of the store that is started along with the job."""
+    files = {
+        "config.yaml": yaml_text(
+            "The coordinator's configuration. Servers and workers get from the coordinator what they need to know.\n\n"
+            + secrets_text(name, containers),
+            [config_map(name, containers), *results_claim(name, containers)],
+        )
+    }
+    if containers.own_store:
+        files["store.yaml"] = yaml_text(
+            "The store of the coordinator: a Valkey server. Only the coordinator talks to it.", store_objects(name)
+        )
+    return files
 
 
 def object_name(request: Request) -> str:
@@ -62,7 +84,7 @@ def secret_name(name: str, role: str) -> str:
 
 
 def store_url(name: str) -> str:
-    """Of the store that is started along with the job."""
+    """The address of the store that is started along with the job."""
     return f"redis://{name}-store:{STORE_PORT}/0"
 
 
@@ -87,7 +109,7 @@ def secrets_text(name: str, containers: Containers) -> str:
 
 
 def secret_files(role: str) -> list[str]:
-    """What a role needs of the directory that `paramserver certs init` makes."""
+    """The files that a role needs of the directory that `paramserver certs init` makes."""
     files = ["ca.crt", f"{role}.crt", f"{role}.key", "join.token"]
     # Commands are given in the coordinator's container.
     return [*files, "admin.crt", "admin.key", "admin.token"] if role == "coordinator" else files
@@ -103,7 +125,7 @@ def metadata(name: str, role: str, suffix: str = "") -> Object:
 
 
 def labels(name: str, role: str) -> dict[str, str]:
-    """By which objects find their pods."""
+    """Labels by which objects find their pods."""
     return {
         "app.kubernetes.io/name": "paramserver",
         "app.kubernetes.io/instance": name,
@@ -113,12 +135,8 @@ def labels(name: str, role: str) -> dict[str, str]:
 
 def config_map(name: str, containers: Containers) -> Object:
     """The coordinator's configuration file."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": metadata(name, "coordinator", "config"),
-        "data": {"cluster.toml": toml_text("", containers.coordinator_values())},
-    }
+    data = {"cluster.toml": toml_text("", containers.coordinator_values())}
+    return kubernetes_object("v1", "ConfigMap", metadata(name, "coordinator", "config"), data=data)
 
 
 def coordinator_pod(name: str, containers: Containers, restart: str) -> Object:
@@ -135,7 +153,10 @@ def coordinator_pod(name: str, containers: Containers, restart: str) -> Object:
     ]
     volumes: list[Object] = [
         {"name": "config", "configMap": {"name": f"{name}-config"}},
-        {"name": "results", **_results_volume(name, containers)},
+        {
+            "name": "results",
+            **({"persistentVolumeClaim": {"claimName": f"{name}-results"}} if containers.results else {"emptyDir": {}}),
+        },
     ]
     if containers.password_file:
         container["volumeMounts"].append(_store_mount())
@@ -185,7 +206,7 @@ def worker_job(name: str, containers: Containers) -> Object:
 
 
 def store_objects(name: str) -> list[Object]:
-    """A Valkey server that keeps what it is told, and where it is found."""
+    """A Valkey server with a volume, and the service by which the coordinator finds the server."""
     role = "store"
     container: Object = {
         "name": role,
@@ -203,67 +224,34 @@ def store_objects(name: str) -> list[Object]:
         ],
     }
     volumes = [{"name": "tmp", "emptyDir": {}}, _store_volume(name)]
-    return [
-        _service(name, role, STORE_PORT, "valkey"),
-        {
-            "apiVersion": "apps/v1",
-            "kind": "StatefulSet",
-            "metadata": metadata(name, role),
-            "spec": {
-                "serviceName": f"{name}-{role}",
-                "replicas": 1,
-                "selector": {"matchLabels": labels(name, role)},
-                "template": {
-                    "metadata": {"labels": labels(name, role)},
-                    "spec": _pod(container, volumes, "Always"),
-                },
-                "volumeClaimTemplates": [
-                    {
-                        "metadata": {"name": "data"},
-                        "spec": {
-                            "accessModes": ["ReadWriteOnce"],
-                            "resources": {"requests": {"storage": "1Gi"}},
-                        },
-                    }
-                ],
-            },
-        },
-    ]
+    spec = {
+        "serviceName": f"{name}-{role}",
+        "replicas": 1,
+        "selector": {"matchLabels": labels(name, role)},
+        "template": {"metadata": {"labels": labels(name, role)}, "spec": _pod(container, volumes, "Always")},
+        "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": _claim("ReadWriteOnce", "1Gi")}],
+    }
+    store = kubernetes_object("apps/v1", "StatefulSet", metadata(name, role), spec=spec)
+    return [service(name, role, STORE_PORT, "valkey"), store]
+
+
+def _claim(mode: str, size: str) -> Object:
+    return {"accessModes": [mode], "resources": {"requests": {"storage": size}}}
 
 
 def results_claim(name: str, containers: Containers) -> list[Object]:
-    """Where the coordinator's files stay, if it writes any."""
+    """The volume for the coordinator's files, if it writes any."""
     if not containers.results:
         return []
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": metadata(name, "coordinator", "results"),
-            "spec": {
-                "accessModes": ["ReadWriteMany" if containers.request.standby else "ReadWriteOnce"],
-                "resources": {"requests": {"storage": "10Gi"}},
-            },
-        }
-    ]
+    spec = _claim("ReadWriteMany" if containers.request.standby else "ReadWriteOnce", "10Gi")
+    meta = metadata(name, "coordinator", "results")
+    return [kubernetes_object("v1", "PersistentVolumeClaim", meta, spec=spec)]
 
 
-def _results_volume(name: str, containers: Containers) -> Object:
-    return {"persistentVolumeClaim": {"claimName": f"{name}-results"}} if containers.results else {"emptyDir": {}}
-
-
-def coordinator_service(name: str, request: Request) -> Object:
-    """Where the coordinator that leads is found."""
-    return _service(name, "coordinator", request.port, "grpc")
-
-
-def _service(name: str, role: str, port: int, port_name: str) -> Object:
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": metadata(name, role),
-        "spec": {"selector": labels(name, role), "ports": [{"name": port_name, "port": port, "targetPort": port_name}]},
-    }
+def service(name: str, role: str, port: int, port_name: str) -> Object:
+    """The address of the pods of a role that are ready."""
+    spec = {"selector": labels(name, role), "ports": [{"name": port_name, "port": port, "targetPort": port_name}]}
+    return kubernetes_object("v1", "Service", metadata(name, role), spec=spec)
 
 
 def _container(request: Request, role: str, words: Sequence[str], values: Values) -> Object:
@@ -274,7 +262,7 @@ def _container(request: Request, role: str, words: Sequence[str], values: Values
         mounts.append({"name": "keys", "mountPath": CERTS, "readOnly": True})
     training = request.settings.training
     threads = {"server": max(1, training.threads_per_server), "worker": training.threads_per_worker}.get(role, "250m")
-    container: Object = {
+    return {
         "name": role,
         "image": request.image,
         "args": double_dollars(list(words)),
@@ -288,7 +276,6 @@ def _container(request: Request, role: str, words: Sequence[str], values: Values
         "securityContext": _container_security(),
         "volumeMounts": mounts,
     }
-    return container
 
 
 def _probe(command: Sequence[str], period_s: int, failures: int) -> Object:
@@ -308,10 +295,7 @@ def _template(
         own.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}})
     if not request.insecure:
         own.append({"name": "keys", "secret": {"secretName": secret_name(name, role), "defaultMode": Octal(0o440)}})
-    return {
-        "metadata": {"labels": labels(name, role)},
-        "spec": _pod(container, [*own, *volumes], restart),
-    }
+    return {"metadata": {"labels": labels(name, role)}, "spec": _pod(container, [*own, *volumes], restart)}
 
 
 def _pod(container: Mapping[str, Any], volumes: Sequence[Object], restart: str) -> Object:

@@ -1,4 +1,4 @@
-"""What is to be rendered, and what every target makes of the settings."""
+"""The request of ``paramserver render``, and the settings that every target derives from it."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ STORE_PORT = 6379
 # In containers: nobody's user id on the host.
 UID = 10001
 STORE_IMAGE = "valkey/valkey:9-alpine"
-# How long a process may take to leave, seconds: a worker hands in the slice that it is at and gives back the others.
+# Seconds that a process may take to leave: a worker hands in its present slice and gives back the others.
 STOP_S = 60
 # Exit codes after which starting again does not help: wrong configuration, wrong version.
 HOPELESS = (2, 4)
-# What supervisors run to see whether a process is well; "--ready" also asks whether it takes part.
+# The health check that supervisors run; "--ready" also asks whether the process takes part.
 HEALTH = ("paramserver", "health")
 
 # Where things lie, on a machine as in a container.
 ETC = "/etc/paramserver"
 CERTS = f"{ETC}/certs"
 STORE_PASSWORD = f"{ETC}/store.password"
-# What the image's keys.py makes for docker-compose: which files, and which user of the store.
+# Files, and the user of the store, that the image's keys.py makes for docker-compose.
 COMPOSE_CERTS = "/certs"
 COMPOSE_STORE = "redis://paramserver@redis:6379/0"
 COMPOSE_STORE_PASSWORD = "/certs/redis.password"
-# In containers: what lies here may be readable by others.
+# In containers, other users may read the files here.
 STORE_SECRET = "/run/secrets/paramserver/password"
 STATE = "/var/lib/paramserver"
-# The only place where the image may write, besides what is temporary.
+# The only place where the image may write, temporary files aside.
 RESULTS = "/data"
 
-# What a server or a worker needs to know; everything else it is told by the coordinator. In particular it must not
-# insist on a mode that may have been changed meanwhile, and it has no business with the store.
+# Settings that a server or a worker needs; it gets all others from the coordinator. In particular it must not insist on
+# a mode that may have changed meanwhile, and it has no business with the store.
 _MEMBER_KEYS = (
     "cluster.coordinator",
     "cluster.join_timeout_s",
@@ -54,13 +54,13 @@ _MEMBER_KEYS = (
     "security.certs",
     "security.insecure",
 )
-# What the coordinator does not need: the workers' script, and what every target says in its own way.
+# Settings that the coordinator does not need: the workers' script, and settings that each target writes itself.
 _NOT_COORDINATOR = {"run.script", "run.args", "training.device", "security.token_file", "security.admin_token_file"}
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the user asked for. ``standby``: a second coordinator; ``gpu``: one for each worker."""
+    """The options of the user. ``standby``: a second coordinator; ``gpu``: one GPU for each worker."""
 
     settings: Settings
     image: str = DEFAULT_IMAGE
@@ -99,13 +99,13 @@ class Request:
         return ["start", "worker", "--", run.script, *run.args]
 
     def coordinator_values(self, changes: Values) -> Values:
-        """The coordinator's settings with changes that the target makes, as far as they are not the defaults."""
+        """The coordinator's settings with the changes of the target; defaults are left out."""
         self._refuse_secrets()
         values = {key: value for key, value in self.settings.values().items() if key not in _NOT_COORDINATOR}
         return _not_default({**values, **changes})
 
     def member_values(self, changes: Values) -> Values:
-        """The same for a server or a worker."""
+        """The settings of a server or a worker, with the changes of the target; defaults are left out."""
         values = self.settings.values()
         return _not_default({**{key: values[key] for key in _MEMBER_KEYS}, **changes})
 
@@ -127,13 +127,13 @@ def _not_default(values: Mapping[str, object]) -> Values:
     return {key: value for key, value in values.items() if value != defaults[key] and key not in _NEVER}
 
 
-# These come from the environment only, and never from ours.
+# Settings that come from the environment only, and never from our files.
 _NEVER: Collection[str] = [key for key in SECRETS if key.startswith("security.")]
 
 
 @dataclass(frozen=True, slots=True)
 class Containers:
-    """What targets that run containers share: addresses by service name, and the store.
+    """The addresses, by service name, and the store of targets that run containers.
 
     ``coordinator`` is its host name; ``store``, ``store_password`` are URL and password file of the store that is
     started along with the job; ``certs`` is the directory with certificates.

@@ -38,7 +38,7 @@ _HARDENING: _Lines = [
     ("SystemCallArchitectures", "native"),
     ("UMask", "0077"),
 ]
-# Not for workers: these shut out GPUs, and a script may need what a server does not.
+# Not for workers: these settings shut out GPUs, and a script may need more than a server.
 _MORE_HARDENING: _Lines = [
     ("PrivateDevices", "yes"),
     ("ProtectClock", "yes"),
@@ -49,7 +49,7 @@ _MORE_HARDENING: _Lines = [
 
 
 def render(request: Request) -> Files:
-    """Units and what they read, by file name. Raises ConfigError if the others would not find the coordinator."""
+    """Units and their files, by file name. Raises ConfigError if the others would not find the coordinator."""
     settings = request.settings
     if not settings.cluster.coordinator:
         raise ConfigError(
@@ -114,7 +114,7 @@ def _worker_words(request: Request) -> list[str]:
 
 
 def _needs(request: Request, role: str) -> str:
-    """What has to be on the machine, in words."""
+    """The files that the machine needs, in words."""
     files = [_CONFIG if role == "coordinator" else _MEMBER]
     if not request.insecure:
         files.append(f"{CERTS} with the certificate of a {role}")
@@ -128,7 +128,7 @@ def _needs(request: Request, role: str) -> str:
 
 
 def _result_directories(request: Request) -> list[str]:
-    """Where results go, as far as the unit could not write there otherwise."""
+    """Directories of results that the unit could not write to otherwise."""
     paths = [request.settings.run.summary, request.settings.run.save]
     if request.settings.cluster.state_dir:
         paths.append(f"{request.settings.cluster.state_dir}/")

@@ -1,4 +1,4 @@
-"""What can be rendered: a function from `Request` to files for each target."""
+"""The targets of ``paramserver render``: for each, a function from `Request` to files."""
 
 from __future__ import annotations
 
