@@ -23,7 +23,9 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
 BIN := .venv/bin
-TEST_PROCESSES ?= 2
+# For two cores. A third of the time of a test in one process is waiting for timers; tests of real processes fill the cores.
+TEST_PROCESSES ?= 3
+RUN_PROCESSES ?= 2
 PROTOS := $(wildcard protos/paramserver/v1/*.proto)
 # The lowest versions that pyproject.toml allows of what we depend on most.
 LOWEST_TORCH := 2.6.0
@@ -65,7 +67,7 @@ demo: .venv/.stamp
 test: .venv/.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile -m 'not long' \
 		tests/unit tests/contract tests/cluster tests/behaviour
-	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile -m 'not long' tests/integration
+	$(BIN)/python -m pytest -q -n $(RUN_PROCESSES) --dist loadfile -m 'not long' tests/integration
 
 test-long: .venv/.stamp
 	$(BIN)/python -m pytest -q -m long tests

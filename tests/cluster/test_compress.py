@@ -20,7 +20,7 @@ from paramserver.wire.messages import chunk_ref
 from paramserver.worker.context import Context
 from paramserver.worker.gradients.hooks import PushBucket
 from tests.support.cluster.harness import Cluster, Outcome, inside, train, until, wait
-from tests.support.cluster.programs import Program, adamw, dataset, network, sgd
+from tests.support.cluster.programs import Program, adamw, dataset, model_of, network, sgd
 from tests.support.cluster.raw import Raw, SyncName
 from tests.support.failover.rollback import Rig, Strike, same
 
@@ -115,10 +115,9 @@ def test_workers_see_rounded_weights_and_servers_keep_exact_ones(pull: str) -> N
     statistics: list[torch.Tensor] = []
 
     def look(ctx: Context, _: int) -> None:
-        binding = ctx._binding
-        assert binding is not None
-        seen.append(binding.parameters[0].detach().clone())
-        statistics.append(binding._buffers[0].tensor.clone())
+        model = model_of(ctx)
+        seen.append(next(model.parameters()).detach().clone())
+        statistics.append(next(model.buffers()).clone())
 
     outcome = job("none", pull, script=program(each=look))
     dtype = torch_dtype({"bf16": "bfloat16", "fp16": "float16"}[pull])

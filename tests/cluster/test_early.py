@@ -19,7 +19,7 @@ from paramserver.worker.gradients.leaving import EarlyChunks
 from tests.support.cluster.early import DATA, OPTIONS, clip, script
 from tests.support.cluster.faults import Fault, FaultPlan, Rule
 from tests.support.cluster.harness import train, train_without
-from tests.support.cluster.programs import LedgerProgram, Program, adamw, network
+from tests.support.cluster.programs import LedgerProgram, Program, adamw, model_of, network, optimizer_of
 from tests.support.cluster.small_job import Death
 
 
@@ -65,8 +65,7 @@ def test_asynchronously_too(monkeypatch: pytest.MonkeyPatch, count: Counter[str]
 
 
 def of(ctx: Context) -> list[torch.nn.Parameter]:
-    assert ctx._binding is not None
-    return [ctx._binding.parameters[index] for index in ctx._binding._trained]
+    return [parameter for parameter in model_of(ctx).parameters() if parameter.requires_grad]
 
 
 def hidden(ctx: Context, number: int) -> None:
@@ -100,8 +99,7 @@ def test_a_learning_rate_that_the_script_sets_before_each_step_counts(
     monkeypatch: pytest.MonkeyPatch, count: Counter[str]
 ) -> None:
     def lower(ctx: Context, number: int) -> None:
-        assert ctx._optimizer is not None
-        ctx._optimizer.param_groups[0]["lr"] = 0.01 / (1 + ctx.version)
+        optimizer_of(ctx).param_groups[0]["lr"] = 0.01 / (1 + ctx.version)
 
     digests = train(script(lower), **OPTIONS).digests
     assert count["sealed"] == 0

@@ -22,7 +22,7 @@ from paramserver.v1 import shard_pb2
 from paramserver.worker.context import Context
 from paramserver.worker.flat import FlatSpace
 from tests.support.cluster.harness import Cluster, Outcome, train, until
-from tests.support.cluster.programs import LedgerProgram, Program, adamw, dataset, fill, network, plain
+from tests.support.cluster.programs import LedgerProgram, Program, adamw, dataset, fill, model_of, network, plain
 from tests.support.cluster.raw import Raw
 from tests.support.cluster.small_job import SLICES, program
 from tests.support.failover.moments import EVERY, MOMENTS, fresh
@@ -149,7 +149,7 @@ def test_whoever_rests_keeps_its_weights_while_others_go_on() -> None:
         def rest(ctx: Context, slices: int) -> None:
             if ctx.rank != 0 or slices != 2:
                 return
-            model = list(ctx._binding.parameters) if ctx._binding is not None else []
+            model = list(model_of(ctx).parameters())
             before = [parameter.detach().clone() for parameter in model]
             version = ctx.version
             until("others are far ahead", lambda: cluster.stats()[0].version >= version + 8)
@@ -261,8 +261,7 @@ def test_what_scripts_write_and_put_back_leaves_no_private_pages(how: str) -> No
     """A page that stayed this process's own would show an old version for ever."""
 
     def swap(ctx: Context, _: int) -> None:
-        assert ctx._binding is not None
-        for parameter in ctx._binding.parameters:
+        for parameter in model_of(ctx).parameters():
             with torch.no_grad():
                 place, mine = parameter if how == "in place" else parameter.data, parameter.detach().clone()
                 place.zero_()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -81,10 +82,16 @@ def part_of(module: str) -> str:
     return module.split(".")[1] if "." in module else "__init__"
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """The syntax of a file, parsed once for all tests."""
+    return ast.parse(path.read_text(), str(path))
+
+
 def imported_modules(path: Path) -> Iterator[str]:
     """Absolute names of all modules that a file imports; "from paramserver import x" counts as paramserver.x."""
     package = path.relative_to(ROOT).parent.parts
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -144,7 +151,7 @@ def imports_of_all(typing_too: bool = False) -> dict[str, set[str]]:
     modules = {module_of(path): path for path in sources()}
     found: dict[str, set[str]] = {}
     for module, path in modules.items():
-        tree = ast.parse(path.read_text(), str(path))
+        tree = tree_of(path)
         typing = {
             id(inner)
             for node in ast.walk(tree)

@@ -62,8 +62,8 @@ def test_recovery_of_a_server_is_until_its_successor_publishes() -> None:
         Fired(1, "server-0", "commit.after_log_before_reply", "note", 3, 11, 102.0),
         Fired(1, "server-1", "commit.after_log_before_reply", "note", 3, 13, 102.5),
     ]
-    assert runs._recoveries(case, noted) == [runs.Recovery("server-1", 0.5, 2.5)]
-    assert runs._recoveries(case, noted[:3]) == [runs.Recovery("server-1", None, None)]
+    assert runs.recoveries(case, noted) == [runs.Recovery("server-1", 0.5, 2.5)]
+    assert runs.recoveries(case, noted[:3]) == [runs.Recovery("server-1", None, None)]
 
 
 def test_recovery_of_a_worker_is_until_all_servers_have_its_step() -> None:
@@ -77,7 +77,7 @@ def test_recovery_of_a_worker_is_until_all_servers_have_its_step() -> None:
         Fired(1, "server-1", "commit.after_log_before_reply", "note", 3, 13, 101.5),
         Fired(1, "server-0", "commit.after_log_before_reply", "note", 4, 11, 101.75),
     ]
-    assert runs._recoveries(case, noted) == [runs.Recovery("worker-1", 1.0, 1.5)]
+    assert runs.recoveries(case, noted) == [runs.Recovery("worker-1", 1.0, 1.5)]
 
 
 def test_the_document_shows_what_went_wrong() -> None:

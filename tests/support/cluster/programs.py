@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -85,6 +86,20 @@ def cosine(optimizer: torch.optim.Optimizer, steps: int) -> LRScheduler:
     return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
 
 
+# By worker, the model and the optimizer that its script trains.
+_trained: WeakKeyDictionary[Context, tuple[nn.Module, torch.optim.Optimizer]] = WeakKeyDictionary()
+
+
+def model_of(ctx: Context) -> nn.Module:
+    """The model that a `Program` or a `LedgerProgram` trains with this context."""
+    return _trained[ctx][0]
+
+
+def optimizer_of(ctx: Context) -> torch.optim.Optimizer:
+    """The optimizer that a `Program` or a `LedgerProgram` steps with this context."""
+    return _trained[ctx][1]
+
+
 class Program:
     """A training script as users write it. Call it with a context."""
 
@@ -114,6 +129,7 @@ class Program:
         )
         scheduler = self.schedule(optimizer, self.epochs * len(loader)) if self.schedule is not None else None
         model, optimizer = ctx.prepare(model, optimizer)
+        _trained[ctx] = model, optimizer
         if scheduler is not None:
             scheduler = ctx.prepare(scheduler)
         slices = 0
@@ -169,6 +185,7 @@ class LedgerProgram:
         optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         loader = DataLoader(Numbers(self.samples), batch_size=self.batch_size, shuffle=True)
         model, optimizer, loader = ctx.prepare(model, optimizer, loader)
+        _trained[ctx] = model, optimizer
         slices = 0
         for _ in ctx.epochs(self.epochs):
             for indices in loader:

@@ -125,7 +125,7 @@ class Bench:
             planned=faults,
             struck=len(fired),
             duplicate=summary["contributions_duplicate"] if summary else 0,
-            recoveries=_recoveries(case, noted),
+            recoveries=recoveries(case, noted),
             plan=case.plan.to_toml(),
             log=log,
         )
@@ -166,7 +166,7 @@ def _judge(report: Report, summary: dict[str, Any] | None, job: Job, left: str) 
     return "ok", ""
 
 
-def _recoveries(case: Case, noted: Sequence[Fired]) -> list[Recovery]:
+def recoveries(case: Case, noted: Sequence[Fired]) -> list[Recovery]:
     """One for each kill of a server or worker of the plan, from what was noted after it and before the next kill."""
     faults = len(case.plan.faults)
     kills = [e for e in noted if e.fault < faults and e.do == "kill" and e.who.startswith(("server", "worker"))]
