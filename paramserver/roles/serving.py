@@ -91,12 +91,13 @@ class Serving:
         try:
             await self.member.join()
             known_as(self.member.session.name)
-            await self._until_over(self.member, stop)
+            await self.until_over(self.member, stop)
         finally:
             await self.member.close()
             await server.stop(0.2)
 
-    async def _until_over(self, member: ServerMember, stop: asyncio.Event) -> None:
+    async def until_over(self, member: ServerMember, stop: asyncio.Event) -> None:
+        """Return when ``stop`` is set or the job is over. Raises JobFailedError if the shard or the job has failed."""
         said = time.monotonic()
         while not stop.is_set():
             if failure := member.service.failure:

@@ -13,6 +13,7 @@ from torch import nn
 
 from paramserver.core.versions import drafts
 from paramserver.worker.context import Context
+from paramserver.worker.flat import PartialSum, PartialSumPool
 from paramserver.worker.gradients import early
 from paramserver.worker.gradients.early import EarlyPushes
 from paramserver.worker.gradients.leaving import EarlyChunks
@@ -127,17 +128,25 @@ class Now(nn.Module):
 def test_a_contribution_of_other_tensors_than_those_expected_is_pushed_once_and_its_memory_is_given_back_once(
     monkeypatch: pytest.MonkeyPatch, count: Counter[str]
 ) -> None:
-    pools: list[int] = []
+    free: dict[int, PartialSum] = {}
+    take, give = PartialSumPool.take, PartialSumPool.give
 
-    def each(ctx: Context, number: int) -> None:
-        free = ctx.engine.places.pool._free
-        assert len({id(space) for space in free}) == len(free)
-        pools.append(len(free))
+    def taken(self: PartialSumPool) -> PartialSum:
+        partial = take(self)
+        free.pop(id(partial.space), None)
+        return partial
 
-    program = Program(DATA, 4, 3, Now, adamw, each=each)
+    def given(self: PartialSumPool, partial: PartialSum) -> None:
+        assert id(partial.space) not in free
+        free[id(partial.space)] = partial
+        give(self, partial)
+
+    monkeypatch.setattr(PartialSumPool, "take", taken)
+    monkeypatch.setattr(PartialSumPool, "give", given)
+    program = Program(DATA, 4, 3, Now, adamw)
     options = {**OPTIONS, "slices_per_step": 2}
     digests = train(program, **options).digests
-    assert pools
+    assert free
     assert 0 < count["sealed"] < count["begun"]
     assert digests == plainly(program, monkeypatch, **options)
 

@@ -74,7 +74,7 @@ def test_one_that_was_given_up_before_the_other_server_had_copied_it(tmp_path: P
     def hold() -> None:
         job = rig.leader.service
         assert job is not None
-        until("it was given up", lambda: job.job.checkpoints._settled.get(3) is False)
+        until("it was given up", lambda: 3 in job.job.checkpoints.given_up())
 
     with Rig(tmp_path, 3, [failing, Strike("apply.mid", "server-0", 2, do=hold)], checkpoint__keep=10) as rig:
         rig.begin(program())

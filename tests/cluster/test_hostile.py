@@ -160,7 +160,8 @@ MODELS: dict[str, tuple[types_pb2.ModelSpec, type[errors.ParamServerError]]] = {
 def test_models_that_are_far_too_large_are_refused_by_arithmetic() -> None:
     with Cluster(1, 2) as cluster:
         client = cluster.client(0)
-        member = client._engine.session.member
+        session = cluster.engines[0].session
+        member = session.member
         with traced():
             for what, (spec, refusal) in MODELS.items():
                 request = coordinator_pb2.RegisterModelRequest(member=member, model=spec)
@@ -173,7 +174,7 @@ def test_models_that_are_far_too_large_are_refused_by_arithmetic() -> None:
         client.init({"x": np.zeros(8)})
         client.push({"x": np.ones(8)})
         assert client.pull()["x"].tolist() == [1.0] * 8
-        assert client._engine.session.member == member, "its lease has not ended"
+        assert session.member == member, "its lease has not ended"
         client.close()
 
 
@@ -263,8 +264,8 @@ def test_messages_to_the_coordinator() -> None:
         client.push({"x": np.ones(64)})
         looker = cluster.reader()
         looker.pull()
-        timeline = client._engine.links.timeline
-        members = client._engine.session.member, looker._engine.session.member
+        sessions = [engine.session for engine in cluster.engines]
+        timeline, members = cluster.engines[0].links.timeline, [session.member for session in sessions]
         with traced():
             # In the name of one who only looks: what one says of oneself may cost oneself the session.
             for what, (method, refusal, message) in coordinator_messages(members[1], timeline).items():
@@ -274,7 +275,7 @@ def test_messages_to_the_coordinator() -> None:
         assert {name: s.state for name, s in ((p.name, p) for p in status.processes)}["worker-0"] != "lost"
         client.push({"x": np.ones(64)})
         assert client.pull()["x"].tolist() == [2.0] * 64
-        assert client._engine.session.member == members[0], "its lease has not ended"
+        assert sessions[0].member == members[0], "its lease has not ended"
         looker.close()
         client.close()
 

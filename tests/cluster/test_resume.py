@@ -62,7 +62,7 @@ def train_until(
         until("the checkpoint", lambda: any(manifest.version >= saved for manifest in found(rig)))
         for server in list(rig.keepers):
             rig.call(server.die)
-        rig._ending = True
+        rig.ending = True
         stop.released.set()
 
 

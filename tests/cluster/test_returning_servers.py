@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from tests.support.cluster.faults import Fault, Rule
 from tests.support.cluster.harness import Died, recorded, until, wait
 from tests.support.cluster.programs import LedgerProgram
 from tests.support.cluster.small_job import program, twin
+from tests.support.cluster.taps import Trap
 from tests.support.failover.held import Held
 from tests.support.failover.ledger import BATCH, CELLS, calm, change_once, counted_once
 from tests.support.failover.takeover import Fleet
@@ -227,33 +229,33 @@ def test_a_change_that_a_server_did_not_hear_the_end_of() -> None:
     calm(summary)
 
 
+class CutOff(Trap):
+    """Cuts server-1 off, where a `Trap` kills the leader."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.fleet: Fleet | None = None
+
+    async def _spring(self, kill: Callable[[], None]) -> None:
+        assert self.fleet is not None
+        self.fleet.keepers[1].cut()
+        self.fired.set()
+
+
 def test_a_change_that_was_agreed_waits_for_a_server() -> None:
     """It is cut off before it hears of the commitment; when it is back it does, and the job goes on in the new mode."""
-    epochs, held = 3, Held()
-    with recorded() as log, Fleet(lease_s=1.0, slices_per_step=2, places=("leader",)) as fleet:
+    epochs, held, trap = 3, Held(), CutOff("call Shard.SetConsistency COMMIT")
+    with recorded() as log, Fleet(lease_s=1.0, slices_per_step=2, places=("leader",), trap=trap) as fleet:
+        trap.fleet = fleet
         fleet.begin(LedgerProgram(CELLS, BATCH, epochs, held))
         wait(held.reached, "the workers in their third slice")
-        keeper = fleet.keepers[1]
-        cut = threading.Event()
-        before = fleet.chiefs[0]._before
-
-        async def watched(what: str) -> int:
-            if what == "call Shard.SetConsistency COMMIT" and not cut.is_set():
-                keeper.cut()
-                cut.set()
-            return await before(what)
-
-        service = fleet.chiefs[0].service
-        assert service is not None
-        for channel in service.job.servers._channels.values():
-            channel._before = watched  # type: ignore[attr-defined]
         replies: list[str] = []
         change = threading.Thread(target=lambda: replies.append(change_once(fleet, "async")), daemon=True)
         change.start()
-        wait(cut, "the cut")
+        wait(trap.fired, "the cut")
         until("server-1 is given up", lambda: given_up(fleet))
         held.released.set()
-        fleet.call(keeper.heal)
+        fleet.call(fleet.keepers[1].heal)
         until("it is back", lambda: back(fleet))
         change.join(20.0)
         assert replies == [""]

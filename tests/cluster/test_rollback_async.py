@@ -171,8 +171,8 @@ def test_another_coordinator_brings_the_setting_back(start: str, what: str, tmp_
 
 def test_a_change_that_is_agreed_on_survives_a_roll_back(tmp_path: Path) -> None:
     """It belongs to a version of the old timeline; on the new one the shards know nothing of it, so it is made anew."""
-    epochs, pacer, told = 4, Pacer(), []
-    with Rig(tmp_path, EVERY, slices_per_step=1, training__chunk_bytes=64) as rig:
+    epochs, pacer, told, trap = 4, Pacer(), [], Trap("nothing")
+    with Rig(tmp_path, EVERY, slices_per_step=1, training__chunk_bytes=64, trap=trap) as rig:
         leader = rig.begin(LedgerProgram(CELLS, BATCH, epochs, pacer))
         pacer.go(14)  # the workers stand, so the boundary is not reached
 
@@ -185,9 +185,7 @@ def test_a_change_that_is_agreed_on_survives_a_roll_back(tmp_path: Path) -> None
 
         asking = threading.Thread(target=ask)
         asking.start()
-        service = leader.service
-        assert service is not None
-        until("the change is agreed on", lambda: service.job.mode_change._committed)
+        until("the change is agreed on", lambda: "call Shard.SetConsistency COMMIT" in trap.seen)
         rig.kill_now("server-1")
         until("the job went back", lambda: rig.rollbacks == 1)
         asking.join(30.0)

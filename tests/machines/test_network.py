@@ -24,7 +24,7 @@ network = Network(["one"])
 network.start()
 subprocess.Popen(network.inside("one", "sleep", "600"), start_new_session=True)
 network.takes_along(Path(sys.argv[1]))
-print(*network.namespaces, network._guard.pid, flush=True)
+print(*network.namespaces, network.guard_pid, flush=True)
 time.sleep(600)
 """
 

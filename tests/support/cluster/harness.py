@@ -162,6 +162,8 @@ class Cluster:
         self.job = InProcessJob(self.options, beside_workers=beside_workers)
         self.faults = faults
         self.workers: list[Worker] = []
+        # Of the clients and readers, in the order in which they were made.
+        self.engines: list[Engine] = []
         self._wait_timeout_s = wait_timeout_s
         self._transport = transport
         self._settings = {
@@ -173,11 +175,8 @@ class Cluster:
         }
 
     def __enter__(self) -> Cluster:
-        self.job.background.run(self._start(), CALL_S)
+        self.job.start()
         return self
-
-    async def _start(self) -> None:
-        await self.job._start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -219,6 +218,7 @@ class Cluster:
         """What `ps.Client` gives, for this job."""
         connect = plan.wrap(self.job.network.connect) if plan is not None else None
         engine = self.job.worker(index, connect, self._wait_timeout_s, self._transport)
+        self.engines.append(engine)
         return RawClient(engine, engine.close, chunk_bytes)
 
     def reader(self, plan: FaultPlan | None = None) -> RawClient:
@@ -228,6 +228,7 @@ class Cluster:
         options = replace(worker_options(self.options.consistency, self.options, None), role=types_pb2.ROLE_OBSERVER)
         engine = Engine(self.job.background, connect, connect(COORDINATOR), options, self._wait_timeout_s, "grpc")
         engine.join()
+        self.engines.append(engine)
         return RawClient(engine, engine.close)
 
     def start(self, script: Script, settings: Mapping[str, object] | None = None) -> Worker:

@@ -93,8 +93,9 @@ class Rig(Fleet):
         self.deaths: list[str] = []
         # How servers are started again, and coordinators.
         self.again_s = AGAIN_S
+        # Nobody is started again any more.
         self._lock = threading.Lock()
-        self._ending = False
+        self.ending = False
 
     def __enter__(self) -> Rig:
         super().__enter__()
@@ -104,7 +105,7 @@ class Rig(Fleet):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ending = True
+        self.ending = True
         failpoints.arm(None)
         super().__exit__(kind, error, trace)
 
@@ -183,7 +184,7 @@ class Rig(Fleet):
         asyncio.get_running_loop().call_later(self.again_s, self._start_again, victim, context=Variables())
 
     def _start_again(self, dead: Keeper | Chief) -> None:
-        if self._ending:
+        if self.ending:
             return
         if isinstance(dead, Keeper):
             self.keepers.append(Keeper(self, dead.index, dead.address, (), replaces=os.getpid()))

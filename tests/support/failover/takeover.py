@@ -122,7 +122,7 @@ class Keeper:
     async def _run(self) -> None:
         try:
             await self.member.join()
-            await self._serving._until_over(self.member, self.stop)
+            await self._serving.until_over(self.member, self.stop)
         finally:
             await self.member.close()
             self._fleet.network.kill(self.address)

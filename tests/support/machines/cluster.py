@@ -83,7 +83,7 @@ class Site:
         keys = [line for key in home.glob("*.key") for line in key.read_text().splitlines()[1:-1]]
         tokens = [(home / name).read_text().strip() for name in (certs.JOIN_TOKEN, certs.ADMIN_TOKEN)]
         site = cls(network, place, home, password_file, [password_file.read_text(), *tokens, *keys])
-        site._start_store()
+        site.start_store()
         return site
 
     @property
@@ -91,7 +91,8 @@ class Site:
         """Its address, without the password."""
         return f"redis://{USER}@{self.network.addresses[HEAD]}:{STORE_PORT}/0"
 
-    def _start_store(self) -> None:
+    def start_store(self) -> None:
+        """Start the store of the job, with a password for its user."""
         directory = self.place.root / "store"
         directory.mkdir(mode=0o700)
         user = user_line().removeprefix("ACL SETUSER ").replace(PASSWORD, self.password_file.read_text())

@@ -91,6 +91,12 @@ class Network:
         """The command that runs this one on a machine; it keeps the pid."""
         return ["ip", "netns", "exec", self.namespace(machine), *argv]
 
+    @property
+    def guard_pid(self) -> int:
+        """The process that removes the machines when this one has ended."""
+        assert self._guard is not None
+        return self._guard.pid
+
     # ---- making and removing it
 
     def start(self) -> None:
