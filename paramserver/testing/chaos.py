@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,11 +48,8 @@ def chaos(command: Sequence[str], options: Options, say: Callable[[str], None]) 
     the run, or 1. Raises ConfigError for commands that it cannot run, ParamServerError if the twin fails.
     """
     check_command(command)
-    directory = Path(tempfile.mkdtemp(prefix="paramserver-chaos-"))
-    try:
-        return _Chaos(list(command), options, say, directory).run()
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="paramserver-chaos-", ignore_cleanup_errors=True) as directory:
+        return _run(_Words.of(command), options, say, Path(directory))
 
 
 def check_command(command: Sequence[str]) -> None:
@@ -61,60 +58,69 @@ def check_command(command: Sequence[str]) -> None:
         raise errors.ConfigError(
             'what is to run stands after "--", as in: paramserver chaos --seed 7 --faults 20 -- run train.py'
         )
-    own, _ = _split(command)
-    if any(word.partition("=")[0] == "--resume" for word in own):
+    if any(word.partition("=")[0] == "--resume" for word in _Words.of(command).others):
         raise errors.ConfigError("a run under faults begins anew, since it is compared with another one: no --resume")
 
 
-class _Chaos:
-    def __init__(self, command: list[str], options: Options, say: Callable[[str], None], directory: Path) -> None:
-        self._command = command
-        self._options = options
-        self._say = say
-        self._directory = directory
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """A command. ``files``: by option, the files that belong to one run; ``script``: the words from "--" on."""
 
-    def run(self) -> int:
-        options = self._options
-        twin = self._twin() if options.twin else None
-        plan = options.plan(_shape(twin) if twin is not None else None)
-        path = self._directory / "plan.toml"
-        path.write_text(plan.to_toml())
-        self._say(f"chaos: {len(plan.faults)} faults are planned (seed {plan.seed})")
-        command = list(self._command)
-        summary = _value(command, _SUMMARY)
-        if summary is None:
-            summary = str(self._directory / "summary.json")
-            command = _with(command, _SUMMARY, summary)
-        Path(summary).unlink(missing_ok=True)
-        begun = time.time()
-        code = _paramserver(command, environment(path))
-        report = Report(plan, FiredLog.beside(path).read(), begun, code, _read(Path(summary)), twin)
-        for line in ["", *report.lines(options.allow_unfired)]:
-            self._say(line)
-        if options.report is not None:
-            _write(options.report, report.as_json(options.allow_unfired))
-        if not report.problems(options.allow_unfired):
-            return 0
-        return code or 1
+    files: Mapping[str, str]
+    others: Sequence[str]
+    script: Sequence[str]
 
-    def _twin(self) -> dict[str, Any]:
-        """The summary of the same run without faults."""
-        self._say("chaos: first the same run without faults")
-        summary, log = self._directory / "twin.json", self._directory / "twin.log"
-        command = list(self._command)
+    @classmethod
+    def of(cls, command: Sequence[str]) -> _Words:
+        """Raises ConfigError if an option lacks its file."""
+        cut = list(command).index("--") if "--" in command else len(command)
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
         for option in _OWN_FILES:
-            if _value(command, option) is not None:
-                command = _without(command, option)
-                if option != _SUMMARY:
-                    command = _with(command, option, str(self._directory / f"twin{option}"))
-        command = _with(command, _SUMMARY, str(summary))
-        with log.open("wb") as output:
-            code = _paramserver(command, {}, output)
-        found = _read(summary)
-        if code or found is None:
-            last = "\n".join(log.read_text(errors="replace").splitlines()[-10:])
-            raise _TwinFailed(f"the run without faults ended with exit code {code}; its last words:\n{last}", code or 1)
-        return found
+            parser.add_argument(option, dest=option)
+        try:
+            named, others = parser.parse_known_args(list(command[:cut]))
+        except argparse.ArgumentError as error:
+            raise errors.ConfigError(str(error)) from error
+        return cls({option: file for option, file in vars(named).items() if file is not None}, others, command[cut:])
+
+    def with_files(self, files: Mapping[str, str]) -> list[str]:
+        """The words of the command with these files in place of its own."""
+        return [*self.others, *(word for option in files.items() for word in option), *self.script]
+
+
+def _run(words: _Words, options: Options, say: Callable[[str], None], directory: Path) -> int:
+    twin = None
+    if options.twin:
+        say("chaos: first the same run without faults")
+        twin = _twin(words, directory)
+    plan = options.plan(_shape(twin) if twin is not None else None)
+    path = directory / "plan.toml"
+    path.write_text(plan.to_toml())
+    say(f"chaos: {len(plan.faults)} faults are planned (seed {plan.seed})")
+    files = {_SUMMARY: str(directory / "summary.json"), **words.files}
+    summary = Path(files[_SUMMARY])
+    summary.unlink(missing_ok=True)
+    begun = time.time()
+    code = _paramserver(words.with_files(files), environment(path))
+    report = Report(plan, FiredLog.beside(path).read(), begun, code, _read(summary), twin)
+    for line in ["", *report.lines(options.allow_unfired)]:
+        say(line)
+    if options.report is not None:
+        _write(options.report, report.as_json(options.allow_unfired))
+    return (code or 1) if report.problems(options.allow_unfired) else 0
+
+
+def _twin(words: _Words, directory: Path) -> dict[str, Any]:
+    """The summary of the same run without faults, with files of its own."""
+    files = {option: str(directory / f"twin{option}") for option in (_SUMMARY, *words.files)}
+    log = directory / "twin.log"
+    with log.open("wb") as output:
+        code = _paramserver(words.with_files(files), {}, output)
+    found = _read(Path(files[_SUMMARY]))
+    if code or found is None:
+        last = "\n".join(log.read_text(errors="replace").splitlines()[-10:])
+        raise _TwinFailed(f"the run without faults ended with exit code {code}; its last words:\n{last}", code or 1)
+    return found
 
 
 class _TwinFailed(errors.ParamServerError):
@@ -162,45 +168,6 @@ def _passing_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-# ---- the words of a command
-
-
-def _split(command: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words for paramserver, and the words from "--" on."""
-    cut = list(command).index("--") if "--" in command else len(command)
-    return list(command[:cut]), list(command[cut:])
-
-
-def _value(command: Sequence[str], option: str) -> str | None:
-    """The value of an option, given as "--x value" or "--x=value"; None if it is not given."""
-    own, _ = _split(command)
-    for number, word in enumerate(own):
-        if word == option and number + 1 < len(own):
-            return own[number + 1]
-        if word.startswith(option + "="):
-            return word.partition("=")[2]
-    return None
-
-
-def _without(command: Sequence[str], option: str) -> list[str]:
-    own, rest = _split(command)
-    kept: list[str] = []
-    skip = False
-    for word in own:
-        if not skip and not word.startswith(option + "=") and word != option:
-            kept.append(word)
-        skip = not skip and word == option
-    return [*kept, *rest]
-
-
-def _with(command: Sequence[str], option: str, value: str) -> list[str]:
-    own, rest = _split(command)
-    return [*own, option, value, *rest]
-
-
-# ---- files
 
 
 def _shape(summary: dict[str, Any]) -> Shape:
