@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.launch import environment
+from benchmarks.launch import call, flags
 from benchmarks.rows import Row, rows
 
 SCRIPT = Path(__file__).parent / "scripts" / "exchange.py"
@@ -29,7 +28,6 @@ MEGABYTES, STEPS, SKIP = 256, 14, 4
 CASES = ((2, "sgd"), (2, "adamw"), (4, "sgd"), (4, "adamw"))
 # Bytes per parameter beside the gradients, each of which is read once: docs/performance.md.
 _FLOOR_BYTES = {"sgd": 8, "adamw": 24}
-_RUN_S = 240.0
 OURS, GRPC, GLOO, FLOOR = "ours, shm", "ours, gRPC", "gloo + fused", "DRAM floor"
 RPC, BARE = "PyTorch RPC", "grpcio, bytes"
 MEASURED = (OURS, GRPC, GLOO, RPC, BARE)
@@ -64,7 +62,7 @@ def measure(case: Case, variant: str) -> tuple[list[float], float]:
     workers, optimizer = case
     with tempfile.TemporaryDirectory() as directory:
         numbers = {"--megabytes": MEGABYTES, "--ranks": workers, "--steps": STEPS, "--optimizer": optimizer}
-        script = [*(str(word) for pair in numbers.items() for word in pair), "--out", directory]
+        script = [*flags(numbers), "--out", directory]
         if variant in (GLOO, RPC, BARE):
             ranks = workers if variant == GLOO else workers + 1
             torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
@@ -73,11 +71,11 @@ def measure(case: Case, variant: str) -> tuple[list[float], float]:
                 RPC: [str(PEERS), "--how", "rpc"],
                 BARE: [str(PEERS), "--how", "bare"],
             }
-            _call([*torchrun, *how[variant], *script])
+            call([*torchrun, *how[variant], *script])
         else:
             transport = "shm" if variant == OURS else "grpc"
             sizes = ["--servers", "1", "--workers", str(workers), "--set", f"cluster.transport={transport}"]
-            _call([sys.executable, "-m", "paramserver", "run", str(SCRIPT), *sizes, "--", *script])
+            call([sys.executable, "-m", "paramserver", "run", str(SCRIPT), *sizes, "--", *script])
         found = [json.loads(path.read_text()) for path in Path(directory).glob("*.json")]
     if len(found) != workers or len({one["weight"] for one in found}) != 1:
         raise RuntimeError(f"{variant}: the workers' weights differ: {[one['weight'] for one in found]}")
@@ -114,12 +112,3 @@ def floor(case: Case) -> float:
         torch.set_num_threads(threads)
     per_byte = min(times) / (12 * elements)
     return per_byte * elements * (4 * workers + _FLOOR_BYTES[optimizer])
-
-
-def _call(command: list[str]) -> None:
-    try:
-        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=_RUN_S)
-    except subprocess.TimeoutExpired as error:
-        raise RuntimeError(f"{' '.join(command[:4])} took longer than {_RUN_S:g} s") from error
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command[:4])} ended with {done.returncode}:\n{done.stdout}{done.stderr}")

@@ -9,12 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import time
 from pathlib import Path
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks.scripts.clock import Clock
 
 RATE = 0.5
 
@@ -37,23 +38,8 @@ def gradient(part: int) -> float:
     return (part + 1) / 1024
 
 
-class Clock:
-    """When each step began."""
-
-    def __init__(self) -> None:
-        self._began: dict[int, float] = {}
-
-    def at(self, step: int) -> None:
-        self._began.setdefault(step, time.monotonic())
-
-    def seconds(self, skip: int) -> list[float]:
-        """Of each step but the first ``skip``."""
-        steps = range(skip, max(self._began))
-        return [self._began[step + 1] - self._began[step] for step in steps]
-
-
 def write(args: argparse.Namespace, clock: Clock, weight: float) -> None:
-    found = {"step_s": clock.seconds(args.skip), "weight": weight}
+    found = {"step_s": clock.each(), "weight": weight}
     temporary = args.out.with_suffix(".new")
     temporary.write_text(json.dumps(found))
     temporary.replace(args.out)
@@ -68,7 +54,7 @@ def optimizer_of(name: str, model: nn.Module) -> torch.optim.Optimizer:
 def ours(args: argparse.Namespace) -> None:
     import paramserver as ps
 
-    clock = Clock()
+    clock = Clock(args.skip)
     with ps.init() as ctx:
         model = Weights(args.megabytes)
         parts = TensorDataset(torch.arange(args.steps * args.ranks) % args.ranks)
@@ -89,7 +75,7 @@ def ours(args: argparse.Namespace) -> None:
 def ring(args: argparse.Namespace) -> None:
     import torch.distributed as dist
 
-    clock = Clock()
+    clock = Clock(args.skip)
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     weights = torch.ones(args.megabytes // 4 * 1_000_000)

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.scripts.clock import Clock
+
 # Parameters of each layer, in the order of the forward pass, in thousands: a quarter of the real model.
 SHAPES = {
     "ResNet-50": [2, *[18] * 3, *[70] * 4, *[295] * 6, *[1240] * 3, 512],
@@ -65,21 +67,6 @@ def network(shape: str, seconds: float) -> nn.Module:
     thousands = SHAPES[shape]
     each = seconds / len(thousands)
     return nn.Sequential(*(Layer(1000 * n, FORWARD * each, (1 - FORWARD) * each) for n in thousands))
-
-
-class Clock:
-    """When each step began, in which every worker or rank has a slice."""
-
-    def __init__(self, skip: int) -> None:
-        self._skip, self._began = skip, dict[int, float]()
-
-    def at(self, step: int) -> None:
-        self._began.setdefault(step, time.monotonic())
-
-    def seconds(self) -> float:
-        """Per step, without the first ones."""
-        first, last = self._skip, max(self._began)
-        return (self._began[last] - self._began[first]) / (last - first)
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, clip: Callable[[], None] | None = None) -> None:

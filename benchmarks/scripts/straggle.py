@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from benchmarks.scripts.clock import Clock
+
 SLICES, BATCH, FEATURES, CLASSES = 16, 8, 64, 10
 
 
@@ -38,22 +40,6 @@ def compute(model: nn.Module, batch: list[Tensor], seconds: float, part: float =
     time.sleep(seconds)
     x, y = batch
     (F.cross_entropy(model(x), y) * part).backward()  # type: ignore[no-untyped-call]
-
-
-class Clock:
-    """When each step began."""
-
-    def __init__(self, skip: int) -> None:
-        self.skip = skip
-        self.began: dict[int, float] = {}
-
-    def at(self, step: int) -> None:
-        self.began.setdefault(step, time.monotonic())
-
-    def seconds(self) -> float:
-        """Per step, from step ``skip`` on."""
-        steps = [step for step in sorted(self.began) if step >= self.skip]
-        return (self.began[steps[-1]] - self.began[steps[0]]) / (steps[-1] - steps[0])
 
 
 def ours(args: argparse.Namespace) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from importlib import import_module
 from pathlib import Path
 
@@ -17,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks.scripts.clock import Clock
 
 VOCABULARY, TOKENS = 256, 64
 WIDTH, LAYERS, HEADS = 384, 6, 6
@@ -67,22 +68,6 @@ def data(case: str, samples: int) -> TensorDataset:
     for at in range(TOKENS):
         text[:, at + 1] = torch.where(follows[:, at], (text[:, at] * 7 + 3) % VOCABULARY, text[:, at + 1])
     return TensorDataset(text[:, :-1].contiguous(), text[:, 1:].contiguous())
-
-
-class Clock:
-    """When the steps after the first ``skip`` began, and the last one ended."""
-
-    def __init__(self, skip: int) -> None:
-        self._skip = skip
-        self._began: dict[int, float] = {}
-
-    def at(self, step: int) -> None:
-        self._began.setdefault(step, time.monotonic())
-
-    def seconds(self) -> float:
-        """Per step."""
-        first, last = self._skip, max(self._began)
-        return (self._began[last] - self._began[first]) / (last - first)
 
 
 def write(args: argparse.Namespace, clock: Clock, model: nn.Module, samples: TensorDataset) -> None:

@@ -177,12 +177,24 @@ class _Grpc:
 
         self._times(count, go, size)
 
+    def pings(self, count: int) -> None:
+        """The smallest calls, one after the other, without leaving the loop."""
+
+        async def go() -> None:
+            for _ in range(count):
+                await self._ping()
+
+        self._background.run(go(), _CALL_S)
+
     def _times(self, count: int, work: Callable[[], Coroutine[Any, Any, int]], size: int) -> None:
         async def go() -> None:
             for _ in range(count):
                 assert await work() == size
 
         self._background.run(go(), _CALL_S)
+
+    async def _ping(self) -> None:
+        raise NotImplementedError
 
     async def _push(self, size: int) -> int:
         raise NotImplementedError
@@ -204,16 +216,10 @@ class Bare(_Grpc):
             )
 
         self._channel = self._background.run(open_channel())
-        self._ping: Any = self._channel.unary_unary("/bare/Ping")
+        self._call_ping: Any = self._channel.unary_unary("/bare/Ping")
 
-    def pings(self, count: int) -> None:
-        """Move so many payloads, one after the other, without leaving the loop."""
-
-        async def go() -> None:
-            for _ in range(count):
-                await self._ping(b"ping", timeout=_CALL_S)
-
-        self._background.run(go(), _CALL_S)
+    async def _ping(self) -> None:
+        await self._call_ping(b"ping", timeout=_CALL_S)
 
     async def _push(self, size: int) -> int:
         if size not in self._payloads:
@@ -268,14 +274,8 @@ class Ours(_Grpc):
         super().__init__(peer)
         self._channel = connect(peer.address("ours"))
 
-    def pings(self, count: int) -> None:
-        """The smallest calls, one after the other, without leaving the loop."""
-
-        async def go() -> None:
-            for _ in range(count):
-                await self._channel.call("Shard.Stats", shard_pb2.StatsRequest(), timeout=_CALL_S)
-
-        self._background.run(go(), _CALL_S)
+    async def _ping(self) -> None:
+        await self._channel.call("Shard.Stats", shard_pb2.StatsRequest(), timeout=_CALL_S)
 
     async def _push(self, size: int) -> int:
         split = parts(payload(size), size)
