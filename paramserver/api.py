@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures.thread  # noqa: F401  (first, so that what it does at the end comes after what we do)
+import concurrent.futures.thread  # noqa: F401  (first, so that its exit handler runs after ours)
 import os
 import sys
 import threading
@@ -79,7 +79,7 @@ def init(config: str | os.PathLike[str] | None = None, **overrides: object) -> C
 
 
 def close_all() -> int:
-    """What a script has left open when it ends is closed; returns the exit code, 0 if all went well."""
+    """Close the contexts and clients that a script has left open; returns the exit code, 0 if all went well."""
     code = 0
     left: list[Context | RawClient] = [*_contexts, *_clients]
     for one in left:
@@ -97,16 +97,16 @@ def close_all() -> int:
 
 
 def _close_at_exit() -> None:
-    """An error that leaves such a function is printed, and the exit code is 0 all the same."""
+    """Set the exit code here: Python prints an error of an exit function, and ends with code 0 nevertheless."""
     if code := close_all():
         sys.stdout.flush()
         os._exit(code)
 
 
-# What the script may have left open. A client that it has forgotten closes itself.
+# Contexts and clients that the script may leave open. A client closes itself when the script has dropped it.
 _contexts: list[Context] = []
 _clients: weakref.WeakSet[RawClient] = weakref.WeakSet()
-# A process that the script forks, such as one that loads data, has none of them to close.
+# A process that the script forks, for example to load data, must not close them.
 os.register_at_fork(after_in_child=_contexts.clear)
 os.register_at_fork(after_in_child=_clients.clear)
 # Not `atexit`: before that Python ends the thread pools with which servers in this process would give the last weights.
@@ -125,8 +125,8 @@ class Client(RawClient):
         logs.configure(settings.log.level)
         address = coordinator or settings.cluster.coordinator
         if address:
-            # Who was started as a worker of this job is expected as one; somebody from outside only looks at first,
-            # and takes the job's settings as they are.
+            # A process that was started as a worker of this job joins as a worker. A process from outside joins as an
+            # observer at first, and takes the job's settings as they are.
             own = address == settings.cluster.coordinator
             with _background() as background:
                 security = _security(settings)
@@ -149,7 +149,7 @@ class Client(RawClient):
                 if broken:
                     raise errors.JobFailedError(" ".join(broken))
 
-        # Who forgets the client does not want its threads either. They are ended by another one than the collector's.
+        # A dropped client ends its threads. A thread of its own does this, since the collector's must not wait.
         forgotten = weakref.finalize(self, lambda: threading.Thread(target=close, daemon=True).start())
         forgotten.atexit = False
 
@@ -163,7 +163,7 @@ class Client(RawClient):
 
 @contextmanager
 def _background() -> Iterator[Background]:
-    """A loop that ends if what is done with it fails."""
+    """A background loop, which is closed if the block fails."""
     from paramserver.transport import fork
 
     fork.guard()
@@ -226,7 +226,7 @@ def _connected(
 
 
 def to_coordinator(addresses: str, security: Security) -> Channel:
-    """A channel to whichever coordinator leads."""
+    """A channel to the coordinator that leads."""
     from paramserver.transport.rotating import coordinator_channel
 
     return coordinator_channel(split_addresses(addresses), connector(security, "coordinator"))
@@ -251,7 +251,7 @@ async def _beat(engine: Engine) -> None:
 
 
 def abandon_all(failure: str) -> None:
-    """Leave all jobs at once; what is not handed in goes to others. ``failure``: of a script that failed."""
+    """Leave all jobs at once; other workers get the open slices. ``failure``: why the script failed, else empty."""
     for engine in list(_engines):
         engine.abandon(failure)
 
@@ -273,7 +273,7 @@ def _alone(settings: Settings) -> InProcessJob:
         slices_per_step=settings.training.slices_per_step,
         seed=settings.training.seed,
         max_model_bytes=settings.cluster.max_model_bytes,
-        # Nobody can die alone; a debugger's pause is no reason to give a worker up.
+        # A single process cannot lose a member; a debugger's pause must not end the job.
         lease_s=1e9,
         grace_s=1e9,
         stall_s=0.0,
@@ -284,7 +284,7 @@ def _alone(settings: Settings) -> InProcessJob:
 
 
 def _leave(context: Context) -> None:
-    # After an error that nobody has caught, the script has not come to its end.
+    # After an uncaught error the script has not come to its end.
     context.engine.close(ended=not (sys.exc_info()[0] or getattr(sys, "last_value", None)))
     context.engine.background.close()
 

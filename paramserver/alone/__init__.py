@@ -1,1 +1,1 @@
-"""A whole job in one process: what a script gets where no cluster is configured. Used by the API and by tests."""
+"""A whole job in one process, for scripts without a configured cluster. Used by the API and by tests."""

@@ -1,4 +1,4 @@
-"""A whole job in one process: what a script gets when no cluster is configured, and what tests of many processes use.
+"""A whole job in one process, for scripts without a configured cluster and for tests.
 
 The same coordinator, shards and workers as on a cluster, joined by the memory transport in one event loop.
 """
@@ -78,7 +78,7 @@ class InProcessJob:
         return engine
 
     def settle(self) -> None:
-        """Wait until all that the workers have handed in is accounted for, now that they have left."""
+        """The workers have left: wait until all their contributions are accounted for."""
         coordinator = self.coordinator
         self.background.run(coordinator.job.changes.wait_until(lambda: not coordinator.job.ending.closing, _SETTLE_S))
 
@@ -97,7 +97,7 @@ class InProcessJob:
 
 
 def worker_options(consistency: Consistency, options: JobOptions, index: int | None) -> JoinOptions:
-    """What a worker of this job says when it joins."""
+    """The facts that a worker of this job sends when it joins."""
     return JoinOptions(
         role=types_pb2.ROLE_WORKER,
         job=options.job,

@@ -1,4 +1,4 @@
-"""A member's tie to the coordinator: joins, reports, and keeps the view of the cluster up to date.
+"""A member's session with the coordinator: joins, reports, and keeps the view of the cluster up to date.
 
 The coordinator may go away and another one take its place: the session is opened again, with the same member number,
 to whichever of the addresses answers. A coordinator of a lower term than one that was heard of is left.
@@ -95,7 +95,7 @@ class Session:
     # ---- joining
 
     async def join(self) -> None:
-        """Become a member; retries until ``join_timeout_s`` while nobody answers, saying so."""
+        """Become a member; retries for ``join_timeout_s`` while no coordinator answers, and logs that."""
         options = self.options
 
         async def attempt() -> Message:

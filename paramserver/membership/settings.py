@@ -59,7 +59,7 @@ async def fetch(channel: Channel, settings: Settings, server: bool = False) -> M
 
 
 def adopted(settings: Settings, theirs: Mapping[str, str]) -> dict[str, str]:
-    """The settings to take over: those that nobody has set here. Raises ConfigError where the two sides differ."""
+    """The settings to take over, which are not set here. Raises ConfigError where both sides have other values."""
     values, origins = settings.values(), settings.origins()
     taken: dict[str, str] = {}
     differing = []

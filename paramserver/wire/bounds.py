@@ -1,6 +1,6 @@
 """Numbers and texts in messages that say how long or how much: checked before anything is done with them.
 
-What a message may cost is bounded by what was sent: nothing here makes a list as long as a number says.
+The cost of a message is bounded by its length: no check makes a list as long as a number in a message.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from paramserver.v1 import coordinator_pb2
 
 # Slices of one step; places among workers.
 MAX_SLICES = 100_000
-# Clocks, slices and the like count up one by one: what is beyond this was never counted. Sums of them fit a message.
+# Clocks and numbers of slices rise one by one, so no honest number is larger. Sums of them fit into a message.
 MAX_COUNT = 1 << 48
 # Samples of one push, which are added up.
 MAX_SAMPLES = 1 << 40
@@ -51,7 +51,7 @@ def text(name: str, value: str, most: int = MAX_TEXT_CHARS) -> str:
 
 
 def check_newcomer(request: coordinator_pb2.JoinRequest) -> None:
-    """Check what a newcomer says of itself, since it goes to all members. Raises ProtocolError."""
+    """Check a newcomer's facts about itself, since they go to all members. Raises ProtocolError."""
     for name in ("address", "holds"):
         text(name, getattr(request, name))
     counting("index", request.index, MAX_SLICES)

@@ -18,6 +18,7 @@ from paramserver.core.versions.events import (
 from paramserver.core.versions.names import AsyncName, Name, SyncName
 from paramserver.core.versions.ranges import RangeSet
 from paramserver.core.work.slices import DataSpec, SyncSchedule
+from paramserver.core.work.stealing import Assignment
 from paramserver.errors import DataError, ModelError, ProtocolError
 from paramserver.tensors.dtypes import wire_dtype
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
@@ -26,7 +27,7 @@ from paramserver.wire.bounds import MAX_SLICES, counting
 # Raised when two releases no longer understand each other.
 PROTOCOL = 1
 
-# Named limits of what a model may be; checked before anything is allocated.
+# Limits of a model, which are checked before memory is allocated.
 MAX_TENSORS = 200_000
 MAX_NAME_CHARS = 512
 MAX_DIMENSIONS = 64
@@ -160,7 +161,7 @@ def first_difference(ours: types_pb2.ModelSpec, theirs: types_pb2.ModelSpec) -> 
 
 
 def _describe(tensor: types_pb2.TensorSpec, other: types_pb2.TensorSpec) -> str:
-    """In words, with whatever tells it from the other one."""
+    """In words, with all that distinguishes it from the other tensor."""
     kind = _KINDS_BACK.get(tensor.kind, Kind.PARAMETER).value
     text = f"a {kind} of shape {tuple(tensor.shape)} and type {tensor.dtype}"
     if tensor.group != other.group:
@@ -194,6 +195,11 @@ def _value(hyper: types_pb2.Hyper) -> str:
     if kind == "numbers":
         return repr(tuple(hyper.numbers.values))
     return "nothing" if kind is None else repr(getattr(hyper, kind))
+
+
+def assignment_to_proto(assignment: Assignment) -> shard_pb2.Assignment:
+    """As a message, without the worker, which the message around it names."""
+    return shard_pb2.Assignment(place=assignment.place, workers=assignment.workers, work_s=assignment.work_s)
 
 
 def data_to_proto(data: DataSpec) -> types_pb2.DataSpec:
@@ -253,7 +259,7 @@ def want_from_proto(request: shard_pb2.PullRequest) -> Want:
 
 
 def put_want(request: shard_pb2.PullRequest, want: Want) -> None:
-    """Write what is wanted into the request."""
+    """Write the wanted version into the request."""
     match want:
         case AtLeast(version):
             request.min_version = version

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from paramserver import errors
 
 T = TypeVar("T")
-# Threads that are at nothing end at once; one that hangs in a call, such as to storage, is left behind.
+# Idle threads end at once. A thread that hangs in a call, for example to storage, is left behind after so long.
 _THREADS_S = 2.0
 
 

@@ -1,4 +1,4 @@
-"""Push and pull by name, for those who have no torch module: NumPy arrays or tensors."""
+"""Push and pull of NumPy arrays or tensors by name, without a torch module."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class RawClient:
             self._engine.slices.ensure()
             self._engine.member.promote()
             while not self._contribute(tensors, samples):
-                # Somebody who joined or left had this part of the step; the next one is ours.
+                # A worker joined or left, and another worker had this part of the step. The next part is ours.
                 self._engine.sender.handed.handed_in_again()
             return self._engine.version
 
@@ -195,7 +195,7 @@ class RawClient:
 
 
 def _tensor(name: str, value: Any) -> torch.Tensor:
-    """As a tensor in main memory, of the same shape. Raises ModelError for what clients do not move."""
+    """As a tensor in main memory, of the same shape. Raises ModelError for values that clients do not move."""
     if isinstance(value, torch.Tensor):
         if value.is_meta or value.layout is not torch.strided:
             what = "on the meta device, without values" if value.is_meta else "sparse"

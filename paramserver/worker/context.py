@@ -1,4 +1,4 @@
-"""What a training script holds in its hand: ``ctx = ps.init()``."""
+"""The object of a training script: ``ctx = ps.init()``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Copies between main memory and the memory of the model's device, beside its computing.
 
-A copy is begun, and goes on by itself. Until its ticket has been waited for nobody in main memory reads what it writes,
-or changes what it reads. What the device computes keeps its order by itself.
+A copy goes on by itself after it has begun. Until a thread has waited for its ticket, no code in main memory may read
+the target or change the source. The device orders its own computations and copies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 log = structlog.get_logger("paramserver.worker")
 
-# cudaHostRegister: for reading only; and what it answers for memory that is locked already.
+# cudaHostRegister: the flag for reading only; its answer for memory that is locked already.
 _READ_ONLY = 8
 _LOCKED_ALREADY = 712
 
@@ -25,33 +25,33 @@ class Ticket(Protocol):
     """A copy that was begun."""
 
     def wait(self) -> None:
-        """Return when it is done. From any thread, as often as wanted."""
+        """Return when the copy is complete. From any thread, as often as wanted."""
 
 
 class Mover(Protocol):
-    """The copies of one device: a seam, since real ones overlap only where there is a GPU.
+    """The copies of one device. An interface, since copies overlap with computations only where there is a GPU.
 
-    Tensors are flat, and come in pairs of equal length; both stay as they are until the copy is done.
+    Tensors are flat, and come in pairs of equal length. Sources and targets must not change until the copy is complete.
     """
 
     def fetch(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> Ticket:
-        """Begin to copy from the device, as it will be when it has computed what this thread has asked for so far."""
+        """Begin to copy from the device, after all computations that this thread has asked for."""
 
     def bring(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> Ticket:
-        """Begin to copy to the device, after what this thread has asked for; whatever it asks for later finds it."""
+        """Begin to copy to the device, between the computations that this thread asks for before and after."""
 
     def zeros(self, elements: int, dtype: torch.dtype) -> Tensor:
-        """Main memory for such copies."""
+        """Main memory that can be copied from and to the device."""
 
     def lock(self, memory: Tensor, writable: bool) -> None:
-        """Memory of others, which stays until :meth:`release`, is for such copies from now on. May be repeated."""
+        """Prepare memory, which stays until :meth:`release`, for copies. A second call for it changes nothing."""
 
     def release(self) -> None:
-        """Let go of what was locked, when no copy is under way any more."""
+        """Wait for all copies and unlock memory."""
 
 
 def mover_for(device: torch.device) -> Mover | None:
-    """None for the CPU, where nothing needs to be moved."""
+    """The mover of a device; None for the CPU, where nothing needs to be moved."""
     if device.type == "cpu":
         return None
     return CudaMover(device) if device.type == "cuda" else PlainMover()
@@ -59,7 +59,7 @@ def mover_for(device: torch.device) -> Mover | None:
 
 class _Done:
     def wait(self) -> None:
-        """It is."""
+        """The copy is complete already."""
 
 
 class PlainMover:
@@ -85,7 +85,7 @@ class PlainMover:
 
 
 class _Event:
-    """Keeps what is copied, and where to, until it is."""
+    """A copy on a stream; keeps its tensors alive until it is complete."""
 
     def __init__(self, event: torch.cuda.Event, tensors: Sequence[Tensor]) -> None:
         self._event, self._tensors = event, list(tensors)
@@ -97,7 +97,7 @@ class _Event:
 
 
 class CudaMover:
-    """A stream for each direction, and page-locked memory. Where that cannot be had, copies hold this thread up."""
+    """A stream for each direction, and page-locked memory. If memory cannot be locked, copies block this thread."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -162,6 +162,6 @@ class CudaMover:
 
 
 def _runtime() -> Any:
-    """CUDA's own calls, as far as torch hands them on."""
+    """The calls of CUDA's runtime that torch offers."""
     found: Callable[[], Any] = torch.cuda.cudart
     return found()

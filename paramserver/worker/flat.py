@@ -129,6 +129,17 @@ class PartialSum:
         self.used |= right.used
 
 
+def put(place: torch.Tensor, gradient: torch.Tensor, samples: int, unscale: float = 1.0) -> None:
+    """Write samples × unscale × gradient into the place of a parameter, which may have a wider type."""
+    if unscale == 1.0 and gradient.dtype == place.dtype:
+        torch.mul(gradient, samples, out=place)  # one pass over the memory
+        return
+    place.copy_(gradient)
+    if unscale != 1.0:
+        place.mul_(unscale)
+    place.mul_(samples)
+
+
 def no_space() -> FlatSpace | None:
     """In place of an inbox, if servers can read no memory of this worker."""
     return None

@@ -1,4 +1,4 @@
-"""How a worker gets from its first words with the coordinator to weights in hand. Runs in the background loop."""
+"""A worker's way from the registration of its model to its first weights. Runs in the background loop."""
 
 from __future__ import annotations
 
@@ -114,9 +114,9 @@ async def share_memory(session: Session, links: ShardLinks, plan: Plan, transpor
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a worker can upload: the bytes of weights by chunk, and the optimizer state that goes with chunks.
+    """The content that a worker can upload: weights by chunk, and the optimizer state that goes with chunks.
 
-    ``loads``: for a ``ctx.load``, of which one of the two may be None. Otherwise it is version 0.
+    ``loads``: for a ``ctx.load``, which may lack weights or state. Otherwise the content is version 0.
     """
 
     read: Callable[[int], memoryview] | None
@@ -125,9 +125,9 @@ class Offer:
 
 
 async def first_version(session: Session, links: ShardLinks, offer: Offer | None) -> list[Pulled]:
-    """Upload version 0 if that falls to this worker, wait for the start of the job, and pull what is published by then.
+    """Upload version 0 if that falls to this worker, wait for the start of the job, and pull the present version.
 
-    ``offer``: what this worker can upload as such; None: somebody who only looks.
+    ``offer``: the content that this worker can upload; None: this process only reads.
     """
     uploaded = 0
 

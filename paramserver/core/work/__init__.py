@@ -1,1 +1,1 @@
-"""The data as work: slices, who gets which, what is done, how far a script is."""
+"""The data as work: slices, their distribution over workers, finished slices, the progress of a script."""

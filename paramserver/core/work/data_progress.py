@@ -17,8 +17,8 @@ from paramserver.core.work.slices import SyncSchedule
 class DataProgress:
     """Which version has seen how many slices, for a job with a data set.
 
-    ``origin``: the steps since the job became synchronous last. ``async_from``: the version from which on each version
-    has seen one slice more than the one before; None: the job is synchronous.
+    ``origin``: the steps since the job became synchronous last. ``async_from``: from this version on, each version adds
+    one slice; None: the job is synchronous.
     """
 
     origin: SyncSchedule
@@ -40,10 +40,10 @@ class DataProgress:
 def data_progress(
     origin: SyncSchedule, announced: Consistency, async_from: int, newest: Consistency
 ) -> DataProgress | None:
-    """Progress as somebody knows it who has heard of the setting ``newest``, perhaps before it was ``announced``.
+    """Progress, as far as a worker knows that has heard of the setting ``newest``, perhaps before it was ``announced``.
 
     ``origin`` and ``async_from`` (which counts in asynchronous mode only) belong to the setting that was announced.
-    None: it is not known, since the announcement is still on its way.
+    None: the progress is not known, since the announcement is still on its way.
     """
     if announced.mode is Mode.ASYNC:
         return DataProgress(origin, async_from)

@@ -1,7 +1,7 @@
 """Asynchronous mode: which worker holds which slice, and which slices are done.
 
-A slice is leased to one worker at a time. It is done when every shard has it; the slices of a worker that dies go back
-to the queue. Where a slice is computed twice all the same, the shards count it once.
+A slice is leased to one worker at a time. It is done when every shard has it. The slices of a worker that dies go back
+to the queue. If two workers have computed a slice, the shards count it once.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from paramserver.core.versions.names import AsyncName
 from paramserver.core.versions.ranges import RangeSet
 
-# A request takes at most this share of what is left of the epoch, so that the slowest worker is not left with a heap.
+# A request takes at most half of a worker's share of the remaining slices, so that the slowest worker never has many.
 _SHARE = 2
-# So many slices a worker asks for at once, and it asks when it has so few left.
+# A worker asks for so many slices at once, and asks again when it has so few left.
 LEASE_AHEAD, LEASE_LOW = 16, 4
 
 
@@ -33,14 +33,14 @@ class SliceLeases:
         self._done: dict[int, RangeSet] = {epoch: RangeSet.from_ranges(done)}
         self._fresh: dict[int, int] = {}
         self._returned: dict[int, RangeSet] = {}
-        # Who computes what; and the same counted, since a thousand workers hold many slices.
+        # The worker of each slice, the slices of each worker, and how many slices of each epoch are held.
         self._holder: dict[AsyncName, int] = {}
         self._held_by: dict[int, set[AsyncName]] = defaultdict(set)
         self._held_of: dict[int, int] = defaultdict(int)
 
     @classmethod
     def restored(cls, slices_per_epoch: int, epoch: int, done: Mapping[int, Iterable[tuple[int, int]]]) -> SliceLeases:
-        """The table of a coordinator that takes over: what is done from ``epoch`` on, by epoch; nobody holds anything.
+        """The table of a coordinator that takes over: the finished slices from ``epoch`` on, by epoch, and no leases.
 
         A worker that holds slices names them in its next request (see :meth:`reconcile`).
         """
@@ -50,7 +50,7 @@ class SliceLeases:
                 table._done[number] = RangeSet.from_ranges(ranges)
         last = max(table._done)
         if not slices_per_epoch:
-            # Without a data set nobody else can do what was handed out: only new names are.
+            # Without a data set no other worker can compute a slice that was handed out: only new names are leased.
             table._fresh[epoch] = max((hi for _, hi in table._done[epoch].ranges()), default=0)
             return table
         for number in range(epoch, last + 1):
@@ -64,7 +64,7 @@ class SliceLeases:
         """Up to ``want`` slices of epochs up to ``max_epoch``, the oldest first; fewer towards the end of an epoch.
 
         While paused, only slices of epochs before the newest one are given out, so that in the end a single epoch is
-        begun but not finished; and those that came back from a worker that died, since shards may have counted them.
+        begun but not finished; and slices of a worker that died, since shards may have counted them.
         """
         if want < 1:
             return []
@@ -72,7 +72,7 @@ class SliceLeases:
             max_epoch = self._first_epoch
         newest = self._newest()
         granted: list[AsyncName] = []
-        # An epoch that nobody has begun has slices, so there is no need to look further.
+        # An epoch that no worker has begun has slices, so later epochs are not looked at.
         for epoch in range(self._oldest_open(), min(max_epoch, newest + 1) + 1):
             held_back = self.paused and epoch >= newest
             left = len(self._returned.get(epoch, ())) if held_back else self._left(epoch)
@@ -119,9 +119,9 @@ class SliceLeases:
                 self._returned[name.epoch] = _without(returned, name.index)
 
     def reconcile(self, worker: int, holding: Iterable[AsyncName]) -> bool:
-        """Take the worker at its word: it holds these and no others. True if slices came back to the queue.
+        """The worker says that it holds these slices and no others. True if slices came back to the queue.
 
-        What was leased to it besides has got lost on the way; what another coordinator leased to it, it keeps.
+        Other slices that were leased to it got lost on the way. It keeps slices that another coordinator leased to it.
         """
         said = set(holding)
         lost = [name for name in self._held_by[worker] if name not in said]
@@ -135,7 +135,7 @@ class SliceLeases:
         return bool(lost)
 
     def give_back(self, worker: int) -> list[AsyncName]:
-        """The worker is gone: its unfinished slices return to the queue."""
+        """The worker has left: its unfinished slices return to the queue."""
         names = sorted(self._held_by[worker])
         for name in names:
             self._let_go(name)
@@ -188,7 +188,7 @@ class SliceLeases:
         newest = self._newest()
         if not self.paused or self._holder:
             return False
-        if self.slices_per_epoch == 0:  # nobody else can do what a client has not pushed
+        if self.slices_per_epoch == 0:  # no other worker can push the slices of a client
             return True
         came_back = any(map(len, self._returned.values()))
         return not came_back and all(self._left(epoch) == 0 for epoch in range(self._oldest_open(), newest))

@@ -35,7 +35,7 @@ class Agreement:
 
     done: Load = Load()
     called: dict[int, Load] = field(default_factory=dict)
-    # The workers that have to call it: those that took part when the first one did.
+    # The workers that have to call the load: the members at the time of the first call.
     awaited: frozenset[int] = frozenset()
     # Why a load cannot be done: told to all who call it.
     refused: tuple[Place, str] | None = None
@@ -46,9 +46,9 @@ class Agreement:
         return bool(self.called)
 
     def call(self, worker: int, load: Load, present: Collection[int]) -> bool:
-        """A worker calls it, perhaps again; True if it has nothing to wait for. ``present``: who takes part now.
+        """A worker calls a load, perhaps again; True if it has nothing to wait for. ``present``: the workers now.
 
-        Raises ValueError with a sentence if it cannot be done.
+        Raises ValueError with a sentence if the load cannot be done.
         """
         if load.place < self.done.place or load == self.done:
             return True

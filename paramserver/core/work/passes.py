@@ -62,7 +62,7 @@ class Passes:
         """An iteration over the loader begins; returns its number. Raises UserError where there is nothing to give.
 
         One that was left before the first optimizer step, as by ``next(iter(loader))``, was no pass: the next iteration
-        begins with the same slice. One that was left later is over, and the next one begins with what it has left.
+        begins with the same slice. An iteration that was left later is over, and the next one has the remaining slices.
         """
         if self.through:
             raise errors.UserError(

@@ -1,6 +1,6 @@
 """Finds slices that kill each worker that computes them. Times in seconds.
 
-In the steady state nobody says which slice it begins, so the first death says nothing. From then on workers are
+In the steady state no worker says which slice it begins, so the first death says nothing. From then on workers are
 *careful*: they tell where they are before they compute, until the job gets on. A slice at which others die then, one
 after the other, is poison.
 """
@@ -53,7 +53,7 @@ class Poison:
         return self._total
 
     def restore(self, deaths: Iterable[Place], in_a_row: int, now: float) -> None:
-        """Go on from the deaths that another one has counted."""
+        """Go on from the deaths that the previous coordinator has counted."""
         self._deaths, self._total = list(deaths), in_a_row
         self.careful, self._last_at = in_a_row > 0, now
 

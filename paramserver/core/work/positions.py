@@ -1,6 +1,6 @@
-"""Slice positions that belong to one worker, because it keeps something of what it contributes for the next step.
+"""Slice positions that belong to one worker, because it keeps a residual of its contribution for the next step.
 
-Then a worker has the same positions in every step, and nothing is left for a step that does not have the position.
+A worker has the same positions in every step, and keeps nothing for a step without the position.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ def assign(slices: int, workers: int) -> tuple[Range, ...]:
 
 
 def without_slices(slices: int, workers: int) -> list[int]:
-    """The places of the workers to whom :func:`assign` gives nothing.
+    """The places of the workers that :func:`assign` gives no slice.
 
     >>> without_slices(2, 3)
     [0]
@@ -151,7 +151,7 @@ def without_slices(slices: int, workers: int) -> list[int]:
 
 
 def main_place(slices: int, workers: int) -> int:
-    """The lowest place of a worker that :func:`assign` gives something; 0 if there are no slices.
+    """The lowest place of a worker that :func:`assign` gives a slice; 0 if there are no slices.
 
     >>> main_place(2, 4)
     1

@@ -9,15 +9,15 @@ from statistics import median
 _SLICES, _STEPS = 7, 4
 # After this part of the time that a slice takes, a worker that waits asks for work; not before the second number.
 _PATIENCE, _PATIENCE_S = 0.25, 0.01
-# Who asked in vain waits longer, in this step and in the ones after; the patience is doubled so often at most.
+# After a question in vain a worker waits longer, in this and the following steps. At most so many doublings.
 _DOUBLINGS = 3
 # While nothing is known of the time that a slice takes.
 _UNKNOWN_S = 0.5
-# Others were given so many slices of a worker's range in the last steps: it is slow, and not by chance.
+# If other workers were given so many slices of a worker's range in the last steps, the worker is slow.
 _LOST = 2
-# They come in the last part of a step, after this share of the time that steps take.
+# Slices are given to other workers in the last part of a step, after this share of its usual time.
 _EARLY = 0.5
-# In a step that takes so many times as long as the ones before, and at least so long, others may be helping.
+# If a step takes so many times as long as the last steps, and at least so long, other workers may be helping.
 _LONG, _LONG_S = 1.5, 0.1
 
 
@@ -41,7 +41,7 @@ class Speed:
         self._lost: deque[int] = deque(maxlen=_STEPS)
         self._begun_at: float | None = None
         self._step_at: float | None = None
-        # Questions in vain: steps on end that had nothing else, and those of this step.
+        # Questions in vain: how many steps in a row had only these, and how many there were in this step.
         self._vain_steps = 0
         self._in_vain = 0
         self._useful = False  # the last question of this step gave a slice
@@ -56,13 +56,13 @@ class Speed:
 
     @property
     def slow(self) -> bool:
-        """Others have to help this worker again and again: nothing it has is to be held back."""
+        """Whether other workers have to help this worker again and again. Then it pushes every contribution at once."""
         return sum(self._lost) >= _LOST
 
     def step(self, now: float, lost: int = 0, steps: int = 1) -> None:
         """A step begins, so many ``steps`` after the last one that this worker has seen.
 
-        ``lost``: how many slices of this worker's range others were given in the one before.
+        ``lost``: how many slices of this worker's range were given to others in the previous step.
         """
         if self._step_at is not None:
             self._steps.append((now - self._step_at) / steps)
@@ -85,7 +85,7 @@ class Speed:
             self._begun_at = None
 
     def pushed(self, seconds: float) -> None:
-        """So long it took to hand a slice over after it was computed."""
+        """A push took so many seconds after the slice was computed."""
         self._pushes.append(seconds)
 
     def answered(self, useful: bool) -> None:

@@ -1,12 +1,12 @@
 """Work stealing in synchronous mode: which slice of the open step an idle worker should compute.
 
 Each step's slices are dealt out in contiguous ranges. A worker says how fast it is when it pulls a version; then it
-asks for work only if it is idle, or if others may have taken slices of its range. What it hears is advice: the name of
-a slice decides what counts, so a slice that two compute costs time and nothing else.
+asks for work only if it is idle, or if others may have taken slices of its range. The answer is advice: shards count
+contributions by their names, so a slice that two workers compute costs time and nothing else.
 
 For every slice that has not arrived there is a guess when it will be finished: by the workers that attempt it, or by
-its owner, which goes through its range in order. A worker that asks is given the slice that everybody would wait for
-longest, if it would finish that slice earlier. That is work stealing if nobody has begun the slice, and speculative
+its owner, which goes through its range in order. A worker that asks is given the slice that would come last, if this
+worker would finish that slice earlier. That is work stealing if no worker has begun the slice, and speculative
 execution if another worker computes it already. The worker's own range comes first, from its near end. Times are
 arguments, in seconds.
 """
@@ -29,9 +29,9 @@ _MARGIN = 1.25
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The ``place`` of a worker among ``workers`` to whom slices are dealt out (-1: none), and its time per slice.
+    """The ``place`` of a worker among the ``workers`` that get slices (-1: it gets none), and its time per slice.
 
-    ``work_s``: until the slice is pushed, in seconds; 0: not known.
+    ``work_s``: seconds from the beginning of a slice to the end of its push; 0: not known.
     """
 
     worker: int
@@ -44,7 +44,7 @@ class Assignment:
 class Ask:
     """A worker has time for a slice of step ``step``, which has ``of`` slices.
 
-    ``finished``: what it has computed of this step, which is here or on its way.
+    ``finished``: the slices of this step that the worker has computed, which have arrived or are on their way.
     """
 
     assignment: Assignment
@@ -70,7 +70,7 @@ class _Attempt:
     work_s: float
 
     def left_s(self, now: float) -> float:
-        """How long it may still take; who is late by some time is given as much again."""
+        """How many seconds the attempt may still take. A late attempt is expected to take its delay once more."""
         return abs(self.at + self.work_s - now)
 
     def overdue(self, now: float) -> bool:
@@ -84,7 +84,7 @@ class _Step:
 
     number: int
     began_at: float
-    # By slice, who computes it since when.
+    # By slice and worker: when the computation began.
     attempts: dict[int, dict[int, _Attempt]] = field(default_factory=dict)
     # Workers that have asked for work, and when they last did.
     asked: dict[int, float] = field(default_factory=dict)
@@ -98,11 +98,11 @@ class Stealing:
     def __init__(self) -> None:
         self._open = _Step(-1, 0.0)
         self._taken_before: tuple[int, ...] = ()
-        # By place: who has that range, and which version it was given last.
+        # By place: the worker that owns the range, and the version that the worker was given last.
         self._owners: dict[int, tuple[Assignment, int]] = {}
 
     def begin(self, step: int, now: float) -> None:
-        """Step ``step`` begins; the one before is over."""
+        """Step ``step`` begins, and the previous step is over."""
         self._taken_before = tuple(sorted(self._open.taken)) if self._open.number == step - 1 else ()
         self._open = _Step(step, now)
 
@@ -131,7 +131,7 @@ class Stealing:
         return Advice(self.ask(ask, missing.slices if missing.of else ((0, ask.of),), now), complete=False)
 
     def ask(self, ask: Ask, missing: Sequence[Range], now: float) -> int | None:
-        """The slice to compute now; None: wait, and ask again later. ``missing``: what has not arrived, sorted."""
+        """The slice to compute now; None: wait, and ask again. ``missing``: slices that have not arrived, sorted."""
         if ask.step != self._open.number:
             self._open, self._taken_before = _Step(ask.step, now), ()
         step, worker = self._open, ask.assignment.worker
@@ -141,7 +141,7 @@ class Stealing:
         if work_s == inf:
             work_s = 1.0
         for slice_, attempts in step.attempts.items():
-            # It computes one slice at a time: an answer that it asks beyond has got lost, or is finished.
+            # A worker computes one slice at a time: its earlier slice is finished, or the answer got lost.
             if slice_ not in ask.finished:
                 attempts.pop(worker, None)
         for slice_ in ask.finished:
@@ -160,7 +160,7 @@ class Stealing:
         return chosen
 
     def _by_others(self, worker: int, work_s: float, ranges: Sequence[Range], slices: int, now: float) -> float:
-        """When the others would be through with so many slices, after those that they have to do first."""
+        """When the other workers would have computed so many ``slices``, after those that they have to do first."""
         ready: list[tuple[float, float]] = []  # when each would have done one more, and how long each takes
         for place, (owner, version) in self._owners.items():
             if owner.worker == worker or version != self._open.number:
@@ -188,7 +188,7 @@ class Stealing:
     def _others(
         self, worker: int, work_s: float, ranges: Sequence[Range], open_: Sequence[int], now: float
     ) -> int | None:
-        """The slice that would come last, if this worker would bring it earlier; of equals, the one farthest back."""
+        """The slice that would come last, if this worker would be faster; of equal ones, the highest slice."""
         best, longest = None, work_s * _MARGIN
         for place, range_ in enumerate(ranges):
             inside = [s for s in open_ if range_[0] <= s < range_[1]]
@@ -217,5 +217,5 @@ class Stealing:
             if at_it:
                 free = [s for s in inside if not attempts.get(s)]
                 return [max(at_it) + speed * (free.index(s) + 1) if s in free else inf for s in inside]
-        # What it has may be held back until it is through with its range.
+        # The owner may hold its contributions back until its range is complete.
         return [abs(self._open.began_at + speed * (range_[1] - range_[0]) - now)] * len(inside)

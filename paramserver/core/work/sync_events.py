@@ -122,7 +122,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Give this slice of the present step to the script. ``unplanned``: it is none of those that were foreseen."""
+    """Give this slice of the present step to the script. ``unplanned``: the slice was not foreseen."""
 
     slice: int
     unplanned: bool = False
@@ -147,7 +147,7 @@ class Push:
 class PushAndWait:
     """Push this contribution and wait for the next version, if one call can do both; tell :class:`Exchanged`.
 
-    ``patience_s``: the longest wait. ``assignment``: what the servers are told of this worker; None: nothing.
+    ``patience_s``: the longest wait. ``assignment``: for the servers; None: they are told nothing.
     """
 
     node: Node
@@ -179,7 +179,7 @@ class AskForWork:
 class Wait:
     """Ask for the next version, and tell :class:`PushesArrived`. The wait ends with a version, or other shares, too.
 
-    ``assignment``: what the servers are told of this worker; None: nothing.
+    ``assignment``: for the servers; None: they are told nothing.
     """
 
     assignment: Assignment | None

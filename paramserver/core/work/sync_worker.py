@@ -1,6 +1,6 @@
-"""The state machine of one synchronous worker: what it computes, adds up and pushes, when it asks for work and waits.
+"""The state machine of one synchronous worker: it decides what to compute, add up and push, when to ask and to wait.
 
-The slices of a step are dealt out in contiguous ranges. While nobody asks for work, a worker adds up its contributions
+The slices of a step are dealt out in contiguous ranges. While no worker asks for work, a worker adds up contributions
 as far as the reduction tree allows, and pushes few, large ones. A worker that waits for the next version asks a server
 for slices of others. A worker whose slices others take over asks before it begins one, and pushes each at once.
 
@@ -48,7 +48,7 @@ from paramserver.core.work.sync_events import (
 class SyncWorkerState:
     """One worker, which may ask ``servers`` servers for work. All changes go through :meth:`handle`.
 
-    ``worker``: its number in what it says of itself; 0: whoever hears that knows. ``moves``: slices may go from one
+    ``worker``: its member number in assignments; 0: the receiver fills it in. ``moves``: slices may go from one
     worker to another within a step. ``positions``: above 0, slice positions belong to workers for good
     (`core/work/positions.py`), and a full step has so many.
     """
@@ -73,8 +73,8 @@ class SyncWorkerState:
         self._targets: frozenset[Node] = frozenset()
         # The server that is asked next.
         self._server = 0
-        # What PushAndWait is to push, and when that began; the last Wait: whether it is the last thing that this worker
-        # was told to do, since when, and how long it had waited before that.
+        # The node of the last PushAndWait, and when that began. Whether the last effect was a Wait, since when, and how
+        # long the worker had waited before.
         self._exchanging: tuple[Node, float] = (0, 0), 0.0
         self._waits, self._waits_since, self._waited_s = False, 0.0, 0.0
 
@@ -108,7 +108,7 @@ class SyncWorkerState:
     # ---- the one door
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take in what happened at ``now`` (seconds of any clock); return what is to be done, in order."""
+        """Take in an event at ``now`` (seconds of any clock); return the effects to perform, in order."""
         match event:
             case StepBegan():
                 return self._step_began(event, now)
@@ -174,9 +174,9 @@ class SyncWorkerState:
 
     def _answered(self, event: Answered | NotAnswered, now: float) -> list[Effect]:
         """An answer before a slice is begun."""
-        if isinstance(event, NotAnswered):  # as if nobody else were there
+        if isinstance(event, NotAnswered):  # as if there were no other workers
             own = self.coming()
-            assert own is not None, "who has a slice to begin has asked"
+            assert own is not None, "a worker asks before it begins a slice"
             return self._compute(own, now)
         self._hurry = self._given_away = True
         then = [self._wait(now)] if event.slice is None else self._compute_given(event.slice, now)
@@ -219,7 +219,7 @@ class SyncWorkerState:
         return [*effects[:-1], PushAndWait(pushes[0], patience_s, self.assignment)]
 
     def _add(self, node: Node) -> list[Effect]:
-        """Add a contribution to those held, as far as the tree allows; push what is as large as it will get."""
+        """Add a contribution to those held, as far as the tree allows; push a sum that cannot grow further."""
         effects: list[Effect] = []
         while (other := sibling(node, self.of)) in self._held:
             assert other is not None
@@ -233,7 +233,7 @@ class SyncWorkerState:
         return effects
 
     def _release(self) -> list[Effect]:
-        """Push what is held."""
+        """Push all contributions that are held."""
         held, self._held = self._held, set()
         return [Push(node) for node in sorted(held)]
 
@@ -247,7 +247,7 @@ class SyncWorkerState:
     # ---- waiting for the next version
 
     def _wait(self, now: float, waited_s: float = 0.0) -> Wait:
-        """``waited_s``: so many seconds it has been waited for already."""
+        """``waited_s``: the worker has waited so many seconds already."""
         self._waits, self._waits_since, self._waited_s = True, now, waited_s
         return Wait(self.assignment)
 

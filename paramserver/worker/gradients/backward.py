@@ -8,25 +8,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paramserver.worker.flat import PartialSum, put
+
 if TYPE_CHECKING:
     from torch import nn
 
-    from paramserver.worker.flat import PartialSum
     from paramserver.worker.gradients.leaving import EarlyChunks
 
 # So many elements are compared at a time, so that they stay in cache.
 _TILE = 262_144
-
-
-def put(place: torch.Tensor, gradient: torch.Tensor, samples: int, unscale: float = 1.0) -> None:
-    """Write samples × unscale × gradient into the place of a parameter, which may have a wider type."""
-    if unscale == 1.0 and gradient.dtype == place.dtype:
-        torch.mul(gradient, samples, out=place)  # one pass over the memory
-        return
-    place.copy_(gradient)
-    if unscale != 1.0:
-        place.mul_(unscale)
-    place.mul_(samples)
 
 
 class Backward:

@@ -33,7 +33,7 @@ def exchange(links: ShardLinks, facts: PushFacts, version: int, wait_s: float) -
     if shared is None or ways is None or facts.slot is None or planned("worker.between_shards"):
         return False
     lines = [way.direct for way in ways]
-    requests = [_request(links, server, way, facts.slot, facts, version, wait_s) for server, way in enumerate(ways)]
+    requests = [_request(links, server, way, facts, version, wait_s) for server, way in enumerate(ways)]
     answers = cast(
         Sequence[shard_pb2.ExchangeResponse] | None, ask_all(lines, "Shard.Exchange", requests, wait_s + _GRACE_S)
     )
@@ -48,9 +48,8 @@ def exchange(links: ShardLinks, facts: PushFacts, version: int, wait_s: float) -
 
 
 def _request(
-    links: ShardLinks, server: int, way: Attached, slot: int, facts: PushFacts, version: int, wait_s: float
+    links: ShardLinks, server: int, way: Attached, facts: PushFacts, version: int, wait_s: float
 ) -> shard_pb2.ExchangeRequest:
-    push = links.pushes.push_header(server, facts, 0)
-    way.put_place(push, slot)
+    push = links.pushes.push_header(server, facts, 0, way)
     pull = links.pulls.pull_request(server, AtLeast(version), wait_s)
     return shard_pb2.ExchangeRequest(push=push, pull=pull)

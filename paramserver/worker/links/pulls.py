@@ -13,10 +13,11 @@ import structlog
 
 from paramserver import errors
 from paramserver.core.versions.events import AtLeast, Exactly, Latest, Want
+from paramserver.core.work.stealing import Assignment
 from paramserver.tensors.codec import split_frame
 from paramserver.transport.base import Channel
 from paramserver.v1 import shard_pb2
-from paramserver.wire.messages import put_want
+from paramserver.wire.messages import assignment_to_proto, put_want
 from paramserver.worker.gradients.flow_control import FlowControl
 from paramserver.worker.links.near import Near
 from paramserver.worker.links.servers import Servers
@@ -42,9 +43,9 @@ class Pulls:
         # Pulls whose caller has been given the first part.
         self._begun: set[asyncio.Task[Pulled]] = set()
 
-    def say(self, assignment: shard_pb2.Assignment | None) -> None:
+    def say(self, assignment: Assignment | None) -> None:
         """Tell servers this assignment with each pull from now on; None: tell them nothing."""
-        self._assignment = assignment
+        self._assignment = None if assignment is None else assignment_to_proto(assignment)
 
     async def pull(self, want: Want, frozen: bool = False, ahead: bool = False, begin: bool = False) -> list[Pulled]:
         """Each shard's answer to ``want``, by server; in asynchronous mode their versions may differ.

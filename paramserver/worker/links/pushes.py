@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from paramserver import errors
 from paramserver.core.layout.plan import Chunk
@@ -19,6 +19,9 @@ from paramserver.worker.gradients.flow_control import Flow, FlowControl
 from paramserver.worker.gradients.leaving import EarlyChunks
 from paramserver.worker.links.near import Near
 from paramserver.worker.links.servers import Servers
+
+if TYPE_CHECKING:
+    from paramserver.worker.memory.shared import Attached
 
 # Of one push to all shards: the outcomes that there were.
 Outcomes = frozenset[shard_pb2.Outcome]
@@ -105,14 +108,13 @@ class Pushes:
             attached = None
             if facts.slot is not None:
                 attached = self._near.attached(server)
-            header = self.push_header(server, facts, 0 if attached is not None else len(wanted))
+            header = self.push_header(server, facts, len(wanted), attached)
             if now is not None and attached is None:
                 coming = frames_as_ready(header, {chunk.index: chunk for chunk in wanted}, read, now)
                 return await self._upload(server, coming, mine, self._servers.wait_timeout_s)
             if attached is None:
                 frames = frames_of(header, facts, wanted, read, apart=mine is not None)
                 return await self._upload(server, frames, mine, timeout_s)
-            attached.put_place(header, facts.slot or 0)
             try:
                 reply = await attached.channel.upload("Shard.Push", chunk_frames(header, ()), timeout=timeout_s)
             except errors.GoneError:
@@ -131,8 +133,10 @@ class Pushes:
             reply = await self._servers.channels[server].upload("Shard.Push", leaving, timeout=timeout_s)
         return cast(shard_pb2.PushResponse, reply)
 
-    def push_header(self, server: int, facts: PushFacts, chunks: int) -> shard_pb2.PushHeader:
-        """The header of a contribution for a server, which is followed by so many ``chunks``."""
+    def push_header(
+        self, server: int, facts: PushFacts, chunks: int, attached: Attached | None
+    ) -> shard_pb2.PushHeader:
+        """The header of a contribution. ``chunks`` follow, unless the ``attached`` server reads them in place."""
         header = shard_pb2.PushHeader(
             job=self._servers.job,
             timeline=self._servers.timeline,
@@ -146,9 +150,11 @@ class Pushes:
             nonce=facts.nonce,
             used=pack_mask(facts.used, len(self._servers.plan.layout.tensors)),
             groups=facts.groups,
-            chunks=chunks,
+            chunks=0 if attached is not None else chunks,
         )
         put_name(header, facts.name)
+        if attached is not None:  # the contribution was looked through for NaN
+            header.shared.attachment, header.shared.slot, header.shared.checked = attached.number, facts.slot or 0, True
         return header
 
     async def initialize(

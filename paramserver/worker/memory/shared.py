@@ -34,10 +34,6 @@ class Attached:
     channel: Neighbour
     direct: DirectLine
 
-    def put_place(self, header: shard_pb2.PushHeader, slot: int) -> None:
-        """Say that a contribution lies in this slot of the inbox, and was looked through for NaN."""
-        header.shared.attachment, header.shared.slot, header.shared.checked = self.number, slot, True
-
 
 class SharedMemory:
     """The inbox, and the servers that read it. Raises OSError where there is no memory that can be shared."""

@@ -43,6 +43,7 @@ from paramserver.core.work.sync_events import (
 )
 from paramserver.core.work.sync_worker import SyncWorkerState
 from paramserver.v1 import shard_pb2, types_pb2
+from paramserver.wire.messages import assignment_to_proto
 from paramserver.worker.flat import PartialSum
 from paramserver.worker.gradients.sender import PushFuture, Sender
 from paramserver.worker.job.member import Member
@@ -230,7 +231,7 @@ class SyncPace:
         """Push with the question for the next version, where that can be one message."""
         if self._pushes or not self._named_by_data:
             return Exchange.NOT_MADE
-        self._say(assignment)
+        self._links.pulls.say(assignment)
         done = self._sender.exchange(self._name(where), self._held[where], self._groups, patience_s)
         if done is None:
             return Exchange.NOT_MADE
@@ -245,7 +246,7 @@ class SyncPace:
 
     def _wait(self, assignment: Assignment | None) -> None:
         """Wait for the next version, for a slice to compute, or another membership."""
-        self._say(assignment)
+        self._links.pulls.say(assignment)
         # Asked for beside the pushes: servers answer when all contributions of the step have come.
         pulling = self._sender.begin_pull(self._state.step + 1)
         try:
@@ -314,10 +315,6 @@ class SyncPace:
             # Its version may be old when the slice is computed.
             pulling.cancel()
 
-    def _say(self, assignment: Assignment | None) -> None:
-        """Tell servers this assignment with the next pull."""
-        self._links.pulls.say(None if assignment is None else _assignment(assignment))
-
     # ---- names
 
     def _item(self, version: int, position: int, unplanned: bool = False) -> Item:
@@ -329,16 +326,12 @@ class SyncPace:
         return SyncName(self._state.step, *where, self._state.of)
 
 
-def _assignment(assignment: Assignment) -> shard_pb2.Assignment:
-    return shard_pb2.Assignment(place=assignment.place, workers=assignment.workers, work_s=assignment.work_s)
-
-
 def _question(ask: Ask) -> shard_pb2.StealRequest:
     finished = RangeSet.from_ranges((p, p + 1) for p in ask.finished)
     return shard_pb2.StealRequest(
         step=ask.step,
         of=ask.of,
-        assignment=_assignment(ask.assignment),
+        assignment=assignment_to_proto(ask.assignment),
         finished=[types_pb2.Range(start=lo, stop=hi) for lo, hi in finished.ranges()],
     )
 

@@ -1,1 +1,1 @@
-"""The script's objects: model, optimizer, loader, schedules, and what is watched on them."""
+"""The script's objects: model, optimizer, loader, schedules, and the checks on them."""

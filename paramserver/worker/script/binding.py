@@ -1,4 +1,4 @@
-"""A torch module and its optimizer as flat tensors: what they consist of, weights in, gradients and buffers out."""
+"""A torch module and its optimizer as flat tensors: their description, weights in, gradients and buffers out."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from paramserver.tensors.hypers import groups_to_proto
 from paramserver.tensors.optimizers import describe
 from paramserver.v1 import types_pb2
 from paramserver.wire.messages import tensor_to_proto
-from paramserver.worker.flat import FlatSpace, PartialSum
-from paramserver.worker.gradients.backward import Backward, put
+from paramserver.worker.flat import FlatSpace, PartialSum, put
+from paramserver.worker.gradients.backward import Backward
 from paramserver.worker.weights.writes import equal_bits
 
 # Beyond this an integer buffer no longer fits the float64 in which buffers travel.
@@ -59,16 +59,16 @@ class ModelBinding:
         self._collect_buffers(model)
         self._check()
         self._weights: FlatSpace | None = None
-        # The space of which parameters are views, and how often each had been changed when it became one.
+        # The space of which parameters are views.
         self._adopted: FlatSpace | None = None
         # How often each buffer had been written to when a slice began, or was gathered.
         self._buffer_marks: list[tuple[int, int]] = []
-        # The first one that was written to between two slices.
+        # The name of the first buffer that was written to between two slices.
         self.written_buffer = ""
-        # The hyper-parameters that were asked for last, and their messages.
+        # The hyper-parameters of the last call, and their messages.
         self._said: tuple[list[Hypers], list[types_pb2.GroupHypers]] = ([], [])
 
-    # ---- what the model consists of
+    # ---- description of the model
 
     def _collect_parameters(self, model: nn.Module) -> None:
         group_of = {id(p): i for i, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
@@ -174,7 +174,7 @@ class ModelBinding:
         return self._said[1]
 
     def hypers(self) -> list[Hypers]:
-        """The same as plain values; raises ModelError for values that servers do not take."""
+        """The hyper-parameters as plain values; raises ModelError for values that servers do not take."""
         _, groups = describe(self.optimizer)
         return list(groups)
 
@@ -244,7 +244,7 @@ class ModelBinding:
     def gather(self, partial: PartialSum, samples: int, unscale: float = 1.0) -> None:
         """Write samples × gradient of every parameter, and samples × change of every buffer, into a new partial sum.
 
-        ``unscale``: what the gradient is multiplied by first (one over the loss scale).
+        ``unscale``: the gradient is multiplied by this number first (one over the loss scale).
         """
         partial.samples = samples
         with torch.no_grad():
@@ -262,7 +262,7 @@ class ModelBinding:
         self.gather_buffers(partial, samples)
 
     def gather_buffers(self, partial: PartialSum, samples: int) -> None:
-        """The buffers alone."""
+        """Write samples × change of every buffer into a partial sum."""
         with torch.no_grad():
             if self.device.type == "cpu":
                 for buffer in self._buffers:
@@ -298,7 +298,7 @@ class ModelBinding:
             partial.used.add(buffer.index)
 
     def _gather_buffers(self, partial: PartialSum, samples: int) -> None:
-        """All of them, and one look at the device to see which have changed."""
+        """Write all buffers of a device, and ask the device once which of them have changed."""
         same = [self._write_change(buffer, partial.space.view(buffer.index), samples) for buffer in self._buffers]
         for buffer, unchanged in zip(self._buffers, torch.stack(same).tolist(), strict=True):
             (partial.space.written if unchanged else partial.used).add(buffer.index)

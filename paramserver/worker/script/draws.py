@@ -13,7 +13,7 @@ from paramserver.worker.script.seeding import restore, seed_everything, states
 
 
 class Draws:
-    """Seeds torch, NumPy and Python for the slice that this worker computes next, and keeps it for it.
+    """Seeds torch, NumPy and Python for the slice that this worker computes next, and keeps the slice for the worker.
 
     The script draws its batch and then steps, so the next slice has to be known when a step is over, and the first one
     when the model is prepared. It stays this worker's even if others join before the step.
@@ -21,7 +21,7 @@ class Draws:
 
     def __init__(self, engine: Engine, seed: int) -> None:
         self._engine, self._seed = engine, seed
-        # What the next batch belongs to, if that is known.
+        # The slice of the next batch, if that is known.
         self._item: Item | None = None
         # (epoch, index, prefix of the purpose) of the seeds of the next batch.
         self._named = (0, 0, "")
@@ -36,7 +36,7 @@ class Draws:
         lo, hi = assign(engine.session.view.slices_per_step, workers)[rank] if rank >= 0 else (0, 0)
         if engine.consistency.mode is Mode.SYNC and lo < hi:
             self._named = 0, engine.version * engine.session.view.slices_per_step + lo, ""
-        else:  # nothing is leased yet, or there is no slice for this worker: then its batch is like nobody else's
+        else:  # no slice is known for this worker: its batch differs from those of all other workers
             self._named = engine.version, engine.session.rank, "worker "
         self._before = states()
         seed_everything(self.seed("model"))
@@ -64,9 +64,9 @@ class Draws:
         return item if item is not None and self._engine.loop.still(item) else None
 
     def next(self) -> None:
-        """A slice is handed in: seed for the next one."""
+        """A slice is handed in: seed for the next slice."""
         self._item = item = self._engine.loop.coming()
-        if item is not None:  # else it waits for a share, and goes on with the numbers that it has
+        if item is not None:  # else the worker has no slice, and its generators go on
             self._named = item.epoch, item.index, ""
             seed_everything(self.seed("model"))
 

@@ -23,7 +23,7 @@ _ONE_EACH: tuple[tuple[type, str, str], ...] = (
 
 
 def check_objects(objects: Sequence[Any]) -> None:
-    """Raises ModelError or DataError if there are two of what a job has one of, UserError if there is nothing."""
+    """Raises ModelError or DataError for two models, optimizers or loaders, UserError if there are no objects."""
     if not objects:
         raise errors.UserError("nothing was given to ctx.prepare: give it a model with its optimizer, and a DataLoader")
     for kind, name, advice in _ONE_EACH:
@@ -54,7 +54,7 @@ def check_loader(loader: DataLoader[Any]) -> None:
 
 
 def check_model(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raises ModelError, naming the tensor, for a model or an optimizer that would not stay what it is."""
+    """Raises ModelError, naming the tensor, for a model or an optimizer that flat tensors would change."""
     _check_modules(model, optimizer)
     names = {id(p): name for name, p in model.named_parameters(remove_duplicate=False)}
     given = [p for group in optimizer.param_groups for p in group["params"]]
@@ -148,7 +148,7 @@ def _check_memory(named: Sequence[tuple[str, Tensor]]) -> None:
 
 
 def _check_overlap(sharing: Sequence[tuple[str, Tensor]]) -> None:
-    """Of tensors in one storage: which elements each has is marked, in bytes."""
+    """Raises ModelError if two of these tensors, which share a storage, share bytes of it."""
     nbytes = sharing[0][1].untyped_storage().nbytes()
     owner = torch.full((nbytes,), -1, dtype=torch.int32)
     for number, (name, tensor) in enumerate(sharing):

@@ -47,8 +47,8 @@ class Guard(Watch):
     def check(self) -> None:
         """Raises UserError if the script has written to parameters that are trained, which would be lost.
 
-        What it has put back meanwhile, such as averaged weights that were swapped in for an evaluation, is no harm.
-        Parameters that the optimizer does not have are the script's own, which a warning says.
+        Writes that the script has undone, for example weights that were swapped in for an evaluation, are no error.
+        A warning says that parameters which the optimizer does not have are the script's own.
         """
         suspects = self._written()
         self._trained.check_kinds(suspects)
@@ -84,7 +84,7 @@ class Guard(Watch):
         return {*self._trained.suspects(), *(in_place.find_written() if in_place is not None else ())}
 
     def _own(self) -> bool:
-        """Whether the script has written to parameters that the optimizer does not have; a warning says so."""
+        """Whether the script has written to parameters that the optimizer does not have; logs a warning if so."""
         own = self._frozen.suspects()
         self._frozen.check_kinds(own)
         if own:
@@ -126,7 +126,7 @@ class Guard(Watch):
         return self._binding.specs[index].name
 
     def _say(self, what: str, sentence: str) -> None:
-        """Once."""
+        """Log a warning, once for each ``what``."""
         if what not in self._told:
             self._told.add(what)
             log.warning(sentence)

@@ -1,4 +1,4 @@
-"""``ctx.load``: state dicts of the script, checked and made into what servers take, and loaded."""
+"""``ctx.load``: checks state dicts of the script, turns them into weights and state for servers, and loads them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def take_state(binding: ModelBinding, given: Mapping[str, Any], fixed: bool) -> 
     """An optimizer's state dict as the state that servers take, and its parameter groups.
 
     ``fixed``: its hyper-parameters must be the present ones. Raises ModelError for that, and for a state that is not of
-    this optimizer, or has other settings of those that cannot change.
+    this optimizer, or differs in settings that cannot change.
     """
     shadow = copy.copy(binding.optimizer)
     try:
@@ -122,7 +122,7 @@ def take_state(binding: ModelBinding, given: Mapping[str, Any], fixed: bool) -> 
 
 
 def digest_of(weights: str, state: Brought | None, groups: list[dict[str, Any]]) -> str:
-    """Of what is loaded, ``weights`` being a digest themselves: the same in all workers that load the same."""
+    """A digest of the loaded content; ``weights`` is the digest of its weights. Equal content has equal digests."""
     found = hashlib.sha256(f"{weights} {state is not None} ".encode())
     found.update((state.digest() if state is not None else "").encode())
     for group in groups:

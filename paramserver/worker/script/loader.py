@@ -16,7 +16,7 @@ from paramserver.worker.script.seeding import seed_everything
 
 
 def describe_loader(loader: DataLoader[Any]) -> DataSpec:
-    """How the loader's data is cut into slices: a slice is one of its batches. Raises DataError for what has no cut."""
+    """The loader's data as slices: each batch is a slice. Raises DataError for data that cannot be cut into slices."""
     if isinstance(loader.dataset, IterableDataset):
         raise errors.DataError(
             "an IterableDataset has no numbered samples to cut into slices: "
@@ -126,10 +126,10 @@ class LoopPosition(Protocol):
 
 
 class SliceLoader:
-    """What ``ctx.prepare`` makes of a DataLoader. Iterating gives this worker's slices of the present epoch.
+    """Replaces a DataLoader in ``ctx.prepare``. Iterating gives this worker's slices of the present epoch.
 
-    ``len`` is the number of updates of an epoch of the whole job, in the mode in which it began: of steps if that was
-    synchronous, of slices if it was asynchronous. It stays when the mode changes, and schedules count in it.
+    ``len`` is the number of updates in an epoch of the whole job, in the mode in which the job began: steps in
+    synchronous mode, slices in asynchronous mode. It stays when the mode changes, and schedules count in it.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class SliceLoader:
             while (item := self._position.next_item(iteration)) is not None:
                 try:
                     batch = self._unplanned.load(item) if item.unplanned else self._batch(item)
-                except errors.RolledBackError:  # while looking for what comes next; `next_item` follows
+                except errors.RolledBackError:  # raised by `ahead`; `next_item` follows the job
                     self._drop()
                     continue
                 self._position.begin(item)

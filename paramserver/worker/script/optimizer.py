@@ -134,7 +134,7 @@ def retire(given: torch.optim.Optimizer) -> None:
     for name in ("step", "state_dict", "load_state_dict", "add_param_group"):
         refuse: Any = refused(f"{name}()")
         if name == "step":
-            refuse._wrapped_by_lr_sched = True  # or schedulers warn that somebody has replaced it
+            refuse._wrapped_by_lr_sched = True  # or schedulers warn that step() was replaced
         setattr(given, name, refuse)
 
 

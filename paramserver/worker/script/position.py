@@ -1,4 +1,4 @@
-"""Where the script is in its epochs: what the prepared loader and ``ctx.epochs`` ask for."""
+"""Where the script is in its epochs, for the prepared loader and ``ctx.epochs``."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Position:
                 engine.reading.settle()
             if passes.plain and engine.rollback.went_back():
                 passes.goes_back()
-                if item is None:  # what this pass was to see done is not
+                if item is None:  # slices of this pass are undone
                     continue
             back = passes.gives(None if item is None else item.epoch)
             if item is None:  # a schedule is where the epoch's last update has brought it

@@ -13,8 +13,8 @@ import torch
 def seed_everything(seed: int) -> None:
     """Seed torch (the CPU and all devices in use), NumPy and Python with a number in [0, 2**63).
 
-    What `torch.manual_seed` does, but for devices that nobody has used: for each of those it writes down the whole call
-    stack, which takes longer than a small slice.
+    Does the same as `torch.manual_seed`, except for devices that are not in use. For each of these `torch.manual_seed`
+    records the whole call stack, which takes longer than a small slice.
     """
     torch.default_generator.manual_seed(seed)
     for device in (torch.cuda, torch.xpu, torch.mtia):
@@ -27,14 +27,14 @@ def seed_everything(seed: int) -> None:
 
 
 def states() -> tuple[object, ...]:
-    """Of the generators of torch (CPU), NumPy and Python; equal tuples mean equal numbers."""
+    """The states of the generators of torch (CPU), NumPy and Python; equal tuples mean equal numbers."""
     of_numpy: Any = np.random.get_state()
     kind, key, *rest = of_numpy
     return torch.default_generator.get_state().numpy().tobytes(), (kind, key.tobytes(), *rest), random.getstate()
 
 
 def restore(former: tuple[Any, ...]) -> None:
-    """Bring the generators back to what `states` said."""
+    """Restore the states that `states` returned."""
     of_torch, (kind, key, *rest), of_python = former
     torch.default_generator.set_state(torch.frombuffer(bytearray(of_torch), dtype=torch.uint8))
     np.random.set_state((kind, np.frombuffer(key, np.uint32), *rest))

@@ -1,4 +1,4 @@
-"""The optimizer state of a script: what it brings to a job, and what it reads of the servers, in torch's format."""
+"""The optimizer state that a script brings to a job, and the state that it reads from servers, in torch's format."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Brought:
         return found
 
     def digest(self) -> str:
-        """Of all of it; empty if there is none."""
+        """A digest of all state; empty if there is no state."""
         if not self.arrays and not self.scalars:
             return ""
         digest = hashlib.sha256()
@@ -98,7 +98,7 @@ def bring(binding: ModelBinding, state: Mapping[Tensor, Mapping[str, Any]] | Non
         for key in sorted(required - present.keys()):
             raise errors.ModelError(f"the optimizer state of {spec.name!r} lacks {key!r}: load all of it, or none")
         master = torch.float64 if spec.dtype == "float64" else torch.float32
-        for key in sorted(required):  # what is switched off is never looked at, neither by torch
+        for key in sorted(required):  # torch reads no arrays that are switched off, either
             value = torch.as_tensor(present[key]).detach()
             shape = () if key in rule.scalars else spec.shape
             if value.numel() != math.prod(shape) or (shape and tuple(value.shape) != shape):
@@ -169,7 +169,7 @@ def in_torch_format(
 
 
 def same(ours: Mapping[Any, Mapping[str, Any]], theirs: Mapping[Any, Mapping[str, Any]]) -> bool:
-    """Whether two states, by parameter number, are equal bit for bit; what is None or empty does not count."""
+    """Whether two states, by parameter number, are equal bit for bit; entries that are None or empty do not count."""
     one, other = _without_none(ours), _without_none(theirs)
     return one.keys() == other.keys() and all(
         one[p].keys() == other[p].keys()

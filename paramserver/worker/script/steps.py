@@ -23,7 +23,7 @@ log = structlog.get_logger("paramserver.worker")
 
 
 class Steps:
-    """Of one model. With a loader, the loader says which slice it is; without one, a step takes the next slice."""
+    """Steps of one model. The loader says which slice a step is for; without a loader a step takes the next slice."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Steps:
         self._told_skip = False
 
     def take(self) -> Item | None:
-        """The same; the caller hands it in."""
+        """The slice that the script has and has not stepped on, once: the caller hands it in."""
         item, self.item = self.item, None
         return item
 
@@ -59,15 +59,15 @@ class Steps:
         self._begin_early(item)
 
     def _begin_early(self, item: Item) -> None:
-        """Let gradients leave as the backward pass makes them, if the ones before were of a sort that can."""
-        if self._engine.sender.take_early() is not None:  # of a slice on which the script has not stepped
+        """Let gradients leave as the backward pass makes them, if earlier contributions show that this is possible."""
+        if self._engine.sender.take_early() is not None:  # the script has not stepped on the previous slice
             self._binding.backward.end()
         begun = self._engine.loop.begin_early(item, self._samples(item), self._binding.groups)
         if begun is not None:
             self._binding.backward.begin(*begun)
 
     def end(self, item: Item) -> None:
-        """The script asks for the next batch: a slice that it did not step on counts as one without samples."""
+        """The script asks for the next batch: a slice without an optimizer step counts as a slice without samples."""
         if self.item is not item:
             return
         if not torch.is_grad_enabled():
@@ -84,7 +84,7 @@ class Steps:
         self._hand_in(item, self._engine.places.pool.take())
 
     def pass_over(self, item: Item) -> None:
-        """This slice kills whoever computes it: it counts without its samples."""
+        """This slice kills the workers that compute it: it counts without its samples."""
         self.item = item
         self._schedules.align()
         self._binding.reset_buffers()
@@ -100,7 +100,7 @@ class Steps:
         """Contribute the gradients, times ``unscale``; ``overflow``: the script has found that they are not finite."""
         clip_norm = self._clip_norm
         while not self._step(unscale, overflow):
-            # Without a loader: somebody who joined or left had this part of the step, the next one is ours.
+            # Without a loader: a worker joined or left, and another worker had this part of the step.
             self._engine.sender.handed.handed_in_again()
             self._clip_norm = clip_norm
         if self._position.data is None:
@@ -108,7 +108,7 @@ class Steps:
             self._draws.next()
 
     def _step(self, unscale: float, overflow: bool) -> bool:
-        """False: another worker's contribution of this name counts instead, and this one under another name."""
+        """False: another worker's contribution of this name counts, so this contribution needs another name."""
         binding, sender = self._binding, self._engine.sender
         item, taken = self._item_to_step_on(unscale)
         samples = self._samples(item)
@@ -143,7 +143,7 @@ class Steps:
                 raise errors.UserError("optimizer.step() belongs once into each iteration over the prepared loader")
             self.item = self._draws.take()
             if self.item is None:
-                # Weights that come with the slice put buffers back: what the batch has made of them is taken before.
+                # Weights that come with the slice reset the buffers. So the batch's changes are gathered before.
                 taken = self._engine.places.pool.take()
                 self._binding.gather(taken, 1, unscale)
                 self.item = self._engine.loop.next_item(0, False)
