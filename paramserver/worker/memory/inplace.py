@@ -46,7 +46,7 @@ class InPlace:
         self._frozen_runs = self._arena.runs(self._plan, frozen=True)
         # None: not mapped yet.
         self._frozen: Region | None = None
-        shared.copies = False
+        shared.read_in_place()
         self._kept: list[_Version] = []  # the one that was used last comes last
 
     @staticmethod

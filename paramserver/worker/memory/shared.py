@@ -115,6 +115,10 @@ class SharedMemory:
 
     # ---- reading
 
+    def read_in_place(self) -> None:
+        """From now on the weights are read where they are, and not copied."""
+        self.copies = False
+
     def question(self, server: int, worker: int) -> shard_pb2.SharedPull | None:
         """The part of a pull about shared memory; None: the server has to send the bytes."""
         attached = self.attached(server, worker)

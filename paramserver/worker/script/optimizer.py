@@ -170,12 +170,15 @@ class StepScheduler:
         self.per_step = True
         self.catch_up()
 
-    def begin_epoch(self, epoch: int) -> None:
+    def begin_epoch(self, epoch: int, per_step: bool) -> None:
         """An epoch begins: bring a schedule that is advanced between epochs to where that puts it.
+
+        ``per_step``: other workers advance their schedules in each step.
 
         The script advances it itself, except where it begins with a later epoch (it came late, or the job was resumed)
         or comes back to an earlier one (the job went back). Then one advance per epoch is assumed.
         """
+        self.per_step = per_step or self.per_step
         former, self._epoch = self._epoch, epoch
         if self.per_step or epoch == former + 1 or (former >= 0 and not self._outside):
             return
@@ -212,8 +215,13 @@ class StepScheduler:
         """The servers have stepped; torch would warn that this process has not."""
         self.wrapped.optimizer._opt_called = True  # type: ignore[attr-defined]
 
-    def catch_up(self) -> None:
-        """Bring a schedule that is advanced per step to where the job stands, also back."""
+    def catch_up(self, per_step: bool = False) -> None:
+        """Bring a schedule that is advanced per step to where the job stands, also back.
+
+        ``per_step``: other workers advance their schedules in each step.
+        """
+        if self.per_step is None and per_step:
+            self.per_step = True
         if not self.per_step:
             return
         done = self._steps_done()

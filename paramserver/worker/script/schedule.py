@@ -88,9 +88,7 @@ class Schedules:
     def begin_epoch(self, epoch: int) -> None:
         """An epoch of ``ctx.epochs`` begins."""
         for scheduler in self._all:
-            if self._per_step_elsewhere:
-                scheduler.per_step = True
-            scheduler.begin_epoch(epoch)
+            scheduler.begin_epoch(epoch, self._per_step_elsewhere)
 
     def set_back(self, epochs: int) -> None:
         """The job went back so many epochs behind the present pass of a plain loop."""
@@ -100,9 +98,7 @@ class Schedules:
     def align(self) -> None:
         """A worker that had no slice for a while, or has just come, uses the learning rate of the step at hand."""
         for scheduler in self._all:
-            if scheduler.per_step is None and self._per_step_elsewhere:
-                scheduler.per_step = True
-            scheduler.catch_up()
+            scheduler.catch_up(self._per_step_elsewhere)
         known = [scheduler.per_step for scheduler in self._all]
         how = shard_pb2.SCHEDULE_UNSPECIFIED if None in known else shard_pb2.SCHEDULE_OTHER
         self._engine.sender.advances(shard_pb2.SCHEDULE_PER_STEP if True in known else how)

@@ -43,11 +43,6 @@ class Steps:
         self._clip_norm = 0.0
         self._told_skip = False
 
-    def take(self) -> Item | None:
-        """The slice that the script has and has not stepped on, once: the caller hands it in."""
-        item, self.item = self.item, None
-        return item
-
     # ---- slices of the loader
 
     def begin(self, item: Item) -> None:
