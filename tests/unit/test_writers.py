@@ -8,7 +8,7 @@ from pathlib import Path
 
 WORKER = Path(__file__).parents[2] / "paramserver/worker"
 # Values that one caller fills in after another: partial sums, messages, torch's objects.
-VALUES = {"partial", "partial.space", "self.space", "parameter", "request", "report"}
+VALUES = {"partial", "partial.space", "self.space", "empty", "parameter", "request", "report"}
 
 
 def assigned(tree: ast.AST) -> Iterator[tuple[str, str]]:

@@ -43,6 +43,11 @@ class Steps:
         self._clip_norm = 0.0
         self._told_skip = False
 
+    def take(self) -> Item | None:
+        """The slice that the script has; the caller hands it in, instead of an optimizer step."""
+        item, self.item = self.item, None
+        return item
+
     # ---- slices of the loader
 
     def begin(self, item: Item) -> None:
