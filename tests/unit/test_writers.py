@@ -1,4 +1,4 @@
-"""A field has one writer: the class that owns it. Other modules of the worker read it, or call a method of the class."""
+"""A field has one writer: the class that owns it. Other modules of the worker read it or call a method of its class."""
 
 from __future__ import annotations
 
