@@ -65,6 +65,12 @@ def _check_role(role: Role) -> None:
         raise deny("Coordinator.Join", f"a {'/'.join(sorted(identity.roles))} may not join as a {role.value}")
 
 
+def check_member(job: Job, ident: int) -> None:
+    """Raise NotMemberError for a process that is no member."""
+    if ident not in job.members:
+        raise errors.NotMemberError("this process is not a member (its lease ended): join again")
+
+
 def check_versions(protocol: int, theirs: Mapping[str, str], role: Role) -> None:
     """Raise VersionMismatchError with a table of both sides if protocol, paramserver or torch differ."""
     mine = versions()

@@ -66,17 +66,12 @@ class Ends(Protocol):
 class GoingBack(Protocol):
     """Going back to a checkpoint; see `coordinator.history.recovery`."""
 
+    under_way: bool
+    resuming: bool
+
     @property
     def possible(self) -> bool:
         """Whether there is anything to go back to, should a shard be lost."""
-
-    @property
-    def under_way(self) -> bool:
-        """Whether the job is going back just now."""
-
-    @property
-    def resuming(self) -> bool:
-        """Whether a new job is about to go on from a checkpoint."""
 
     def begin(self, reason: str, newcomer: int = 0) -> None:
         """Go back, since a shard is gone. ``newcomer``: member number of the server that has come in its place."""

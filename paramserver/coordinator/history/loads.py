@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import Protocol
 
 import structlog
@@ -27,7 +28,7 @@ from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.coordinator.work.schedule import Schedule
 from paramserver.coordinator.work.shards import lease_table, stand_even
 from paramserver.core.job.membership import Member, Role
-from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.core.versions.consistency import Mode
 from paramserver.core.work.loading import Agreement, Load
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.bounds import counting, text
@@ -254,9 +255,7 @@ class Loads:
         job.state, job.reason = types_pb2.JOB_STATE_RECOVERING, "the scripts load weights"
         job.checkpoints.new_timeline(self.version)
         # Under a revision that no worker has heard of.
-        now = job.consistency
-        revision = job.mode_change.next_revision()
-        job.consistency = Consistency(now.mode, now.staleness, revision, now.from_version)
+        job.consistency = replace(job.consistency, revision=job.mode_change.next_revision())
         await job.refresh()
         await job.keeping.settled()
         await self._configure()

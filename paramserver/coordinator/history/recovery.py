@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import structlog
@@ -33,7 +34,6 @@ from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.coordinator.work.schedule import Schedule
 from paramserver.coordinator.work.shards import lease_table
 from paramserver.core.job.membership import Member, Role
-from paramserver.core.versions.consistency import Consistency
 from paramserver.core.work.leases import SliceLeases
 from paramserver.failpoints import reach
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
@@ -82,7 +82,9 @@ class Recovery:
         # The servers of the present attempt; and whether another server has begun anew since.
         self._included: set[int] = set()
         self._anew = False
-        self._resuming = False
+        # Whether a new job is about to go on from a checkpoint; and whether the job is going back just now.
+        self.resuming = False
+        self.under_way = False
         # The checkpoint that the job was told to go on from, and its place, until the job has a checkpoint of its own.
         self._source: tuple[str, Manifest] | None = None
         self._started = 0.0
@@ -90,7 +92,6 @@ class Recovery:
         self._reached = 0
         # Asynchronous mode: the leases with which the job goes on.
         self._table: SliceLeases | None = None
-        self._done = True
 
     def restore(self, record: coordinator_pb2.JobRecord) -> None:
         """Go on from the record of an earlier coordinator."""
@@ -100,16 +101,6 @@ class Recovery:
     def possible(self) -> bool:
         """Whether there is anything to go back to, should a shard be lost."""
         return self._job.checkpoints.place is not None and self._job.registry.model is not None
-
-    @property
-    def resuming(self) -> bool:
-        """Whether a new job is about to go on from a checkpoint."""
-        return self._resuming
-
-    @property
-    def under_way(self) -> bool:
-        """Whether the job is going back just now."""
-        return not self._done
 
     def begin(self, reason: str, newcomer: int = 0) -> None:
         """A shard is gone, and another server (member number ``newcomer``) has come in its place."""
@@ -125,7 +116,7 @@ class Recovery:
         if job.registry.ready or job.state == types_pb2.JOB_STATE_RUNNING:
             job.state = types_pb2.JOB_STATE_RECOVERING
         job.reason = f"{reason}: going back to a checkpoint"
-        self._done = False
+        self.under_way = True
         job.tasks.begin(self._run())
 
     def resume(self, saved: Manifest, place: str = "") -> None:
@@ -141,8 +132,8 @@ class Recovery:
         job.registry.adopt(model_of(saved), saved.layout_digest)
         job.schedule.restore(where)
         job.timeline = max(job.timeline, saved.timeline)
-        self._resuming = True
-        self._done = False
+        self.resuming = True
+        self.under_way = True
         job.tasks.begin(self._run())
 
     async def _run(self) -> None:
@@ -162,7 +153,7 @@ class Recovery:
             log.exception("going back failed")
             await job.fail(f"the job cannot go back to a checkpoint: {error}")
             return
-        self._done = True
+        self.under_way = False
         await job.keeping.insist()  # members may have come or gone meanwhile
         if job.state == types_pb2.JOB_STATE_RUNNING:
             job.mode_change.bring_back()
@@ -212,8 +203,8 @@ class Recovery:
         return None
 
     def _tell(self, version: int) -> None:
-        job, resuming = self._job, self._resuming
-        self._resuming = False
+        job, resuming = self._job, self.resuming
+        self.resuming = False
         if resuming:
             log.info(f"the job goes on from version {version}, on timeline {job.timeline}")
             return
@@ -243,7 +234,7 @@ class Recovery:
         assert place is not None
         found: Manifest | None = None
         elsewhere = False
-        if job.registry.ready or self._resuming:
+        if job.registry.ready or self.resuming:
             found = self._fitting(await asyncio.to_thread(catalog.complete, place, job.options.checkpoints.ours))
             elsewhere = found is None and self._source is not None
             if elsewhere:
@@ -273,7 +264,7 @@ class Recovery:
         await job.registry.publish()
         if elsewhere:
             await job.checkpoints.save_first(found.version)
-        if self._resuming:
+        if self.resuming:
             job.reports.samples_before = min(reply.samples for reply in await job.server_stats())
         self._table = await lease_table(job)
         return found.version
@@ -291,7 +282,7 @@ class Recovery:
                 self._bad.add(saved.name)
                 continue
             # Workers have gone on from what they loaded, and do not load it again.
-            if self._resuming or not self._job.loads.lost(loaded):
+            if self.resuming or not self._job.loads.lost(loaded):
                 return saved
         return None
 
@@ -305,7 +296,8 @@ class Recovery:
     async def _restore(self, saved: Manifest, place: str) -> None:
         job = self._job
         where = position_of(saved)
-        consistency = self._consistency(where)
+        # Under a revision that no worker has heard of.
+        consistency = replace(consistency_from_proto(where.view.consistency), revision=job.mode_change.next_revision())
         text = manifest.encode(saved).decode()
 
         def request(member: Member) -> shard_pb2.RestoreRequest:
@@ -320,11 +312,6 @@ class Recovery:
         job.loads.restore(where.loaded)
         job.poison.skip(where.poisoned)
         job.schedule.restore(where)
-
-    def _consistency(self, where: coordinator_pb2.JobRecord) -> Consistency:
-        """The setting of the checkpoint, under a revision that no worker has heard of."""
-        was = consistency_from_proto(where.view.consistency)
-        return Consistency(was.mode, was.staleness, self._job.mode_change.next_revision(), was.from_version)
 
     async def _configure_anew(self) -> None:
         """Version 0 was not published: set all servers up, so that a worker can upload it again."""

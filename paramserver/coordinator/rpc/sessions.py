@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import structlog
 
 from paramserver import errors
-from paramserver.coordinator.admission import admit_server, check_join, probe_place
+from paramserver.coordinator.admission import admit_server, check_join, check_member, probe_place
 from paramserver.coordinator.job import Job
 from paramserver.core.job.membership import (
     Admitted,
@@ -127,8 +127,7 @@ class Sessions:
         if first is None:
             return
         ident = first.member
-        if ident not in self._job.members:
-            raise errors.NotMemberError("this process is not a member (its lease ended): join again")
+        check_member(self._job, ident)
         await self._hear(first)
         reader = asyncio.create_task(self._read(requests, ident))
         try:

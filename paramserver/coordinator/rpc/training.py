@@ -5,9 +5,9 @@ from __future__ import annotations
 import structlog
 
 from paramserver import errors
+from paramserver.coordinator.admission import check_member
 from paramserver.coordinator.history.securing import make_safe
 from paramserver.coordinator.job import Job
-from paramserver.core.job.membership import Member
 from paramserver.v1 import coordinator_pb2
 from paramserver.wire.messages import data_from_proto
 
@@ -24,7 +24,7 @@ class Training:
         self, request: coordinator_pb2.RegisterModelRequest
     ) -> coordinator_pb2.RegisterModelResponse:
         """Register a model: the first one counts, and later ones must be equal to it. Waits for all servers."""
-        self._member(request.member)
+        check_member(self._job, request.member)
         if not await self._job.changes.wait_until(
             lambda: self._job.loads.may_begin(request.member), self._job.options.max_idle_s
         ):
@@ -33,7 +33,7 @@ class Training:
 
     async def register_data(self, request: coordinator_pb2.RegisterDataRequest) -> coordinator_pb2.RegisterDataResponse:
         """Register a data set: the first one counts, and later ones must have its size and slices."""
-        self._member(request.member)
+        check_member(self._job, request.member)
         data = data_from_proto(request.data)
         known = self._job.schedule.data
         if known is not None and known != data:
@@ -59,29 +59,29 @@ class Training:
         self, request: coordinator_pb2.InitializeDoneRequest
     ) -> coordinator_pb2.InitializeDoneResponse:
         """A worker has uploaded version 0 to all shards: publish it."""
-        self._member(request.member)
+        check_member(self._job, request.member)
         await self._job.registry.initialized(request)
         await self._job.refresh()
         return coordinator_pb2.InitializeDoneResponse()
 
     async def lease(self, request: coordinator_pb2.LeaseRequest) -> coordinator_pb2.LeaseResponse:
         """Lease slices in asynchronous mode. The call may be parked until there are some."""
-        self._member(request.member)
+        check_member(self._job, request.member)
         return await self._job.leasing.lease(request)
 
     async def begin(self, request: coordinator_pb2.BeginRequest) -> coordinator_pb2.BeginResponse:
         """A worker is about to compute a slice, after another one has died."""
-        self._member(request.member)
+        check_member(self._job, request.member)
         return coordinator_pb2.BeginResponse(skip=not await self._job.poison.begin(request.member, request.slice))
 
     async def load(self, request: coordinator_pb2.LoadRequest) -> coordinator_pb2.LoadResponse:
         """A worker has come to a ctx.load; see `coordinator.history.loads`."""
-        self._member(request.member)
+        check_member(self._job, request.member)
         return await self._job.loads.call(request)
 
     async def finish(self, request: coordinator_pb2.FinishRequest) -> coordinator_pb2.FinishResponse:
         """A worker is through: return when its last version is a checkpoint, or when there is more to do."""
-        self._member(request.member)
+        check_member(self._job, request.member)
         if request.timeline != self._job.timeline:
             return coordinator_pb2.FinishResponse(rolled_back=True)
         await self._check_reached(request.version)
@@ -104,13 +104,7 @@ class Training:
 
     async def snapshot(self, request: coordinator_pb2.SnapshotRequest) -> coordinator_pb2.SnapshotResponse:
         """Asynchronous mode: versions of all servers that hold the same contributions."""
-        self._member(request.member)
+        check_member(self._job, request.member)
         if request.timeline != self._job.timeline:
             raise errors.RolledBackError("the job has gone back to a checkpoint")
         return await self._job.snapshots.take(request.timeline)
-
-    def _member(self, ident: int) -> Member:
-        member = self._job.members.get(ident)
-        if member is None:
-            raise errors.NotMemberError("this process is not a member (its lease ended): join again")
-        return member
