@@ -10,7 +10,7 @@ from paramserver import errors
 
 
 class Changes:
-    """Counts the changes of one job; each count is an *edition* of what members see of the job."""
+    """Counts the changes of one job; each count is an *edition* of the view that members get."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Condition()

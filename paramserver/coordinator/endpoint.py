@@ -1,4 +1,4 @@
-"""The RPCs of a coordinator process, whether it leads the job or stands by for the one that does."""
+"""The RPCs of a coordinator process, whether it leads the job or stands by."""
 
 from __future__ import annotations
 

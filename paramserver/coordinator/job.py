@@ -238,7 +238,7 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        """Whether the job has ended, one way or another."""
+        """Whether the job is done, has failed or was stopped."""
         return self.state in _ENDED
 
     @property
@@ -249,10 +249,6 @@ class Job:
         """
         return self.ended or (self.over.done() and self.over.result() != "done")
 
-    def workers_present(self) -> bool:
-        """Whether there is a worker."""
-        return bool(self.members.of(Role.WORKER))
-
     def members_present(self) -> bool:
         """Whether there is a worker or a server, or a server that may come back."""
         return bool(self.members.of(Role.WORKER) or self.members.of(Role.SERVER) or self.watch.absent)
@@ -260,7 +256,7 @@ class Job:
     # ---- changes
 
     async def refresh(self) -> None:
-        """Work out where the job stands and tell everybody."""
+        """Work out where the job stands, write it down, and tell all members."""
         if self.state not in (*_ENDED, types_pb2.JOB_STATE_RUNNING, types_pb2.JOB_STATE_RECOVERING):
             self.reason = self.missing()
             if self.registry.ready and not self.reason:
@@ -280,7 +276,7 @@ class Job:
     # ---- the end
 
     async def fail(self, reason: str, exit_code: int = 1) -> None:
-        """End the job for everybody."""
+        """End the job as failed."""
         if self.state not in _ENDED:
             self.exit_code = exit_code
             log.error("job failed", reason=reason)
@@ -288,7 +284,7 @@ class Job:
             self.end("failed")
 
     async def conclude(self, state: types_pb2.JobState, reason: str, summary: str = "", released: bool = True) -> None:
-        """The job has ended in this ``state``: tell everybody, and write it down."""
+        """The job has ended in this ``state``: write it down, and tell all members."""
         self.state, self.reason, self.summary, self.released = state, reason, summary, released
         await self.refresh()
 

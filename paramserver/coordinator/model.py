@@ -99,7 +99,7 @@ class ModelRegistry:
         )
 
     def _compare_state(self, digest: str) -> None:
-        """Workers that may upload version 0 must bring the same optimizer state. After version 0 it is not compared."""
+        """Workers that may upload version 0 must bring the same optimizer state. Later the state is not compared."""
         if self.ready or self._job.recovery.resuming:
             return
         if self._state_digest is None:

@@ -18,7 +18,7 @@ M = TypeVar("M", bound=Message)
 
 
 class Stage(Protocol):
-    """Where the job stands, who is a member, waiting for changes, and tasks beside the calls of members."""
+    """Where the job stands, its members, waiting for changes, and tasks beside the calls of members."""
 
     options: JobOptions
     state: types_pb2.JobState
@@ -57,10 +57,10 @@ class Ends(Protocol):
     """Ends of a job that a part may have to bring about."""
 
     async def fail(self, reason: str, exit_code: int = 1) -> None:
-        """End the job for everybody."""
+        """End the job as failed."""
 
     async def replaced(self, reason: str) -> None:
-        """Another coordinator leads the job: this one says nothing more."""
+        """Step down, since another coordinator leads the job."""
 
 
 class GoingBack(Protocol):

@@ -60,7 +60,8 @@ class Scaling:
             raise errors.ConfigError(f"job {job.options.job!r} has not begun to train yet: try again when it has")
         if job.ended:
             raise errors.ConfigError(f"job {job.options.job!r} has ended ({job.reason})")
-        present = self._staying()
+        # By rank, without workers that have been asked to leave.
+        present = [member for member in self._all() if member.ident not in job.draining]
         if job.options.launched:
             log.info("scaling", workers=wanted, present=len(present))
             self.wanted = wanted
@@ -82,10 +83,6 @@ class Scaling:
 
     def _all(self) -> list[Member]:
         return self._job.members.of(Role.WORKER)
-
-    def _staying(self) -> list[Member]:
-        """The workers that have not been asked to leave, by rank."""
-        return [member for member in self._all() if member.ident not in self._job.draining]
 
     async def _reached(self, ready: Callable[[], bool], wait_s: float) -> None:
         job = self._job

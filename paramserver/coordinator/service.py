@@ -15,7 +15,7 @@ from paramserver.coordinator.rpc.training import Training
 
 
 class CoordinatorService:
-    """Answers the calls to one job. Its methods named like RPCs are what the wire calls.
+    """Answers the calls to one job. Each method has the name of the RPC that it answers.
 
     :meth:`start` and :meth:`close` bracket the background work.
     """

@@ -298,7 +298,7 @@ class Coordinating:
             self._say(f"paramserver: error: {service.job.reason}")
             return service.job.exit_code
         if how == "stopped":
-            await service.job.changes.wait_until(lambda: not service.job.workers_present(), _LEAVE_S)
+            await service.job.changes.wait_until(lambda: not service.job.worker_infos(), _LEAVE_S)
         code = await self._gather(service, how)
         if self._settings.cluster.when_done == "stay" and code == 0:
             await self._stop.wait()

@@ -76,7 +76,7 @@ class Checkpoints:
         self.overdue.forget()
         self._next = (version // self.options.every + 1) * self.options.every if self.options.every else 0
 
-    # ---- what servers say
+    # ---- copies of servers
 
     def hear(self, index: int, stats: shard_pb2.StatsResponse) -> None:
         """Server ``index`` reports."""
@@ -345,7 +345,7 @@ class Checkpoints:
         return may
 
     async def rolled_back(self) -> None:
-        """Wake those who wait for a checkpoint of the old timeline: none will come."""
+        """Wake all that waits for a checkpoint of the old timeline: it will not come."""
         async with self._changed:
             self._changed.notify_all()
 

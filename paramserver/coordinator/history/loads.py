@@ -86,7 +86,7 @@ class Loads:
         self.agreement.done = load_from_proto(loaded)
 
     def lost(self, saved: Load) -> bool:
-        """Whether going back to a checkpoint with this load would lose one that workers have seen done."""
+        """Whether going back to a checkpoint with this load would undo a later load that workers have seen done."""
         return saved.place < self.agreement.done.place
 
     # ---- calls
@@ -135,7 +135,7 @@ class Loads:
         return self.under_way is None and (not self.agreement.pending or worker in self.agreement.awaited)
 
     def callers(self) -> frozenset[int]:
-        """The workers that have what is loaded."""
+        """The workers that have called the load: any of them can upload the loaded state."""
         return frozenset(self.agreement.called)
 
     # ---- before the load
@@ -244,7 +244,7 @@ class Loads:
         return stats[0].version
 
     async def _begin(self) -> None:
-        """All shards begin another timeline, for which one of the workers uploads what was loaded."""
+        """Let all shards begin another timeline, for which one worker uploads the loaded state."""
         job = self._job
         await job.mode_change.close()
         table = await lease_table(job)

@@ -55,7 +55,7 @@ def _position(record: coordinator_pb2.JobRecord) -> coordinator_pb2.JobRecord:
         slices_per_step=record.view.slices_per_step,
         schedule_mode=record.view.schedule_mode,
     )
-    # The weights hold what a load that is under way brings.
+    # If a load is under way, the weights are the loaded ones.
     loaded = next((field for field in ("loading", "loaded") if record.HasField(field)), None)
     return coordinator_pb2.JobRecord(
         view=view,

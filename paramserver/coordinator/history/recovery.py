@@ -281,7 +281,7 @@ class Recovery:
                 log.warning("a checkpoint cannot be used; trying an earlier one", reason=str(error))
                 self._bad.add(saved.name)
                 continue
-            # Workers have gone on from what they loaded, and do not load it again.
+            # Workers that have gone on after a load do not load again.
             if self.resuming or not self._job.loads.lost(loaded):
                 return saved
         return None

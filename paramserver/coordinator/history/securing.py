@@ -52,7 +52,7 @@ async def make_safe(job: ports.Commands, checkpoints: Checkpoints, version: int)
 
 
 async def _room(job: ports.Commands) -> bool:
-    """Whether no server would skip a copy now. A copy that one of them has already is waited for."""
+    """Whether every server has room for another copy. A server without room would skip it."""
     writing = [
         sum(copy.state != shard_pb2.COPY_STATE_SKIPPED for copy in reply.copies) for reply in await job.server_stats()
     ]

@@ -59,7 +59,7 @@ class Servers:
         reply: type[M],
         timeout_s: float,
     ) -> list[M]:
-        """Call all ``members`` at once, with the same message or with one made for each; their replies in this order.
+        """Call all ``members`` at once, and return their replies in this order. ``request`` may depend on the member.
 
         Errors name the server. The first error is raised after all calls have ended.
         """

@@ -1,4 +1,4 @@
-"""Telling servers who the workers are, together with the job's record, which they keep.
+"""Telling servers which workers there are, together with the job's record, which they keep.
 
 A coordinator that finds the store empty goes on from the newest record that a server has. It is told in the background
 to each server that has its part of the model.
@@ -58,7 +58,7 @@ class Keeping:
         self._telling = asyncio.Lock()
 
     async def spread(self) -> None:
-        """The workers are others: tell all servers now, and again later those that did not answer."""
+        """The workers have changed: tell all servers, if need be several times in the background."""
         job = self._job
         # While the job goes back, servers hear of the workers when they are set up again.
         if job.registry.model is not None and not job.recovery.under_way:
@@ -70,7 +70,7 @@ class Keeping:
             self._job.tasks.begin(self._tell_again())
 
     async def tell(self) -> bool:
-        """Tell all servers who the workers are; False if some server did not hear of it."""
+        """Tell all servers which workers there are; False if some server did not hear of it."""
         job = self._job
         async with self._telling:
             record = job.journal.record_now
@@ -104,7 +104,7 @@ class Keeping:
                 return
 
     def wake(self) -> None:
-        """The record may be newer than the one that servers have: tell them in the background."""
+        """Tell servers the newest record in the background, if some of them lack it."""
         if self.behind() and (self._task is None or self._task.done()):
             self._task = self._job.tasks.begin(self._catch_up())
 

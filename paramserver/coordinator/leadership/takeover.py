@@ -84,7 +84,7 @@ async def take_over(
                 raise errors.JobFailedError(
                     "the coordinator was lost in the middle of ctx.load, and there is no checkpoint: set checkpoint.dir"
                 )
-            record.ready, lost = True, lost or [_STRAYED]  # what was published before is in a checkpoint
+            record.ready, lost = True, lost or [_STRAYED]  # the version before the load is in a checkpoint
         if record.view.state == types_pb2.JOB_STATE_RECOVERING and job.checkpoints.place is not None:
             lost = lost or [_STRAYED]  # the record and the servers may speak of different moments: go back again
         if lost:

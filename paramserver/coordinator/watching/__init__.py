@@ -1,1 +1,1 @@
-"""Looks after a running job: who is lost, late, idle or stuck, and what has to be done when nobody is left."""
+"""Parts that look after a running job: lost, stalled, idle and stuck members, and the end of the job."""

@@ -106,7 +106,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRose:
-    """Tell everybody the new membership."""
+    """All members are to hear of the new membership."""
 
     generation: int
     reason: str
@@ -123,19 +123,15 @@ class Membership:
             raise ValueError(f"lease_s ({lease_s}) and grace_s ({grace_s}) must be above 0")
         self.lease_s, self.grace_s = lease_s, grace_s
         self.generation = generation
-        self._next_ident = next_ident
+        # The number of the next member.
+        self.next_ident = next_ident
         self._members: dict[int, Member] = {}
-
-    @property
-    def next_ident(self) -> int:
-        """The number of the next member."""
-        return self._next_ident
 
     def restore(self, members: Iterable[Member], expires_at: float) -> None:
         """Begin with the members of an earlier coordinator. They have until ``expires_at`` to say that they live."""
         for member in members:
             self._members[member.ident] = replace(member, expires_at=expires_at, presence=Presence.SILENT)
-            self._next_ident = max(self._next_ident, member.ident + 1)
+            self.next_ident = max(self.next_ident, member.ident + 1)
 
     def forget(self, ident: int) -> None:
         """Remove a member without an effect for other members."""
@@ -186,7 +182,7 @@ class Membership:
         wish = event.index if event.index is not None and event.index not in taken else None
         index = wish if wish is not None else next(i for i in range(len(taken) + 1) if i not in taken)
         member = Member(
-            ident=self._next_ident,
+            ident=self.next_ident,
             role=event.role,
             index=index,
             name=f"{event.role.value}-{index}",
@@ -196,7 +192,7 @@ class Membership:
             incarnation=event.incarnation,
             beside_worker=event.beside_worker,
         )
-        self._next_ident += 1
+        self.next_ident += 1
         self._members[member.ident] = member
         return [Admitted(member), *self._rise([member], f"{member.name} joined")]
 
