@@ -79,7 +79,7 @@ class Job:
         # A random number that all coordinators of this job keep. Another job of the same name has another number.
         self.beginning = _beginning()
         # Servers that hold a shard of an earlier run are not let in.
-        self.forgets = options.forgets
+        self.forgets = False
         self.term = journal.term
         # The highest earlier term that a server has heard of.
         self.known_term = 0

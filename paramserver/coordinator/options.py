@@ -69,8 +69,6 @@ class JobOptions:
     poison: str = "fail"
     # Whether workers keep what compression leaves out, so that a part of it is lost with each worker that leaves.
     residuals: bool = False
-    # Servers that hold a shard of an earlier run are not let in.
-    forgets: bool = False
 
     @property
     def step_slices(self) -> int:
