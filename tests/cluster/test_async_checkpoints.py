@@ -50,13 +50,17 @@ def test_no_coordinator_comes_and_training_goes_on(tmp_path: Path, monkeypatch: 
     """It is waited for once, not at every version that is due."""
     monkeypatch.setattr(holding, "_ALONE_S", 0.3)
     alone: list[int] = []
-    real = holding.Holding._leave_alone
+    begin = holding.Holding.begin
 
-    def leave_alone(self: holding.Holding) -> None:
-        alone.append(1)
-        real(self)
+    def begun(self: holding.Holding, limit_s: float, after: Callable[[], None] | None = None) -> None:
+        def over() -> None:
+            alone.append(1)
+            assert after is not None
+            after()
 
-    monkeypatch.setattr(holding.Holding, "_leave_alone", leave_alone)
+        begin(self, limit_s, None if after is None else over)
+
+    monkeypatch.setattr(holding.Holding, "begin", begun)
     with Cluster(1, 1, "async", checkpoints=CheckpointOptions(str(tmp_path), EVERY)) as cluster:
         monkeypatch.setattr(cluster.job.coordinator.job.checkpoints, "look", lambda: None)
         cluster.train(steps(STEPS))

@@ -12,6 +12,8 @@ import torch
 
 from paramserver import errors
 from paramserver.core.versions.names import AsyncName
+from paramserver.server.rpc.control import Control
+from paramserver.v1 import shard_pb2
 from paramserver.worker.client import RawClient
 from tests.support.cluster.faults import Fault, FaultPlan, Rule
 from tests.support.cluster.harness import Cluster, until
@@ -137,7 +139,17 @@ def test_half_a_push_is_waited_for_and_then_named() -> None:
         client.close()
 
 
-def test_a_reader_that_comes_while_the_other_half_is_under_way_waits_for_it() -> None:
+def test_a_reader_that_comes_while_the_other_half_is_under_way_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking: list[shard_pb2.CutResponse] = []
+    cut = Control.cut
+
+    async def seen(self: Control, request: shard_pb2.CutRequest) -> shard_pb2.CutResponse:
+        reply = await cut(self, request)
+        if request.step == shard_pb2.CutRequest.STEP_REACH and not reply.taken:
+            lacking.append(reply)
+        return reply
+
+    monkeypatch.setattr(Control, "cut", seen)
     with Cluster(1, 2, "async") as cluster:
         client = cluster.client(0, chunk_bytes=64)
         client.init({"x": np.zeros(SHAPE)})
@@ -147,7 +159,7 @@ def test_a_reader_that_comes_while_the_other_half_is_under_way_waits_for_it() ->
         got: list[set[float]] = []
         reading = threading.Thread(target=lambda: got.append(set(client.pull()["x"])), daemon=True)
         reading.start()
-        until("a cut is begun", lambda: cluster.job.coordinator.job.snapshots._patience_s > 0.05)
+        until("a cut was tried in vain", lambda: lacking)
         halves[0].push(halves[0].contribution(AsyncName(0, 7), ones))
         reading.join(20.0)
         assert got == [{1.0}]

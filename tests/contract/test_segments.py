@@ -49,9 +49,13 @@ def test_what_one_writes_the_other_reads_and_cannot_change() -> None:
 
 def test_nobody_can_change_its_size() -> None:
     segment = Segment(2 * PAGE)
-    for size in (PAGE, 3 * PAGE):
-        with pytest.raises(PermissionError):
-            os.ftruncate(segment._fd, size)
+    writing = os.open(f"/proc/self/fd/{segment.reading_fd}", os.O_RDWR)
+    try:
+        for size in (PAGE, 3 * PAGE):
+            with pytest.raises(PermissionError):
+                os.ftruncate(writing, size)
+    finally:
+        os.close(writing)
 
 
 def test_memory_is_taken_when_it_is_reserved() -> None:
