@@ -140,7 +140,7 @@ class Shard:
         self.happen(PullAsked(call, worker, want, 0))
 
     def take(self, expected: int) -> None:
-        """Number of workers that have been answered."""
+        """Forget the workers that have been answered. Raises RuntimeError if they are not ``expected`` many."""
         if len(self.answered) != expected:
             raise RuntimeError(f"{len(self.answered)} workers were answered, not {expected}")
         self.answered.clear()

@@ -71,7 +71,7 @@ def check_dates(check: str, not_before: datetime, not_after: datetime, now: date
 
 
 def _authority_key(path: Path) -> Finding:
-    from paramserver.transport.security.tokens import read_secret
+    from paramserver.transport.security.files import read_secret
 
     try:
         read_secret(path, "key")

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paramserver.errors import ConfigError
+from paramserver.transport.security.files import read, read_secret
 from paramserver.transport.security.policy import ADMIN, COORDINATOR, SERVER, WORKER
 from paramserver.transport.security.tls import WARN_DAYS, role_uri, server_name
-from paramserver.transport.security.tokens import read, read_secret
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey

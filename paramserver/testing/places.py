@@ -25,8 +25,8 @@ _STORAGE = "the storage fails (EIO)"
 
 # In asynchronous mode a step is the version that the contribution was computed on.
 PLACES: Mapping[str, Place] = {
-    "push.recv": Place("server", "the head of a push has arrived", error=_ASKED_AGAIN),
-    "push.after_stage": Place("server", "a push has arrived whole; it is not counted yet"),
+    "push.recv": Place("server", "the head of a push is received", error=_ASKED_AGAIN),
+    "push.after_stage": Place("server", "a push has arrived; it is not counted yet"),
     "step.before_decide": Place("server", "a contribution is about to be counted, which may complete its step"),
     "step.after_decide": Place("server", "all slices of the step are there"),
     "apply.mid": Place("server", "a chunk is about to be updated; the k-th one with nth = k"),

@@ -448,20 +448,16 @@ def test_files_that_do_not_fit_leave_what_was_read_before(own: Path, home: Path,
         used = tls.Certificates(own, "worker")
         before = used.current()
         replace_files(own, tmp_path / "new", "worker.crt")
-        _look_now(used)
+        used.look()
         assert used.current() is before
-        _look_now(used)
+        used.look()
         assert used.current() is before
         replace_files(own, tmp_path / "new", "worker.key", "ca.crt")
-        _look_now(used)
+        used.look()
         assert used.current().key == (tmp_path / "new" / "worker.key").read_bytes()
     said = [line for line in lines if line["log_level"] == "warning"]
     assert [line["event"] for line in said] == ["the certificates stay as they were"]
     assert "is not the key of" in said[0]["reason"]
-
-
-def _look_now(watched: Any) -> None:
-    watched._looked = float("-inf")
 
 
 def test_tokens_are_replaced_without_a_restart(own: Path) -> None:
@@ -474,7 +470,7 @@ def test_tokens_are_replaced_without_a_restart(own: Path) -> None:
         async with stock(address, own, (own, "worker")) as channel:
 
             async def answers(*accepted: bool) -> None:
-                _look_now(mine.join)
+                mine.join.look()
                 for token, right in zip((old, new), accepted, strict=True):
                     code, _ = await knock(channel, STATUS, bearer(token))
                     assert code == ("OK" if right else "UNAUTHENTICATED")
@@ -615,7 +611,7 @@ def test_nothing_secret_is_said(own: Path, capfd: pytest.CaptureFixture[str]) ->
                     said.append(f"{error!r} {error.__cause__!r} {error.__context__!r}")
         for damage in (lambda text: text + "\n" + canary + " x", lambda text: canary[:10]):
             (own / "join.token").write_text(damage((own / "join.token").read_text()))
-            _look_now(mine.join)
+            mine.join.look()
             mine.join.first()
             with pytest.raises(errors.ConfigError) as caught:
                 member(own, "worker")

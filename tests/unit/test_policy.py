@@ -15,7 +15,7 @@ from paramserver import config, errors
 from paramserver.transport.addresses import host_of, loopback, resolves_to_loopback
 from paramserver.transport.base import METHODS, Caller
 from paramserver.transport.failures import connection_hint
-from paramserver.transport.security import policy, tokens
+from paramserver.transport.security import files, policy, tokens
 from paramserver.transport.security.access import Refusal, RefusalLog, Security
 from paramserver.transport.security.policy import ADMIN_METHODS, ANYBODY, CALLERS, ROLES
 from paramserver.transport.security.tls import role_of, role_uri
@@ -114,7 +114,7 @@ def test_a_file_of_tokens(tmp_path: Path) -> None:
     path.chmod(0o600)
     with pytest.raises(errors.ConfigError, match="is empty; write a token into it"):
         Tokens(path=path)
-    path.write_bytes(b"x" * (tokens.MAX_FILE_BYTES + 1))
+    path.write_bytes(b"x" * (files.MAX_FILE_BYTES + 1))
     with pytest.raises(errors.ConfigError, match="it has more than"):
         Tokens(path=path)
     path.write_text(f"  {JOIN}\r\n\nanother-token-0123456789")
@@ -153,11 +153,11 @@ def test_a_file_of_root_may_be_readable_by_its_group(tmp_path: Path, monkeypatch
     monkeypatch.setattr("os.geteuid", lambda: 10001)
     monkeypatch.setattr(Path, "stat", stat_of_root)
     path.chmod(0o440)
-    assert tokens.read_secret(path, "file") == JOIN.encode()
+    assert files.read_secret(path, "file") == JOIN.encode()
     for mode in (0o460, 0o444):
         path.chmod(mode)
         with pytest.raises(errors.ConfigError, match="chmod 600"):
-            tokens.read_secret(path, "file")
+            files.read_secret(path, "file")
 
 
 # ---- addresses

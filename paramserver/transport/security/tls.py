@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from paramserver.errors import ConfigError, DeniedError
+from paramserver.transport.security.files import Watched, log, read, read_secret
 from paramserver.transport.security.policy import ROLES
-from paramserver.transport.security.tokens import LOOK_S, Stamp, log, read, read_secret, stamp
 
 _URI = "paramserver://role/"
 # A renewed certificate and its key appear one after the other.
@@ -57,7 +57,7 @@ class Identity:
     not_after: datetime
 
 
-class Certificates:
+class Certificates(Watched[Identity]):
     """The files of one role in one directory. Raises ConfigError if they cannot be used.
 
     A later mistake in the files is logged, and the certificates that were read before stay.
@@ -73,31 +73,17 @@ class Certificates:
                 f'directory "{directory}" with certificates does not exist; '
                 "make one with `paramserver certs init`, and correct security.certs"
             )
-        self._complaint = ""
-        self._stamps = self._look()
-        self._identity = self._load_settled()
-        self._looked = time.monotonic()
+        for left in reversed(range(_SETTLE_TRIES)):
+            try:
+                super().__init__("certificates", self._paths)
+                return
+            except _Mismatch:
+                if not left:
+                    raise
+                time.sleep(_SETTLE_S)
 
     def __repr__(self) -> str:
         return f"Certificates({self.path})"
-
-    def current(self) -> Identity:
-        """The identity to use for a new connection: read again if the files have changed. Safe in any thread."""
-        now = time.monotonic()
-        if now - self._looked < LOOK_S:
-            return self._identity
-        self._looked = now
-        stamps = self._look()
-        if stamps == self._stamps:
-            return self._identity
-        try:
-            self._identity, self._stamps, self._complaint = self._load(), stamps, ""
-            log.info("read the certificates again", file=str(self.path), valid_until=_day(self._identity.not_after))
-        except ConfigError as error:
-            if str(error) != self._complaint:
-                self._complaint = str(error)
-                log.warning("the certificates stay as they were", reason=self._complaint)
-        return self._identity
 
     def check_dates(self) -> None:
         """Raises DeniedError if the certificate is not valid now, since everybody would refuse it."""
@@ -140,21 +126,6 @@ class Certificates:
 
         return grpc.dynamic_ssl_server_credentials(configuration(used), fetch, require_client_authentication=True)
 
-    def _look(self) -> tuple[Stamp, ...]:
-        try:
-            return tuple(stamp(path) for path in self._paths)
-        except OSError:
-            return ()
-
-    def _load_settled(self) -> Identity:
-        for _ in range(_SETTLE_TRIES - 1):
-            try:
-                return self._load()
-            except _Mismatch:
-                time.sleep(_SETTLE_S)
-                self._stamps = self._look()
-        return self._load()
-
     def _load(self) -> Identity:
         from cryptography import x509
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -191,6 +162,9 @@ class Certificates:
                 expires=_day(own.not_valid_after_utc),
             )
         return Identity(ca, certificate, key, own.not_valid_before_utc, own.not_valid_after_utc)
+
+    def _facts(self, value: Identity) -> dict[str, object]:
+        return {"file": str(self.path), "valid_until": _day(value.not_after)}
 
 
 class _Mismatch(ConfigError):
