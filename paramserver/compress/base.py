@@ -27,7 +27,7 @@ class Compressor(Protocol):
     feedback: bool
 
     def encode(self, values: Tensor, decoded: Tensor | None) -> Tensor:
-        """The payload, as a flat uint8 tensor. ``decoded`` takes what a reader makes of it; it may be ``values``.
+        """The payload, a flat uint8 tensor. ``decoded`` takes the numbers that readers decode; it may be ``values``.
 
         Raises NonFiniteError for numbers that it cannot carry.
         """
@@ -36,7 +36,7 @@ class Compressor(Protocol):
         """Raises ProtocolError if ``nbytes`` bytes cannot be a payload of so many elements. Allocates nothing."""
 
     def decode(self, payload: Buffer, elements: int) -> Tensor:
-        """A tensor of its own. Raises ProtocolError for what :meth:`encode` does not make."""
+        """A tensor of its own. Raises ProtocolError for bytes that :meth:`encode` does not make."""
 
 
 def require_length(name: str, nbytes: int, wanted: int, elements: int) -> None:

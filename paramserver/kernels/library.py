@@ -69,7 +69,7 @@ class _Formula(ctypes.Structure):
 
 
 class Library:
-    """``path``: what was compiled. Raises OSError if it cannot be loaded, AttributeError if it is something else."""
+    """The library at ``path``. Raises OSError if it cannot be loaded, AttributeError if it is another library."""
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
@@ -89,7 +89,7 @@ class Library:
         out: Tensor,
         state: Sequence[Tensor] = (),
     ) -> float:
-        """The sum of ``rows`` from element ``start`` on, as many as ``out`` has, divided, and what becomes of it.
+        """The sum of ``rows`` from element ``start`` on, as many as ``out`` has, divided, then used as in ``formula``.
 
         All tensors are flat, of float32 and without gaps. ``weights``: the old ones, None for a copy. ``out``: the
         result; no other tensor overlaps it. ``state``: at most two arrays, changed in place. The recipe needs at most
@@ -109,7 +109,7 @@ class Library:
 
 
 def exact_reciprocal(divisor: float) -> float:
-    """Of a power of two, else 0: a product with it rounds as the quotient does, and takes a fraction of the time."""
+    """Of a power of two, else 0: multiplying by it rounds as dividing does, and takes a fraction of the time."""
     return 1.0 / divisor if math.frexp(divisor)[0] == 0.5 else 0.0
 
 

@@ -100,7 +100,7 @@ class Serving:
         """Return when ``stop`` is set or the job is over. Raises JobFailedError if the shard or the job has failed."""
         said = time.monotonic()
         while not stop.is_set():
-            if failure := member.service.failure:
+            if failure := member.service.host.failure:
                 raise errors.JobFailedError(failure)
             if member.session.failure is not None:
                 raise member.session.failure
@@ -123,7 +123,7 @@ class Serving:
         limit, lost_at = self._settings.cluster.max_idle_s, member.session.lost_at
         if lost_at is None:
             return
-        if time.monotonic() - max(lost_at, member.service.used_at) > limit:
+        if time.monotonic() - max(lost_at, member.service.contributions.used_at) > limit:
             raise errors.UnavailableError(
                 f"no coordinator and no worker for {limit:g} s (cluster.max_idle_s): this server gives up"
             )

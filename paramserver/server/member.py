@@ -11,7 +11,7 @@ from paramserver.v1 import coordinator_pb2, types_pb2
 
 
 class ServerMember:
-    """Reports to the coordinator what its shard does. ``address`` is where others reach the shard."""
+    """Reports the state of its shard to the coordinator. ``address``: where other processes reach the shard."""
 
     def __init__(
         self,
@@ -26,14 +26,14 @@ class ServerMember:
     ) -> None:
         options = JoinOptions(
             role=types_pb2.ROLE_SERVER,
-            job=service.job,
+            job=service.host.job,
             index=index,
             pid=os.getpid(),
             address=address,
             join_timeout_s=join_timeout_s,
             log_interval_s=log_interval_s,
             shard=service.holding,
-            term=lambda: service.term,
+            term=lambda: service.host.term,
             replaces=replaces,
             beside_worker=beside_worker,
         )

@@ -237,7 +237,7 @@ class RunningShard:
     # ---- versions
 
     def activate(self, grant: int, timeline: int) -> None:
-        """Publish what was staged under this grant. Raises ProtocolError if nothing was."""
+        """Publish the version that was staged under this grant. Raises ProtocolError if there is none."""
         if self.staged is None or self.staged.grant != grant:
             raise errors.ProtocolError(f"nothing was uploaded here under grant {grant}")
         version = self.staged.version
@@ -355,7 +355,7 @@ class RunningShard:
         self.happen(Built(version.number))
         if self._moved is not None and not self._moved.done():
             self._moved.set_result(None)
-        # Before anything else can begin: the next step must not have changed the state yet.
+        # At once: the next step must not have changed the state yet.
         if self.saver is not None and self.state.consistency.mode is Mode.SYNC and self.saver.due(version.number):
             self.copy(version)
 
@@ -370,7 +370,7 @@ class RunningShard:
         return await self.arithmetic(lambda: norms.clip(gradients, everybodys, limit))
 
     async def arithmetic(self, work: Callable[[], T]) -> T:
-        """Do something with the shard's tensors: in the thread for that, or at once where they are small."""
+        """Compute with the shard's tensors: in the thread for arithmetic, or at once if the shard is small."""
         if self._at_once:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)

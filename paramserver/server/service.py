@@ -16,7 +16,7 @@ from paramserver.v1 import shard_pb2
 
 
 class ShardService:
-    """Lives in one event loop; :meth:`close` ends its threads. Its methods named like RPCs are what the wire calls."""
+    """Lives in one event loop; :meth:`close` ends its threads. Its attributes named like RPCs are the RPCs."""
 
     def __init__(
         self, job: str, connect: Callable[[str], Channel], wait_timeout_s: float = 600.0, threads: int = 1
@@ -45,31 +45,6 @@ class ShardService:
         self.stats, self.counted, self.ledger = facts.stats, facts.counted, facts.ledger
         self.export, self.copied = facts.export, facts.copied
         self.share_norms, self.probe_place = facts.share_norms, facts.probe_place
-
-    @property
-    def job(self) -> str:
-        """The name of the job."""
-        return self.host.job
-
-    @property
-    def failure(self) -> str:
-        """Why the server has ended; empty while it runs."""
-        return self.host.failure
-
-    @property
-    def term(self) -> int:
-        """The highest term of a coordinator so far."""
-        return self.host.term
-
-    @property
-    def used_at(self) -> float:
-        """When a worker was last heard of (monotonic seconds)."""
-        return self.contributions.used_at
-
-    @property
-    def buffered(self) -> int:
-        """Contributions that are kept because they are in no version yet."""
-        return len(self.host.shard.buffers) if self.host.shard is not None else 0
 
     def becomes_member(self, incarnation: int, news: Callable[[], None]) -> None:
         """``incarnation`` goes into reports; ``news`` is called when a report should not wait for the regular one."""

@@ -1,4 +1,4 @@
-"""Measure what calls, bytes and arithmetic cost here: our own transport between two processes, and torch's kernels."""
+"""Measure the costs of calls, bytes and arithmetic: our transport between two processes, and torch's kernels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CALLS, _AT_ONCE, _REPEATS = 25, 4, 5
 # Steps of small jobs whose steps are measured.
 _SMALL_STEPS, _LARGE_STEPS = 100, 30
 _LEAST_NS = 0.01
-# Between these is what a chunk costs, which is found by halving.
+# The cost of a chunk lies between these seconds; it is found by halving.
 _LEAST_S, _MOST_S, _HALVINGS = 1e-6, 0.01, 12
 _TIMEOUT_S, _RUN_S = 30.0, 120.0
 

@@ -18,7 +18,7 @@ _APPLY_NS = {"sgd": 0.3, "momentum": 0.45, "adamw": 0.8}
 class Costs:
     """Costs of one machine.
 
-    ``call_s``: a small push or pull there and back, with what a worker does around it, in seconds; of which ``serve_s``
+    ``call_s``: a small push or pull there and back, with the worker's work around it, in seconds; of which ``serve_s``
     keeps the server from anything else.
     ``push_bytes_s``, ``pull_bytes_s``: bytes per second that the transport moves where no link limits it.
     ``sum_ns``: to add one contribution, ``apply_ns``: to apply an update, by optimizer; nanoseconds per parameter.
@@ -72,7 +72,7 @@ def save(costs: Costs, path: Path) -> None:
 
 
 def load(path: Path) -> Costs:
-    """Read what :func:`save` wrote. Raises ConfigError if the file is no such thing."""
+    """Read what :func:`save` wrote. Raises ConfigError if the file holds no costs."""
     try:
         said = json.loads(path.read_text())
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The other process of a calibration: takes what is pushed, gives as much when it is pulled, until its input ends.
+"""The other process of a calibration: takes pushes, answers pulls with as many bytes, until its input ends.
 To each line it answers with the seconds that it has used of a processor.
 
 python -m paramserver.simulate.echo

@@ -48,7 +48,7 @@ def table(scenario: Scenario, outcome: Outcome, batch: int = 0) -> list[str]:
 
 
 def suggestion(scenario: Scenario, found: Suggestion) -> list[str]:
-    """Outcomes by number of servers, and what formulas say of communication alone."""
+    """Outcomes by number of servers, and the formulas for communication alone."""
     best = max(outcome.steps_per_s for outcome in found.outcomes.values())
     lines = ["", f"{'servers':>7}  {'beside workers':>14}  {'steps/s':>9}  {'of best':>7}  what limits"]
     for tried, outcome in found.outcomes.items():

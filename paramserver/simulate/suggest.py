@@ -65,7 +65,7 @@ def _with(scenario: Scenario, servers: Servers) -> Scenario:
 
 
 def by_formula(scenario: Scenario) -> dict[str, float]:
-    """Seconds of communication per step without anything else, by scheme, for the given number of servers."""
+    """Seconds per step of communication alone, by scheme, for the given number of servers."""
     n, alone, size, bandwidth = scenario.workers, scenario.alone, scenario.nbytes, scenario.bandwidth
     many = f"{alone} server{'s' if alone != 1 else ''}"
     found = {}

@@ -192,7 +192,7 @@ def _read_range(raw: bytes, at: int) -> tuple[int, int]:
 
 
 def _skip(raw: bytes, at: int, tag: int) -> int:
-    """Where an unknown field ends whose tag was just read. Groups are skipped with all that is in them."""
+    """Where an unknown field ends whose tag was just read. Groups are skipped with their contents."""
     groups: list[int] = []
     while True:
         number, wire = tag >> 3, tag & 7

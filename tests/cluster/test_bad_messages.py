@@ -18,6 +18,7 @@ from paramserver.transport.base import MAX_MESSAGE_BYTES
 from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.wire.messages import pack_mask, put_want
 from paramserver.worker.client import RawClient
+from tests.support.cluster.buffered import buffered
 from tests.support.cluster.harness import CALL_S, Cluster
 from tests.support.cluster.raw import AsyncName, Raw, SyncName
 
@@ -241,7 +242,7 @@ def test_broken_pushes_change_nothing(mode: str) -> None:
         assert raw.cluster.outcome().digests == before.digests
         # Those of another job or timeline are not this one's to count.
         assert raw.stats().refused == len(BROKEN) - 2
-        assert not raw.cluster.job.servers[0].service.buffered
+        assert not buffered(raw.cluster.job.servers[0].service)
         assert sent(proper(raw, mode)).outcome == shard_pb2.OUTCOME_ACCEPTED
         if mode == "sync":
             raw.push(raw.contribution(SyncName(0, 1, 2, 2), {A: torch.full((40,), 2.0), B: torch.full((24,), 3.0)}))

@@ -19,6 +19,7 @@ from paramserver.v1 import shard_pb2
 from paramserver.wire.messages import chunk_ref
 from paramserver.worker.context import Context
 from paramserver.worker.gradients.hooks import PushBucket
+from tests.support.cluster.buffered import buffered
 from tests.support.cluster.harness import Cluster, Outcome, inside, train, until, wait
 from tests.support.cluster.programs import Program, adamw, dataset, model_of, network, sgd
 from tests.support.cluster.raw import Raw, SyncName
@@ -393,7 +394,7 @@ def test_a_broken_payload_is_refused_and_changes_nothing(
         ref = chunk_ref(raw.layout.chunks[0], encoding[name], made.numel())
         with pytest.raises(error):
             raw.push(raw.frames(raw.header(slice_0, [0]), [(ref, bytes(buffer_of(made)))]))
-        assert cluster.call_in_loop(lambda: cluster.job.servers[0].service.buffered) == 0
+        assert cluster.call_in_loop(lambda: buffered(cluster.job.servers[0].service)) == 0
         client.close()
 
 

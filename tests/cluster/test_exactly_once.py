@@ -12,6 +12,7 @@ import torch
 from paramserver import errors
 from paramserver.v1 import shard_pb2
 from paramserver.worker.client import Array, RawClient
+from tests.support.cluster.buffered import buffered
 from tests.support.cluster.faults import Fault, FaultPlan, Rule
 from tests.support.cluster.harness import Cluster, Outcome
 from tests.support.cluster.raw import AsyncName, Raw, SyncName
@@ -169,7 +170,7 @@ def test_a_sender_that_dies_in_the_middle_has_sent_nothing(after: int, mode: str
         stats = raw.stats()
         assert (stats.applied, stats.version, stats.bytes_pushed) == (0, 0, 0)
         service = cluster.job.servers[0].service
-        assert not service.buffered
+        assert not buffered(service)
         assert raw.push(frames).outcome == ACCEPTED
         raw.published(1)
         outcome = cluster.outcome()

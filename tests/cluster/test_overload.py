@@ -18,6 +18,7 @@ from paramserver import errors
 from paramserver.server import running
 from paramserver.server.versions.shard import ShardTensors
 from paramserver.v1 import shard_pb2
+from tests.support.cluster.buffered import buffered
 from tests.support.cluster.harness import Cluster, until
 from tests.support.cluster.memory import resident_bytes
 from tests.support.cluster.raw import AsyncName, Raw, SyncName
@@ -77,7 +78,7 @@ def test_h01_thirty_two_pushers_and_a_slow_server(monkeypatch: pytest.MonkeyPatc
             nonlocal most
             while True:
                 most = max(most, resident_bytes() - before)
-                assert service.buffered <= room
+                assert buffered(service) <= room
                 await asyncio.sleep(0.005)
 
         async def everything() -> list[tuple[Any, int]]:
@@ -166,7 +167,7 @@ def test_h09_a_deadline_that_passes_while_a_push_waits(monkeypatch: pytest.Monke
             raw.run(both())
             assert raw.push(second).outcome == DUPLICATE
         assert len(made) == 2
-        until("nothing is kept", lambda: not cluster.job.servers[0].service.buffered)
+        until("nothing is kept", lambda: not buffered(cluster.job.servers[0].service))
         outcome = cluster.outcome()
         client.close()
     assert outcome.tensor("ledger")[:2].tolist() == [1.0, 1.0]

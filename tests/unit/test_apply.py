@@ -16,7 +16,7 @@ from paramserver.core.layout.hypers import RULES, HyperValue, validate
 from paramserver.core.layout.plan import Kind, Layout, TensorSpec, make_layout
 from paramserver.core.versions.reduction import Node, cover, split
 from paramserver.errors import ModelError
-from paramserver.server.arithmetic.apply import ChunkState, apply_buffers
+from paramserver.server.arithmetic.apply import ChunkState
 from paramserver.server.arithmetic.combine import TILE, Sum, combine
 from paramserver.tensors.dtypes import tensor_from, torch_dtype
 from paramserver.tensors.finite import are_finite, is_finite
@@ -523,13 +523,6 @@ def test_a_sum_notes_whether_what_was_asked_for_is_finite() -> None:
         whole = Sum(nodes_, len(nodes_), look=True)
         whole.whole()
         assert not whole.finite
-
-
-def test_buffers_get_the_mean_change() -> None:
-    old = torch.tensor([1.0, 2.0])
-    new = apply_buffers(old, torch.tensor([0.5, -1.0]))
-    assert new.tolist() == [1.5, 1.0]
-    assert old.tolist() == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -140,6 +140,12 @@ def test_a_draft_whose_arithmetic_fails_is_forgotten_once(shell: Shell) -> None:
     assert shell.tell(NotMade(1), Came(10, 5), Came(11, 5), Decided([10, 11])) == []
 
 
+def test_the_arithmetic_of_a_former_draft_does_no_harm(shell: Shell) -> None:
+    begin(shell)
+    assert shell.tell(half(12, 1)) == [Forget(1), Begin(2, (10, 12))]
+    assert shell.tell(NotMade(1), Decided([10, 12])) == [Adopt(2)]
+
+
 # ---- random schedules
 
 

@@ -71,13 +71,8 @@ def _rule(
     scalars: tuple[str, ...] = ("step",),
     structural: Mapping[str, str] = MappingProxyType({}),
 ) -> Rule:
-    return Rule(
-        title=title,
-        fields=MappingProxyType(dict(sorted({**_COMMON, **fields}.items()))),
-        arrays=frozenset(arrays),
-        scalars=frozenset(scalars),
-        structural=MappingProxyType(dict(structural)),
-    )
+    every = dict(sorted({**_COMMON, **fields}.items()))
+    return Rule(title, every, frozenset(arrays), frozenset(scalars), structural)
 
 
 RULES: Mapping[str, Rule] = MappingProxyType(
@@ -106,7 +101,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "adamax": _rule("Adamax", {"betas": _BETAS, "eps": _NUMBER}, ("exp_avg", "exp_inf")),
         "adadelta": _rule("Adadelta", {"rho": Field(high=1.0), "eps": _NUMBER}, ("square_avg", "acc_delta")),
         # new = old + the sum of what was pushed
-        "sum": Rule("", MappingProxyType({}), frozenset(), frozenset(), MappingProxyType({})),
+        "sum": Rule("", {}, frozenset(), frozenset(), {}),
     }
 )
 

@@ -1,8 +1,8 @@
-"""How much of the model each server takes, by what the busiest link has to carry.
+"""How much of the model each server takes, by the bytes that the busiest link has to carry.
 
 A host has one link, which carries as many bytes a second in either direction at the same time. A server on a host of
 its own receives its share from every worker and sends it to every worker. One beside a worker does so for the other
-workers, and what that worker itself pushes there and pulls from there does not travel. With few servers of their own
+workers, and the bytes between that worker and its own server do not travel. With few servers of their own
 the workers' links are half idle, so that servers beside workers can take a part (BytePS). docs/performance.md has the
 formulas.
 

@@ -199,7 +199,7 @@ def moving_bytes(chunks: Iterable[Chunk]) -> int:
 def link_chunk_bytes(total_bytes: int, megabits_per_s: float) -> int:
     """The size at which a pipeline of push, update and pull is over soonest: √(M B α / 2), as a power of two.
 
-    ``total_bytes``: of what moves in each step; ``megabits_per_s``: of a host's link. See docs/performance.md.
+    ``total_bytes``: of chunks that move in each step; ``megabits_per_s``: of a host's link. See docs/performance.md.
     """
     best = math.sqrt(total_bytes * megabits_per_s * 1e6 / 8 * _CALL_S / 2)
     return min(MAX_CHUNK_BYTES, max(MIN_CHUNK_BYTES, 1 << max(0, int(best).bit_length() - 1)))

@@ -38,7 +38,7 @@ class Slots:
         self._useless = set(range(self._count)).difference(slots)
 
     def join(self, reader: int, former: Iterable[int] = ()) -> None:
-        """A reader, who reads from no slot yet; or from those of the ``former`` readers, in whose place it comes."""
+        """A reader that reads from no slot yet, or from the slots of the ``former`` readers that it replaces."""
         self._readers[reader] = {slot for one in former for slot in self._readers.pop(one, ())}
 
     def reads(self, reader: int, slots: Iterable[int]) -> None:
@@ -55,7 +55,7 @@ class Slots:
 
     @property
     def used(self) -> frozenset[int]:
-        """The slots in which a version lies, or from which somebody reads."""
+        """The slots in which a version lies, or from which a reader reads."""
         self._settle()
         return frozenset(self._versions).union(*self._readers.values())
 

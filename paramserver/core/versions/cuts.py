@@ -26,7 +26,7 @@ _MARK_BYTES = 16
 class Cut:
     """The newest cut of one shard: begun (``only`` is empty), aimed at, then kept as version ``kept`` or given up.
 
-    ``only``: what may be applied; None: everything.
+    ``only``: the contributions that may be applied; None: all.
     """
 
     number: int = 0

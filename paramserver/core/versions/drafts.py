@@ -142,7 +142,7 @@ class DraftState:
         return part in self._parts
 
     def handle(self, event: Event) -> list[Effect]:
-        """Take in what happened; return what is to be done, in order."""
+        """Take an event in; return the effects, in order."""
         match event:
             case Opened(step):
                 self._step = step

@@ -27,7 +27,7 @@ class Refusal(enum.Enum):
     GONE = "gone"
 
 
-# ---- what a pull may ask for
+# ---- the kinds of a pull
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ class Ledger:
         self.folded_steps = 0
 
     def note(self, names: Iterable[Name], workers: Iterable[int]) -> None:
-        """These contributions made a version; ``workers``: who brought them, in the same order."""
+        """These contributions made a version; ``workers``: their workers, in the same order."""
         for name, worker in zip(names, workers, strict=True):
             if isinstance(name, SyncName):
                 self._rows.append((name.step, name.lo, name.hi, name.of, worker))
@@ -47,7 +47,7 @@ class Ledger:
         return list(self._rows)
 
     def restore(self, rows: Iterable[Row], folded_steps: int) -> None:
-        """Begin with what a checkpoint holds."""
+        """Begin with the rows of a checkpoint."""
         self._rows = deque(rows)
         self.folded_steps = folded_steps
 
@@ -65,7 +65,7 @@ class ShardLedger:
 class Account:
     """One epoch: ``samples`` in all, and how many of them counted ``once``, ``twice`` or more, ``never``.
 
-    ``workers``: slices by worker number (0: no longer known). ``slices``: by slice, who brought it, once per count.
+    ``workers``: slices by worker number (0: no longer known). ``slices``: by slice, its workers, once per count.
     """
 
     epoch: int
@@ -83,7 +83,7 @@ class Account:
 
 
 def accounts(shards: Sequence[ShardLedger], data: DataSpec, step_of: Callable[[int], Step | None]) -> list[Account]:
-    """By epoch, what all shards together have counted. ``step_of``: which slices a synchronous step had.
+    """The accounts of all shards together, by epoch. ``step_of``: which slices a synchronous step had.
 
     A slice has counted as often as on the shard that has it least; but once too often on any is too often.
     """

@@ -56,10 +56,6 @@ class RangeSet:
         below = bisect_left(self._starts, of)
         return tuple(complement(zip(self._starts[:below], self._stops[:below], strict=True), of))
 
-    def first_missing(self) -> int:
-        """The smallest number from 0 up that is not a member."""
-        return self._stops[0] if self._starts and self._starts[0] == 0 else 0
-
     def __contains__(self, number: int) -> bool:
         i = bisect_right(self._starts, number) - 1
         return i >= 0 and number < self._stops[i]

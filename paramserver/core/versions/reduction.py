@@ -1,4 +1,4 @@
-"""The fixed tree in which the contributions of a step are added, and who holds which part of it.
+"""The fixed tree in which the contributions of a step are added, and the nodes of it that are held.
 
 Floating-point addition depends on its order, so the order is fixed once, by slice index alone. The slices ``[0, of)``
 are halved again and again, each time at the largest power of two below the length; that is the same as pairing

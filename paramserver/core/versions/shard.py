@@ -96,7 +96,7 @@ class ShardState:
         # When parked pulls were looked at last: the version, and all facts on which an answer at a clock depends.
         self._seen: tuple[int, tuple[object, ...]] | None = None
         self._building: Batch | None = None
-        # Pushes to be answered once their contribution is in a version: by its buffer, who brought it first.
+        # Pushes that are answered once their contribution is in a version, by buffer, in order of arrival.
         self._waiting: dict[int, list[Arrived]] = {}
         self._versions: list[int] = []
         self._held_back = False
@@ -168,7 +168,7 @@ class ShardState:
     # ---- the one door
 
     def handle(self, event: Event) -> list[Effect]:
-        """Take in what happened; return what is to be done. A shard has no clock of its own."""
+        """Take an event in; return the effects. A shard has no clock of its own."""
         match event:
             case Arrived():
                 return self._arrived(event)
@@ -430,14 +430,15 @@ class ShardState:
             return []
         self._scheduled = None
         before, self.consistency = self.consistency, scheduled
-        if before.mode is scheduled.mode:  # another bound: what is queued stays queued
+        if before.mode is scheduled.mode:  # another bound: queued contributions stay queued
             self._gate, _ = policies(scheduled, History())
             return []
         self.clocks.clear()
         self.cut.end(self.cut.number)
         self._gate, self._combine = policies(scheduled, self._history)
         effects = self._drop_old()
-        for buffer, pushes in self._waiting.items():  # what came while the boundary was held is in no version
+        # Contributions that came while the boundary was held are in no version.
+        for buffer, pushes in self._waiting.items():
             effects.append(DropBuffer(buffer))
             self._brought_by.pop(buffer, None)
             reason = f"the job changed to {scheduled} before {pushes[0].name} was applied"

@@ -242,7 +242,7 @@ class ChunkState:
                     yield piece.tensor, key, piece.tensor_start, self._arrays[key][span], False
 
     def load(self, entries: Iterable[StateEntry]) -> None:
-        """Replaces the state by copies of what `export` gave, in any order; also of larger or smaller parts of tensors.
+        """Replaces the state by copies of entries of `export`, in any order; their parts of tensors may differ.
 
         Parts of tensors outside this chunk are left out. Raises ModelError, and changes nothing, if the entries are not
         the complete state of this optimizer for every piece that has any.
@@ -370,8 +370,3 @@ def _number(value: object) -> float:
 def _plain(hypers: Hypers) -> bool:
     """SGD without anything, which has no state."""
     return not any(hypers[key] for key in ("momentum", "weight_decay", "nesterov", "maximize"))
-
-
-def apply_buffers(old: Tensor, change: Tensor, out: Tensor | None = None) -> Tensor:
-    """The next buffers: old plus the mean change of the slices. All flat, of one length and dtype."""
-    return torch.add(old, change, out=out)

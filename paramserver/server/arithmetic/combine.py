@@ -84,7 +84,7 @@ class Sum:
         return math.isfinite(self._seen)
 
     def whole(self, out: Tensor | None = None) -> Tensor:
-        """All of it, in ``out`` if given; else a new tensor, or the input itself if there is nothing to compute."""
+        """The whole sum, in ``out`` if given; else a new tensor, or the input itself if there is nothing to compute."""
         if out is None and self.ready:
             for _ in self.tiles(0, self.like.numel() if self._look else 0):
                 pass

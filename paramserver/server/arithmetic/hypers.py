@@ -18,7 +18,7 @@ class Hyperparameters:
         self._last: tuple[list[bytes], tuple[Hypers, ...]] = ([], ())
 
     def of(self, groups: Iterable[types_pb2.GroupHypers]) -> tuple[Hypers, ...]:
-        """As plain values. Raises ProtocolError for what this optimizer does not take, or cannot change to."""
+        """As plain values. Raises ProtocolError for numbers that this optimizer does not take, or cannot change to."""
         came = list(groups)
         raw = [group.SerializeToString(deterministic=True) for group in came]
         if raw != self._last[0] or not raw:

@@ -50,7 +50,7 @@ class NormExchange:
         self.waiting_for = ""
 
     def configure(self, index: int, peers: Sequence[types_pb2.ServerInfo]) -> None:
-        """Learn who the other shards are."""
+        """Learn the addresses of the other shards."""
         self._index = index
         self._peers = {peer.index: self._connect(peer.address) for peer in peers if peer.index != index}
 
@@ -92,7 +92,7 @@ class NormExchange:
             raise errors.DeadlineError(f"waited {self._wait_s:g} s for {self.waiting_for}") from error
         finally:
             self.waiting_for = ""
-            # A slower peer may still need what this shard has to say.
+            # A slower peer may still need the norms of this shard.
             for task in tell:
                 task.add_done_callback(lambda done: done.cancelled() or done.exception())
 

@@ -1,1 +1,1 @@
-"""The RPCs of one server, a file for each of those who call it."""
+"""The RPCs of one server, a file for each group of callers."""

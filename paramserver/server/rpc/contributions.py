@@ -131,7 +131,7 @@ class Contributions:
     ) -> shard_pb2.PushResponse:
         """Count a contribution of ``nbytes`` bytes that has passed all checks."""
         self.pushed += nbytes
-        if header.HasField("shared"):  # it is there as a whole, beside what may still arrive from other hosts
+        if header.HasField("shared"):  # all of it is there, while contributions of other hosts may still arrive
             shard.drafts(contribution, header)
         pushed, own = await shard.push(contribution, header)
         reach("reply.drop", contribution.base_version)

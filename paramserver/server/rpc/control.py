@@ -33,7 +33,7 @@ class Control:
         self._host = host
 
     async def set_members(self, request: shard_pb2.SetMembersRequest) -> shard_pb2.SetMembersResponse:
-        """Learn who the workers are in this generation. Older news changes nothing."""
+        """Learn the workers of this generation. Older news changes nothing."""
         self._host.check_authority(request)
         self._host.keep(request.record)
         shard = self._host.ready(active=False)

@@ -1,4 +1,4 @@
-"""Calls that read something else than weights: counters, accounts, optimizer state, copies, norms."""
+"""Calls that read other facts than weights: counters, accounts, optimizer state, copies, norms."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class Pulls:
     async def header(
         self, pulling: Pulling, request: shard_pb2.PullRequest, pulled: AnswerPull | None
     ) -> tuple[shard_pb2.PullHeader, Version | None]:
-        """The header of an answer, and the version whose chunks have to follow, if any have to."""
+        """The header of an answer, and the version whose chunks follow; None if no chunks follow."""
         shard = pulling.shard
         state = shard.state
         if pulled is None:

@@ -42,7 +42,7 @@ class Setup:
 
         ``threads``: how many work on chunks side by side.
         """
-        # Called when there is something to report that should not wait for the next regular report.
+        # Called when a report should not wait for the next regular one.
         self.news: Callable[[], None] = lambda: None
         self._host, self._connect, self._wait_timeout_s = host, connect, wait_timeout_s
         self._team = Team(threads)
@@ -92,7 +92,7 @@ class Setup:
         return shard_pb2.ConfigureResponse(layout_digest=made.digest)
 
     async def _plan(self, request: shard_pb2.ConfigureRequest) -> Plan:
-        """Where everything lies; made elsewhere, since it takes a while for a hundred thousand tensors."""
+        """The plan of a model; made in the thread, since it takes a while for a hundred thousand tensors."""
         return await self._host.arithmetic(lambda: plan_of(request.model, request.servers))
 
     def _make(self, request: shard_pb2.ConfigureRequest, plan: Plan) -> RunningShard:

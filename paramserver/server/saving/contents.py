@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,14 +34,14 @@ class Copy:
     version: Version
     states: StateCopy
     facts: str
-    # Who brought what has been counted (see core.ledger).
+    # The contributions that were counted, with their workers (see core.ledger).
     ledger: list[Row]
     names: dict[int, str]
     status: shard_pb2.CopyStatus
     task: asyncio.Task[None] | None = field(default=None)
-    # Nobody needs it any more, although it is still being written.
+    # Nobody needs this copy any more, although it is still being written.
     released: bool = False
-    # Training goes on meanwhile: the state is copied at once, so that the next step need not wait for that.
+    # Training goes on meanwhile: the state is copied at once, so that the next step does not wait for the copy.
     hurry: bool = True
 
 
@@ -53,7 +54,7 @@ class Contents:
 
     def state_entries(self, copy: Copy, chunks: Sequence[Chunk]) -> Iterator[Entry]:
         """Optimizer state as it will be written. A number for a whole tensor is there once."""
-        outlines = ((chunk, copy.states.outline(chunk.index)) for chunk in chunks)
+        outlines = (copy.states.outline(chunk.index) for chunk in chunks)
         for name, (tensor, _, _, value, scalar) in self._once(outlines):
             spec = self._plan.layout.tensors[tensor]
             shape = tuple(value.shape) if scalar or "@" in name.rpartition("/")[2] else spec.shape
@@ -61,22 +62,21 @@ class Contents:
 
     def state_values(self, copy: Copy, chunks: Sequence[Chunk]) -> Iterator[memoryview | bytes]:
         """The same, chunk by chunk, so that no more than a chunk is there twice while nothing changes."""
-        used = ((chunk, copy.states.use(chunk.index)) for chunk in chunks)
+        used = (copy.states.use(chunk.index) for chunk in chunks)
         for _, (_, _, _, value, _) in self._once(used):
             yield buffer_of(value.contiguous())
 
-    def _once(self, found: Iterable[tuple[Chunk, list[StateEntry]]]) -> Iterator[tuple[str, StateEntry]]:
+    def _once(self, found: Iterable[list[StateEntry]]) -> Iterator[tuple[str, StateEntry]]:
         """Each name in the file, and the tensor under this name."""
         seen: set[str] = set()
-        for _, entries in found:
-            for entry in entries:
-                tensor, key, start, value, scalar = entry
-                spec = self._plan.layout.tensors[tensor]
-                whole = scalar or (start == 0 and value.numel() == spec.elements)
-                name = f"optimizer/{spec.name}/{key}" + ("" if whole else f"@{start}")
-                if name not in seen:
-                    seen.add(name)
-                    yield name, entry
+        for entry in itertools.chain.from_iterable(found):
+            tensor, key, start, value, scalar = entry
+            spec = self._plan.layout.tensors[tensor]
+            whole = scalar or (start == 0 and value.numel() == spec.elements)
+            name = f"optimizer/{spec.name}/{key}" + ("" if whole else f"@{start}")
+            if name not in seen:
+                seen.add(name)
+                yield name, entry
 
     def other_entries(self, copy: Copy, mine: Sequence[int]) -> Iterator[Entry]:
         """Buffers in master type where the model's loses digits, and the ledger."""
@@ -95,7 +95,7 @@ class Contents:
             yield array("q", [number for row in copy.ledger for number in row]).tobytes()
 
     def mine(self) -> list[int]:
-        """The tensors that this server writes: those whose first element it has."""
+        """The tensors that this server writes: it holds their first element."""
         owner, index = self._plan.owner, self._index
         return [
             tensor

@@ -1,4 +1,4 @@
-"""Reads a shard out of a checkpoint that any number of servers has written; everything is verified first."""
+"""Reads a shard out of a checkpoint of any number of servers; all files are verified first."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def restore(
 ) -> tuple[Version, ShardFacts]:
     """Fill ``tensors``; return the version, and the facts of its shards.
 
-    Raises CheckpointError naming what is damaged or does not fit.
+    Raises CheckpointError, which names the file or tensor that is damaged or does not fit.
     """
     with Contents(place, manifest) as contents:
         facts = contents.check(layout, optimizer)

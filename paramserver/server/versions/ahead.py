@@ -43,7 +43,7 @@ class Ahead:
         self.pulled: AnswerPull | None = None
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
-        """The frames of drafts as they are made, until there is an answer. Raises what the pull is refused with."""
+        """The frames of drafts as they are made, until there is an answer. Raises the error of a refused pull."""
         drafting = self._shard.drafting
         stir = asyncio.Event()
         answer = asyncio.ensure_future(self._answer())

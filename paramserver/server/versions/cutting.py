@@ -1,4 +1,4 @@
-"""A shard's part in a cut for readers: it stops applying, applies what other shards have already, keeps that version.
+"""A shard's part in a cut for readers: stop, apply what other shards have applied, keep that version.
 
 Nothing waits for long. A process that began a cut and has gone silent is not waited for. A missing contribution is
 waited for only as long as the coordinator says.

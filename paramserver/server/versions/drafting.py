@@ -55,7 +55,7 @@ class Draft:
         self.number, self.making, self.rounding = number, making, rounding
         # By chunk: the weights, and the optimizer state that goes with them. Filled in the arithmetic thread.
         self.made: dict[int, tuple[Tensor, ChunkState | None]] = {}
-        # By chunk, the frame that is sent, encoded once for all who pull; the chunks in the order they were made in.
+        # By chunk, the frame that is sent, encoded once for all pulls; the chunks in the order they were made in.
         self.frames: dict[int, bytes] = {}
         self.order: list[int] = []
 
@@ -74,7 +74,7 @@ class Draft:
 
 
 class Drafting:
-    """The draft of one shard's next version, if there is one. ``do`` runs something in the arithmetic thread."""
+    """The draft of one shard's next version, if there is one. ``do`` runs a function in the arithmetic thread."""
 
     def __init__(self, tensors: ShardTensors, do: Do) -> None:
         self.draft: Draft | None = None

@@ -54,7 +54,7 @@ async def receive(
     header, checks it, and returns the chunks that must follow with the number that the sender announced. ``keep`` says
     what is kept of each chunk instead of a view of what was received. ``decode`` does the work for chunks that come in
     another form, ``state`` takes pieces of optimizer state; without them, there must be none.
-    Raises ProtocolError for anything else than exactly these chunks.
+    Raises ProtocolError unless exactly these chunks come.
     """
     first: shard_pb2.FrameHeader | None = None
     expected: Mapping[int, Chunk] = {}
@@ -100,7 +100,7 @@ def _checked(
     seen: Container[int],
     encodings: frozenset[int],
 ) -> tuple[Chunk, Compressor | None]:
-    """The chunk that is meant, and who decodes it, if it is encoded."""
+    """The chunk of a reference, and the compressor that decodes it; None if it is not encoded."""
     if not isinstance(ref, shard_pb2.ChunkRef):
         raise ProtocolError("an upload carries optimizer state where only chunks belong")
     chunk = expected.get(ref.index)

@@ -15,7 +15,7 @@ from paramserver.core.versions.names import AsyncName, SyncName
 from paramserver.core.versions.reduction import Node
 from paramserver.errors import NonFiniteError
 from paramserver.failpoints import planned, reach
-from paramserver.server.arithmetic.apply import ChunkState, StateEntry, apply_buffers
+from paramserver.server.arithmetic.apply import ChunkState, StateEntry
 from paramserver.server.arithmetic.combine import Sum, combine
 from paramserver.server.team import Team
 from paramserver.server.versions.receive import first_non_finite
@@ -204,7 +204,7 @@ class ShardTensors:
             return (weights if out is None else out.copy_(weights)), None
         if chunk.kind is Kind.BUFFER:
             change = self._change(chunk, making.base, making.parts, making.samples)
-            return apply_buffers(weights, change, out), None
+            return torch.add(weights, change, out=out), None
         summed = self._summed(chunk, weights, making.parts, making.samples) if gradient is None else Sum.of(gradient)
         if fork:
             with self._lock:
@@ -227,14 +227,13 @@ class ShardTensors:
 
     def gradients(self, base: Version, contributions: Sequence[Contribution]) -> dict[int, torch.Tensor]:
         """The combined gradient of every chunk of parameters that has one; nothing if the step changes no weights."""
-        samples = sum(c.samples for c in contributions)
-        if not samples or any(c.overflow for c in contributions):
+        making = self.making(base, contributions)
+        if not making.samples or any(c.overflow for c in contributions):
             return {}
-        used = used_by(contributions)
-        wanted = [chunk for chunk in self.chunks if chunk.kind is Kind.PARAMETER and chunk.uses(used)]
+        wanted = [chunk for chunk in self.chunks if chunk.kind is Kind.PARAMETER and chunk.uses(making.used)]
 
         def whole(chunk: Chunk) -> torch.Tensor:
-            summed = self._summed(chunk, base.tensors[chunk.index], contributions, samples)
+            summed = self._summed(chunk, base.tensors[chunk.index], contributions, making.samples)
             gradient = summed.whole()
             self._check(chunk, summed, contributions)
             return gradient
@@ -296,7 +295,7 @@ class ShardTensors:
         return copy
 
     def drop_copy(self, copy: StateCopy) -> None:
-        """All of it has been used, or nobody needs the rest."""
+        """Nobody needs the rest of this copy."""
         with self._listing:
             self._copying = tuple(other for other in self._copying if other is not copy)
         copy.forget()

@@ -175,7 +175,7 @@ class Sharing:
     # ---- workers that read
 
     def asks(self, shared: shard_pb2.SharedPull, worker: int) -> bool:
-        """A worker asks for weights and says what it still reads. False: it is not attached."""
+        """A worker asks for weights and names the slots that it still reads. False: it is not attached."""
         if self._attached(shared.attachment, worker) is None:
             return False
         self._slots.reads(shared.attachment, shared.reading)
@@ -231,10 +231,8 @@ class Sharing:
             if base.slot is not None:
                 self._slots.use(base.slot)
                 self._lies(version, base.slot)
-        elif slot is not None and placed:
-            self._lies(version, slot)
-        elif slot is not None:
-            self._without(slot)
+        else:
+            self.shared(version, slot, placed)
 
     def lies(self, version: Version) -> bool:
         """Whether all of a version is in shared memory."""
@@ -267,13 +265,9 @@ class Sharing:
         """After :meth:`share`, in the loop."""
         if slot is not None and done:
             self._lies(version, slot)
-        elif slot is not None:
-            self._without(slot)
-
-    def _without(self, slot: int) -> None:
-        """A slot that was taken has no memory, so other new ones would have none either."""
-        self._slots.drop(slot)
-        self._slots.limit(self._reserved)
+        elif slot is not None:  # there is no memory for it, so there would be none for other new slots either
+            self._slots.drop(slot)
+            self._slots.limit(self._reserved)
 
     def _lies(self, version: Version, slot: int) -> None:
         version.slot = slot

@@ -16,7 +16,7 @@ class Cores:
 
     def __init__(self, clock: VirtualClock, count: float = math.inf) -> None:
         self._clock, self._count = clock, count
-        # What is under way: how far all must have got until it is done, a number, its threads, and what comes then.
+        # Of each task: the value of ``_got`` at which it is done, a number, its threads, what to call then.
         self._tasks: list[tuple[float, int, float, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._threads = 0.0

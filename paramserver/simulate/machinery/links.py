@@ -20,7 +20,7 @@ from paramserver.simulate.machinery.clock import VirtualClock
 class Stream:
     """One call's way from a sending to a receiving port. ``rate``: at most so many bytes per second at its end.
 
-    ``sent_by``, ``taken_by``: whose link the two ports are. ``weight``: of its share of a port.
+    ``sent_by``, ``taken_by``: the parts that are blamed for the two ports. ``weight``: of its share of a port.
     """
 
     to: ReceivingPort
@@ -84,7 +84,7 @@ class SendingPort:
         block.stream.at_sender = self._blocks.push(block, block.stream.at_sender)
         if not self._busy:
             self._busy = True
-            self._clock.at(self._clock.now, self._next)  # after whatever else is sent at this moment
+            self._clock.at(self._clock.now, self._next)  # after all blocks that are sent at this moment
 
     def _next(self) -> None:
         self._busy = bool(self._blocks)
@@ -127,8 +127,8 @@ class ReceivingPort:
     def _blamed(self, block: Block, began_at: float, took_s: float) -> Chain:
         """The chain of a block that this port began with at ``began_at``.
 
-        If it has waited for that longer than it takes itself, all since this port has been busy is put down to it, and
-        else everything to the sending port.
+        If the block has waited for this port longer than it takes itself, the time since this port has been busy is put
+        down to this port, and otherwise all of the time to the sending port.
         """
         now, stream = self._clock.now, block.stream
         if began_at - block.left_at <= took_s:

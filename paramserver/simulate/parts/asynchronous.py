@@ -48,7 +48,7 @@ class AsyncWorker:
             yield from self._pull()
 
     def _lease(self) -> Signal[list[AsyncName]]:
-        """Report what is done and ask the coordinator for more."""
+        """Report the slices that are done and ask the coordinator for more."""
         done, self._done = self._done, []
         answer: Signal[list[AsyncName]] = Signal()
 

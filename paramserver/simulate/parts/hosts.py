@@ -27,7 +27,7 @@ class Host:
 class Program:
     """A process: where it runs, the threads that send bytes and take them in, and that of its event loop.
 
-    ``part``: what is blamed if its link is what keeps others. ``shares``: it shares memory with others on its host.
+    ``part``: the part that is blamed if others wait for its link. ``shares``: it shares memory with others on its host.
     """
 
     def __init__(self, host: Host, part: Part, shares: bool = False) -> None:

@@ -56,7 +56,7 @@ class Member:
         self._threads, self._backward = threads, backward
 
     def _spend(self, seconds: float, part: Part, threads: float) -> Process[None]:
-        """Spend time on something that so many threads compute."""
+        """Spend time on work that keeps so many threads busy."""
         began_at = self.clock.now
         signal: Signal[None] = Signal()
         if threads:
@@ -120,7 +120,7 @@ class Member:
                 self.chain = last.chain
 
     def asking(self, want: Want, ahead: bool = False) -> tuple[All, Callable[[], None]]:
-        """Ask every server for weights; the signal of all answers, and what calls the questions off.
+        """Ask every server for weights; the signal of all answers, and a function that calls the questions off.
 
         ``ahead``: they may be sent while they are made.
         """

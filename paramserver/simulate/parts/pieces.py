@@ -1,4 +1,4 @@
-"""Into what the model is cut: the chunks of a real plan, several of them together where they are many."""
+"""The pieces of a model: the chunks of a real plan, several of them together where they are many."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def _layout(scenario: Scenario) -> Layout:
 
 
 def _threads(scenario: Scenario, seats: list[Seat]) -> int:
-    """One where nobody knows how many processors there are."""
+    """One if the number of processors is not known."""
     if scenario.threads or not scenario.cores:
         return scenario.threads or 1
     together = max(sum(seat.host == other.host for other in seats) for seat in seats)

@@ -83,7 +83,7 @@ class _Delivery:
     sent: set[int] = field(default_factory=set)
     coming: set[int] = field(default_factory=set)
     answer: Callable[[Chain], None] | None = None
-    # The answer is on its way before all of it is; this hears of what comes.
+    # If the answer is sent before all pieces: it hears of the pieces that come later.
     rest: Rest | None = None
 
 
@@ -109,7 +109,7 @@ class _Brought:
     base: int
 
 
-# Hears which server has published which version, by what chain of events, and whose contribution came last.
+# Called with the server, the version that it has published, the chain of time, and the worker that came last.
 OnBuilt = Callable[[int, int, Chain, int], None]
 
 
@@ -154,7 +154,7 @@ class Server:
         self._brought: dict[int, _Brought] = {}
         self._on_built = on_built
 
-    # ---- what workers call
+    # ---- calls of workers
 
     def push(self, caller: Program, name: Name, worker: int, base: int, clock: int) -> Push:
         """A worker begins to send a contribution, computed on version ``base``."""
@@ -342,7 +342,7 @@ class Server:
     # ---- arithmetic
 
     def _compute(self, ns: float, chain: Chain, then: Callable[[Chain], None]) -> None:
-        """Let the threads for arithmetic do what takes one of them so many nanoseconds."""
+        """Let the threads for arithmetic do work that takes one thread so many nanoseconds."""
         began_at = self._clock.now
         self._thread.run(
             ns * 1e-9 / self._faster, lambda: then(longer(chain, Part.ARITHMETIC, self._clock.now - began_at))
@@ -353,7 +353,7 @@ class Server:
         return contributions * self._costs.sum_ns + self._apply_ns
 
     def _drafting(self, event: drafts.Event, chain: Chain) -> bool:
-        """Perform what follows from an event for the draft; whether the draft becomes the next version."""
+        """Perform the effects of an event for drafts; whether the draft becomes the next version."""
         adopted = False
         for effect in self._drafts.handle(event):
             match effect:

@@ -49,7 +49,7 @@ def parse(text: str) -> Straggler:
 
 
 def draws(stragglers: Sequence[Straggler], worker: int, workers: int, seed: int) -> Factors:
-    """One worker's multiples, slice by slice, without end: the product of what the stragglers say of it."""
+    """One worker's multiples, slice by slice, without end: the product over all stragglers."""
     rows = [
         one.factors(worker, workers, random.Random(f"{seed}/{worker}/{number}"))
         for number, one in enumerate(stragglers)

@@ -1,4 +1,4 @@
-"""A simulated synchronous worker: it performs what the real state machine decides, in simulated time."""
+"""A simulated synchronous worker: it performs the effects of the real state machine, in simulated time."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class SyncWorker:
         return self._state.handle(event, self._member.clock.now)
 
     def _tell(self, event: Event) -> Process[int | None]:
-        """Perform what follows from an event; the slice to compute, if that is next."""
+        """Perform the effects of an event; the slice to compute, if that is next."""
         for effect in self._handle(event):
             match effect:
                 case Compute(slice_, unplanned):
