@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 
 from paramserver.errors import ConfigError
 
@@ -20,34 +21,28 @@ _QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z/]*)
 
 def count(flag: str, text: str) -> int:
     """A number of things, such as 25M. Raises ConfigError."""
-    value = _read(text, _COUNTS)
-    if value is None or value != int(value) or value < 1:
-        raise ConfigError(f'{flag} is "{text}", but must be a number of parameters such as 25M, 350000 or 1.3B')
-    return int(value)
+    must = "a number of parameters such as 25M, 350000 or 1.3B"
+    return int(_read(flag, text, _COUNTS, must, lambda value: value >= 1 and value == int(value)))
 
 
 def seconds(flag: str, text: str) -> float:
     """A time, such as 0.2s or 150ms. Raises ConfigError."""
-    value = _read(text, _SECONDS)
-    if value is None or value <= 0:
-        raise ConfigError(f'{flag} is "{text}", but must be a time above 0 such as 0.2s or 150ms')
-    return value
+    return _read(flag, text, _SECONDS, "a time above 0 such as 0.2s or 150ms")
 
 
 def bandwidth(flag: str, text: str) -> float:
     """Bytes per second, from bits (10Gb/s) or bytes (1.2GB/s) per second. Raises ConfigError."""
-    value = _read(text, _RATES)
-    if value is None or value <= 0:
-        raise ConfigError(f'{flag} is "{text}", but must be a bandwidth such as 10Gb/s (bits) or 1.2GB/s (bytes)')
-    return value
+    return _read(flag, text, _RATES, "a bandwidth such as 10Gb/s (bits) or 1.2GB/s (bytes)")
 
 
-def _read(text: str, units: dict[str, float]) -> float | None:
+def _read(
+    flag: str, text: str, units: dict[str, float], must: str, fits: Callable[[float], bool] = lambda value: value > 0
+) -> float:
     found = _QUANTITY.fullmatch(text)
-    if found is None or found[2] not in units:
-        return None
-    value = float(found[1]) * units[found[2]]
-    return value if math.isfinite(value) else None
+    value = float(found[1]) * units[found[2]] if found is not None and found[2] in units else math.nan
+    if not (math.isfinite(value) and fits(value)):
+        raise ConfigError(f'{flag} is "{text}", but must be {must}')
+    return value
 
 
 def short(value: float) -> str:

@@ -18,8 +18,7 @@ from paramserver.transport.base import MAX_MESSAGE_BYTES
 from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.wire.messages import pack_mask, put_want
 from paramserver.worker.client import RawClient
-from tests.support.cluster.buffered import buffered
-from tests.support.cluster.harness import CALL_S, Cluster
+from tests.support.cluster.harness import CALL_S, Cluster, buffered
 from tests.support.cluster.raw import AsyncName, Raw, SyncName
 
 A, B = 0, 1  # tensors "a" of 40 and "b" of 24 elements: chunks 0, 1, 2 and 3, 4 of at most 16

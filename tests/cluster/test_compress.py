@@ -19,8 +19,7 @@ from paramserver.v1 import shard_pb2
 from paramserver.wire.messages import chunk_ref
 from paramserver.worker.context import Context
 from paramserver.worker.gradients.hooks import PushBucket
-from tests.support.cluster.buffered import buffered
-from tests.support.cluster.harness import Cluster, Outcome, inside, train, until, wait
+from tests.support.cluster.harness import Cluster, Outcome, buffered, inside, train, until, wait
 from tests.support.cluster.programs import Program, adamw, dataset, model_of, network, sgd
 from tests.support.cluster.raw import Raw, SyncName
 from tests.support.failover.rollback import Rig, Strike, same

@@ -12,9 +12,8 @@ import torch
 from paramserver import errors
 from paramserver.v1 import shard_pb2
 from paramserver.worker.client import Array, RawClient
-from tests.support.cluster.buffered import buffered
 from tests.support.cluster.faults import Fault, FaultPlan, Rule
-from tests.support.cluster.harness import Cluster, Outcome
+from tests.support.cluster.harness import Cluster, Outcome, buffered
 from tests.support.cluster.raw import AsyncName, Raw, SyncName
 
 DUPLICATE, ACCEPTED = shard_pb2.OUTCOME_DUPLICATE, shard_pb2.OUTCOME_ACCEPTED

@@ -18,8 +18,7 @@ from paramserver import errors
 from paramserver.server import running
 from paramserver.server.versions.shard import ShardTensors
 from paramserver.v1 import shard_pb2
-from tests.support.cluster.buffered import buffered
-from tests.support.cluster.harness import Cluster, until
+from tests.support.cluster.harness import Cluster, buffered, until
 from tests.support.cluster.memory import resident_bytes
 from tests.support.cluster.raw import AsyncName, Raw, SyncName
 

@@ -74,10 +74,6 @@ def _adam(numbers: dict[str, Any]) -> Kernel:
     return Kernel(("exp_avg", "exp_avg_sq"), True, 0.0, apply, formula)
 
 
-def _adamw(numbers: dict[str, Any]) -> Kernel:
-    return _adam({**numbers, "decoupled_weight_decay": True})
-
-
 def _adagrad(numbers: dict[str, Any]) -> Kernel:
     initial = numbers.pop("initial_accumulator_value")
 
@@ -90,6 +86,6 @@ def _adagrad(numbers: dict[str, Any]) -> Kernel:
 _MAKERS: dict[str, Callable[[dict[str, Any]], Kernel]] = {
     "sgd": _sgd,
     "adam": _adam,
-    "adamw": _adamw,
+    "adamw": lambda numbers: _adam({**numbers, "decoupled_weight_decay": True}),
     "adagrad": _adagrad,
 }

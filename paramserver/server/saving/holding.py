@@ -32,7 +32,7 @@ class Holding:
             return
         if self._saver.room and not self._left_alone:
             self.begin(_ALONE_S, self._leave_alone)
-        self._saver.announce()
+        self._saver.told()
 
     def begin(self, limit_s: float, after: Callable[[], None] | None = None) -> None:
         """Hold the workers, for so long at most; then call ``after`` (None: let them go)."""

@@ -63,7 +63,7 @@ class Saver:
         self.every = config.checkpoint_every
         self.write_s = 0.0
         self._place, self._plan, self._config = place, plan, config
-        self._connect, self._told = connect, told
+        self._connect, self.told = connect, told
         self._peers = {peer.index: peer.address for peer in config.peers if peer.index != config.index}
         self._channels: dict[int, Channel] = {}
         self._copies: dict[int, Copy] = {}
@@ -82,10 +82,6 @@ class Saver:
     def room(self) -> bool:
         """Whether another copy may be taken."""
         return len(self._copies) < COPIES_KEPT
-
-    def announce(self) -> None:
-        """Have the coordinator hear now how this shard stands."""
-        self._told()
 
     def due(self, version: int) -> bool:
         """Whether a checkpoint of this version is due. Synchronous shards take a copy by themselves then."""
@@ -113,7 +109,7 @@ class Saver:
             status.state, status.reason = shard_pb2.COPY_STATE_SKIPPED, "earlier checkpoints are still being written"
             self._skipped[number] = status
             self._newest = max(self._newest, number)
-            self._told()
+            self.told()
             return False
         status.state = shard_pb2.COPY_STATE_WRITING
         self._skipped.pop(number, None)
@@ -158,7 +154,7 @@ class Saver:
                 del self._copies[copy.version.number]
             tensors.drop_copy(copy.states)
             self.write_s += time.monotonic() - started
-            self._told()
+            self.told()
 
     # ---- writing, in the thread
 

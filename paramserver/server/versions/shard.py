@@ -260,9 +260,14 @@ class ShardTensors:
                 )
 
     def _change(self, chunk: Chunk, base: Version, contributions: Sequence[Contribution], samples: int) -> torch.Tensor:
-        """The mean change of buffers."""
+        """The mean change of buffers.
+
+        Asynchronous: a change measured on an old version counts one part in the number of versions since.
+        """
         nodes, of = self._nodes(chunk, base.tensors[chunk.index], contributions)
-        return combine(nodes, of, self._buffer_divisor(base, contributions, samples))
+        first = contributions[0]
+        behind = max(0, base.number - first.base_version) if isinstance(first.name, AsyncName) else 0
+        return combine(nodes, of, float(samples * (behind + 1)))
 
     def _nodes(
         self, chunk: Chunk, like: torch.Tensor, contributions: Sequence[Contribution]
@@ -278,14 +283,6 @@ class ShardTensors:
             part = contribution.chunks.get(chunk.index)
             nodes.append((node, part if part is not None else torch.zeros_like(like)))
         return nodes, of
-
-    @staticmethod
-    def _buffer_divisor(base: Version, contributions: Sequence[Contribution], samples: int) -> float:
-        """Asynchronous: a change measured on an old version counts one part in the number of versions since."""
-        first = contributions[0]
-        if isinstance(first.name, AsyncName):
-            return float(samples * (max(0, base.number - first.base_version) + 1))
-        return float(samples)
 
     def copy_states(self) -> StateCopy:
         """A copy of the optimizer state as it is now, between two updates; give it back with :meth:`drop_copy`."""

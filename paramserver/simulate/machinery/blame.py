@@ -25,14 +25,7 @@ class Part(enum.IntEnum):
         return _NAMES[self]
 
 
-_NAMES = {
-    Part.COMPUTE: "compute",
-    Part.WORKER_LINK: "a worker's link",
-    Part.SERVER_LINK: "a server's link",
-    Part.ARITHMETIC: "a server's arithmetic",
-    Part.CALLS: "calls",
-    Part.COPIES: "copies",
-}
+_NAMES = ("compute", "a worker's link", "a server's link", "a server's arithmetic", "calls", "copies")
 
 NOTHING: Chain = (0.0,) * len(Part)
 

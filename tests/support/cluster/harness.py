@@ -31,6 +31,7 @@ from paramserver.core.layout.plan import Chunk
 from paramserver.membership.settings import consistency_of
 from paramserver.results.collect import Result
 from paramserver.server.arithmetic.apply import ChunkState
+from paramserver.server.service import ShardService
 from paramserver.server.versions.shard import Contribution, ShardTensors
 from paramserver.server.versions.version import Version
 from paramserver.tensors.dtypes import torch_dtype
@@ -319,6 +320,11 @@ def train_without(
     with monkeypatch.context() as patch:
         patch.setattr(part, "LEAST_BYTES", 1 << 40)
         return train(script, **options).digests
+
+
+def buffered(service: ShardService) -> int:
+    """How many contributions are kept because they are in no version yet."""
+    return len(service.host.shard.buffers) if service.host.shard is not None else 0
 
 
 def item_of(ctx: Context) -> Item:
