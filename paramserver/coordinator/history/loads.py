@@ -37,9 +37,6 @@ log = structlog.get_logger("paramserver.coordinator")
 
 # How long a call is parked; then the worker asks again.
 _PARK_S = 2.0
-_LOOK_S = 0.05
-# How long shards may need until they stand at one version.
-_EVEN_S = 10.0
 # How often the coordinator looks whether a worker has gone on to the next step.
 _GONE_ON_S = 0.2
 _RETRY_S = 0.2

@@ -55,7 +55,6 @@ class Watch:
         self._started = time.monotonic()
         self._idle_since: float | None = None
         self._said_at = time.monotonic()
-        self._said = ""
 
     def server_lost(self, member: Member, reason: str) -> None:
         """A server is silent. If it is only cut off, it still has its shard."""
@@ -106,8 +105,7 @@ class Watch:
 
     def _say(self, waiting: str, now: float) -> None:
         if not waiting:
-            self._said = ""
             self._said_at = now
         elif now - self._said_at >= _SAY_S:
-            self._said_at, self._said = now, waiting
+            self._said_at = now
             log.info(f"waiting for {waiting}")
