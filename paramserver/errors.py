@@ -46,7 +46,7 @@ class ConfigError(UserError):
 
 
 class DeniedError(UserError):
-    """The caller's certificate or token does not allow this; why, the log of the other side tells."""
+    """The caller's certificate or token does not allow this; the log of the other side gives the reason."""
 
 
 class ModelError(UserError):
@@ -62,7 +62,7 @@ class RetryableError(ParamServerError):
 
 
 class UnavailableError(RetryableError):
-    """Nobody answers at that address."""
+    """The process at that address does not answer."""
 
     exit_code = 3
 

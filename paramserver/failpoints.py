@@ -1,4 +1,4 @@
-"""Named places in the code where a planned fault may strike. They do nothing unless somebody has armed them."""
+"""Named places in the code where a planned fault may strike. Without a plan they do nothing."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ C = TypeVar("C")
 
 
 class Plan(Protocol):
-    """What decides whether a place strikes; see :mod:`paramserver.testing.arming`."""
+    """Decides whether a fault strikes at a place; see :mod:`paramserver.testing.arming`."""
 
     def reached(self, name: str, step: int) -> None:
-        """This process has come to the place ``name`` while it works on ``step`` (-1: on none). May not return."""
+        """This process has come to the place ``name`` while it works on ``step`` (-1: on none). May end the process."""
 
     def plans(self, name: str) -> bool:
         """Whether anything is planned at the place ``name`` in this process."""

@@ -1,4 +1,4 @@
-"""``paramserver doctor``: what may be wrong on this machine, and what to do about it. One file per group of checks."""
+"""``paramserver doctor``: possible problems of this machine, and their remedies. One file per group of checks."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import platform
 import resource
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from paramserver.config import Settings, split_addresses
 from paramserver.doctor import certificates, configuration, machine, network, software, storage
@@ -18,17 +18,14 @@ from paramserver.doctor.finding import Check, Finding, Level, clean, run_checks
 from paramserver.errors import ParamServerError
 from paramserver.machine.jobs import list_jobs
 
-if TYPE_CHECKING:
-    from paramserver.transport.security.access import Security
-
 __all__ = ["Finding", "Level", "Request", "diagnose"]
 
-# Whose certificate to show: a server's is also what the way back needs.
+# Roles whose certificate is shown, the first one here. The way back needs a server's.
 _OWN_ROLES = ("server", "worker", "admin", "coordinator")
 
 
 def diagnose(request: Request) -> list[Finding]:
-    """All findings, in the order of the groups. Blocking, for a few seconds; nothing raises."""
+    """All findings, in the order of the groups. Blocks for some seconds; never raises."""
     settings, about_settings = configuration.read_settings(request)
     settings = with_running_job(settings)
     environ = request.environ
@@ -61,7 +58,7 @@ def diagnose(request: Request) -> list[Finding]:
             Check("open files", lambda: machine.check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])),
             Check("/dev/shm", machine.check_shared_memory),
             Check("runtime directory", machine.check_runtime_directory),
-            Check("certificates", lambda: certificates.check_certificates(certs, certificates.utc_now())),
+            Check("certificates", lambda: certificates.check_certificates(certs, datetime.now(UTC))),
             Check("tokens", lambda: certificates.check_tokens(settings)),
             Check("coordinator", partial(look_at_coordinator, settings), 3 * network.DIAL_BACK_S),
             Check("store", partial(storage.look_at_store, settings)),
@@ -84,30 +81,23 @@ def with_running_job(settings: Settings) -> Settings:
 
 
 async def look_at_coordinator(settings: Settings) -> list[Finding]:
-    """The way there, what is there, and the way back."""
+    """The way to the coordinator, the coordinator itself, and the way back."""
     from paramserver.membership.session import versions
     from paramserver.pki.security import load_security
     from paramserver.wire.messages import PROTOCOL
 
     addresses = split_addresses(settings.cluster.coordinator)
     if not addresses:
-        listen = await network.check_listen(settings, [])
-        return [
-            listen,
-            Finding(
-                "coordinator",
-                Level.NOTE,
-                "none configured, and no job runs here; name one with --coordinator HOST:PORT",
-            ),
-        ]
+        value = "none configured, and no job runs here; name one with --coordinator HOST:PORT"
+        return [await network.check_listen(settings, []), Finding("coordinator", Level.NOTE, value)]
     role = own_role(settings)
     try:
         security = load_security(settings, role)
     except ParamServerError as error:
+        value = clean(f"not asked, since certificate or token cannot be used: {error}")
         listen = await network.check_listen(settings, [])
-        value = f"not asked, since certificate or token cannot be used: {error}"
-        return [listen, Finding("coordinator", Level.FAIL, clean(value), "mend that first")]
-    from paramserver.transport.grpc import connector
+        return [listen, Finding("coordinator", Level.FAIL, value, "mend that first")]
+    from paramserver.transport.grpc import connector, serve
 
     connect = connector(security, "coordinator")
     answers = [await network.ask(address, connect) for address in addresses]
@@ -119,19 +109,15 @@ async def look_at_coordinator(settings: Settings) -> list[Finding]:
     if role != "server":
         value = f"not tried with a {role}'s certificate: only servers are called"
         return [*findings, Finding("way back", Level.NOTE, value)]
-    open_door = partial(_serve, security)
-    return [*findings, await network.check_way_back(leader.address, connect, open_door, settings)]
+    return [
+        *findings,
+        await network.check_way_back(leader.address, connect, partial(serve, security=security), settings),
+    ]
 
 
 def own_role(settings: Settings) -> str:
-    """As whom this machine can show itself: one whose key is here; without certificates as a server."""
+    """The role whose key is on this machine; without certificates, a server."""
     directory = settings.security.certs
     if not directory:
         return "server"
     return next((role for role in _OWN_ROLES if os.path.exists(f"{directory}/{role}.key")), "server")
-
-
-async def _serve(security: Security, services: Sequence[tuple[str, object]], host: str, port: int) -> network.Listening:
-    from paramserver.transport.grpc import serve
-
-    return await serve(services, host, port, security)

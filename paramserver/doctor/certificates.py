@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from paramserver.config import Settings
@@ -77,7 +77,7 @@ def _authority_key(path: Path) -> Finding:
         read_secret(path, "key")
     except ConfigError as error:
         return sentence("ca.key", Level.FAIL, str(error), "keep it on one machine only")
-    remedy = "keep it only where certificates are made: who has it can join any job of this authority"
+    remedy = "keep it only where certificates are made: its owner can join any job of this authority"
     return Finding("ca.key", Level.NOTE, "the authority's key is on this machine", remedy)
 
 
@@ -109,8 +109,3 @@ def _token(check: str, in_environment: bool, named: str, directory: Path | None,
     except ConfigError as error:
         return sentence(check, Level.FAIL, str(error), "write a new token into it")
     return Finding(check, Level.OK, f"{path}, private")
-
-
-def utc_now() -> datetime:
-    """The time by this machine's clock."""
-    return datetime.now(UTC)

@@ -26,7 +26,7 @@ _PROXIES = ("grpc_proxy", "http_proxy", "https_proxy", "all_proxy")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What doctor is asked about: as `config.load_settings`, with the environment as it was at the start."""
+    """The arguments of `config.load_settings`, with the environment as it was at the start."""
 
     config: Path | None = None
     overrides: Mapping[str, object] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Request:
 
 
 def read_settings(request: Request) -> tuple[Settings, list[Finding]]:
-    """The settings in force, with what is wrong; in place of settings that are, those of the flags and the defaults."""
+    """The settings in force, and findings; in place of wrong settings, those of the flags, or the defaults."""
     unknown = unknown_variables(request.environ)
     known = {name: value for name, value in request.environ.items() if name not in unknown}
     findings = [check_variables(request.environ)]
@@ -59,7 +59,7 @@ def _flags_alone(request: Request) -> Settings:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Variables that look like ours, but are not; by name."""
+    """Names of variables that look like settings, but are none."""
     known = {ENV_CONFIG, *map(env_name, FIELDS)}
     ours = (name for name in environ if name.startswith(ENV_PREFIX) and not name.startswith(ENV_INTERNAL_PREFIX))
     return sorted(name for name in ours if name not in known)
@@ -75,7 +75,7 @@ def check_variables(environ: Mapping[str, str]) -> Finding:
 
 
 def _advice(name: str) -> str:
-    """What load_settings says to the name, with a hint at the right one; its value is not even looked at."""
+    """The message of load_settings about an unknown name, with the nearest known name."""
     try:
         load_settings(environ={ENV_CONFIG: "", name: ""})
     except ConfigError as error:
@@ -84,7 +84,7 @@ def _advice(name: str) -> str:
 
 
 def check_proxies(environ: Mapping[str, str]) -> Finding:
-    """Proxies are for the web. They are named only: their addresses may hold passwords."""
+    """Name proxies, which are for the web only. Their addresses are not shown: they may hold passwords."""
     found = sorted(name for name in environ if name.lower() in _PROXIES and environ[name])
     if found:
         return Finding("proxies", Level.NOTE, f"{', '.join(found)}: ignored between members of a cluster")
@@ -92,7 +92,7 @@ def check_proxies(environ: Mapping[str, str]) -> Finding:
 
 
 def check_security(settings: Settings) -> Finding:
-    """Off this machine there has to be TLS, or an explicit word that there is none."""
+    """Whether connections to other machines use TLS, or a setting allows to go without."""
     security, cluster = settings.security, settings.cluster
     hosts = [host_of(address) for address in split_addresses(cluster.coordinator)]
     hosts += [listen_host(cluster.listen)] if cluster.listen else []

@@ -1,4 +1,4 @@
-"""What a check of `paramserver doctor` says, and how checks are run: with a deadline, and never as a traceback."""
+"""Findings of `paramserver doctor`, and how its checks run: with a deadline, and never ending in a traceback."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_CHARS = 500
 
 
 class Level(enum.StrEnum):
-    """How well it is. Warnings and failures make the exit code 1, notes do not."""
+    """The severity of a finding. Warnings and failures make the exit code 1, notes do not."""
 
     OK = "ok"
     NOTE = "note"
@@ -52,7 +52,7 @@ Findings = Finding | Sequence[Finding]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A thing to look at. ``look`` is called in a thread of its own, unless it is a coroutine function."""
+    """A check by name. ``look`` is called in a thread of its own, unless it is a coroutine function."""
 
     name: str
     look: Callable[[], Findings | Awaitable[Findings]]
@@ -60,7 +60,7 @@ class Check:
 
 
 def run_checks(checks: Sequence[Check]) -> list[Finding]:
-    """What all checks find, in their order; they run at the same time. Blocking."""
+    """The findings of all checks, in order; the checks run at the same time. Blocking."""
 
     async def run() -> list[list[Finding]]:
         return list(await asyncio.gather(*(_run(check) for check in checks)))
@@ -82,7 +82,7 @@ async def _run(check: Check) -> list[Finding]:
 
 
 def in_thread(call: Callable[[], T], name: str = "doctor") -> asyncio.Future[T]:
-    """What a blocking call returns. Its thread is a daemon: if it hangs, it does not hold up the end of the process."""
+    """The result of a blocking call. Its thread is a daemon: a call that hangs does not hold up the process's end."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -105,7 +105,7 @@ def in_thread(call: Callable[[], T], name: str = "doctor") -> asyncio.Future[T]:
 
 
 def reason(error: BaseException) -> str:
-    """Why something failed, in one line. Texts of strangers are not shown: they may quote a password."""
+    """The reason of a failure, in one line. Texts of other packages are not shown: they may quote a password."""
     if isinstance(error, ParamServerError):
         return clean(str(error))
     if isinstance(error, OSError) and error.strerror:
@@ -116,7 +116,7 @@ def reason(error: BaseException) -> str:
 
 
 def sentence(check: str, level: Level, text: str, otherwise: str = "") -> Finding:
-    """Of an error: its texts say first what is the case and then, after a semicolon or colon, what to do."""
+    """A finding from an error's text, which names the problem and then, after a semicolon or colon, the remedy."""
     cut = text.rfind("; ") if "; " in text else text.rfind(": ")
     if cut < 0:
         return Finding(check, level, clean(text), otherwise)
@@ -124,7 +124,7 @@ def sentence(check: str, level: Level, text: str, otherwise: str = "") -> Findin
 
 
 def clean(text: str) -> str:
-    """Text from elsewhere, fit for a terminal: one line, printable, not endless."""
+    """Text of another program made fit for a terminal: one printable line of limited length."""
     line = "".join(char if char.isprintable() else " " for char in text)
     return line if len(line) <= _MAX_CHARS else line[: _MAX_CHARS - 2] + " …"
 
@@ -136,7 +136,7 @@ def listing(names: Sequence[str], most: int = 12) -> str:
 
 
 def is_writable_directory(path: Path) -> str:
-    """Why no file can be made in the directory; empty if one can. The trial file is removed."""
+    """The reason why no file can be made in the directory; empty if one can. The trial file is removed."""
     trial = path / f".paramserver-doctor-{os.getpid()}"
     try:
         os.close(os.open(trial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))

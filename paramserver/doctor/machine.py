@@ -1,4 +1,4 @@
-"""What this machine, or container, has to offer: processors, memory, files, shared memory."""
+"""Checks of this machine, or container: processors, memory, files, shared memory."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from paramserver.machine.runtime import secure_runtime_directory
 MIN_OPEN_FILES = 1024
 # torch alone takes about half of it.
 MIN_MEMORY_BYTES = 1 << 30
-# What containers get if nobody asks for more.
+# Containers get so much unless their options ask for more.
 SMALL_SHM_BYTES = 64 << 20
 _UNLIMITED_BYTES = 1 << 60  # a number this large in a version 1 control group stands for no limit
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the control group allows; None: as much as there is."""
+    """The limits of the control group; None: no limit."""
 
     memory_bytes: int | None = None
     cpus: float | None = None
@@ -104,7 +104,7 @@ def _quota(words: list[str]) -> list[float]:
 
 
 def check_limits(limits: Limits) -> Finding:
-    """What a container, or a unit of the supervisor, may use."""
+    """The limits of this container, or of this unit of the supervisor."""
     parts = []
     if limits.memory_bytes is not None:
         parts.append(f"memory {_size(limits.memory_bytes)}")
@@ -127,7 +127,7 @@ def check_open_files(soft: int) -> Finding:
 
 
 def check_shared_memory(path: Path = Path("/dev/shm"), size: int | None = None) -> Finding:
-    """Where DataLoader workers hand over their batches. ``size`` in bytes, found out if None."""
+    """The memory through which DataLoader workers hand over batches. ``size`` in bytes, found out if None."""
     name = str(path)
     if not path.is_dir():
         return Finding(name, Level.NOTE, "not there; needed by DataLoaders with workers, on Linux")
@@ -144,7 +144,7 @@ def check_shared_memory(path: Path = Path("/dev/shm"), size: int | None = None) 
 
 
 def check_runtime_directory() -> Finding:
-    """Where the files of running jobs lie, for this user alone."""
+    """The directory of the files of running jobs, for this user alone."""
     try:
         directory = secure_runtime_directory()
     except ConfigError as error:

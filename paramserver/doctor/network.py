@@ -90,7 +90,7 @@ def is_ours(port: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a coordinator said, or `error`: why it said nothing.
+    """The answer of a coordinator, or `error`: the reason why there is none.
 
     `offset_s` is its clock minus ours; the truth is within `doubt_s` of that, half the way there and back.
     """
@@ -150,7 +150,7 @@ async def resolve(address: str) -> None:
 
 
 def check_reachable(answers: Sequence[Answer]) -> Finding:
-    """Whether the coordinator answers; of several, one has to lead."""
+    """Whether the coordinator answers; one of several has to lead."""
     parts = [f"{answer.address} {_said(answer)}" for answer in answers]
     failed = [answer for answer in answers if answer.error is not None]
     value = clean("; ".join(parts))
@@ -219,7 +219,7 @@ def check_clock(answer: Answer) -> Finding:
 
 
 class StubShard:
-    """Looks like a server to one who asks whether it can be reached, and to nobody else."""
+    """Answers like a server to the question whether it can be reached; refuses every other call."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -239,7 +239,7 @@ class StubShard:
 
 
 async def check_way_back(address: str, connect: Connect, serve: Serve, settings: Settings) -> Finding:
-    """Whether the coordinator reaches this machine, as it has to if a server runs here."""
+    """Whether the coordinator reaches this machine. A server here needs that."""
     from paramserver.transport.addresses import join
     from paramserver.v1.coordinator_pb2 import ProbeRequest
 
@@ -259,7 +259,7 @@ async def check_way_back(address: str, connect: Connect, serve: Serve, settings:
     if response.reached and stub.calls:
         return Finding("way back", Level.OK, f"the coordinator reaches this machine at {here}")
     if response.reached:
-        remedy = "give this machine's own address with --advertise-host: that one is somebody else's"
+        remedy = "give this machine's own address with --advertise-host: that one belongs to another machine"
         return Finding("way back", Level.WARN, f"the coordinator called {here}, and another process answered", remedy)
     remedy = (
         "open this machine's ports to the coordinator and the workers, or set cluster.listen and "
@@ -269,7 +269,7 @@ async def check_way_back(address: str, connect: Connect, serve: Serve, settings:
 
 
 async def _serve_somewhere(serve: Serve, stub: StubShard, host: str, port: int) -> Listening:
-    """At that port, or at any other if a server has it already."""
+    """Listen at that port, or at any other if a server has it already."""
     try:
         return await serve([("Shard", stub)], host, port)
     except errors.ConfigError:

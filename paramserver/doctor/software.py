@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
+from itertools import zip_longest
 from pathlib import Path
 
 from paramserver.doctor.finding import Finding, Level, clean, listing
@@ -67,7 +68,7 @@ def installed_version(package: str) -> str | None:
 
 
 def requirements_of(package: str) -> list[str] | None:
-    """What the package says it needs; None if it is not installed."""
+    """The requirements of a package; None if it is not installed."""
     try:
         return requires(package) or []
     except PackageNotFoundError:
@@ -79,8 +80,8 @@ def satisfies(found: str, specifiers: str) -> bool:
     have = _numbers(found)
     for operator, text in _SPECIFIER.findall(specifiers):
         want = _numbers(text)
-        width = max(len(have), len(want))
-        left, right = _padded(have, width), _padded(want, width)
+        pairs = list(zip_longest(have, want, fillvalue=0))
+        left, right = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         prefix = have[: len(want)] == want if text.endswith(".*") else left == right
         holds = {
             "==": prefix,
@@ -100,10 +101,6 @@ def satisfies(found: str, specifiers: str) -> bool:
 def _numbers(text: str) -> tuple[int, ...]:
     match = re.match(r"\d+(?:\.\d+)*", text)
     return tuple(int(part) for part in match.group().split(".")) if match else ()
-
-
-def _padded(numbers: tuple[int, ...], width: int) -> tuple[int, ...]:
-    return numbers + (0,) * (width - len(numbers))
 
 
 def check_python(running: tuple[int, int, int], implementation: str = "CPython") -> Finding:
@@ -179,7 +176,7 @@ def check_fork(environ: Mapping[str, str]) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What importing one module gave. `error` is empty if it worked."""
+    """The result of importing one module. `error` is empty if it worked."""
 
     error: str = ""
     seconds: float = 0.0
@@ -202,7 +199,7 @@ def try_imports(timeout_s: float = IMPORT_TIMEOUT_S) -> dict[str, Imported]:
 
 
 def read_imports(code: int, output: str) -> dict[str, Imported]:
-    """What the process has said in its last line, if it came to that."""
+    """The report in the last line of the process, or the way in which the process ended without one."""
     try:
         report = json.loads(output.strip().splitlines()[-1])
         return {name: Imported(**{**facts, "names": tuple(facts.get("names", ()))}) for name, facts in report.items()}
@@ -237,7 +234,7 @@ _TORCH = "install torch anew, with PyTorch's own instructions for this machine"
 
 
 def count_gpus(timeout_s: float = NVIDIA_SMI_TIMEOUT_S) -> int:
-    """How many GPUs the driver knows, whatever torch says; 0 if there is no driver."""
+    """How many GPUs the driver knows, also if torch sees none; 0 if there is no driver."""
     try:
         done = subprocess.run(
             ["nvidia-smi", "-L"], stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False
@@ -249,7 +246,7 @@ def count_gpus(timeout_s: float = NVIDIA_SMI_TIMEOUT_S) -> int:
 
 
 def check_gpu(device: str, torch: Imported, driver_gpus: int) -> Finding:
-    """What a worker would compute on, by ``training.device``, and what there is."""
+    """The device of workers, by ``training.device``, and the devices of this machine."""
     if torch.error:
         return Finding("gpu", Level.NOTE, "not looked at, since torch cannot be imported")
     seen = f"{torch.cuda} × {torch.names[0]}" if torch.names else ("Apple GPU" if torch.mps else "no GPU")

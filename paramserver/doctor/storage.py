@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 async def look_at_store(settings: Settings) -> list[Finding]:
-    """Ask the store of cluster.store what it is."""
+    """Ask the store in cluster.store for its kind, version and settings."""
     from paramserver.store import open_store
 
     url = settings.cluster.store
@@ -32,7 +32,7 @@ async def look_at_store(settings: Settings) -> list[Finding]:
 
 
 def check_store(facts: StoreFacts) -> list[Finding]:
-    """What the store says of itself, and a line for each thing that may lose the job's state."""
+    """The facts of the store, and a line for each setting that may lose the job's state."""
     parts = [f"{facts.kind} {facts.version}".strip()]
     if facts.maxmemory_policy:
         limit = f"{facts.maxmemory_bytes >> 20} MiB" if facts.maxmemory_bytes else "no limit"
@@ -41,8 +41,6 @@ def check_store(facts: StoreFacts) -> list[Finding]:
         parts.append("writes every change to disk" if facts.persistence else "does not write every change to disk")
     if facts.clock_offset_s is not None:
         parts.append(f"clock {facts.clock_offset_s:+.3f} s from ours")
-    found = [] if facts.refusal else [Finding("store", Level.OK, clean(", ".join(parts)))]
-    if facts.refusal:
-        found.append(sentence("store", Level.FAIL, facts.refusal))
-    found += [sentence("store", Level.WARN, warning) for warning in facts.warnings]
-    return found
+    well = Finding("store", Level.OK, clean(", ".join(parts)))
+    first = sentence("store", Level.FAIL, facts.refusal) if facts.refusal else well
+    return [first, *(sentence("store", Level.WARN, warning) for warning in facts.warnings)]

@@ -1,4 +1,4 @@
-"""What the launcher shows while a job runs: a live table on a terminal, plain lines elsewhere."""
+"""The launcher's view of a job that runs: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def progress_of(status: coordinator_pb2.StatusResponse) -> tuple[int, int]:
 
 
 class Waiting:
-    """Why the job does not get on. Told at once if its state says so, else only when nothing has moved for a while."""
+    """The reason why the job does not get on: its state, or else a wait that has taken a while."""
 
     def __init__(self) -> None:
         self._versions: list[int] = []
@@ -99,7 +99,7 @@ class PlainDisplay:
         line = f"{name} | {text}" if name else text
         try:
             print(line, flush=True)
-        except UnicodeEncodeError:  # where standard output goes, not all characters are known
+        except UnicodeEncodeError:  # standard output does not take all characters
             encoding = sys.stdout.encoding
             print(line.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
@@ -191,5 +191,5 @@ class LiveDisplay:
 
 
 def make_display(interval_s: float) -> Display:
-    """The one that suits where standard output goes."""
+    """A live table if standard output is a terminal, else plain lines."""
     return LiveDisplay() if sys.stdout.isatty() else PlainDisplay(interval_s)

@@ -37,7 +37,7 @@ _WORKER_PATIENCE_S = 1.5
 _REST_PATIENCE_S = 1.5
 # Nobody waits for a run that has ended by itself: coordinator and servers may tidy up on a busy machine, too.
 _TIDY_S = 10.0
-# A coordinator that does not answer for so many leases is taken for hung.
+# After so many leases without an answer, the coordinator is taken for hung.
 _HANG_LEASES = 2.0
 _MODEL_S = 30.0
 
@@ -47,13 +47,11 @@ def launch(settings: Settings, script: Path, script_args: list[str], fresh: bool
 
     ``fresh``: begin anew, whatever the store and the directory of the checkpoints hold; checkpoints are set aside.
 
-    0 when all workers have ended well and every promise is kept, 1 if one is broken, the code of the first worker that
-    failed, 130 or 143 after a signal.
+    The code is 0 when all workers have ended well and every promise is kept, 1 if a promise is broken, the code of the
+    first worker that failed, 130 or 143 after a signal.
     Raises ParamServerError if the cluster cannot be started or breaks.
     """
-    for setting, path in (("run.summary", settings.run.summary), ("run.save", settings.run.save)):
-        if path:
-            check_writable(setting, Path(path))
+    check_writable(settings.run)
     return asyncio.run(Launcher(settings, script, script_args, fresh).run())
 
 
@@ -89,7 +87,7 @@ class Launcher:
         self._stopping = False
 
     async def run(self) -> int:
-        """Start everything, wait for the workers, tidy up whatever happens."""
+        """Start everything, wait for the workers, tidy up in every case."""
         loop = asyncio.get_running_loop()
         self._signal = loop.create_future()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -195,7 +193,7 @@ class Launcher:
         return supervisor
 
     def _on_line(self, name: str, text: str) -> None:
-        # While everything is stopped, servers and coordinator miss each other, which is nobody's concern.
+        # While everything is stopped, servers and coordinator miss each other, and say so to nobody's use.
         if not self._stopping or name.startswith("worker"):
             self._display.line(name, text)
 

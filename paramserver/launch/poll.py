@@ -1,4 +1,4 @@
-"""Asks the coordinator several times a second where the job stands, and knows how long it has not answered."""
+"""Asks the coordinator several times a second for the status of the job, and notes when it answered last."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Poll:
     """Calls ``Coordinator.Status`` until :meth:`close`; ``heard`` is given every answer of a coordinator that leads."""
 
     def __init__(self, channel: Channel, heard: Callable[[coordinator_pb2.StatusResponse], None]) -> None:
-        # When somebody there last answered, leader or not (monotonic seconds).
+        # When a coordinator last answered, leader or not (monotonic seconds).
         self.answered_at = time.monotonic()
         self._channel = channel
         self._heard = heard
@@ -34,11 +34,10 @@ class Poll:
             await self.ask()
             await asyncio.sleep(POLL_S)
 
-    async def ask(self, model: bool = False) -> coordinator_pb2.StatusResponse | None:
-        """Where the job stands now; None if no coordinator that leads it answers within 2 s."""
-        request = coordinator_pb2.StatusRequest(model=model)
+    async def ask(self) -> coordinator_pb2.StatusResponse | None:
+        """The status of the job; None if no coordinator that leads it answers within 2 s."""
         try:
-            reply = await self._channel.call("Coordinator.Status", request, timeout=_CALL_S)
+            reply = await self._channel.call("Coordinator.Status", coordinator_pb2.StatusRequest(), timeout=_CALL_S)
         except errors.ParamServerError:
             return None
         status = cast(coordinator_pb2.StatusResponse, reply)

@@ -13,18 +13,7 @@ from pathlib import Path
 from paramserver import errors
 from paramserver.checkpoint.owner import Holding
 from paramserver.config import ENV_PREFIX, Settings, env_name
-from paramserver.processes.environment import (
-    ENV_FORMER,
-    ENV_FRESH,
-    ENV_HISTORIES,
-    ENV_INDEX,
-    ENV_LEADER,
-    ENV_PRIVATE,
-    ENV_READY_FD,
-    ENV_REPLACES,
-    ENV_STORE,
-    ENV_STORE_NAME,
-)
+from paramserver.processes import environment as env
 from paramserver.processes.process import Child, Guard
 
 START_TIMEOUT_S = 60.0
@@ -37,16 +26,16 @@ class ChildFailedError(errors.ParamServerError):
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
         self.exit_code = code if code > 0 else 1
-        # As the system says it: below 0, the process was ended by a signal.
+        # The code of the system: below 0, a signal has ended the process.
         self.code = code
 
 
 class Spawner:
-    """Starts the processes of one run. ``on_line(name, text)`` gets their output.
+    """Starts the processes of one run. ``on_line(name, text)`` gets the processes' output.
 
-    ``store``: URL and shown name of the store. ``holding``: of the place of the checkpoints. ``fresh``: nothing that
-    is known of a job of this name counts. ``address`` is the coordinator's once it has been started; it stays the
-    same when that is started again.
+    ``store``: URL and shown name of the store. ``holding``: of the place of the checkpoints. ``fresh``: an earlier job
+    of this name does not count. ``address``: of the coordinator, once it was started; a coordinator that is started
+    again keeps the address.
     """
 
     def __init__(
@@ -68,29 +57,30 @@ class Spawner:
         self._guard = guard
         self._on_line = on_line
         self._secrets = {
-            ENV_STORE: store[0],
-            ENV_STORE_NAME: store[1],
+            env.ENV_STORE: store[0],
+            env.ENV_STORE_NAME: store[1],
             env_name("security.admin_token"): admin_token,
-            ENV_HISTORIES: json.dumps(holding.histories),
-            ENV_PRIVATE: "1" if holding.private else "",
-            ENV_FRESH: "1" if fresh else "",
+            env.ENV_HISTORIES: json.dumps(holding.histories),
+            env.ENV_PRIVATE: "1" if holding.private else "",
+            env.ENV_FRESH: "1" if fresh else "",
         }
-        # By which the store knows the coordinator that leads.
+        # The name by which the store knows the coordinator that leads.
         self._leader = ""
 
     def children(self, *roles: str) -> list[Child]:
-        """The processes in these roles that have been started, those aside that ended long ago."""
+        """The processes in these roles that run, and the one that was started last."""
         return [child for child in self._children if child.name.partition("-")[0] in roles]
 
     async def coordinator(self) -> Child:
-        """The first coordinator; returns when it listens, at :attr:`address`. Raises what keeps it from starting.
+        """The first coordinator; returns when it listens, at :attr:`address`.
 
-        May be called again after one that has been killed before it listened.
+        May be called again after a coordinator that was killed before it listened. Raises ChildFailedError if the
+        coordinator ends, DeadlineError if it does not listen within 60 s.
         """
         reading, writing = os.pipe()
-        former = {ENV_FORMER: self._leader} if self._leader else {}
+        former = {env.ENV_FORMER: self._leader} if self._leader else {}
         try:
-            child = await self._coordinator({ENV_READY_FD: str(writing), **former}, (writing,))
+            child = await self._coordinator({env.ENV_READY_FD: str(writing), **former}, (writing,))
         finally:
             os.close(writing)
         try:
@@ -106,16 +96,16 @@ class Spawner:
         return child
 
     async def coordinator_again(self) -> Child:
-        """A coordinator in place of one that has ended: it takes the job over, at the same address."""
-        return await self._coordinator({ENV_FORMER: self._leader})
+        """A coordinator that takes the job over from its ended predecessor, at the same address."""
+        return await self._coordinator({env.ENV_FORMER: self._leader})
 
     async def _coordinator(self, own: Mapping[str, str], pass_fds: tuple[int, ...] = ()) -> Child:
         self._leader = secrets.token_hex(8)
-        environment = {**self._secrets, **own, ENV_LEADER: self._leader}
+        environment = {**self._secrets, **own, env.ENV_LEADER: self._leader}
         return await self._start("coordinator", ["coordinator"], environment, pass_fds)
 
     async def server(self, index: int, replaces: int = 0) -> Child:
-        """The server of this index. ``replaces``: pid of the one before it, which has ended; 0: there was none."""
+        """The server of this index. ``replaces``: pid of its ended predecessor in this seat; 0 if there was none."""
         # Its threads work on a chunk each.
         return await self._member("server", index, ["server"], 1, replaces)
 
@@ -125,9 +115,9 @@ class Spawner:
         return await self._member("worker", index, argv, self._settings.training.threads_per_worker, replaces)
 
     async def _member(self, role: str, index: int, argv: list[str], threads: int, replaces: int) -> Child:
-        own = {ENV_INDEX: str(index), "OMP_NUM_THREADS": str(threads)}
+        own = {env.ENV_INDEX: str(index), "OMP_NUM_THREADS": str(threads)}
         if replaces:
-            own[ENV_REPLACES] = str(replaces)
+            own[env.ENV_REPLACES] = str(replaces)
         return await self._start(f"{role}-{index}", argv, own)
 
     async def _start(self, name: str, argv: list[str], own: Mapping[str, str], pass_fds: tuple[int, ...] = ()) -> Child:

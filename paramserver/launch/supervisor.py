@@ -1,7 +1,7 @@
-"""Keeps the processes of a run alive: starts again what has died, and says when the run is over.
+"""Keeps the processes of a run alive: starts dead processes again, and says when the run is over.
 
-A place in the run (*seat*) outlives the processes that take it. Whatever dies is started again, after a pause that
-grows with every failure in a row, until the job has failed too often without getting any further.
+A place in the run (*seat*) outlives the processes that take it. A process that dies is started again, after a pause
+that grows with every failure in a row, until the job has failed too often without getting any further.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paramserver.v1 import coordinator_pb2, types_pb2
 
 # A worker's exit code after SIGTERM.
 _TERMINATED = 143
-# The same again would give the same: configuration, versions.
+# Exit codes of errors that another attempt would meet again: configuration, versions.
 _HOPELESS = (errors.UserError.exit_code, errors.VersionMismatchError.exit_code)
 _ENDED = (types_pb2.JOB_STATE_DONE, types_pb2.JOB_STATE_STOPPED)
 _STORE = "store"
@@ -40,9 +40,9 @@ class Seat:
     started_at: float
     # When the next process is to be started (monotonic seconds).
     due: float | None = None
-    # With which code the last process ended that nobody replaces.
+    # The exit code of the last process, if no other process takes its place.
     code: int | None = None
-    # It was asked to leave.
+    # The process was asked to leave.
     leaving: bool = False
 
     @property
@@ -55,8 +55,8 @@ class Seat:
 class Supervisor:
     """The processes of one run, from the first to the last. ``say`` prints a line for people.
 
-    ``hang_s``: a coordinator that has not answered for so long is killed and started again; a server if it has been no
-    member for half as long. ``durable``: the store outlives the coordinator: there is something to go on from.
+    ``hang_s``: a coordinator that has not answered for so long is killed and started again; so is a server that has
+    been no member for half as long. ``durable``: the store outlives the coordinator, so that another one can go on.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Supervisor:
         self._poll: Poll | None = None
         # The newest state that the coordinator has told.
         self._status = coordinator_pb2.StatusResponse()
-        # Some worker had been through all epochs, which a job that goes back takes back.
+        # Some worker has finished all epochs. A job that goes back takes this back.
         self._was_finished = False
         # The newest timeline while there were workers.
         self._worked_on = 0
@@ -94,7 +94,7 @@ class Supervisor:
     # ---- starting
 
     async def start_coordinator(self) -> None:
-        """The first one; one that is killed before it listens is started again like later ones."""
+        """Start the first coordinator; one that is killed before it listens is started again."""
         self.restarts.started(_COORDINATOR)
         while True:
             try:
@@ -109,12 +109,12 @@ class Supervisor:
         self.coordinator = self._seat(child, lambda _: self._spawner.coordinator_again())
 
     async def start_server(self, index: int) -> None:
-        """The first one in this place."""
+        """Start the first process of this seat."""
         child = await self._spawner.server(index)
         self.servers.append(self._seat(child, lambda pid: self._spawner.server(index, pid)))
 
     async def start_worker(self, index: int) -> None:
-        """The first one in this place."""
+        """Start the first process of this seat."""
         child = await self._spawner.worker(index)
         self.workers.append(self._seat(child, lambda pid: self._spawner.worker(index, pid)))
 
@@ -129,7 +129,7 @@ class Supervisor:
     # ---- watching
 
     def hear(self, status: coordinator_pb2.StatusResponse) -> None:
-        """The coordinator's newest answer."""
+        """Take in the coordinator's newest answer."""
         self._status = status
         self.restarts.reached(max((p.version for p in status.processes if p.role == "server"), default=0))
         self._was_finished = self._was_finished or status.finished
@@ -137,7 +137,7 @@ class Supervisor:
             self._worked_on = status.view.timeline
 
     async def watch(self, poll: Poll) -> int:
-        """Until all workers have ended and no more are needed; returns the exit code of the run.
+        """Watch until all workers have ended and no more are needed; returns the exit code of the run.
 
         Raises JobFailedError if the coordinator says so, ChildFailedError if something died too often.
         """
@@ -171,13 +171,13 @@ class Supervisor:
             await asyncio.sleep(max(wait_s, 0.0))
 
     def all_servers_run(self) -> bool:
-        """False if one has ended, whether or not that has been dealt with."""
+        """Whether no server has ended; one that was not dealt with yet counts, too."""
         return all(seat.child.running for seat in self.servers)
 
     # ---- what has ended
 
     async def _ended(self, seat: Seat) -> int | None:
-        """Deal with the end of a process; the exit code of the run if that is the end of it, too."""
+        """Deal with the end of a process; returns the exit code of the run if the run is over."""
         code = seat.exit_code
         assert code is not None
         assert self._poll is not None
@@ -210,7 +210,7 @@ class Supervisor:
         return self._status.finished or self._status.view.state in _ENDED
 
     def _again(self, seat: Seat, code: int) -> None:
-        """Start it again soon. Raises ChildFailedError if that makes no sense."""
+        """Have a process started again soon. Raises ChildFailedError if that makes no sense."""
         fatal = code
         if code < 0 and seat in self.workers:
             fatal = 128 - code
@@ -294,7 +294,7 @@ class Supervisor:
             raise errors.JobFailedError(f"the job has failed: {status.view.reason}")
 
     def _check_hung(self, poll: Poll) -> None:
-        """Kill who runs but does nothing; its end is dealt with like any other."""
+        """Kill processes that run but do nothing; their end is dealt with like any other."""
         now, seat = time.monotonic(), self.coordinator
         if seat is not None and seat.child.running:
             answered = poll.answered_at > self._answered_at
@@ -313,7 +313,7 @@ class Supervisor:
                 self._check_servers(now)
 
     def _check_servers(self, now: float) -> None:
-        """One that was given up for lost would come back with its shard, but not if it hangs."""
+        """Kill servers that were given up for lost and hang; otherwise they would come back with their shards."""
         members = _servers(self._status)
         running = [seat for seat in self.servers if seat.child.running]
         self._absent.look(now, members, [seat.child.pid for seat in running if seat.child.pid not in members])
@@ -326,7 +326,7 @@ class Supervisor:
     # ---- the end
 
     async def _over(self) -> int | None:
-        """All workers have ended: the exit code of the run, None if it is not over."""
+        """All workers have ended: the exit code of the run, None if the run is not over."""
         codes = [seat.code for seat in self.workers if seat.code is not None]
         if 0 not in codes:
             return _TERMINATED if _TERMINATED in codes else 128 - min(codes)
@@ -339,7 +339,7 @@ class Supervisor:
             return None  # the last version is being made safe
         ours = {seat.child.pid for seat in self.workers}
         if any(one.pid in ours for one in _members(status)):
-            return None  # its end is noticed in a moment
+            return None  # a worker whose end is noticed in a moment
         if status.view.state == types_pb2.JOB_STATE_WAITING or status.view.state in _ENDED:
             return 0
         there = _servers(status)
@@ -359,7 +359,7 @@ class Supervisor:
 
 
 def _members(status: coordinator_pb2.StatusResponse) -> list[coordinator_pb2.ProcessStatus]:
-    """The workers that are members now; those that are gone are told of, too."""
+    """The workers that are members now; the status also lists workers that are gone."""
     members = {worker.member for worker in status.view.workers}
     return [one for one in status.processes if one.role == "worker" and one.member in members]
 

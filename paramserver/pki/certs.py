@@ -27,7 +27,7 @@ JOIN_TOKEN = "join.token"
 ADMIN_TOKEN = "admin.token"
 DAYS = 365
 MAX_DAYS = 3650
-# The authority outlives what it issues: a new one means new files on every machine.
+# The authority outlives the certificates that it issues: a new authority means new files on every machine.
 _CA_DAYS = 3650
 # Clocks differ a little.
 _BACKDATED = timedelta(minutes=10)
@@ -46,7 +46,7 @@ class Shown:
 
     @property
     def well(self) -> bool:
-        """Valid now, and for a while."""
+        """Whether the certificate is valid now, and for more than a week."""
         return self.valid_from <= datetime.now(UTC) and self.days_left > WARN_DAYS
 
 
@@ -147,11 +147,11 @@ def _issue(
     now: datetime,
     days: int,
 ) -> None:
-    """A new key and certificate, in place of those that are there."""
+    """Make a new key and certificate for a role, in place of the old ones."""
     key = _new_key()
     until = min(now + timedelta(days=days), authority.not_valid_after_utc)
     certificate = _certify(name, authority.subject, key, ca_key, now, until, role)
-    # Whoever reads between the two sees that they do not fit, and reads again.
+    # A reader that comes between the two writes sees that key and certificate do not fit, and reads again.
     _write(directory / f"{role}.key", _key_pem(key), 0o600)
     _write(directory / f"{role}.crt", _pem(certificate), 0o644)
 
@@ -165,7 +165,7 @@ def _certify(
     until: datetime,
     role: str,
 ) -> Certificate:
-    """A certificate of a role; of the authority itself, if there is none."""
+    """A certificate of a role; with an empty role, of the authority itself."""
     from cryptography import x509
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -245,7 +245,7 @@ def _writing(directory: Path) -> Iterator[None]:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Replace a file as a whole; nobody but the owner can read it before it has its mode."""
+    """Replace a file as a whole; only the owner can read it before it has its mode."""
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:

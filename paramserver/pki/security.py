@@ -1,4 +1,4 @@
-"""What the settings say about security, as one object for this process."""
+"""The security settings as one object for this process: certificate and tokens."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from paramserver.transport.security.tokens import Tokens
 def load_security(settings: Settings, role: str, admin_token: str = "") -> Security:
     """Read the certificate of ``role``, one of `policy.ROLES`, and the tokens that it needs.
 
-    The admin token is only read for those who have to do with it, coordinator and admin; ``admin_token`` is used where
-    none is configured. A token in the environment goes before a file. Raises ConfigError if a file cannot be used.
+    The admin token is only read for coordinator and admin; ``admin_token`` is used where none is configured. A token in
+    the environment goes before a file. Raises ConfigError if a file cannot be used.
     """
     assert role in ROLES, role
     wanted = settings.security

@@ -1,7 +1,7 @@
 """Child processes that do not outlive their parent, however it ends.
 
-Linux kills a process for us when the thread that started it has ended; a short-lived thread must therefore not start
-any. Elsewhere nothing like it exists, and children notice by themselves that nobody answers.
+Linux kills a process for us when the thread that started it has ended; therefore a short-lived thread must not start
+processes. Other systems cannot do this; there, children notice by themselves that nobody answers.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def dying_with_me(argv: Sequence[str]) -> list[str]:
-    """The argv of any program, changed so that it dies with this process.
+    """The argv of a program, changed so that the program dies with this process.
 
-    A small Python, which needs none of our packages, asks for it and then becomes the program: same pid, same files.
+    A small Python, which needs none of our packages, asks the system for this and then becomes the program: same pid,
+    same files.
     """
     if sys.platform != "linux":
         return list(argv)

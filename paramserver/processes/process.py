@@ -14,7 +14,7 @@ from pathlib import Path
 from paramserver.processes.lines import Lines
 
 _READ_BYTES = 64 << 10
-# What a process has left in its pipes is read to the end, as long as something comes within so many seconds.
+# The pipes of an ended process are read to the end, as long as something comes within so many seconds.
 _QUIET_S = 2.0
 
 
@@ -54,7 +54,7 @@ class Child:
         self._on_line = on_line
         self._process: asyncio.subprocess.Process | None = None
         self._pumps: list[asyncio.Task[None]] = []
-        # How often something has come out of it.
+        # How many pieces of output have come.
         self._heard = 0
         self.exited: asyncio.Task[int] | None = None
 
@@ -66,7 +66,7 @@ class Child:
                 *argv,
                 env=dict(environment),
                 stdin=asyncio.subprocess.DEVNULL,
-                # Of pipes that asyncio makes it waits for the end, too, before it says that the process has ended.
+                # asyncio would also wait for the end of pipes of its own before it says that the process has ended.
                 stdout=outputs[0][1],
                 stderr=outputs[1][1],
                 start_new_session=True,
@@ -103,14 +103,14 @@ class Child:
     async def _wait(self) -> int:
         assert self._process is not None
         code = await self._process.wait()
-        # What it started itself (data loaders) must not outlive it, nor hold its output open.
+        # Processes that it started itself (data loaders) must not outlive it, nor hold its output open.
         self._signal_group(signal.SIGKILL)
         self._guard.tell("forget", self._process.pid)
         await self._drain()
         return code
 
     async def _drain(self) -> None:
-        """Read what is left. A process that has left the group may hold the output open: it is not waited for."""
+        """Read the rest of the output. A process that has left the group may hold it open, and is not waited for."""
         heard = -1
         waiting = set(self._pumps)
         while waiting and heard != self._heard:
@@ -131,7 +131,7 @@ class Child:
         return self._process is not None and self._process.returncode is None
 
     def terminate(self) -> None:
-        """Ask the process to end. What it has started itself, such as data loaders, ends with it, not before it."""
+        """Ask the process to end. Processes that it has started, such as data loaders, end with it, not before it."""
         if self.running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)

@@ -1,10 +1,10 @@
-"""For how long processes have not been heard of, by a clock that stands still while this process is paused itself."""
+"""How long processes have been silent, by a clock that stands still while this process is paused itself."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-# More than so many seconds between two looks: it was not the others that were silent.
+# Longer steps between two looks do not count: this process was paused, and the others were not silent.
 _LONGEST_STEP_S = 1.0
 
 
@@ -16,7 +16,7 @@ class Silence:
         self._looked_at: float | None = None
 
     def look(self, now: float, heard: Iterable[int], silent: Iterable[int]) -> None:
-        """Who has been heard of since the last look, and who has not. Who has never been is not counted."""
+        """Note pids that were heard of since the last look, and silent ones. Silence counts after the first word."""
         step_s = min(now - self._looked_at, _LONGEST_STEP_S) if self._looked_at is not None else 0.0
         self._looked_at = now
         for pid in silent:
@@ -26,9 +26,9 @@ class Silence:
             self._quiet[pid] = 0.0
 
     def of(self, pid: int) -> float:
-        """How long this process has been silent; 0 for one that was never heard of."""
+        """Seconds of silence of a process; 0 if it was never heard of."""
         return self._quiet.get(pid, 0.0)
 
     def forget(self, pid: int) -> None:
-        """It is no more."""
+        """Forget a process that has ended."""
         self._quiet.pop(pid, None)

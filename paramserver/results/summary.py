@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paramserver import errors
+from paramserver.config import Run
 from paramserver.results.collect import Result
 from paramserver.results.verdict import broken_sentences
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
@@ -113,16 +114,20 @@ def metrics_of(workers: Iterable[coordinator_pb2.ProcessStatus]) -> dict[str, fl
     return metrics
 
 
-def check_writable(setting: str, path: Path) -> None:
-    """Raises UserError if a file cannot be written: before hours of training, not after them."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if not os.access(path.parent, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        raise errors.UserError(f"{setting} cannot be written to {path}: {error.strerror or error}") from error
+def check_writable(run: Run) -> None:
+    """Raises UserError if summary or weights cannot be written: before hours of training, not after them."""
+    for setting, name in (("run.summary", run.summary), ("run.save", run.save)):
+        path = Path(name)
+        if not name:
+            continue
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if not os.access(path.parent, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        except OSError as error:
+            raise errors.UserError(f"{setting} cannot be written to {path}: {error.strerror or error}") from error
 
 
 def write_summary(path: Path, summary: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a job goes on from: a directory of checkpoints and its owner, or a job that the store or the servers know.
+"""Jobs that go on: from a directory of checkpoints with an owner, or from records of the store or the servers.
 
 Used by roles, launch and cli.
 """

@@ -1,4 +1,4 @@
-"""Checkpoints as settings have them: where they go, and what a job that goes on from one takes over."""
+"""Checkpoints in the settings: where new ones go, and the settings that a job takes over from an old one."""
 
 from __future__ import annotations
 
@@ -17,14 +17,9 @@ from paramserver.coordinator.history.manifests import model_of, position_of
 from paramserver.coordinator.options import CheckpointOptions
 from paramserver.core.versions.consistency import Mode
 from paramserver.v1 import coordinator_pb2
-from paramserver.wire.messages import (
-    consistency_from_proto,
-    data_from_proto,
-    layout_of,
-    schedule_from_proto,
-)
+from paramserver.wire.messages import consistency_from_proto, data_from_proto, layout_of, schedule_from_proto
 
-# What a job that goes on takes over from the checkpoint, unless somebody says otherwise.
+# Settings that a job takes over from its checkpoint, unless flags, environment or file give them.
 _OPTIONAL = (
     "run.script",
     "run.args",
@@ -40,7 +35,7 @@ _OPTIONAL = (
 
 
 def checkpoint_options(settings: Settings, holding: Holding | None = None) -> CheckpointOptions:
-    """What the coordinator is told about checkpoints. ``holding``: of the place where they go."""
+    """The coordinator's options about checkpoints. ``holding``: of the place where checkpoints go."""
     wanted = settings.checkpoint
     values = settings.values()
     run = {key: list(values[key]) if isinstance(values[key], tuple) else values[key] for key in _OPTIONAL}
@@ -48,7 +43,7 @@ def checkpoint_options(settings: Settings, holding: Holding | None = None) -> Ch
 
 
 def place_of(settings: Settings, fresh: bool) -> Place | None:
-    """Where checkpoints go, ready to be written to; None: nowhere. Raises ConfigError if there can be none.
+    """The place of new checkpoints, ready to be written to; None: there is none. Raises ConfigError.
 
     ``fresh``: the job is to begin anew there.
     """
@@ -66,20 +61,20 @@ def place_of(settings: Settings, fresh: bool) -> Place | None:
 
 
 def goes_on_there(settings: Settings) -> bool:
-    """Whether the job goes on from a checkpoint that lies where its own will go."""
+    """Whether the job goes on from a checkpoint in the directory of its own checkpoints."""
     wanted = settings.checkpoint
     return bool(wanted.resume and wanted.dir) and Place(split(wanted.resume)[0]).same(Place(wanted.dir))
 
 
 def begins(settings: Settings, fresh: bool, again: bool = False) -> Wish:
-    """How a job that is not taken over comes to its place. ``again``: it may be a restart of the job of this name."""
+    """The wish of a job that is not taken over. ``again``: it may be a restart of the job of this name."""
     if goes_on_there(settings):
         return Wish.RESUME
     return Wish.FRESH if fresh else Wish.AGAIN if again else Wish.BEGIN
 
 
 def choices(command: str, place: Place) -> str:
-    """What a user may do whose job may not have the place. ``command``: "run", or "start coordinator"."""
+    """The ways out for a user whose job may not have the place. ``command``: "run", or "start coordinator"."""
     resume = "--resume" if command == "run" else "--from-checkpoint"
     return (
         f"go on from them with {resume} {place}, begin anew with --fresh, which keeps them in another directory, or "
@@ -88,7 +83,7 @@ def choices(command: str, place: Place) -> str:
 
 
 def split(where: str) -> tuple[str, str]:
-    """(directory of checkpoints, name of one in it or empty) of what a user gives."""
+    """Directory of checkpoints, and name of a checkpoint in it or "", of a path or URL that a user gives."""
     parent, _, name = where.rstrip("/").rpartition("/")
     return (parent or ".", name) if parse_name(name) is not None else (where, "")
 
@@ -109,7 +104,7 @@ def find_checkpoint(where: str) -> Manifest:
 
 
 def verify(place: Place, manifest: Manifest) -> None:
-    """Read all of a checkpoint, and see whether a job could go on from it. Raises CheckpointError that says why not."""
+    """Read all of a checkpoint. Raises CheckpointError with the reason why no job can go on from it."""
     position_of(manifest)
     model = model_of(manifest)
     try:
@@ -121,7 +116,7 @@ def verify(place: Place, manifest: Manifest) -> None:
 
 
 def ledger_of(where: str, slices: bool) -> coordinator_pb2.AccountsResponse:
-    """What the ledger in a checkpoint says. Raises ConfigError, CheckpointError."""
+    """The accounts of the ledger in a checkpoint. Raises ConfigError, CheckpointError."""
     from paramserver.coordinator.work.accounts import steps, to_proto, without_samples
     from paramserver.core.versions.ledger import ShardLedger, accounts
 
@@ -142,7 +137,7 @@ def ledger_of(where: str, slices: bool) -> coordinator_pb2.AccountsResponse:
 
 
 def _check_newest(where: str, saved: Manifest) -> None:
-    """Raises ConfigError if ``where`` names one of several checkpoints, and not the newest: jobs go on from that."""
+    """Raises ConfigError if ``where`` names a checkpoint that is not the newest of its directory."""
     directory, name = split(where)
     place = Place(directory)
     newest = catalog.newest(place, verify=False, ours=owner.histories_in(place)) if name else None
@@ -154,23 +149,18 @@ def _check_newest(where: str, saved: Manifest) -> None:
 
 
 def resumed(settings: Settings) -> Mapping[str, Any]:
-    """What has to be set beside ``settings`` to go on from its ``checkpoint.resume``.
+    """The settings that a job takes over from the checkpoint in ``checkpoint.resume``.
 
-    Raises ConfigError where something was asked for that this checkpoint does not allow.
+    Raises ConfigError for a setting that was given and does not fit the checkpoint.
     """
     saved = find_checkpoint(settings.checkpoint.resume)
     _check_newest(settings.checkpoint.resume, saved)
     where = position_of(saved)
     consistency = consistency_from_proto(where.view.consistency)
-    must: dict[str, Any] = {
-        "consistency.mode": consistency.mode.value,
-        "training.slices_per_step": where.view.slices_per_step,
-        **{
-            key: where.settings[key]
-            for key in ("training.seed", "training.chunk_bytes", "training.threads_per_worker")
-            if key in where.settings
-        },
-    }
+    fixed = ("training.seed", "training.chunk_bytes", "training.threads_per_worker")
+    must: dict[str, Any] = {key: where.settings[key] for key in fixed if key in where.settings}
+    must["consistency.mode"] = consistency.mode.value
+    must["training.slices_per_step"] = where.view.slices_per_step
     if consistency.mode is Mode.ASYNC:
         must["consistency.staleness"] = "unbounded" if consistency.staleness is None else consistency.staleness
     values, origins = settings.values(), settings.origins()

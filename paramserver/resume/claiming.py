@@ -1,4 +1,4 @@
-"""How a job gets its place of checkpoints: it is nobody's, or the job was told to go on from it; else it is refused."""
+"""How a job gets its place of checkpoints: the place has no owner, or the job was told to go on from it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from paramserver.processes.alive import process_birth
 log = structlog.get_logger("paramserver.checkpoint")
 
 BEAT_S = 5.0
-# An owner on another machine that has not moved for so long is gone.
+# An owner on another machine is gone if its beat has not risen for so long.
 SILENT_S = 4 * BEAT_S
-# How long a process on this machine that is just ending is waited for.
+# Seconds that a process on this machine has to end.
 ENDING_S = 5.0
 _LOOK_S = 0.2
 # The claims of this process that have not been given up.
@@ -35,7 +35,7 @@ _live: set[str] = set()
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What is asked for. ``histories``: of a job that takes over. ``choices``: what a refused user may do, in words."""
+    """A request for a place. ``histories``: of a job that takes over. ``choices``: the ways out of a refused user."""
 
     job: str
     wish: Wish
@@ -45,13 +45,13 @@ class Claim:
 
 
 async def claim(place: Place, wanted: Claim) -> Holding:
-    """Make the place the job's. Raises ConfigError if it is, or may be, another's; CheckpointError."""
+    """Make the place the job's. Raises ConfigError if it is, or may be, another job's; CheckpointError."""
     while True:
         found = await _left_behind(place, wanted)
         mine = await asyncio.to_thread(_take, place, wanted, found)
         if mine is None:
             continue
-        if not place.local:  # there is no lock: the last one who wrote has it
+        if not place.local:  # there is no lock: the last writer has the place
             await asyncio.sleep(_LOOK_S)
             if await _read(place) != mine:
                 continue
@@ -61,15 +61,15 @@ async def claim(place: Place, wanted: Claim) -> Holding:
 
 
 async def keep_up(holding: Holding) -> None:
-    """Say that this process lives, until cancelled."""
+    """Beat until cancelled: this process lives."""
     while True:
         await asyncio.sleep(BEAT_S)
-        with contextlib.suppress(errors.CheckpointError):  # the next checkpoint fails, which is told
+        with contextlib.suppress(errors.CheckpointError):  # the next checkpoint fails, and says so
             await asyncio.to_thread(holding.beat)
 
 
 async def leave(holding: Holding, ended: bool) -> None:
-    """This process keeps the place no longer. What goes wrong does not matter: others find out by its silence."""
+    """This process keeps the place no longer. Errors do not matter: others notice the silence."""
     try:
         with contextlib.suppress(errors.CheckpointError):
             await asyncio.to_thread(holding.leave, ended)
@@ -82,7 +82,7 @@ async def leave(holding: Holding, ended: bool) -> None:
 
 
 async def _left_behind(place: Place, wanted: Claim) -> Owner | None:
-    """Whose the place was, once that one is known to be gone. Raises ConfigError if it is not."""
+    """The former owner of the place, once it is known to be gone. Raises ConfigError if it lives."""
     began = time.monotonic()
     found = first = await _read(place)
     told = False
@@ -102,7 +102,7 @@ async def _left_behind(place: Place, wanted: Claim) -> Owner | None:
             told = True
             log.info(f"waiting {SILENT_S:g} s to see whether {found} still lives, which keeps its checkpoints there")
         refused = lives is None and wanted.wish is Wish.BEGIN and bool(await asyncio.to_thread(owner.used, place))
-        if refused:  # in any case
+        if refused:  # the job does not get the place in any case
             break
         await asyncio.sleep(_LOOK_S)
         found = await _read(place)
@@ -120,20 +120,20 @@ async def _read(place: Place) -> Owner | None:
 
 
 def _lives(found: Owner, place: Place) -> bool | None:
-    """Whether the process that keeps the place lives; None: only its silence can tell."""
+    """Whether the process that keeps the place lives; None if only its silence can tell."""
     if not found.live:
         return False
     if found.machine != _machine():
         return None
     if place.local and not place.holds(found.path):
-        return False  # this is a copy of that one's place
+        return False  # this is a copy of the owner's place
     if found.pid == os.getpid():
         return found.claim in _live
     return process_birth(found.pid) == found.birth != 0
 
 
 def _machine() -> str:
-    """Two processes that have this in common see each other's process numbers."""
+    """Equal for two processes that see each other's process numbers."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         space = os.stat("/proc/self/ns/pid").st_ino
@@ -146,7 +146,7 @@ def _machine() -> str:
 
 
 def _take(place: Place, wanted: Claim, found: Owner | None) -> Owner | None:
-    """The place is the job's from now on; None if somebody else was faster, so that it has to be looked at again."""
+    """Write the job's OWNER.json; None if another process was faster, so that the place has to be looked at again."""
     with place.lock():
         if owner.read(place) != found:
             return None

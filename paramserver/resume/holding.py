@@ -1,4 +1,4 @@
-"""The place of the checkpoints becomes a job's: of one that is led here, or of one that `run` launches."""
+"""The place of the checkpoints is claimed for a job that is led here, or for a job that `run` launches."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from paramserver.v1 import coordinator_pb2
 async def hold(
     settings: Settings, options: Options, address: str, record: coordinator_pb2.JobRecord | None, stood_by: bool
 ) -> Holding | None:
-    """For a coordinator at ``address`` that leads; None if there are no checkpoints.
+    """The hold of a coordinator at ``address`` that leads; None if there are no checkpoints.
 
-    ``record``: of the job that it takes over. ``stood_by``: it waited for the end of another one. Raises ConfigError if
-    the place is another's.
+    ``record``: of the job that it takes over. ``stood_by``: it waited for the end of another coordinator. Raises
+    ConfigError if the place belongs to another job.
     """
     fresh = options.fresh and record is None and not stood_by
     place = await asyncio.to_thread(place_of, settings, fresh)
@@ -37,7 +37,7 @@ async def hold(
 
 
 async def hold_for_run(settings: Settings, fresh: bool, private: bool) -> Holding:
-    """For a launcher. ``private``: the place is its own, and goes with it. Raises ConfigError as :func:`hold` does."""
+    """The hold of a launcher. ``private``: the place is its own, and goes with it. Raises ConfigError like `hold`."""
     place = await asyncio.to_thread(place_of, settings, fresh and not private)
     assert place is not None
     if private:

@@ -1,4 +1,4 @@
-"""What a coordinator that starts is to do about an earlier one of its job."""
+"""Choices of a coordinator that starts about an earlier coordinator of its job."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to do about an earlier coordinator of this job.
+    """Choices about an earlier coordinator of this job.
 
-    ``resume``: take its job over if that has not ended; ``must``: and begin none. ``fresh``: forget it. Neither: refuse
-    to start. ``standby``: if another one leads, wait to take its place. ``gather``: at the end, gather the result; else
-    somebody else does. ``token``: under which name to lead, "" for any. ``former``: the name of a coordinator that is
-    known to have ended. ``histories``: whose checkpoints are the job's, if the launcher keeps their
-    place; ``private``: that place is its own.
+    ``resume``: take its job over if the job has not ended; ``must``: and begin no new job. ``fresh``: forget the job.
+    With neither ``resume`` nor ``fresh``, refuse to start. ``standby``: if another coordinator leads, wait to take its
+    place. ``gather``: gather the result at the end; otherwise the launcher does. ``token``: the name under which to
+    lead, "" for any. ``former``: the name of a coordinator that is known to have ended. ``histories``: of the job's
+    checkpoints, if the launcher keeps their place; ``private``: that place is the launcher's own.
     """
 
     resume: bool = False

@@ -1,4 +1,4 @@
-"""Is there a job to go on with? The store may know it, and so may the servers, if the store has lost it."""
+"""Looks for a job to go on with: in the store, and at the servers if the store has lost it."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _KNOCK_S = 3.0
 
 
 class Resuming:
-    """What one coordinator process finds of an earlier one's job. ``where`` names its store."""
+    """The records of an earlier coordinator's job that this process finds. ``where`` names the store."""
 
     def __init__(self, endpoint: Endpoint, settings: Settings, connect: Connect, where: str) -> None:
-        # The highest term that anybody has heard of; the store may have forgotten it.
+        # The highest term that any process has heard of; the store may have forgotten it.
         self.floor = 0
-        # Servers hold shards of a job that cannot be gone on with, since it had not begun.
+        # Servers hold shards of a job that had not begun, and so cannot go on.
         self.forgets = False
-        # Servers whose shards are none of this job, by address.
+        # Addresses of servers whose shards belong to another job.
         self._others: set[str] = set()
         self._endpoint, self._connect, self._where = endpoint, connect, where
         self._job, self._patience_s = endpoint.job, settings.cluster.join_timeout_s
@@ -50,7 +50,7 @@ class Resuming:
             try:
                 record, leader = await recorded(store), await store.leader()
             except TransientStoreError:
-                return  # whoever wants to lead waits for the store
+                return  # the bid for the lease waits for the store
             if leader is not None or unfinished(record) or self._holders():
                 return
             if record is not None:
@@ -103,10 +103,10 @@ class Resuming:
         return journal.found
 
     async def anybody(self, unused: bool) -> bool:
-        """Whether servers that hold shards of the job come. Waits for them as long as they may take.
+        """Whether servers that hold shards of the job come; waits for them as long as they may take.
 
-        ``unused``: no job has had the place of the checkpoints before, so it is most likely a job's first start, and
-        only servers that look for a coordinator already are waited for.
+        ``unused``: no job has had the place of the checkpoints before. Then this is most likely the job's first start,
+        and the wait is only for servers that look for a coordinator already.
         """
         deadline = time.monotonic() + (min(_KNOCK_S, self._find_s) if unused else self._find_s)
         while not self._holders() and time.monotonic() < deadline:
@@ -114,7 +114,7 @@ class Resuming:
         return bool(self._holders())
 
     async def watch(self, service: CoordinatorService) -> None:
-        """As long as a new job has not begun: end this leadership when a server comes that holds a shard of another."""
+        """Until a new job has begun: end this leadership if a server comes that holds a shard of an earlier job."""
         while service.job.registry.model is None and not (service.job.forgets or service.job.over.done()):
             if self._holders():
                 service.job.end("found")
@@ -124,7 +124,7 @@ class Resuming:
         return [knock for knock in self._endpoint.holders() if knock.address not in self._others]
 
     def refuse(self) -> errors.ConfigError:
-        """What a coordinator says that was told neither to go on with the job nor to forget it."""
+        """The refusal of a coordinator that was told neither to go on with the job nor to forget it."""
         where = ", ".join(sorted(knock.address for knock in self._holders())) or "some servers"
         return errors.ConfigError(
             f"job {self._job!r} has not ended: {where} hold shards of it, but the store ({self._where}) knows nothing "

@@ -1,4 +1,4 @@
-"""What the launcher's children run: ``python -m paramserver.roles.child coordinator | server | worker SCRIPT ...``.
+"""Program of the launcher's children: ``python -m paramserver.roles.child coordinator|server|worker SCRIPT ...``.
 
 Their settings come in the environment, put there by the launcher.
 """
@@ -20,23 +20,12 @@ from types import TracebackType
 from paramserver import errors
 from paramserver.config import Settings, load_settings
 from paramserver.logs import configure
+from paramserver.processes import environment as env
 from paramserver.processes.children import die_with_parent
-from paramserver.processes.environment import (
-    ENV_FORMER,
-    ENV_FRESH,
-    ENV_HISTORIES,
-    ENV_INDEX,
-    ENV_LEADER,
-    ENV_PRIVATE,
-    ENV_READY_FD,
-    ENV_REPLACES,
-    ENV_STORE,
-    ENV_STORE_NAME,
-)
 from paramserver.testing.arming import arm_if_told
 
 TERMINATED = 143
-# Not a real exit code: there is nothing left to do.
+# Not a real exit code: the job has ended.
 _ENDED = -1
 
 
@@ -46,7 +35,7 @@ def main() -> None:
     role, *rest = sys.argv[1:]
     settings = load_settings()
     configure(settings.log.level)
-    arm_if_told(role if role == "coordinator" else f"{role}-{os.environ.get(ENV_INDEX, '0')}")
+    arm_if_told(role if role == "coordinator" else f"{role}-{os.environ.get(env.ENV_INDEX, '0')}")
     if role == "worker":
         run_worker(rest)
         return
@@ -69,7 +58,7 @@ def _stopped() -> asyncio.Event:
 async def run_coordinator(settings: Settings) -> int:
     """Lead the launcher's job until told to stop; says its address on the descriptor of ENV_READY_FD.
 
-    In place of a coordinator that has ended (ENV_FORMER) it takes that one's lease, and goes on from its record.
+    ENV_FORMER names an ended predecessor: then the coordinator takes over the predecessor's lease and record.
     """
     from paramserver.pki.security import load_security
     from paramserver.resume.options import Options
@@ -78,24 +67,24 @@ async def run_coordinator(settings: Settings) -> int:
     from paramserver.transport import grpc
 
     job = settings.cluster.job
-    url = os.environ.pop(ENV_STORE)
+    url = os.environ.pop(env.ENV_STORE)
     security = load_security(settings, "coordinator")
-    former = os.environ.get(ENV_FORMER, "")
+    former = os.environ.get(env.ENV_FORMER, "")
     options = Options(
         resume=bool(former),
         standby=bool(former),
         gather=False,
-        token=os.environ.get(ENV_LEADER, ""),
+        token=os.environ.get(env.ENV_LEADER, ""),
         former=former,
-        fresh=bool(os.environ.get(ENV_FRESH)) and not former,
-        histories=tuple(json.loads(os.environ[ENV_HISTORIES])),
-        private=bool(os.environ.get(ENV_PRIVATE)),
+        fresh=bool(os.environ.get(env.ENV_FRESH)) and not former,
+        histories=tuple(json.loads(os.environ[env.ENV_HISTORIES])),
+        private=bool(os.environ.get(env.ENV_PRIVATE)),
     )
     coordinating = Coordinating(
         settings,
         options,
         lambda: open_store(url, f"paramserver:{job}"),
-        os.environ.get(ENV_STORE_NAME, ""),
+        os.environ.get(env.ENV_STORE_NAME, ""),
         security,
         grpc.connector(security, "server"),
     )
@@ -120,14 +109,14 @@ async def run_server(settings: Settings) -> int:
     stop = _stopped()
     security = load_security(settings, "server")
     coordinator = connector(security, "coordinator")(settings.cluster.coordinator)
-    index, replaces = int(os.environ.get(ENV_INDEX, "0")), int(os.environ.get(ENV_REPLACES, "0"))
+    index, replaces = int(os.environ.get(env.ENV_INDEX, "0")), int(os.environ.get(env.ENV_REPLACES, "0"))
     serving = Serving(settings, security, coordinator, index, replaces)
     await serving.run("127.0.0.1", 0, "127.0.0.1", stop)
     return 0
 
 
 def _say_ready(address: str) -> None:
-    if fd := os.environ.get(ENV_READY_FD):
+    if fd := os.environ.get(env.ENV_READY_FD):
         with open(int(fd), "w") as pipe:
             pipe.write(address + "\n")
 
@@ -160,12 +149,12 @@ def run_worker(argv: list[str], at_end: Callable[[int], None] = lambda code: Non
     except BaseException as error:  # the top of the process: shown in full, from the script on
         traceback.print_exception(type(error), error, _from_script(error.__traceback__, script))
         code, failure = 1, f"{type(error).__name__}: {error}"
-    # The script is through; what is left takes a moment, and must not be interrupted in the middle of an import.
+    # The script has ended. The rest takes a moment, and must not be interrupted in the middle of an import.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.unraisablehook = sys.__unraisablehook__
     signal.setitimer(signal.ITIMER_REAL, 0.0)
     if code:
-        # Nothing more is handed in: what is left goes to the other workers.
+        # Nothing more is handed in: the other workers get the slices that are left.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _abandon(failure)
         at_end(0 if code == _ENDED else code)
@@ -179,7 +168,7 @@ def _leave_on_signal(number: int, frame: object) -> None:
 
 
 def _leave_after_all(unraisable: sys.UnraisableHookArgs) -> None:
-    """The signal came in a place that Python lets nothing out of, such as a finaliser: leave a moment later."""
+    """The signal came in a place where Python drops exceptions, such as a finaliser: leave a moment later."""
     if not isinstance(unraisable.exc_value, SystemExit):
         sys.__unraisablehook__(unraisable)
         return
@@ -206,14 +195,14 @@ def _exit_code(leave: SystemExit) -> int:
 
 
 def _from_script(trace: TracebackType | None, script: str) -> TracebackType | None:
-    """The traceback without the frames that led to the script; None if the script did not even begin."""
+    """The traceback from the script on; None if the script did not even begin."""
     while trace is not None and trace.tb_frame.f_code.co_filename != script:
         trace = trace.tb_next
     return trace
 
 
 def _where(trace: TracebackType | None, script: str) -> str:
-    """The last line of the script that was at work, in words."""
+    """The line of the script that raised the error, in words."""
     lines = [step.lineno for step in traceback.extract_tb(trace) if step.filename == script]
     return f" ({script}, line {lines[-1]})" if lines else ""
 

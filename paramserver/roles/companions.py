@@ -1,6 +1,6 @@
 """Server processes that ``paramserver start`` starts beside its own: more servers on a host, or one beside a worker.
 
-They are told what this process was told, and die with it if it is killed. They write to the same output.
+They get the settings of this process, write to the same output, and die with it if it is killed.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from paramserver.transport.addresses import join
 
 log = structlog.get_logger("paramserver")
 
-# A server that was told to end takes about as long as it takes to leave the job.
+# Seconds in which a server that was told to end leaves the job.
 _END_S = 20.0
 _COMMAND = (sys.executable, "-m", "paramserver", "start", "server")
 
 
 def is_companion() -> bool:
-    """Whether this process is one; it starts no others."""
+    """Whether this process is a companion; a companion starts no others."""
     return ENV_COMPANION in os.environ
 
 
 class Companions:
-    """Some server processes. To be made in the main thread, with which they die."""
+    """Some server processes. Must be made in the main thread, with which the processes die."""
 
     def __init__(self, settings: Settings, given: Mapping[str, str], count: int, beside_worker: bool) -> None:
-        """``given``: variables with which they load what this process was given."""
+        """``given``: variables with which the processes load the settings that this process was given."""
         environ = {**os.environ, **given, ENV_COMPANION: "1", "OMP_NUM_THREADS": "1"}
         if beside_worker:
             environ[env_name("cluster.beside_worker")] = "true"
@@ -46,15 +46,15 @@ class Companions:
         self._processes = [subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL) for _ in range(count)]
 
     def failed(self) -> int:
-        """The exit code of one that has ended badly already, else 0."""
+        """The exit code of a process that has ended badly already, else 0."""
         return next(filter(None, [process.poll() for process in self._processes]), 0)
 
     def wait(self) -> int:
-        """Wait until all have ended by themselves; 0 if all ended well, else the exit code of one that did not."""
+        """Wait until all have ended by themselves; 0 if all ended well, else an exit code of a failed one."""
         return next(filter(None, [process.wait() for process in self._processes]), 0)
 
     def end(self) -> int:
-        """Tell all to end, and wait; the exit code as in :meth:`wait`, where one that was told to end did well."""
+        """Tell all to end, and wait; the exit code as in :meth:`wait`, where an end by SIGTERM is a good one."""
         for process in self._processes:
             process.terminate()
         codes = []

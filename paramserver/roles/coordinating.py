@@ -6,8 +6,8 @@ import asyncio
 import json
 import signal
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 import structlog
 
@@ -36,6 +36,7 @@ from paramserver.transport.security.access import Security
 from paramserver.v1 import coordinator_pb2, types_pb2
 
 log = structlog.get_logger("paramserver.coordinator")
+T = TypeVar("T")
 
 _RETRY_S = 0.5
 # How long members have to leave when the job has ended.
@@ -61,7 +62,7 @@ class Coordinating:
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.endpoint = Endpoint(settings.cluster.job)
-        # Where others reach it; set before `run`.
+        # The address at which others reach this process; set before `run`.
         self.address = ""
         self._settings = settings
         self._options = options
@@ -70,8 +71,8 @@ class Coordinating:
         self._security = security
         self._connect = connect
         self._say = say
-        self._warned: set[str] = set()
         self._resuming = Resuming(self.endpoint, settings, connect, store_name)
+        self._standby = Standby(self.endpoint, settings, options.standby, self._resuming, store_name, say)
         self._stop = asyncio.Event()
         self._signal = 0
 
@@ -86,7 +87,7 @@ class Coordinating:
         self._stop.set()
 
     async def run(self, leading: Callable[[], None]) -> int:
-        """Until the job has ended, or a signal; returns the exit code. ``leading`` is called whenever this one leads.
+        """Run until the job has ended, or a signal; returns the exit code. ``leading`` is called at each leadership.
 
         Raises StoreError, ConfigError if the job cannot be led.
         """
@@ -110,7 +111,7 @@ class Coordinating:
             try:
                 if self._options.must and not stood_by:
                     await self._resuming.wait(store)
-                stood_by = await self._standby().wait(store, leadership) or stood_by
+                stood_by = await self._standby.wait(store, leadership, self.address) or stood_by
                 code = await self._lead(store, leadership, stood_by, leading)
             finally:
                 self.endpoint.service = None
@@ -118,18 +119,6 @@ class Coordinating:
             if code is not None:
                 return code
             stood_by = True
-
-    def _standby(self) -> Standby:
-        return Standby(
-            self.endpoint,
-            self._settings,
-            self._options.standby,
-            self._resuming,
-            self.address,
-            self._store_name,
-            self._warned,
-            self._say,
-        )
 
     # ---- leading
 
@@ -178,7 +167,7 @@ class Coordinating:
                     )
                 elif (stood_by or self._options.resume) and holding is not None:
                     if await self._resuming.anybody(holding.unused):
-                        return None  # with what they know the job goes on
+                        return None  # the job goes on from the records of these servers
                     await self._resume_own(service)
                 service.job.write_down()
             await service.start()
@@ -195,15 +184,15 @@ class Coordinating:
             return await self._conclude(service, how)
         finally:
             self.endpoint.service = None
-            # A signal that comes now must not leave half of it undone.
+            # A signal that comes now must not interrupt this.
             await to_the_end(self._wind_up(service, led, keeping))
 
     async def _wind_up(self, service: CoordinatorService, led: bool, keeping: asyncio.Task[None] | None) -> None:
-        """Leave in the store what somebody may need, and nothing else."""
+        """Leave in the store only records that another coordinator may need."""
         if not led:
             pass  # the job stays as it was found
         elif not service.job.over.done() and not (self._options.gather and service.job.members_present()):
-            # Nobody has come, or the launcher ends everybody: there is nothing to be taken over.
+            # No member has come, or the launcher ends all of them: there is nothing to take over.
             await service.job.conclude(types_pb2.JOB_STATE_STOPPED, "ended by a signal")
         elif not self._options.gather and service.job.over.result() == "done":
             await service.job.conclude(types_pb2.JOB_STATE_DONE, "done")
@@ -217,7 +206,7 @@ class Coordinating:
                 await leave(holding, service.job.ended)
 
     async def _resume_own(self, service: CoordinatorService) -> None:
-        """A job that nobody knows any more begins where its own checkpoints end, if there are any."""
+        """Begin a job that the store and the servers have lost with its own newest checkpoint, if there is one."""
         place = service.job.checkpoints.place
         if place is not None:
             ours = service.job.options.checkpoints.ours
@@ -237,16 +226,12 @@ class Coordinating:
         try:
             self.endpoint.doing = "takes the job over"
             patience_s = max(self._settings.cluster.lease_s, self._settings.cluster.join_timeout_s)
-            deadline = time.monotonic() + patience_s
-            while True:
-                try:
-                    await take_over(service.job, record, deadline - time.monotonic(), self.endpoint.newcomers)
-                    return
-                except errors.RetryableError as error:
-                    if time.monotonic() >= deadline:
-                        raise
-                    log.warning(f"taking over did not work at once; trying again: {error}")
-                    await asyncio.sleep(_RETRY_S)
+            newcomers = self.endpoint.newcomers
+            await persist(
+                lambda left_s: take_over(service.job, record, left_s, newcomers),
+                patience_s,
+                "taking over did not work at once",
+            )
         except errors.FencedError as error:
             await service.job.replaced(str(error))
         except errors.JobFailedError as error:
@@ -306,32 +291,25 @@ class Coordinating:
         return code
 
     async def _gather(self, service: CoordinatorService, how: str) -> int:
-        """Gather the result and let the servers go. A server that dies meanwhile is waited for, as ever."""
+        """Gather the result and let the servers go. A server that dies meanwhile is replaced first."""
 
         def all_there() -> bool:
             going_back = service.job.watch.absent or service.job.recovery.under_way
             return not (going_back or service.job.ending.closing) or service.job.exit_code != 0
 
-        deadline = time.monotonic() + self._settings.cluster.max_idle_s
-        while True:
-            await service.job.changes.wait_until(all_there, self._settings.cluster.max_idle_s)
-            if service.job.exit_code:
-                return service.job.exit_code
-            try:
-                return await self._gather_now(service, how)
-            except errors.RetryableError as error:
-                if time.monotonic() >= deadline:
-                    return await self._not_gathered(service, error)
-                log.warning(f"the result cannot be gathered yet; trying again: {error}")
-                await asyncio.sleep(_RETRY_S)
-            except errors.ParamServerError as error:
-                return await self._not_gathered(service, error)
+        limit_s = self._settings.cluster.max_idle_s
 
-    async def _not_gathered(self, service: CoordinatorService, error: errors.ParamServerError) -> int:
-        reason = f"the result could not be gathered: {error}"
-        self._say(f"paramserver: error: {reason}")
-        await service.job.conclude(types_pb2.JOB_STATE_FAILED, reason)
-        return error.exit_code
+        async def attempt(_: float) -> int:
+            await service.job.changes.wait_until(all_there, limit_s)
+            return service.job.exit_code or await self._gather_now(service, how)
+
+        try:
+            return await persist(attempt, limit_s, "the result cannot be gathered yet")
+        except errors.ParamServerError as error:
+            reason = f"the result could not be gathered: {error}"
+            self._say(f"paramserver: error: {reason}")
+            await service.job.conclude(types_pb2.JOB_STATE_FAILED, reason)
+            return error.exit_code
 
     async def _gather_now(self, service: CoordinatorService, how: str) -> int:
         status = await service.status(coordinator_pb2.StatusRequest(model=True))
@@ -351,6 +329,22 @@ class Coordinating:
             state, reason = types_pb2.JOB_STATE_STOPPED, service.job.reason
         await service.job.conclude(state, reason, json.dumps(summary))
         return exit_code(summary)
+
+
+async def persist(attempt: Callable[[float], Awaitable[T]], patience_s: float, problem: str) -> T:
+    """The result of the first attempt that works; each is given the seconds left.
+
+    Raises the RetryableError of the first attempt that fails after ``patience_s``, and any other error at once.
+    """
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return await attempt(deadline - time.monotonic())
+        except errors.RetryableError as error:
+            if time.monotonic() >= deadline:
+                raise
+            log.warning(f"{problem}; trying again: {error}")
+            await asyncio.sleep(_RETRY_S)
 
 
 async def to_the_end(work: Coroutine[Any, Any, None]) -> None:

@@ -30,7 +30,7 @@ _ENDED = (types_pb2.JOB_STATE_DONE, types_pb2.JOB_STATE_STOPPED)
 class Serving:
     """One server of the job. ``settings`` are those of the job already.
 
-    ``replaces``: pid of the server in whose place it was started, 0 if there was none.
+    ``replaces``: pid of its ended predecessor, 0 if there was none.
     """
 
     def __init__(

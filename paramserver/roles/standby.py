@@ -1,4 +1,4 @@
-"""Until a coordinator leads: it waits for the store, and for the end of another one."""
+"""A coordinator that does not lead yet waits for the store, and for the end of another coordinator."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _RETRY_S = 0.5
 
 
 class Standby:
-    """One coordinator at ``address`` that wants to lead. ``stands_by``: it waits for one that leads already.
+    """A coordinator that wants to lead. ``stands_by``: it waits for another one that leads already.
 
-    ``where`` names the store; ``warned`` holds the warnings about it that were given; ``say`` prints a line for people.
+    ``where`` names the store; ``say`` prints a line for people.
     """
 
     def __init__(
@@ -34,17 +34,16 @@ class Standby:
         settings: Settings,
         stands_by: bool,
         resuming: Resuming,
-        address: str,
         where: str,
-        warned: set[str],
         say: Callable[[str], None],
     ) -> None:
         self._endpoint, self._settings, self._stands_by = endpoint, settings, stands_by
-        self._resuming, self._address, self._store_name = resuming, address, where
-        self._warned, self._say = warned, say
+        self._resuming, self._store_name, self._say = resuming, where, say
+        # The warnings about the store that were given.
+        self._warned: set[str] = set()
 
-    async def wait(self, store: Store, leadership: Leadership) -> bool:
-        """Returns when this coordinator leads: True if it has waited for another one's end."""
+    async def wait(self, store: Store, leadership: Leadership, address: str) -> bool:
+        """Return when this coordinator, at ``address``, leads: True if it has waited for another one's end."""
         started = said = time.monotonic()
         limit = self._settings.cluster.join_timeout_s if self._stands_by else 0.0
         stood_by = away = held = False
@@ -53,7 +52,7 @@ class Standby:
             try:
                 facts = await store.inspect()
                 if away:
-                    # The store was away for the leader, too, perhaps: it may renew its lease first.
+                    # The leader may have missed the store, too: it may renew its lease first.
                     away, hold_until = False, time.monotonic() + self._settings.cluster.lease_s
                 if stood_by and time.monotonic() < hold_until:
                     await asyncio.sleep(_RETRY_S)
@@ -67,7 +66,7 @@ class Standby:
                 if stood_by and not held and await store.leader() is None:
                     held = True
                     if await recorded_term(store) < self._resuming.floor:
-                        log.warning("the store has forgotten who leads the job; whoever does may write it again")
+                        log.warning("the store has forgotten the leader of the job; the leader may write it again")
                         hold_until = time.monotonic() + self._settings.cluster.lease_s
                         continue
                 acquired = await leadership.acquire(self._resuming.floor)
@@ -89,8 +88,7 @@ class Standby:
                     )
                 if not stood_by:
                     self._say(
-                        f"standing by at {self._address} for the coordinator of job {self._endpoint.job} "
-                        f"at {acquired.holder}"
+                        f"standing by at {address} for the coordinator of job {self._endpoint.job} at {acquired.holder}"
                     )
                 stood_by, held = True, False
                 self._resuming.floor = max(self._resuming.floor, acquired.term)

@@ -38,7 +38,7 @@ _BEAT_S = 1.0
 # Exit codes after SIGINT and SIGTERM.
 _TOLD_TO_END = (130, 143)
 _DEFAULT_JOB = "job"
-# The name of whoever leads with a private store.
+# The name under which a coordinator leads with a private store.
 _PRIVATE = "private"
 
 
@@ -51,9 +51,7 @@ def start_coordinator(settings: Settings, options: Options) -> int:
     arm_if_told("coordinator")
     from paramserver.results.summary import check_writable
 
-    for setting, path in (("run.summary", settings.run.summary), ("run.save", settings.run.save)):
-        if path:
-            check_writable(setting, Path(path))
+    check_writable(settings.run)
     if not settings.cluster.job:
         settings = settings.model_copy(update={"cluster": settings.cluster.model_copy(update={"job": _DEFAULT_JOB})})
     return asyncio.run(_coordinate(settings, options))
@@ -72,7 +70,7 @@ async def _coordinate(settings: Settings, options: Options) -> int:
     cluster = settings.cluster
     with _store(settings) as (url, store_name):
         if store_name != hide_password(cluster.store):
-            # Whoever led with this store has ended, since it would hold the directory.
+            # An earlier coordinator of this store has ended, or it would hold the directory.
             options = replace(options, token=_PRIVATE, former=_PRIVATE)
         coordinating = Coordinating(
             settings,
@@ -87,7 +85,7 @@ async def _coordinate(settings: Settings, options: Options) -> int:
             asyncio.get_running_loop().add_signal_handler(number, coordinating.on_signal, number)
         server = await grpc.serve([("Coordinator", coordinating.endpoint)], host, port, security)
         coordinating.address = join(advertised, server.port)
-        # Commands given on this machine find it here.
+        # Commands given on this machine find the coordinator here.
         near = join("127.0.0.1" if host in ("0.0.0.0", "::") else host, server.port)
         job = Job(
             cluster.job,
@@ -121,7 +119,7 @@ async def _coordinate(settings: Settings, options: Options) -> int:
 
 @contextlib.contextmanager
 def _store(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Address and name of the store. "auto": one of our own, which ends with this process; its data stay."""
+    """Address and name of the store. "auto": a private store, which ends with this process; its data stay."""
     if settings.cluster.store != "auto":
         yield settings.cluster.store, hide_password(settings.cluster.store)
         return
@@ -251,7 +249,7 @@ async def _serve(settings: Settings, config: Path | None, overrides: dict[str, o
 def start_worker(settings: Settings, script: Path, args: list[str], with_server: bool = False) -> int:
     """Run the script as a worker of the job, in this process; returns the exit code. Raises ParamServerError.
 
-    ``with_server``: with a server beside it, which stays until the job ends, or this process is told to end.
+    ``with_server``: start a server, too, which stays until the job ends, or this process is told to end.
     """
     configure(settings.log.level)
     arm_if_told("worker-?")  # the number comes with the membership
@@ -278,19 +276,15 @@ def start_worker(settings: Settings, script: Path, args: list[str], with_server:
         roles.run_worker([str(script), *args], at_end)
         if not with_server:
             return 0
-        # The server beside it stays until the job ends, which it does not before this worker has left.
+        # The server stays until the job ends, and the job does not end before this worker has left.
         return entry.close_all() or companions.wait()
 
 
 def _as_given(settings: Settings) -> dict[str, str]:
-    """Variables with which the script loads what was given here; the rest it gets from the coordinator."""
-    origins = settings.origins()
-    given = {name: value for name, value in settings.as_environment().items() if name == ENV_CONFIG}
-    everything = settings.as_environment()
-    for key, origin in origins.items():
-        if origin != "default" and env_name(key) in everything and not key.startswith("run."):
-            given[env_name(key)] = everything[env_name(key)]
-    return given
+    """Variables with which the script loads the settings given here; the others come from the coordinator."""
+    said = [key for key, origin in settings.origins().items() if origin != "default" and not key.startswith("run.")]
+    wanted = {ENV_CONFIG, *map(env_name, said)}
+    return {name: value for name, value in settings.as_environment().items() if name in wanted}
 
 
 class _Beating:
@@ -307,7 +301,7 @@ class _Beating:
             self._presence.update(state="starting")
 
     def stop(self) -> None:
-        """From now on somebody else does it."""
+        """Give no more signs of life: the network loop does."""
         self._stop.set()
 
 
