@@ -92,11 +92,11 @@ class Place:
         return hide_password(f"{self.url.rstrip('/').rpartition('/')[0]}/{sibling}")
 
     def holds(self, path: str) -> bool:
-        """Whether ``path``, an absolute path of this machine, is this directory, by whatever name."""
+        """Whether ``path``, an absolute path of this machine, leads to this directory."""
         return self._root.holds(path)
 
     def same(self, other: Place) -> bool:
-        """Whether both are one directory, by whatever name."""
+        """Whether both places are the same directory."""
         if self.local and other.local:
             return self._absolute() == other._absolute() or self.holds(str(other._absolute()))
         return self.url == other.url

@@ -1,4 +1,4 @@
-"""Do two machines see the same place? One writes a question, the other one reads it there and writes the answer."""
+"""Whether two machines see the same place: one writes a question, the other reads it there and writes the answer."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Rates:
         """Take in a total; return the present rate."""
         now = time.monotonic()
         seen = self._seen.setdefault(name, deque())
-        if seen and samples < seen[-1][1]:  # a new process, or a coordinator that has not heard of everybody yet
+        if seen and samples < seen[-1][1]:  # a new process, or a coordinator that has not heard of all workers yet
             seen.clear()
         seen.append((now, samples))
         while len(seen) > 2 and now - seen[0][0] > _RATE_WINDOW_S:

@@ -68,7 +68,7 @@ class Spawner:
         self._leader = ""
 
     def children(self, *roles: str) -> list[Child]:
-        """The processes in these roles that run, and the one that was started last."""
+        """The started processes in these roles, except for processes that ended before the last start."""
         return [child for child in self._children if child.name.partition("-")[0] in roles]
 
     async def coordinator(self) -> Child:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterator
 
-# A longer line is passed on in pieces of so many bytes, so that one without an end does not fill the memory.
+# Longer lines are passed on in pieces of so many bytes, so that a line without an end does not fill the memory.
 LONGEST = 16 << 20
 
 
@@ -27,7 +27,7 @@ class Lines:
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
 
     def feed(self, data: bytes) -> Iterator[tuple[bool, str]]:
-        """The lines that end in ``data``, without their ends; True: it goes on with the line of the piece before."""
+        """The lines that end in ``data``, without their ends. True marks text that continues the last line."""
         *ended, rest = data.split(b"\n")
         for line in ended:
             yield from self._take(line)
@@ -35,7 +35,7 @@ class Lines:
         yield from self._take(rest)
 
     def end(self) -> Iterator[tuple[bool, str]]:
-        """The stream is over: what came after the last end of a line, if anything did."""
+        """The stream is over. Yields the text after the last end of a line, if there is any."""
         if self._held or self._goes_on:
             yield self._line()
 

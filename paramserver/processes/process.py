@@ -19,7 +19,7 @@ _QUIET_S = 2.0
 
 
 class Guard:
-    """The small process that ends all groups if the launcher is killed (see guard.py)."""
+    """The small process that ends all process groups if the launcher is killed (see guard.py)."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -37,7 +37,7 @@ class Guard:
             self._process.stdin.flush()
 
     def close(self) -> None:
-        """There is nothing left to end."""
+        """End the guard: the launcher has ended all processes itself."""
         self.tell("done")
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):

@@ -17,10 +17,10 @@ class _Row:
 
 
 class Restarts:
-    """Counts failures in a row: those between which the job has not reached a version it had not reached before.
+    """Counts failures in a row: between them, the job has reached no higher version than ever before.
 
-    A job that was rolled back and dies at the same version over and over makes no progress by this measure.
-    ``most``: after how many failures in a row a process is started again.
+    So a job that is rolled back and dies at the same version again and again makes no progress.
+    ``most``: the number of failures in a row after which a process is still started again.
     """
 
     def __init__(self, most: int) -> None:
@@ -39,7 +39,7 @@ class Restarts:
         self._rows.setdefault(name, _Row()).begun_at = self._highest
 
     def failed(self, name: str) -> float | None:
-        """The process has ended: after how many seconds to start it again, or None if that was once too often."""
+        """The process has ended. Returns the seconds until its next start; None if it has failed too often."""
         row = self._rows[name]
         if self._highest > row.begun_at:
             row.failures = 0
@@ -55,5 +55,5 @@ class Restarts:
 
 
 def cool_down_s(failures: int) -> float:
-    """How long to wait before a process is started again that has failed so often in a row: 0, 0.5, 1, 2, ... s."""
+    """Seconds before the next start of a process, by its failures in a row: 0, 0.5, 1, 2, ..."""
     return 0.0 if failures < 2 else min(_SECOND_S * 2 ** (failures - 2), _LONGEST_S)

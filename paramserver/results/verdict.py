@@ -16,10 +16,7 @@ BROKEN = 1
 
 
 def look_at_checkpoint(directory: str, name: str, version: int) -> str:
-    """Why ``name`` is no whole checkpoint of ``version`` in ``directory``, as a sentence; "" if it is.
-
-    Reads no tensors.
-    """
+    """The reason why ``name`` is no whole checkpoint of ``version`` in ``directory``; "" if it is. Reads no tensors."""
     if (parse_name(name) or (-1,))[0] != version:
         return f"version {version}, the last one, is not saved in {directory}: the last checkpoint is {name or 'none'}"
     try:

@@ -100,7 +100,7 @@ async def _coordinate(settings: Settings, options: Options) -> int:
         published: list[Job] = []
 
         def leading() -> None:
-            with contextlib.suppress(errors.ConfigError):  # another one on this machine has the name
+            with contextlib.suppress(errors.ConfigError):  # another job on this machine has the name
                 publish_job(job)
                 published.append(job)
             for line in _join_lines(settings, coordinating.address, security, store_name):
