@@ -7,6 +7,7 @@ import socket
 
 from paramserver import errors
 from paramserver.config import Settings, split_addresses
+from paramserver.transport.addresses import host_of
 
 DEFAULT_PORT = 8790
 _ALL = ("0.0.0.0", "::")
@@ -20,7 +21,7 @@ def coordinator_place(settings: Settings) -> tuple[str, int, str]:
         host, port = _listen(settings.cluster.listen, own[1] if own else (named[0][1] if named else DEFAULT_PORT))
         advertised = settings.cluster.advertise_host or (own[0] if own else "")
         if not advertised:
-            advertised = (named[0][0] if len(named) == 1 else _own_name()) if host in _ALL else host
+            advertised = (named[0][0] if len(named) == 1 else socket.gethostname()) if host in _ALL else host
         return host, port, advertised
     if own:
         return own[0], own[1], settings.cluster.advertise_host or own[0]
@@ -69,8 +70,7 @@ def route_to(addresses: str) -> str:
 
 def split(address: str) -> tuple[str, int]:
     """Host (without brackets) and port."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
+    return host_of(address), int(address.rpartition(":")[2])
 
 
 def is_here(host: str) -> bool:
@@ -96,7 +96,3 @@ def _listen(text: str, port: int) -> tuple[str, int]:
         if ":" in text:
             return split(text)
     return text.strip("[]"), port
-
-
-def _own_name() -> str:
-    return socket.gethostname()

@@ -25,8 +25,7 @@ def environment(plan: Path) -> dict[str, str]:
 
 def note_process(name: str, pid: int) -> None:
     """Note a process that cannot arm itself, such as the store, so that faults can strike it."""
-    path = os.environ.get(ENV_PLAN, "")
-    if path and os.environ.get(ENV_FLAG) == FLAG:
+    if os.environ.get(ENV_FLAG) == FLAG and (path := os.environ.get(ENV_PLAN, "")):
         from paramserver.testing.processes import ProcessBook
 
         ProcessBook.beside(Path(path)).note(name, pid)

@@ -18,7 +18,7 @@ ROUTE = "10.0.0.1"
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosts, "is_here", lambda host: host in HERE)
     monkeypatch.setattr(hosts, "route_to", lambda addresses: ROUTE)
-    monkeypatch.setattr(hosts, "_own_name", lambda: "node-1")
+    monkeypatch.setattr("socket.gethostname", lambda: "node-1")
 
 
 def settings(coordinator: str = "", listen: str = "", advertise_host: str = "") -> Settings:
