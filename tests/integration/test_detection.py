@@ -12,7 +12,7 @@ import pytest
 
 from paramserver.cli.look.status import describe
 from paramserver.machine.jobs import fetch_status
-from tests.support.integration.harness import SCRIPTS, Place, place_fixture, read_summary, until
+from tests.support.integration.harness import SCRIPTS, Place, place_fixture, read_summary, status_of, until
 
 STOPS = SCRIPTS / "stops.py"
 SLICES_PER_STEP = 4
@@ -62,7 +62,7 @@ def test_a_worker_that_stops_is_missed_in_time(
         *("--", "--hurry", hurry, "--how", how if how in ("gil", "loader") else "not"),
     )
     job.wait_for(r"worker-1 \| stops now" if how in ("gil", "loader") else r"worker-1 \| is in its third slice")
-    status = place.status()
+    status = status_of(job)
     (address,) = [p["address"] for p in status["processes"] if p["role"] == "coordinator"]
     pid = next(p["pid"] for p in status["processes"] if p["name"] == "worker-1")
 

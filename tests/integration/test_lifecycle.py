@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.integration.harness import Place, place_fixture, read_summary
+from tests.support.integration.harness import Place, place_fixture, read_summary, status_of
 from tests.support.integration.paced import TRAIN, counts, training
 
 FAST_STORE = ["--store", "memory"]
@@ -83,7 +83,7 @@ def test_slices_of_a_killed_worker_go_to_the_others(place: Place) -> None:
 
 def test_all_workers_killed(place: Place) -> None:
     running = training(place, 1, 1, *FAST_STORE, *ALONE)
-    os.kill(pid_of(place.status(), "worker-0"), signal.SIGKILL)
+    os.kill(pid_of(status_of(running), "worker-0"), signal.SIGKILL)
     done = running.wait().check(137)
     assert "worker-0 was killed by signal 9" in done.out
     assert "Traceback" not in done.said, done.text
@@ -91,7 +91,7 @@ def test_all_workers_killed(place: Place) -> None:
 
 def test_killed_server_ends_the_run(place: Place) -> None:
     running = training(place, 2, 1, *FAST_STORE, *ALONE)
-    os.kill(pid_of(place.status(), "server-1"), signal.SIGKILL)
+    os.kill(pid_of(status_of(running), "server-1"), signal.SIGKILL)
     done = running.wait(30.0).check(1)
     assert "paramserver: error: server-1 ended unexpectedly (signal 9); the run cannot go on\n" in done.err
     assert "Traceback" not in done.said, done.text

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.integration.harness import SCRIPTS, Place, Running, place_fixture, read_summary, until
+from tests.support.integration.harness import SCRIPTS, Place, Running, place_fixture, read_summary, status_of, until
 
 TRAIN = SCRIPTS / "train.py"
 EPOCHS = ("--epochs", "12")
@@ -65,7 +65,7 @@ class Run:
         """Of the present process of this name."""
 
         def found() -> int:
-            processes = self.place.status()["processes"]
+            processes = status_of(self.running)["processes"]
             return next((p["pid"] for p in processes if p["name"] == name and not p["gone"]), 0)
 
         return until(f"{name} is a member", found, 20.0)

@@ -21,6 +21,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, TypeVar
 
+from paramserver.cli.look.status import describe
+from paramserver.machine.jobs import fetch_status
+
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 DIGITS = ROOT / "workers" / "digits.py"
@@ -264,6 +267,13 @@ class Place:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.02)
         shutil.rmtree(self.root, ignore_errors=True)
+
+
+def status_of(run: Running) -> dict[str, Any]:
+    """The facts of `paramserver status --json` about a `paramserver run`, without a process that asks for them."""
+    found = re.search(r"coordinator at ([0-9.]+:[0-9]+)", run.out)
+    assert found is not None, run.out
+    return describe(fetch_status(found[1]))
 
 
 def free_address() -> str:
