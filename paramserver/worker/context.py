@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 import torch
@@ -37,10 +37,6 @@ from paramserver.worker.script.steps import Steps
 from paramserver.worker.weights.reads import Reads
 
 log = structlog.get_logger("paramserver.worker")
-
-T = TypeVar("T")
-# A script whose gradients are not what left early is not tried again for up to so many slices.
-_MOST_REST = 1024
 
 
 class Context:

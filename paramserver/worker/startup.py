@@ -11,11 +11,9 @@ from typing import Any, TypeVar, cast
 import structlog
 
 from paramserver import errors
-from paramserver.compress.casts import Cast
 from paramserver.core.layout.plan import Chunk, Plan, moving_bytes
 from paramserver.core.versions.events import Latest
 from paramserver.membership.session import Session
-from paramserver.transport.base import Channel
 from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.wire.messages import plan_of
 from paramserver.worker.gradients import early
@@ -59,26 +57,6 @@ async def present_model(session: Session) -> tuple[types_pb2.ModelSpec, int]:
     if not status.HasField("model"):
         raise errors.UserError("the job has no model yet: call init first, or wait until its script has prepared one")
     return status.model, status.expected_servers
-
-
-async def open_links(
-    session: Session,
-    plan: Plan,
-    connect: Callable[[str], Channel],
-    worker: Callable[[], int],
-    rounding: Cast | None,
-    wait_timeout_s: float,
-) -> ShardLinks:
-    """Channels to all servers of the plan, as soon as all have joined."""
-    view = await session.wait_until(
-        lambda view: len(view.servers) >= plan.servers and view.state != types_pb2.JOB_STATE_RECOVERING,
-        lambda view: view.reason or "servers",
-        session.options.join_timeout_s,
-    )
-    servers = sorted(view.servers, key=lambda server: server.index)
-    channels = [connect(server.address) for server in servers]
-    log_interval_s = session.options.log_interval_s
-    return ShardLinks(channels, plan, session.job, worker, view.timeline, rounding, wait_timeout_s, log_interval_s)
 
 
 async def share_memory(session: Session, links: ShardLinks, plan: Plan, transport: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import structlog
 import torch
@@ -85,7 +84,7 @@ class Entry:
         initial, session = self._weights.space.on_cpu(), self._member.session
         offer = loads
         if offer is None and self._may_upload:
-            offer = Offer(initial.read, partial(self._brought.parts, self._shards.plan.layout))
+            offer = Offer(initial.read, self._brought.parts)
 
         async def go() -> list[Pulled]:
             while True:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import cast
 
 from paramserver import errors
@@ -38,7 +37,7 @@ class Loading:
         load already. False: the job went back to an earlier version, and the load is not done. Raises ModelError if
         workers do not agree, DeadlineError naming the workers that did not call it.
         """
-        layout, following = self._shards.plan.layout, self._rollback.following
+        following = self._rollback.following
         following(self._weights.complete)
         if weights is None:  # else the script's writes are replaced anyway
             following(self._weights.watch.check)
@@ -49,7 +48,7 @@ class Loading:
         before = self._rollback.begin_load(
             Offer(
                 weights.read if weights is not None else None,
-                partial(state.parts, layout) if state is not None else None,
+                state.parts if state is not None else None,
                 loads=True,
             )
         )

@@ -79,7 +79,7 @@ class Rollback:
         """The epoch in which the job stands."""
         while not self._modes.together:
             try:
-                return self._member.wait(self._slices.lease(0, False, 0, (), 0.0, self._paces.holding)).open_epoch
+                return self._member.wait(self._slices.lease(holding=self._paces.holding)).open_epoch
             except errors.RolledBackError:
                 self.follow()
         if not self._slices.counted:

@@ -54,21 +54,28 @@ class Shards:
 
         Raises RolledBackError if the job goes back meanwhile.
         """
-        member = self._member
+        member, session, plan = self._member, self._member.session, self.plan
         await self.close()
-        self._links = await startup.open_links(
-            member.session,
-            self.plan,
-            self._connect,
+        view = await session.wait_until(
+            lambda view: len(view.servers) >= plan.servers and view.state != types_pb2.JOB_STATE_RECOVERING,
+            lambda view: view.reason or "servers",
+            session.options.join_timeout_s,
+        )
+        self._links = links = ShardLinks(
+            [self._connect(server.address) for server in sorted(view.servers, key=lambda server: server.index)],
+            plan,
+            session.job,
             lambda: member.session.member,
+            view.timeline,
             self.rounding,
             member.wait_timeout_s,
+            session.options.log_interval_s,
         )
-        member.follows(self._links.timeline)
+        member.follows(links.timeline)
         # An observer needs no memory of its own.
-        transport = self.transport if member.session.options.role == types_pb2.ROLE_WORKER else "grpc"
-        await startup.share_memory(member.session, self._links, self.plan, transport)
-        return self._links
+        transport = self.transport if session.options.role == types_pb2.ROLE_WORKER else "grpc"
+        await startup.share_memory(session, links, plan, transport)
+        return links
 
     async def close(self) -> None:
         """Close the links, if there are any."""

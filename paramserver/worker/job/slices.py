@@ -57,14 +57,18 @@ class Slices:
 
     def lease(
         self,
-        epoch: int,
-        last: bool,
-        want: int,
-        done: Sequence[AsyncName],
-        wait_s: float,
-        holding: Sequence[AsyncName],
+        epoch: int = 0,
+        last: bool = False,
+        want: int = 0,
+        done: Sequence[AsyncName] = (),
+        wait_s: float = 0.0,
+        holding: Sequence[AsyncName] = (),
     ) -> concurrent.futures.Future[coordinator_pb2.LeaseResponse]:
-        """Report finished slices and those that this worker is ``holding``, and ask for more."""
+        """Report finished slices and those that this worker is ``holding``; lease up to ``want`` more.
+
+        Slices of epochs up to ``epoch`` are leased. ``last``: the script asks for no later epoch. ``wait_s``: how long
+        the coordinator may wait with its answer until there is a slice.
+        """
         member = self._member
         # The timeline of `done`: after the job went back, these slices are no longer done.
         timeline = self._shards.links.timeline

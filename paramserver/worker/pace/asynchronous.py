@@ -165,4 +165,4 @@ class AsyncPace:
             self._pending = None
         if self._done:
             done, self._done = self._done, []
-            self._member.wait(self._slices.lease(0, False, 0, done, 0.0, ()))
+            self._member.wait(self._slices.lease(done=done))

@@ -95,7 +95,7 @@ class Paces:
             return
         self.pace.finish()
         if isinstance(self.pace, AsyncPace):
-            self._member.wait(self._slices.lease(0, False, 0, (), 0.0, ()))
+            self._member.wait(self._slices.lease())
             self._slices.idle()
         self.pace = None
         self._modes.paced(None)

@@ -33,7 +33,7 @@ class Brought:
     arrays: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
     scalars: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
 
-    def parts(self, layout: Layout, chunks: Sequence[Chunk]) -> list[tuple[shard_pb2.StateRef, memoryview]]:
+    def parts(self, chunks: Sequence[Chunk]) -> list[tuple[shard_pb2.StateRef, memoryview]]:
         """The pieces that go with the chunks of one server, and their bytes."""
         found: list[tuple[shard_pb2.StateRef, memoryview]] = []
         told: set[int] = set()
