@@ -46,7 +46,7 @@ def init(config: str | os.PathLike[str] | None = None, **overrides: object) -> C
     with the dot written as two underscores, as in ``init(training__seed=1)``. Seeds torch, NumPy and Python with
     ``training.seed``, so that models built afterwards are equal everywhere.
 
-    Raises ConfigError for settings that are wrong or differ from the job's, UnavailableError if nobody answers.
+    Raises ConfigError for settings that are wrong or differ from the job's, UnavailableError if no coordinator answers.
     """
     settings = _settings(config, overrides)
     logs.configure(settings.log.level)
@@ -117,7 +117,7 @@ class Client(RawClient):
     """Push and pull of named arrays, for those without a torch module (see `RawClient`).
 
     ``coordinator``: host:port of the job; left out, the configured job, or one of its own in this process.
-    Raises UnavailableError if nobody answers there.
+    Raises UnavailableError if no coordinator answers there.
     """
 
     def __init__(self, coordinator: str | None = None, *, config: str | os.PathLike[str] | None = None) -> None:

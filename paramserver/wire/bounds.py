@@ -59,8 +59,9 @@ def check_newcomer(request: coordinator_pb2.JoinRequest) -> None:
 
 
 def check_report(report: coordinator_pb2.WorkerReport) -> None:
-    """What a worker says of itself goes to everybody who asks for the status: texts are cut, metrics beyond the limit
-    are left out. Raises ProtocolError for numbers that cannot be.
+    """Bound a worker's report, which every reader of the status gets: cuts texts, leaves out metrics beyond the limit.
+
+    Raises ProtocolError for numbers that cannot be.
     """
     for name in ("version", "clock", "epoch", "samples", "slices", "epochs_planned"):
         counting(name, getattr(report, name))

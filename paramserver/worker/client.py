@@ -131,9 +131,9 @@ class RawClient:
 
         ``consistent``: each push is in all of the arrays or in none of them. ``False``: asynchronous mode with several
         servers takes what each server has, so a push may be in some arrays (or parts of them) and not in others yet;
-        that waits for nobody. In synchronous mode the two are the same.
+        that does not wait. In synchronous mode the two are the same.
         Raises ModelError for an unknown name, UserError if there is no model yet, DeadlineError if a push has reached
-        some servers and does not reach the others, as when its worker was lost and nobody repeats its work.
+        some servers and does not reach the others, as when its worker was lost and no other worker repeats its work.
 
         >>> client.pull(["total"])["total"]
         array([3., 3., 3.])

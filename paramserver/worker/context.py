@@ -108,7 +108,7 @@ class Context:
     def slice_seed(self, purpose: str = "batch") -> int:
         """A seed in [0, 2**63) of the slice that this worker computes now, or (without a loader) draws a batch for now.
 
-        It is the same whoever computes the slice; each ``purpose`` has one of its own. For generators of the script's:
+        The seed is the same on every worker that computes the slice, and another for each ``purpose``. For generators:
         ``generator.manual_seed(ctx.slice_seed())`` before each batch. Raises UserError before ``prepare`` of the model,
         and, with a loader, outside of the loop over it.
         """

@@ -57,16 +57,15 @@ def mover_for(device: torch.device) -> Mover | None:
     return CudaMover(device) if device.type == "cuda" else PlainMover()
 
 
-class _Done:
+class _Done(Ticket):
     def wait(self) -> None:
         """The copy is complete already."""
 
 
-class PlainMover:
+class PlainMover(Mover):
     """Copies at once: for devices without anything better."""
 
     def fetch(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> Ticket:
-        """See :class:`Mover`."""
         for source, target in zip(sources, targets, strict=True):
             target.copy_(source)
         return _Done()
@@ -74,29 +73,27 @@ class PlainMover:
     bring = fetch
 
     def zeros(self, elements: int, dtype: torch.dtype) -> Tensor:
-        """See :class:`Mover`."""
         return torch.zeros(elements, dtype=dtype)
 
     def lock(self, memory: Tensor, writable: bool) -> None:
-        """Changes nothing."""
+        pass
 
     def release(self) -> None:
-        """Changes nothing."""
+        pass
 
 
-class _Event:
+class _Event(Ticket):
     """A copy on a stream; keeps its tensors alive until it is complete."""
 
     def __init__(self, event: torch.cuda.Event, tensors: Sequence[Tensor]) -> None:
         self._event, self._tensors = event, list(tensors)
 
     def wait(self) -> None:
-        """See :class:`Ticket`."""
         self._event.synchronize()
         self._tensors.clear()
 
 
-class CudaMover:
+class CudaMover(Mover):
     """A stream for each direction, and page-locked memory. If memory cannot be locked, copies block this thread."""
 
     def __init__(self, device: torch.device) -> None:
@@ -107,11 +104,9 @@ class CudaMover:
         self._told = False
 
     def fetch(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> Ticket:
-        """See :class:`Mover`."""
         return self._copy(self._out, sources, targets)
 
     def bring(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> Ticket:
-        """See :class:`Mover`."""
         ticket = self._copy(self._in, sources, targets)
         torch.cuda.current_stream(self._device).wait_stream(self._in)
         return ticket
@@ -125,7 +120,6 @@ class CudaMover:
         return _Event(event, [*sources, *targets])
 
     def zeros(self, elements: int, dtype: torch.dtype) -> Tensor:
-        """See :class:`Mover`."""
         try:
             return torch.zeros(elements, dtype=dtype, pin_memory=True)
         except RuntimeError as error:
@@ -133,7 +127,6 @@ class CudaMover:
             return torch.zeros(elements, dtype=dtype)
 
     def lock(self, memory: Tensor, writable: bool) -> None:
-        """See :class:`Mover`."""
         address = memory.data_ptr()
         if address in self._locked or not memory.nbytes:
             return
@@ -148,7 +141,6 @@ class CudaMover:
             self._tell(f"cudaHostRegister answers {status}")
 
     def release(self) -> None:
-        """See :class:`Mover`."""
         for stream in (self._out, self._in):
             stream.synchronize()
         for address in self._locked:

@@ -141,7 +141,7 @@ def put(place: torch.Tensor, gradient: torch.Tensor, samples: int, unscale: floa
 
 
 def no_space() -> FlatSpace | None:
-    """In place of an inbox, if servers can read no memory of this worker."""
+    """Stands for an inbox where servers can read no memory of this worker."""
     return None
 
 

@@ -134,7 +134,7 @@ async def first_version(session: Session, links: ShardLinks, offer: Offer | None
                 _CALL_S,
             )
         except errors.FencedError as error:
-            log.info("somebody else uploads version 0", reason=str(error))
+            log.info("another worker uploads version 0", reason=str(error))
 
 
 async def _on_this_timeline(session: Session, links: ShardLinks, work: Coroutine[Any, Any, T]) -> T:

@@ -220,7 +220,7 @@ class Sender:
         if outcomes == {shard_pb2.OUTCOME_DUPLICATE}:
             return False
         raise errors.ParamServerError(
-            "somebody joined or left at this moment, and only some of the servers have counted this push: "
+            "a worker joined or left at this moment, and only some of the servers have counted this push: "
             "pull to see what is there, and push what is missing"
         )
 

@@ -53,8 +53,8 @@ class InPlace:
     def possible(shared: SharedMemory) -> bool:
         """Whether every server shares its memory, in whole pages."""
         arena, plan = shared.arena, shared.plan
-        everybody = len(shared.servers) == plan.servers
-        return everybody and arena.separable(plan) and len(arena.runs(plan, frozen=False)) <= _MOST_RUNS
+        all_share = len(shared.servers) == plan.servers
+        return all_share and arena.separable(plan) and len(arena.runs(plan, frozen=False)) <= _MOST_RUNS
 
     def install(self, results: Sequence[Pulled]) -> FlatSpace:
         """The weights of a pull. The previous version stays mapped, but may change from the next pull on."""

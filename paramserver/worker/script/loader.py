@@ -104,16 +104,16 @@ class _Unplanned:
 
 
 class LoopPosition(Protocol):
-    """The methods of the context that the loader needs."""
+    """The script's position in its epochs, as the loader needs it; `script.position` has it."""
 
     def begin_pass(self) -> int:
-        """An iteration over the loader begins; returns its number."""
+        """An iteration over the loader begins; returns its number. Raises UserError if none may begin."""
 
     def next_item(self, iteration: int) -> Item | None:
-        """The slice to compute now."""
+        """The slice to compute now, None at the end of the epoch."""
 
     def leave_pass(self, iteration: int) -> None:
-        """That iteration is over, at its end or before."""
+        """The iteration of this number is over, at its end or before (``break``)."""
 
     def ahead(self) -> Iterator[Item]:
         """The slices that are likely to come."""

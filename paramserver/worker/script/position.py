@@ -74,7 +74,6 @@ class Position:
     # ---- for the loader
 
     def begin_pass(self) -> int:
-        """An iteration over the loader begins; returns its number. Raises UserError if none may."""
         if self._left:
             raise errors.UserError("this worker has left the job: iterate over the prepared loader before ctx.close()")
         if self._steps is None:
@@ -84,7 +83,6 @@ class Position:
         return iteration
 
     def next_item(self, iteration: int) -> Item | None:
-        """The slice to compute now, None at the end of the epoch."""
         passes, engine = self._passes, self._engine
         passes.check(iteration)
         while True:
@@ -109,21 +107,17 @@ class Position:
             self._steps.pass_over(item)
 
     def leave_pass(self, iteration: int) -> None:
-        """That iteration is over, at its end or before (``break``)."""
         if self._passes.leave_iteration(iteration) and self._guard is not None:
             self._guard.outside()
 
     def ahead(self) -> Iterator[Item]:
-        """The slices that are likely to come."""
         loop = self._engine.loop
         return (item for item in loop.ahead(self._passes.epoch) if not loop.poisoned(item))
 
     def begin(self, item: Item) -> None:
-        """The slice's batch is about to be handed to the script."""
         assert self._steps is not None
         self._steps.begin(item)
 
     def end(self, item: Item) -> None:
-        """The script asks for the next batch."""
         assert self._steps is not None
         self._steps.end(item)

@@ -153,7 +153,7 @@ class Reads(TorchFunctionMode):
 
 
 def _extent(tensor: torch.Tensor) -> int:
-    """From the first byte of a tensor to behind its last."""
+    """The number of bytes from the first byte of a tensor to its last."""
     steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (steps + 1) * tensor.element_size() if tensor.numel() else 0
 
