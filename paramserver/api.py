@@ -218,7 +218,7 @@ def _connected(
         settings.cluster.transport,
     )
     engine.join()
-    known_as(engine.session.name)
+    known_as(engine.member.session.name)
     _engines.add(engine)
     if _beats:
         background.submit(_beat(engine))

@@ -69,7 +69,7 @@ def ours(args: argparse.Namespace) -> None:
                 engine.loop.contribute(item, partial, binding.groups())
                 if ctx.version == step + 1:
                     times.append((began, time.monotonic()))
-        transport, weight = engine.links.near.kind, next(model.parameters())[0].item()
+        transport, weight = engine.shards.links.near.kind, next(model.parameters())[0].item()
         rank = ctx.rank
     write(args.out, rank, times, weight, transport)
 

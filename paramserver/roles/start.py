@@ -266,7 +266,7 @@ def start_worker(settings: Settings, script: Path, args: list[str], with_server:
 
         def tell(engine: Engine) -> None:
             thread.stop()
-            presence.update(name=engine.session.name, ready=True, state=engine.progress.state)
+            presence.update(name=engine.member.session.name, ready=True, state=engine.progress.state)
 
         def at_end(code: int) -> None:
             presence.close()

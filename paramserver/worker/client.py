@@ -49,12 +49,12 @@ class RawClient:
     def version(self) -> int:
         """The version of the arrays at hand: how many updates they have seen."""
         self._ready()
-        return self._engine.version
+        return self._engine.weights.version
 
     @property
     def rank(self) -> int:
         """This client's number among the workers."""
-        return self._engine.session.rank
+        return self._engine.member.session.rank
 
     def init(
         self, arrays: Mapping[str, Array], optimizer: str | torch.optim.Optimizer = "sum", **hypers: float
@@ -113,7 +113,7 @@ class RawClient:
             while not self._contribute(tensors, samples):
                 # A worker joined or left, and another worker had this part of the step. The next part is ours.
                 self._engine.sender.handed.handed_in_again()
-            return self._engine.version
+            return self._engine.weights.version
 
     def _contribute(self, tensors: Mapping[str, torch.Tensor], samples: int) -> bool:
         item = self._engine.loop.next_item(0, False)

@@ -50,7 +50,7 @@ class Context:
         self.settings = settings
         self.engine = engine
         engine.configure(wire_of(settings), pull_cast(settings.training.pull_precision))
-        self.device = _device(settings.training.device, engine.session.rank)
+        self.device = _device(settings.training.device, engine.member.session.rank)
         self._on_close = on_close
         self._passes = Passes()
         self._position = SchedulePosition(engine)
@@ -71,12 +71,12 @@ class Context:
     @property
     def rank(self) -> int:
         """This worker's number, from 0; given by the coordinator."""
-        return self.engine.session.rank
+        return self.engine.member.session.rank
 
     @property
     def world_size(self) -> int:
         """How many workers there are now; 1 alone."""
-        return max(1, len(self.engine.session.view.workers))
+        return max(1, len(self.engine.member.session.view.workers))
 
     @property
     def is_main(self) -> bool:
@@ -84,21 +84,21 @@ class Context:
 
         For printing and saving. In synchronous mode some workers have none if a step has fewer slices than workers.
         """
-        view = self.engine.session.view
+        view = self.engine.member.session.view
         if not view.workers:
             return True
         place = 0
-        if self.engine.consistency.mode is Mode.SYNC:
+        if self.engine.modes.present.mode is Mode.SYNC:
             slices = view.slices_per_step
             if self._position.data is not None:
                 slices = min(slices, self._position.data.slices_per_epoch)
             place = main_place(slices, len(view.workers))
-        return view.workers[place].member == self.engine.session.member
+        return view.workers[place].member == self.engine.member.session.member
 
     @property
     def version(self) -> int:
         """The version of the weights at hand: the number of optimizer steps of the job."""
-        return self.engine.version
+        return self.engine.weights.version
 
     @property
     def seed(self) -> int:
@@ -129,7 +129,7 @@ class Context:
     @property
     def mode(self) -> str:
         """``"sync"`` or ``"async"``, as it is now."""
-        return self.engine.consistency.mode.value
+        return self.engine.modes.present.mode.value
 
     # ---- prepare
 

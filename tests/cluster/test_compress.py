@@ -77,7 +77,7 @@ def test_the_bits_depend_on_no_number_of_processes(push: str, pull: str, workers
 def test_the_bits_are_the_same_over_shared_memory(push: str, pull: str) -> None:
     with Cluster(workers=2, servers=2, slices_per_step=SLICES, transport="shm") as cluster:
         found = cluster.train(program(), settings(push, pull)).digests
-        assert {w.context.engine.links.near.kind for w in cluster.workers if w.context is not None} == {"shm"}
+        assert {w.context.engine.shards.links.near.kind for w in cluster.workers if w.context is not None} == {"shm"}
     assert found == plain(push, pull).digests
 
 

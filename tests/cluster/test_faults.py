@@ -131,7 +131,7 @@ def test_a_worker_that_reaches_one_server_only_is_counted_there_once(mode: str) 
         if ctx.rank != 1 or half.is_set():
             return
         if slices == 2:  # from here on nothing reaches server 1; the push below gets to server 0
-            channels = ctx.engine.links.channels
+            channels = ctx.engine.shards.links.channels
             channels[0] = cast(Channel, Telling(channels[0], half))
             channels[1] = plan.wrap(cluster.job.network.connect)("server-1")
             cluster.call_in_loop(lambda: plan.cut(silent=True))

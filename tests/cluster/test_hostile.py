@@ -160,7 +160,7 @@ MODELS: dict[str, tuple[types_pb2.ModelSpec, type[errors.ParamServerError]]] = {
 def test_models_that_are_far_too_large_are_refused_by_arithmetic() -> None:
     with Cluster(1, 2) as cluster:
         client = cluster.client(0)
-        session = cluster.engines[0].session
+        session = cluster.engines[0].member.session
         member = session.member
         with traced():
             for what, (spec, refusal) in MODELS.items():
@@ -264,8 +264,8 @@ def test_messages_to_the_coordinator() -> None:
         client.push({"x": np.ones(64)})
         looker = cluster.reader()
         looker.pull()
-        sessions = [engine.session for engine in cluster.engines]
-        timeline, members = cluster.engines[0].links.timeline, [session.member for session in sessions]
+        sessions = [engine.member.session for engine in cluster.engines]
+        timeline, members = cluster.engines[0].shards.links.timeline, [session.member for session in sessions]
         with traced():
             # In the name of one who only looks: what one says of oneself may cost oneself the session.
             for what, (method, refusal, message) in coordinator_messages(members[1], timeline).items():

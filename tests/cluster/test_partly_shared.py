@@ -33,7 +33,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, elsewhere: Any) -> None:
 
 
 def kinds(cluster: Cluster) -> set[str]:
-    return {worker.context.engine.links.near.kind for worker in cluster.workers if worker.context is not None}
+    return {worker.context.engine.shards.links.near.kind for worker in cluster.workers if worker.context is not None}
 
 
 @pytest.mark.parametrize(("least_bytes", "kind"), [(0, "memory"), (1 << 40, "shm+memory")])

@@ -365,7 +365,7 @@ def test_the_first_layer_computes_while_the_second_waits_for_its_weights(
         ctx.clip_grad_norm(0.1)  # so that nothing comes ahead
         if number == 0:
             engines.append(ctx.engine)
-            links = ctx.engine.links
+            links = ctx.engine.shards.links
             links.channels[0] = Withheld(links.channels[0], told)
             threading.Thread(target=release, daemon=True).start()
 

@@ -73,7 +73,7 @@ def test_one_dies_and_one_comes_meanwhile(tmp_path: Path) -> None:
         summary = rig.finish([rig.hands[0], rig.hands[2]])
         context = rig.hands[1].context
         assert context is not None
-        rig.run(context.engine.session._fail(errors.EndedError("the test is over")))
+        rig.run(context.engine.member.session._fail(errors.EndedError("the test is over")))
     same(summary, twin("faults", program(), slices_per_step=SLICES))
 
 

@@ -38,7 +38,8 @@ def shared(
     with Cluster(transport="shm", **options) as cluster:
         outcome = cluster.train(script, settings)
         assert all(
-            worker.context is not None and worker.context.engine.links.near.kind == "shm" for worker in cluster.workers
+            worker.context is not None and worker.context.engine.shards.links.near.kind == "shm"
+            for worker in cluster.workers
         )
         return outcome
 
@@ -105,7 +106,7 @@ def test_a_worker_holds_no_second_copy_of_the_weights() -> None:
 
     def look(ctx: Context, _: int) -> None:
         gc.collect()
-        layout = ctx.engine.links.plan.layout
+        layout = ctx.engine.shards.links.plan.layout
         spaces = [o for o in gc.get_objects() if type(o) is FlatSpace and o.layout is layout]
         private.extend(space for space in spaces if not space.lent)
         assert any(space is ctx.engine.weights.space for space in spaces)

@@ -60,7 +60,7 @@ def computed(cluster: Cluster) -> dict[int, int]:
 
 def by_rank(log: list[Applied], cluster: Cluster) -> Counter[int]:
     """Whose contributions for slices of the slowest worker's range counted on the first shard."""
-    ranks = {ctx.engine.session.member: ctx.rank for w in cluster.workers if (ctx := w.context) is not None}
+    ranks = {ctx.engine.member.session.member: ctx.rank for w in cluster.workers if (ctx := w.context) is not None}
     counts: Counter[int] = Counter()
     for applied in log:
         name = applied.contribution.name
@@ -139,7 +139,7 @@ def test_slices_that_one_server_lacks_are_computed_by_others() -> None:
 
     def each(ctx: Context, slices: int) -> None:
         if ctx.rank == 1 and slices == 2:
-            ctx.engine.links.channels[1] = plan.wrap(cluster.job.network.connect)("server-1")
+            ctx.engine.shards.links.channels[1] = plan.wrap(cluster.job.network.connect)("server-1")
             cluster.call_in_loop(lambda: plan.cut(silent=True))
             cut.set()
         if ctx.rank == 0 and cut.is_set() and not healed.is_set():

@@ -111,7 +111,7 @@ def test_async_the_slices_of_a_stalled_worker_go_to_others_and_its_clock_holds_n
     late = {one.contribution.worker for one in log if one.contribution.name == stuck.name}
     assert late
     assert workers[1].context is not None
-    assert workers[1].context.engine.session.member not in late
+    assert workers[1].context.engine.member.session.member not in late
 
 
 def test_async_what_a_stalled_worker_brings_first_counts_and_the_other_is_a_duplicate() -> None:
@@ -140,7 +140,7 @@ def test_async_what_a_stalled_worker_brings_first_counts_and_the_other_is_a_dupl
     assert isinstance(stuck.name, AsyncName)
     assert torch.equal(outcome.tensor("cells"), torch.full((CELLS,), 2.0))
     assert {one.contribution.worker for one in log if one.contribution.name == stuck.name} == {
-        back.engine.session.member
+        back.engine.member.session.member
     }
     assert outcome.summary["contributions_duplicate"] >= 1
 

@@ -183,7 +183,7 @@ def test_more_workers_than_slices() -> None:
 
     def mains() -> list[str]:
         contexts = [worker.context for worker in cluster.workers]
-        return [ctx.engine.session.name for ctx in contexts if ctx is not None and ctx.is_main]
+        return [ctx.engine.member.session.name for ctx in contexts if ctx is not None and ctx.is_main]
 
     with Cluster(2, 1, launched=True) as cluster:
         for _ in range(2):

@@ -9,8 +9,7 @@ import structlog
 from paramserver import errors
 from paramserver.compress.casts import Cast
 from paramserver.compress.options import Wire
-from paramserver.core.versions.consistency import Consistency
-from paramserver.membership.session import JoinOptions, Session
+from paramserver.membership.session import JoinOptions
 from paramserver.transport.base import Channel
 from paramserver.v1 import coordinator_pb2
 from paramserver.worker.background import Background
@@ -25,7 +24,6 @@ from paramserver.worker.job.modes import Modes
 from paramserver.worker.job.progress import Progress
 from paramserver.worker.job.shards import Connect, Shards
 from paramserver.worker.job.slices import Slices
-from paramserver.worker.links import ShardLinks
 from paramserver.worker.memory.places import Places
 from paramserver.worker.pace import Paces
 from paramserver.worker.weights.weights import Weights
@@ -70,28 +68,6 @@ class Engine:
         self.loading = Loading(member, shards, progress, weights, paces, self.rollback)
         self.loop = Loop(member, modes, shards, slices, progress, weights, sender, paces, self.rollback)
 
-    # ---- facts that many callers ask for
-
-    @property
-    def session(self) -> Session:
-        """The tie to the coordinator; exists after :meth:`join`."""
-        return self.member.session
-
-    @property
-    def links(self) -> ShardLinks:
-        """The shards; exist after a model was registered."""
-        return self.shards.links
-
-    @property
-    def version(self) -> int:
-        """The version of the weights at hand; asynchronous: the oldest over the shards."""
-        return self.weights.version
-
-    @property
-    def consistency(self) -> Consistency:
-        """The newest setting that this worker has heard of."""
-        return self.modes.present
-
     # ---- beginning and end
 
     def configure(self, wire: Wire, rounding: Cast | None) -> None:
@@ -110,17 +86,17 @@ class Engine:
 
         The coordinator must hear that the script has done all its epochs: waits up to ``join_timeout_s`` for one.
         """
-        if not self.session.member:
+        if not self.member.session.member:
             return
-        finished = self.progress.through and self.session.failure is None
-        ended = ended and self.session.failure is None
+        finished = self.progress.through and self.member.session.failure is None
+        ended = ended and self.member.session.failure is None
         self.sender.drop_early()
         with contextlib.suppress(errors.ParamServerError):  # then the script keeps the weights that have come
             self.weights.complete()
-            if self.session.failure is None:
+            if self.member.session.failure is None:
                 self.weights.watch.leaving()
         try:
-            if self.session.failure is None:
+            if self.member.session.failure is None:
                 self.paces.finish()
         except errors.RolledBackError as error:
             log.info("leaving, while the job goes back to a checkpoint", reason=str(error))
@@ -130,22 +106,22 @@ class Engine:
             # If the job goes back, epochs may be undone, which have to be trained again.
             if self.member.rolled_back() and not self.progress.safe:
                 finished = ended = False
-            timeout_s = self.session.options.join_timeout_s if finished or ended else _LEAVE_S
+            timeout_s = self.member.session.options.join_timeout_s if finished or ended else _LEAVE_S
             self.member.run(self._leave(timeout_s, finished=finished, ended=ended))
 
     def abandon(self, reason: str) -> None:
         """Leave at once; other workers get the open slices. ``reason``: why the script failed, else empty."""
         self.sender.drop_early()
         self.weights.forget()
-        if self.session.member:
+        if self.member.session.member:
             self.member.run(self._leave(_LEAVE_S, failure=reason), _LEAVE_S + 1.0)
 
     async def _leave(self, timeout_s: float, *, finished: bool = False, ended: bool = False, failure: str = "") -> None:
         await self.sender.last_pushes(timeout_s)
-        await self.session.leave(timeout_s, finished=finished, ended=ended, failure=failure)
+        await self.member.session.leave(timeout_s, finished=finished, ended=ended, failure=failure)
         await self.shards.close()
         self.places.release()
-        await self.session.channel.close()
+        await self.member.session.channel.close()
 
     # ---- the report to the coordinator
 

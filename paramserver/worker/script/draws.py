@@ -33,11 +33,11 @@ class Draws:
         """The model is prepared, and there is no loader so far: seed for the first batch."""
         engine = self._engine
         rank, workers = engine.member.place()
-        lo, hi = assign(engine.session.view.slices_per_step, workers)[rank] if rank >= 0 else (0, 0)
-        if engine.consistency.mode is Mode.SYNC and lo < hi:
-            self._named = 0, engine.version * engine.session.view.slices_per_step + lo, ""
+        lo, hi = assign(engine.member.session.view.slices_per_step, workers)[rank] if rank >= 0 else (0, 0)
+        if engine.modes.present.mode is Mode.SYNC and lo < hi:
+            self._named = 0, engine.weights.version * engine.member.session.view.slices_per_step + lo, ""
         else:  # no slice is known for this worker: its batch differs from those of all other workers
-            self._named = engine.version, engine.session.rank, "worker "
+            self._named = engine.weights.version, engine.member.session.rank, "worker "
         self._before = states()
         seed_everything(self.seed("model"))
         self._after = states()

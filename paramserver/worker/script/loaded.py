@@ -49,7 +49,7 @@ def load(
         if passes.planned and engine.rollback.open_epoch() < passes.epoch:
             return False
         raise errors.JobFailedError(
-            f"a server was lost, and the job went back to version {engine.version} before ctx.load was done: "
+            f"a server was lost, and the job went back to version {engine.weights.version} before ctx.load was done: "
             "go on from there with --resume"
         )
     if first and not scheduled:

@@ -87,7 +87,7 @@ class Position:
         passes.check(iteration)
         while True:
             item = engine.loop.next_item(passes.epoch, passes.last, stay=passes.plain)
-            if item is None and passes.last and engine.consistency.mode is Mode.ASYNC:
+            if item is None and passes.last and engine.modes.present.mode is Mode.ASYNC:
                 engine.reading.pull_latest()
             elif item is None:
                 engine.reading.settle()

@@ -35,24 +35,24 @@ class SchedulePosition:
     def per_epoch(self) -> int:
         """How many updates an epoch has in the mode in which the job began. There must be a data set."""
         assert self.data is not None
-        view = self._engine.session.view
+        view = self._engine.member.session.view
         mode = mode_from_proto(view.schedule_mode, Mode.SYNC)
         return updates_per_epoch(self.data.slices_per_epoch, view.slices_per_step, mode)
 
     def __call__(self) -> int:
         """How many updates the version at hand is from the start."""
         if self.data is None:
-            return self._engine.version
+            return self._engine.weights.version
         if not self._engine.member.rolled_back():  # else the view may be of a history that this worker has not followed
-            view = self._engine.session.view
+            view = self._engine.member.session.view
             progress = data_progress(
                 schedule_from_proto(view, self.data.slices_per_epoch),
                 consistency_from_proto(view.consistency),
                 view.async_from,
-                self._engine.consistency,
+                self._engine.modes.present,
             )
             if progress is not None:
-                self._slices = progress.slices(self._engine.version)
+                self._slices = progress.slices(self._engine.weights.version)
         return schedule_position(self._slices, self.data.slices_per_epoch, self.per_epoch)
 
 

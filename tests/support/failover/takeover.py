@@ -466,11 +466,11 @@ class Fleet:
         for hand in self.hands:
             engine = hand.context.engine if hand.context else None
             if engine is not None:
-                view = engine.session.view
+                view = engine.member.session.view
                 lines.append(
                     f"worker-{hand.number}: alive {hand.alive} {engine.progress.state} "
                     f"waits for {engine.member.waiting_for!r} "
-                    f"{engine.links.pulls.waiting_for if engine.shards.met else ''!r} term {view.term} generation "
-                    f"{view.generation} {hand.error!r}"
+                    f"{engine.shards.links.pulls.waiting_for if engine.shards.met else ''!r} term {view.term} "
+                    f"generation {view.generation} {hand.error!r}"
                 )
         return "\n".join(lines)
