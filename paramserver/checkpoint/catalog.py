@@ -159,23 +159,23 @@ _verify = verify
 # ---- marks of readers, which the clean-up respects
 
 
+@dataclass
 class Use:
     """The mark of a reader on a checkpoint. Who reads for more than an hour calls :meth:`renew` now and then."""
 
-    def __init__(self, inside: Inside, marker: str) -> None:
-        self._inside = inside
-        self._marker = marker
+    inside: Inside
+    marker: str
 
     def renew(self) -> None:
         """Write the mark again, with the present time."""
         # A directory that cannot be written to is not cleaned up by us either.
         with contextlib.suppress(CheckpointError):
-            self._inside.write_atomically(self._marker, json.dumps({"since": time.time()}).encode())
+            self.inside.write_atomically(self.marker, json.dumps({"since": time.time()}).encode())
 
     def end(self) -> None:
         """Remove the mark."""
         with contextlib.suppress(CheckpointError):
-            self._inside.remove(self._marker)
+            self.inside.remove(self.marker)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +30,8 @@ ENV_INTERNAL_PREFIX = "PARAMSERVER_INTERNAL_"
 DEFAULT_FILE = "paramserver.toml"
 
 
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """One source of values. ``values``: by dotted name; ``origins``: where each value stands, in words."""
-
-    values: Mapping[str, Any]
-    origins: Mapping[str, str]
+# Dotted name of a setting to its value, and to the words for the place where the value stands.
+_Layer = dict[str, tuple[Any, str]]
 
 
 def load_settings(
@@ -53,17 +48,13 @@ def load_settings(
     """
     environ = os.environ if environ is None else environ
     problems: list[str] = []
-    layers = [
-        _flag_layer(overrides or {}, problems),
-        _environment_layer(environ, problems),
-        _file_layer(_choose_file(file, environ), problems),
-    ]
+    flags = _flag_layer(overrides or {}, problems)
+    variables = _environment_layer(environ, problems)
+    found = {**_file_layer(_choose_file(file, environ), problems), **variables, **flags}
     values: dict[str, dict[str, Any]] = {}
-    origins: dict[str, str] = {}
-    for layer in reversed(layers):
-        for key, value in layer.values.items():
-            values.setdefault(section_of(key), {})[leaf_of(key)] = value
-            origins[key] = layer.origins[key]
+    for key, (value, _) in found.items():
+        values.setdefault(section_of(key), {})[leaf_of(key)] = value
+    origins = {key: origin for key, (_, origin) in found.items()}
     try:
         settings = Settings(**values)  # type: ignore[arg-type]  # sections as plain dicts, which pydantic validates
     except ValidationError as error:
@@ -83,8 +74,7 @@ def load_settings(
 def _flag_layer(overrides: Mapping[str, object], problems: list[str]) -> _Layer:
     given = {key: value for key, value in overrides.items() if value is not None}
     problems += [unknown(key, FIELDS) for key in given if key not in FIELDS]
-    known = {key: value for key, value in given.items() if key in FIELDS}
-    return _Layer(known, dict.fromkeys(known, "flag"))
+    return {key: (value, "flag") for key, value in given.items() if key in FIELDS}
 
 
 def _environment_layer(environ: Mapping[str, str], problems: list[str]) -> _Layer:
@@ -95,8 +85,8 @@ def _environment_layer(environ: Mapping[str, str], problems: list[str]) -> _Laye
             problems.append(unknown(name, (*names, ENV_CONFIG)))
     source = EnvSettingsSource(Settings)
     source.env_vars = {name.lower(): environ[name] for name in ours if name in names}
-    values = _flatten(source())
-    return _Layer(values, {key: f"env {env_name(key)}" for key in values})
+    given = {f"{section}.{name}": value for section, table in source().items() for name, value in table.items()}
+    return {key: (value, f"env {env_name(key)}") for key, value in given.items()}
 
 
 def _choose_file(file: Path | None, environ: Mapping[str, str]) -> Path | None:
@@ -116,7 +106,7 @@ def _choose_file(file: Path | None, environ: Mapping[str, str]) -> Path | None:
 
 def _file_layer(path: Path | None, problems: list[str]) -> _Layer:
     if path is None:
-        return _Layer({}, {})
+        return {}
     try:
         tables: Any = TomlConfigSettingsSource(Settings, path).toml_data
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -134,9 +124,4 @@ def _file_layer(path: Path | None, problems: list[str]) -> _Layer:
         else:
             values |= {f"{section}.{key}": value for key, value in table.items()}
     problems += [f"{unknown(key, FIELDS)} (in {path})" for key in values if key not in FIELDS]
-    known = {key: value for key, value in values.items() if key in FIELDS}
-    return _Layer(known, dict.fromkeys(known, f"file {path}"))
-
-
-def _flatten(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    return {f"{section}.{name}": value for section, table in sections.items() for name, value in table.items()}
+    return {key: (value, f"file {path}") for key, value in values.items() if key in FIELDS}

@@ -262,10 +262,10 @@ def start_worker(settings: Settings, script: Path, args: list[str], with_server:
         _present("worker", settings, "") as presence,
     ):
         os.environ.update(given)
-        thread = _Beating(presence)
+        stop_beating = _beat_until_joined(presence)
 
         def tell(engine: Engine) -> None:
-            thread.stop()
+            stop_beating()
             presence.update(name=engine.member.session.name, ready=True, state=engine.progress.state)
 
         def at_end(code: int) -> None:
@@ -287,22 +287,16 @@ def _as_given(settings: Settings) -> dict[str, str]:
     return {name: value for name, value in settings.as_environment().items() if name in wanted}
 
 
-class _Beating:
-    """Signs of life until the script has joined, when its own network loop gives them."""
+def _beat_until_joined(presence: Presence) -> Callable[[], None]:
+    """Give signs of life from a thread, until the returned function is called: then the network loop gives them."""
+    joined = threading.Event()
 
-    def __init__(self, presence: Presence) -> None:
-        self._presence = presence
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="beating", daemon=True)
-        self._thread.start()
+    def run() -> None:
+        while not joined.wait(_BEAT_S):
+            presence.update(state="starting")
 
-    def _run(self) -> None:
-        while not self._stop.wait(_BEAT_S):
-            self._presence.update(state="starting")
-
-    def stop(self) -> None:
-        """Give no more signs of life: the network loop does."""
-        self._stop.set()
+    threading.Thread(target=run, name="beating", daemon=True).start()
+    return joined.set
 
 
 # ---- signs of life
