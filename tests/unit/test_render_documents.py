@@ -28,7 +28,7 @@ def commands(text: str) -> list[list[str]]:
         match = _COMMAND.search(line.removeprefix("# ").removeprefix("ExecStart="))
         commented_or_run = line.startswith(("#  ", "ExecStart="))
         if match and (fenced or commented_or_run):
-            found.append(shlex.split(match[1])[1:])
+            found.append(shlex.split(match[1], comments=True)[1:])
     return found
 
 
