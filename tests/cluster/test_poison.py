@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 
@@ -9,8 +10,10 @@ import pytest
 
 from paramserver import errors
 from paramserver.cli.look.ledger import _lines
+from paramserver.coordinator.watching.poison import PoisonWatch
+from paramserver.core.job.membership import Member
 from paramserver.membership import session
-from paramserver.v1 import coordinator_pb2
+from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.worker.context import Context
 from tests.support.cluster.harness import CALL_S, JOB_S, Cluster, Died, Worker, item_of, until
 from tests.support.cluster.programs import Program, dataset
@@ -105,3 +108,28 @@ def test_fail_names_the_slice() -> None:
         r"each worker that computes slice 7 of epoch 1 \(step 1; samples \d+, .*\) dies, worker-", status.reason
     )
     assert all(isinstance(error, errors.JobFailedError) for error in deadly.errors)
+
+
+def test_a_worker_that_waits_for_permission_computes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise two workers that wait would each wait for the other, and then die together."""
+    waiting: set[int] = set()
+    heard: list[bool] = []
+    begin, hear = PoisonWatch.begin, PoisonWatch.hear
+
+    async def slowly(self: PoisonWatch, member: int, slice_: types_pb2.SliceRef) -> bool:
+        waiting.add(member)
+        await asyncio.sleep(0.5)  # several reports come meanwhile
+        waiting.discard(member)
+        return await begin(self, member, slice_)
+
+    def listen(self: PoisonWatch, member: Member, report: coordinator_pb2.WorkerReport) -> None:
+        if member.ident in waiting:
+            heard.append(report.HasField("computing"))
+        hear(self, member, report)
+
+    monkeypatch.setattr(PoisonWatch, "begin", slowly)
+    monkeypatch.setattr(PoisonWatch, "hear", listen)
+    with Cluster(1, 1, slices_per_step=4, grace_s=0.1) as cluster:
+        Deadly(cluster).run(1)
+    assert heard
+    assert not any(heard)

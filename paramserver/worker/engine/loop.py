@@ -75,17 +75,21 @@ class Loop:
 
         After another worker has died, the coordinator hears of the slice before the script does.
         """
-        session = self._member.session
-        view = session.view
+        if self.poisoned(item):
+            return False
         ref = types_pb2.SliceRef(epoch=item.epoch, index=item.index)
         if isinstance(item.name, SyncName):
             ref.step = item.name.step
-        self._progress.computes(ref)
-        if self.poisoned(item):
+        if self._member.session.view.careful and not self._may_begin(ref):
             return False
-        if not view.careful:
-            return True
-        request = coordinator_pb2.BeginRequest(member=session.member, slice=ref)
+        # Only now: two workers that wait for permission must not wait for each other.
+        self._progress.computes(ref)
+        return True
+
+    def _may_begin(self, slice_: types_pb2.SliceRef) -> bool:
+        """The coordinator's permission, which may take a while; granted if the coordinator does not answer."""
+        session = self._member.session
+        request = coordinator_pb2.BeginRequest(member=session.member, slice=slice_)
         try:
             reply = self._member.run(session.channel.call("Coordinator.Begin", request, timeout=_BEGIN_S))
         except errors.ParamServerError as error:
