@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 from collections.abc import Callable
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from paramserver import errors
+from paramserver.coordinator.leadership.cluster import Servers
 from paramserver.membership import session
 from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.wire.messages import PROTOCOL
@@ -242,8 +244,19 @@ class CutOff(Trap):
         self.fired.set()
 
 
-def test_a_change_that_was_agreed_waits_for_a_server() -> None:
-    """It is cut off before it hears of the commitment; when it is back it does, and the job goes on in the new mode."""
+@pytest.mark.parametrize("forgetting_s", [0.0, 1.5])
+def test_a_change_that_was_agreed_waits_for_a_server(forgetting_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is cut off before it hears of the commitment; when it is back it does, and the job goes on in the new mode.
+
+    ``forgetting_s``: for so long the coordinator is busy with closing its channel, when it is no member any more.
+    """
+    forget = Servers.forget
+
+    async def slowly(self: Servers, ident: int) -> None:
+        await asyncio.sleep(forgetting_s)
+        await forget(self, ident)
+
+    monkeypatch.setattr(Servers, "forget", slowly)
     epochs, held, trap = 3, Held(), CutOff("call Shard.SetConsistency COMMIT")
     with recorded() as log, Fleet(lease_s=1.0, slices_per_step=2, places=("leader",), trap=trap) as fleet:
         trap.fleet = fleet

@@ -19,10 +19,9 @@ from paramserver import errors
 from paramserver.coordinator import ports
 from paramserver.coordinator.leadership.cluster import Servers
 from paramserver.coordinator.tasks import Tasks, unattended
-from paramserver.coordinator.watching.watch import Watch
 from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.schedule import Schedule
-from paramserver.core.job.membership import Member
+from paramserver.core.job.membership import Member, Role
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.work.leases import SliceLeases
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
@@ -45,7 +44,6 @@ class _Job(ports.Stage, ports.Commands, Protocol):
     leasing: Leasing
     schedule: Schedule
     servers: Servers
-    watch: Watch
 
 
 class ModeChange:
@@ -285,9 +283,11 @@ class ModeChange:
         await self._call(proposal, shard_pb2.PHASE_ABORT)
 
     def _check_all_there(self) -> None:
-        if away := self._job.watch.absent:
-            names = ", ".join(member.name for _, member in sorted(away.items()))
-            raise errors.UnavailableError(f"{names} cannot be reached now: try again later")
+        """Raises UnavailableError unless all servers are members: a change that one does not hear of stops the job."""
+        job = self._job
+        present = {member.index for member in job.members.of(Role.SERVER)}
+        if away := [f"server-{index}" for index in range(job.options.servers) if index not in present]:
+            raise errors.UnavailableError(f"{', '.join(away)} cannot be reached now: try again later")
 
     async def _all_stats(self) -> list[shard_pb2.StatsResponse]:
         self._check_all_there()
