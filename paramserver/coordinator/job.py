@@ -14,6 +14,7 @@ from typing import TypeVar
 import structlog
 from google.protobuf.message import Message
 
+from paramserver import errors
 from paramserver.checkpoint.manifest import Manifest
 from paramserver.coordinator.changes import Changes
 from paramserver.coordinator.history.checkpoints import Checkpoints
@@ -336,10 +337,19 @@ class Job:
         request: Message | Callable[[Member], Message],
         reply: type[M],
         timeout_s: float | None = None,
+        present: bool = False,
     ) -> list[M]:
         """Call all servers at once; the first error is raised after all calls have ended.
 
         ``request``: the message, or a function that makes it for each server. ``timeout_s``: as for all calls if None.
+        ``present``: call the servers that are members now. Without it a server that is missing is an error, and no
+        server is called: an answer without one shard would pass for the answer of all.
+
+        Raises UnavailableError for a server that is missing or does not answer.
         """
         servers = self.members.of(Role.SERVER)
+        if not present and len(servers) < self.options.servers:
+            indices = {member.index for member in servers}
+            away = ", ".join(f"server-{index}" for index in range(self.options.servers) if index not in indices)
+            raise errors.UnavailableError(f"{away} cannot be reached now: try again later")
         return await self.servers.call_all(servers, method, request, reply, timeout_s or self.options.call_timeout_s)

@@ -46,8 +46,9 @@ class Commands(Protocol):
         request: Message | Callable[[Member], Message],
         reply: type[M],
         timeout_s: float | None = None,
+        present: bool = False,
     ) -> list[M]:
-        """Call all servers at once; the first error is raised after all calls have ended."""
+        """Call all servers at once, or those that are ``present``; see `Job.ask_servers`."""
 
     async def server_stats(self) -> list[shard_pb2.StatsResponse]:
         """Ask all servers how they stand."""

@@ -198,7 +198,7 @@ class Checkpoints:
             job=job.options.job, timeline=job.timeline, term=job.term, versions=list(copies)
         )
         try:
-            await job.ask_servers("Shard.Release", request, shard_pb2.ReleaseResponse)
+            await job.ask_servers("Shard.Release", request, shard_pb2.ReleaseResponse, present=True)
         except (
             errors.ParamServerError
         ) as error:  # a server that did not hear of it still names the copy in its next report

@@ -274,8 +274,6 @@ class Loads:
         deadline = time.monotonic() + job.options.call_timeout_s
         while True:
             try:
-                if len(job.members.of(Role.SERVER)) < job.options.servers:
-                    raise errors.UnavailableError(job.missing())
                 await job.ask_servers("Shard.Configure", request, shard_pb2.ConfigureResponse)
                 return
             except errors.RetryableError as error:

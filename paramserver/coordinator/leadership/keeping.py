@@ -84,7 +84,7 @@ class Keeping:
                 record=record.SerializeToString(),
             )
             try:
-                await job.ask_servers("Shard.SetMembers", request, shard_pb2.SetMembersResponse)
+                await job.ask_servers("Shard.SetMembers", request, shard_pb2.SetMembersResponse, present=True)
             except errors.FencedError as error:
                 await job.replaced(str(error))
                 return True

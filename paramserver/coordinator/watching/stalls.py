@@ -76,6 +76,6 @@ class Stalls:
         # Its clock must hold no worker back. With its next pull its clock counts again.
         request = shard_pb2.IdleRequest(job=self._job.options.job, timeline=self._job.timeline, worker=ident)
         try:
-            await self._job.ask_servers("Shard.Idle", request, shard_pb2.IdleResponse)
+            await self._job.ask_servers("Shard.Idle", request, shard_pb2.IdleResponse, present=True)
         except errors.ParamServerError as error:
             log.warning("a server did not hear of a stalled worker", worker=member.name, error=str(error))

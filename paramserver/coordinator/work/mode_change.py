@@ -21,7 +21,7 @@ from paramserver.coordinator.leadership.cluster import Servers
 from paramserver.coordinator.tasks import Tasks, unattended
 from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.schedule import Schedule
-from paramserver.core.job.membership import Member, Role
+from paramserver.core.job.membership import Member
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.work.leases import SliceLeases
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
@@ -137,7 +137,7 @@ class ModeChange:
 
     async def _now_async(self, changed: Consistency) -> None:
         """Once every shard has reached the boundary, lease what is left of the epoch."""
-        while any(stats.version < changed.from_version for stats in await self._insist(self._all_stats)):
+        while any(stats.version < changed.from_version for stats in await self._insist(self._job.server_stats)):
             await asyncio.sleep(_POLL_S)
         table = self._job.schedule.begin_async(changed.from_version)
         await self._install(changed)
@@ -280,22 +280,16 @@ class ModeChange:
     async def _take_back(self, proposal: Consistency) -> None:
         """Take a change back: present servers hear of this now, the others when they are back."""
         self._aborted = max(self._aborted, proposal.revision)
-        await self._call(proposal, shard_pb2.PHASE_ABORT)
-
-    def _check_all_there(self) -> None:
-        """Raises UnavailableError unless all servers are members: a change that one does not hear of stops the job."""
-        job = self._job
-        present = {member.index for member in job.members.of(Role.SERVER)}
-        if away := [f"server-{index}" for index in range(job.options.servers) if index not in present]:
-            raise errors.UnavailableError(f"{', '.join(away)} cannot be reached now: try again later")
-
-    async def _all_stats(self) -> list[shard_pb2.StatsResponse]:
-        self._check_all_there()
-        return await self._job.server_stats()
+        await self._tell(proposal, shard_pb2.PHASE_ABORT)
 
     async def _tell(self, proposal: Consistency, phase: shard_pb2.Phase) -> list[shard_pb2.SetConsistencyResponse]:
-        self._check_all_there()
-        return await self._call(proposal, phase)
+        request = self._request(proposal, phase)
+        return await self._job.ask_servers(
+            "Shard.SetConsistency",
+            request,
+            shard_pb2.SetConsistencyResponse,
+            present=phase == shard_pb2.PHASE_ABORT,
+        )
 
     def _request(self, proposal: Consistency, phase: shard_pb2.Phase) -> shard_pb2.SetConsistencyRequest:
         return shard_pb2.SetConsistencyRequest(
@@ -306,10 +300,6 @@ class ModeChange:
             phase=phase,
             term=self._job.term,
         )
-
-    async def _call(self, proposal: Consistency, phase: shard_pb2.Phase) -> list[shard_pb2.SetConsistencyResponse]:
-        request = self._request(proposal, phase)
-        return await self._job.ask_servers("Shard.SetConsistency", request, shard_pb2.SetConsistencyResponse)
 
 
 def _same(one: Consistency, other: Consistency) -> bool:

@@ -43,7 +43,7 @@ async def same_slices(job: _Stage) -> bool:
 async def stand_even(job: _Stage, at_rest: bool = False) -> list[shard_pb2.StatsResponse] | None:
     """Wait until the servers stand at one version, and return their answers; None if they do not within 10 s.
 
-    ``at_rest``: also wait until all servers are there and have counted the same slices. Raises RolledBackError if the
+    ``at_rest``: also wait until all servers have counted the same slices. Raises RolledBackError if the
     job goes back meanwhile.
     """
     deadline = time.monotonic() + _EVEN_S
@@ -51,8 +51,7 @@ async def stand_even(job: _Stage, at_rest: bool = False) -> list[shard_pb2.Stats
         if job.state == types_pb2.JOB_STATE_RECOVERING:
             raise errors.RolledBackError("the job goes back to a checkpoint")
         stats = await job.server_stats()
-        rests = not at_rest or len(stats) == job.options.servers
-        if rests and one_version(stats) and (not at_rest or await same_slices(job)):
+        if one_version(stats) and (not at_rest or await same_slices(job)):
             return stats
         if time.monotonic() > deadline:
             return None
