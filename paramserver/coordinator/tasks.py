@@ -14,6 +14,8 @@ log = structlog.get_logger("paramserver.coordinator")
 
 T = TypeVar("T")
 
+_CLEANING_S = 2.0
+
 
 class Tasks:
     """Tasks that go on although the call that began them has ended; :meth:`close` ends all of them."""
@@ -31,11 +33,20 @@ class Tasks:
         return task
 
     async def close(self) -> None:
-        """Cancel the tasks that run now, and wait until they have ended."""
+        """Cancel all tasks. What they begin meanwhile, to clean up, may take 2 s."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _CLEANING_S
+        self._cancel()
+        while self._running and (left_s := deadline - loop.time()) > 0:
+            await asyncio.wait(list(self._running), timeout=left_s)
+        running = self._cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def _cancel(self) -> list[asyncio.Task[Any]]:
         running = list(self._running)
         for task in running:
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        return running
 
 
 def unattended(task: asyncio.Task[Any]) -> None:

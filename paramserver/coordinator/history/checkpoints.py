@@ -280,7 +280,9 @@ class Checkpoints:
         request = shard_pb2.CutRequest(
             job=job.options.job, timeline=timeline, term=job.term, step=step, version=version
         )
-        return await job.ask_servers("Shard.Cut", request, shard_pb2.CutResponse)
+        # A server that is missing must not keep the others from going on.
+        present = step == shard_pb2.CutRequest.STEP_LET_GO
+        return await job.ask_servers("Shard.Cut", request, shard_pb2.CutResponse, present=present)
 
     async def wait_settled(self, version: int) -> bool:
         """Wait until the checkpoint of ``version`` is complete (True) or given up.

@@ -87,4 +87,6 @@ class Snapshots:
         request = shard_pb2.CutRequest()
         request.CopyFrom(command)
         request.step = step
-        return await self._job.ask_servers("Shard.Cut", request, shard_pb2.CutResponse)
+        # A server that is missing must not keep the others from going on.
+        present = step == shard_pb2.CutRequest.STEP_GO_ON
+        return await self._job.ask_servers("Shard.Cut", request, shard_pb2.CutResponse, present=present)
