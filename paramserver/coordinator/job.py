@@ -230,12 +230,16 @@ class Job:
         """The members that the start of the job waits for, in words; empty if all are there."""
         parts = []
         for role, wanted in ((Role.SERVER, self.options.servers), (Role.WORKER, self.options.workers)):
-            present = self.members.of(role)
-            if len(present) < wanted:
-                have = {m.index for m in present}
-                names = [f"{role.value}-{i}" for i in range(wanted) if i not in have]
-                parts.append(f"{len(present)}/{wanted} {role.value}s; missing: {', '.join(names[:8])}")
+            present = len(self.members.of(role))
+            if present < wanted:
+                names = self._empty_seats(role, wanted)
+                parts.append(f"{present}/{wanted} {role.value}s; missing: {', '.join(names[:8])}")
         return "; ".join(parts)
+
+    def _empty_seats(self, role: Role, wanted: int) -> list[str]:
+        """The names of members of this role that are not there, of ``wanted``."""
+        have = {member.index for member in self.members.of(role)}
+        return [f"{role.value}-{index}" for index in range(wanted) if index not in have]
 
     @property
     def ended(self) -> bool:
@@ -349,7 +353,6 @@ class Job:
         """
         servers = self.members.of(Role.SERVER)
         if not present and len(servers) < self.options.servers:
-            indices = {member.index for member in servers}
-            away = ", ".join(f"server-{index}" for index in range(self.options.servers) if index not in indices)
-            raise errors.UnavailableError(f"{away} cannot be reached now: try again later")
+            away = self._empty_seats(Role.SERVER, self.options.servers)
+            raise errors.UnavailableError(f"{', '.join(away)} cannot be reached now: try again later")
         return await self.servers.call_all(servers, method, request, reply, timeout_s or self.options.call_timeout_s)

@@ -280,8 +280,6 @@ class ModelRegistry:
 
     async def publish(self) -> None:
         """Publish on all servers the version 0 that was uploaded under the present grant."""
-        if len(self._job.members.of(Role.SERVER)) < self._job.options.servers:
-            raise errors.UnavailableError(f"version 0 cannot be published now: {self._job.missing()}")
         activate = shard_pb2.ActivateRequest(
             job=self._job.options.job,
             generation=self._job.members.generation,

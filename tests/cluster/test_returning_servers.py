@@ -248,7 +248,7 @@ class CutOff(Trap):
 def test_a_change_that_was_agreed_waits_for_a_server(forgetting_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is cut off before it hears of the commitment; when it is back it does, and the job goes on in the new mode.
 
-    ``forgetting_s``: for so long the coordinator is busy with closing its channel, when it is no member any more.
+    ``forgetting_s``: seconds that the coordinator needs to close the channel of the server, which is no member by then.
     """
     forget = Servers.forget
 

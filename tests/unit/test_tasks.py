@@ -14,7 +14,7 @@ def test_a_task_that_never_comes_to_an_end_cleaning_up(monkeypatch: pytest.Monke
     monkeypatch.setattr(tasks, "_CLEANING_S", 0.1)
     cleaned = asyncio.Event()
 
-    async def clean(own: Tasks, seconds: float) -> None:
+    async def clean(seconds: float) -> None:
         await asyncio.sleep(seconds)
         cleaned.set()
         await asyncio.Event().wait()
@@ -23,7 +23,7 @@ def test_a_task_that_never_comes_to_an_end_cleaning_up(monkeypatch: pytest.Monke
         try:
             await asyncio.Event().wait()
         finally:
-            await asyncio.shield(own.begin(clean(own, 0.01), awaited=True))
+            await asyncio.shield(own.begin(clean(0.01), awaited=True))
 
     async def go() -> asyncio.Task[None]:
         own = Tasks()

@@ -82,7 +82,7 @@ class Loop:
             ref.step = item.name.step
         if self._member.session.view.careful and not self._may_begin(ref):
             return False
-        # Only now: two workers that wait for permission must not wait for each other.
+        # A worker reports the slice after the permission: two workers that wait for it must not wait for each other.
         self._progress.computes(ref)
         return True
 
