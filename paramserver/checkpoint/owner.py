@@ -36,7 +36,8 @@ class Owner:
     history of checkpoints that name none). ``coordinator``: its address. ``host``, ``machine``, ``pid``, ``birth``: the
     process that keeps this file; ``machine`` changes with a reboot, and differs between containers. ``path``: the place
     as that process sees it. ``claim``: a number of that process's own. ``since``: ISO 8601, UTC. ``beat`` rises as long
-    as the process lives. ``live``: the process has not said that it ends. ``ended``: the job is over.
+    as the process lives. ``live``: the process has not said that it ends. ``ended``: the job is done, or was stopped by
+    a person; not after a failure.
     """
 
     job: str
@@ -126,8 +127,8 @@ class Wish(enum.Enum):
     """The reason why a job asks for a place.
 
     BEGIN: the job begins anew. RESUME: it was told to go on from the checkpoints there. AGAIN: it is a restart of the
-    job whose name the place bears. TAKE_OVER: it goes on where another coordinator of the same history was. FRESH: it
-    begins anew, and the checkpoints there are set aside.
+    job whose name the place bears, and begins anew if that job has ended. TAKE_OVER: it goes on where another
+    coordinator of the same history was. FRESH: it begins anew, and the checkpoints there are set aside.
     """
 
     BEGIN = "begin"
@@ -164,8 +165,8 @@ def judge(found: Owner | None, used: bool, wish: Wish, job: str, histories: Sequ
         return Verdict.SET_ASIDE
     if wish is Wish.RESUME:
         return Verdict.GO_ON
-    if wish is Wish.AGAIN and found is not None and found.job == job and not found.ended:
-        return Verdict.GO_ON
+    if wish is Wish.AGAIN and found is not None and found.job == job:
+        return Verdict.SET_ASIDE if found.ended else Verdict.GO_ON
     return Verdict.USED
 
 
@@ -217,7 +218,7 @@ class Holding:
             self._write(replace(self.mine, beat=self.mine.beat + 1))
 
     def leave(self, ended: bool) -> None:
-        """Write that this process ends. ``ended``: so does the job. Raises CheckpointError."""
+        """Write that this process ends. ``ended``: see `Owner`. Raises CheckpointError."""
         if self.mine is not None:
             self._write(replace(self.mine, live=False, ended=ended))
 

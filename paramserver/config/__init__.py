@@ -6,7 +6,16 @@ the source of the value, and the allowed values.
 """
 
 from paramserver.config.secrets import SECRETS, hide_password, shown
-from paramserver.config.sections import Checkpoint, Cluster, Consistency, Log, Run, Security, Training
+from paramserver.config.sections import (
+    NO_CHECKPOINTS,
+    Checkpoint,
+    Cluster,
+    Consistency,
+    Log,
+    Run,
+    Security,
+    Training,
+)
 from paramserver.config.settings import ENV_CONFIG, ENV_PREFIX, FEEDBACK, FIELDS, SECTIONS, Settings, env_name, must_be
 from paramserver.config.sources import DEFAULT_FILE, ENV_INTERNAL_PREFIX, load_settings
 from paramserver.config.values import (
@@ -31,6 +40,7 @@ __all__ = [
     "MAX_CHUNK_BYTES",
     "MAX_PROCESSES",
     "MIN_TOKEN_CHARS",
+    "NO_CHECKPOINTS",
     "SECRETS",
     "SECTIONS",
     "Checkpoint",

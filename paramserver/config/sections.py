@@ -36,6 +36,9 @@ from paramserver.config.values import (
     split_addresses,
 )
 
+# The value of checkpoint.dir with which a job expressly does without checkpoints.
+NO_CHECKPOINTS = "none"
+
 
 class Section(BaseModel):
     """One table of the file. Unknown keys are refused."""
@@ -211,14 +214,18 @@ class Training(Section):
 class Checkpoint(Section):
     """Saved versions of the weights, which outlive the death of every process."""
 
-    dir: Annotated[str, Must("a directory or a URL")] = Field(
+    dir: Annotated[str, Must('a directory, a URL, or "none"')] = Field(
         default="",
-        description="Directory, or URL such as s3://bucket/path, that all servers and coordinators reach. Empty: `run` "
-        "keeps checkpoints as long as it runs; elsewhere the death of a server ends the job.",
+        description="Directory, or URL such as s3://bucket/path, that all servers and coordinators reach. none, or "
+        "empty: `run` keeps checkpoints as long as it runs; elsewhere the death of a server ends the job.",
     )
     every: Count = Field(
-        default=0,
-        description="Steps (async: slices) from one checkpoint to the next. 0: only the first and the last version.",
+        default=0, description="Steps (async: slices) from one checkpoint to the next. 0: checkpoint.every_s counts."
+    )
+    every_s: SecondsOrNone = Field(
+        default=300.0,
+        description="Seconds from one checkpoint to the next, if checkpoint.every is 0. 0: only the first and the last "
+        "version. `run` without checkpoint.dir: 0 unless it is set.",
     )
     keep: Annotated[int, BeforeValidator(refuse_bool), Field(ge=1, le=1_000_000), Must("an integer of 1 or more")] = (
         Field(default=3, description="How many checkpoints are kept; older ones are removed.")
@@ -226,6 +233,11 @@ class Checkpoint(Section):
     resume: Annotated[str, Must("a directory, a checkpoint in one, or a URL")] = Field(
         default="", description="Go on from this checkpoint, or from the newest in this directory. Empty: begin anew."
     )
+
+    @property
+    def place(self) -> str:
+        """The directory or URL of checkpoints; empty: there is none."""
+        return "" if self.dir == NO_CHECKPOINTS else self.dir
 
 
 class Run(Section):

@@ -268,7 +268,8 @@ class Job:
                 self.state = types_pb2.JOB_STATE_RUNNING
                 self.reports.started()
                 log.info("running", consistency=str(self.consistency), slices_per_step=self.options.step_slices)
-                if self.options.residuals and self.options.checkpoints.place and not self.options.checkpoints.every:
+                kept = self.options.checkpoints
+                if self.options.residuals and kept.place and not (kept.every or kept.every_s):
                     log.warning(
                         "with this training.push_compression a worker that joins, leaves or dies sends the job back to "
                         "its last checkpoint, which is the beginning: set checkpoint.every (see docs/compression.md)"

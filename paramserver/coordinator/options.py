@@ -13,8 +13,9 @@ from paramserver.core.versions.consistency import Consistency
 @dataclass(frozen=True, slots=True)
 class CheckpointOptions:
     """``place``: a directory or URL; empty: no checkpoints. ``every``: steps (asynchronous: slices) between two; 0:
-    only the first and the last version. ``keep``: how many are kept. ``run``: how the job was started, written into
-    each manifest. ``holding``: the job's claim to the place; None: no other job uses it.
+    ``every_s`` seconds between two; with both 0 only the first and the last version. ``keep``: how many are kept.
+    ``run``: how the job was started, written into each manifest. ``holding``: the job's claim to the place; None: no
+    other job uses it. ``multiple``: synchronous versions that may be saved are multiples of it.
     """
 
     place: str = ""
@@ -22,6 +23,8 @@ class CheckpointOptions:
     keep: int = 3
     run: dict[str, Any] | None = None
     holding: Holding | None = None
+    every_s: float = 0.0
+    multiple: int = 1
 
     @property
     def private(self) -> bool:

@@ -136,11 +136,14 @@ class Launcher:
     def _keep_checkpoints(self) -> None:
         """Without a place of its own the job can still go back to a checkpoint as long as it runs."""
         wanted = self._settings.checkpoint
-        place = wanted.dir or str(self._directory / "checkpoints")
+        place = wanted.place or str(self._directory / "checkpoints")
         if "://" not in place:
             place = str(Path(place).absolute())
-        self._wanted_checkpoints = place if wanted.dir else ""
-        self._settings = self._settings.model_copy(update={"checkpoint": wanted.model_copy(update={"dir": place})})
+        self._wanted_checkpoints = place if wanted.place else ""
+        changes: dict[str, object] = {"dir": place}
+        if not wanted.place and self._settings.origins()["checkpoint.every_s"] == "default":
+            changes["every_s"] = 0.0  # the directory may be in memory, and nobody has asked for it
+        self._settings = self._settings.model_copy(update={"checkpoint": wanted.model_copy(update=changes)})
 
     # ---- starting
 

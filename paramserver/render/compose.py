@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from paramserver.errors import ConfigError
 from paramserver.render.request import (
     COMPOSE_CERTS,
     COMPOSE_STORE,
     COMPOSE_STORE_PASSWORD,
+    DATASET,
     RESULTS,
     STORE_IMAGE,
     STORE_PORT,
@@ -25,6 +27,8 @@ _Service = dict[str, Any]
 
 _STORE_KEYS = "redis"
 _GRACE = "30s"
+# With the keys of the storage behind a URL.
+_STORAGE_KEYS = "storage.env"
 # The limits of every container.
 _NODE: Mapping[str, Any] = {
     "init": True,
@@ -59,7 +63,8 @@ def render(request: Request) -> Files:
     services["coordinator"] = _coordinator(containers)
     services["server"] = _member(containers, "server", ["start", "server"], request.settings.cluster.servers)
     services["worker"] = _member(containers, "worker", request.worker_words, request.settings.cluster.workers)
-    volumes = sorted({mount.partition(":")[0] for one in services.values() for mount in one.get("volumes", ())})
+    mounted = {mount.partition(":")[0] for one in services.values() for mount in one.get("volumes", ())}
+    volumes = sorted(name for name in mounted if "/" not in name)
     document = {
         "services": double_dollars(services),
         "volumes": {name: {} for name in volumes},
@@ -75,6 +80,12 @@ def render(request: Request) -> Files:
     if containers.password_file and not own_store:
         document["secrets"] = {"password": {"file": double_dollars(password)}}
         head += f"\nThe file with the store's password has to be one that user {UID} can read."
+    if containers.checkpoints.by_url:
+        head += (
+            f"\nThe file {_STORAGE_KEYS} beside this one holds the keys of {containers.checkpoints.dir},\n"
+            "one NAME=value a line. Only its user should be able to read it:\n"
+            f"  touch {_STORAGE_KEYS} && chmod 600 {_STORAGE_KEYS}"
+        )
     return {"docker-compose.yml": yaml_text(head, [document])}
 
 
@@ -82,6 +93,8 @@ def _coordinator(containers: Containers) -> _Service:
     service = _node(containers, "coordinator", ["start", "coordinator", "--continue"], containers.coordinator_values())
     service["volumes"].append(f"data:{RESULTS}")
     service["working_dir"] = RESULTS
+    if containers.checkpoints.by_url:
+        service["env_file"] = [_STORAGE_KEYS]
     if containers.own_store:
         service["networks"].append("store")
         service["depends_on"]["redis"] = {"condition": "service_healthy"}
@@ -97,13 +110,26 @@ def _member(containers: Containers, role: str, words: list[str], count: int) -> 
     service = _node(containers, role, words, containers.member_values())
     service["shm_size"] = "1g"
     service["deploy"] = {"replicas": count}
+    if role == "server" and containers.checkpoints.on_disk:
+        service["volumes"].append(f"data:{RESULTS}")
+    if role == "server" and containers.checkpoints.by_url:
+        service["env_file"] = [_STORAGE_KEYS]
     if role == "worker":
+        if containers.request.dataset:
+            service["volumes"].append(f"{_directory(containers.request.dataset)}:{DATASET}:ro")
         # A worker that has done its work is not started again.
         service["restart"] = "on-failure"
         if containers.request.gpu:
             device = {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
             service["deploy"]["resources"] = {"reservations": {"devices": [device]}}
     return service
+
+
+def _directory(path: str) -> str:
+    """The workers' data on this machine. Raises ConfigError for a path that Compose would take for something else."""
+    if not path.startswith(("/", "./", "../")) or ":" in path:
+        raise ConfigError(f'--dataset is "{path}", but must be a directory such as /srv/images or ./images')
+    return path
 
 
 def _node(containers: Containers, role: str, words: list[str], values: Values) -> _Service:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paramserver.config import NO_CHECKPOINTS
 from paramserver.render import pods
 from paramserver.render.request import Containers, Files, Request
 from paramserver.render.text import yaml_text
@@ -22,8 +23,7 @@ def render(request: Request) -> Files:
         ),
         "server.yaml": yaml_text(
             "The servers. They call the coordinator, and tell it the address of their pod.\n"
-            "One that is evicted takes its shard along: the budget forbids it. To empty a node all the same:\n"
-            f"  kubectl delete poddisruptionbudget {name}-server",
+            + _about_eviction(name, containers),
             _servers(name, containers),
         ),
         "worker.yaml": yaml_text(
@@ -34,6 +34,23 @@ def render(request: Request) -> Files:
         ),
     }
     return dict(sorted(files.items()))
+
+
+def _lost_with_one(containers: Containers) -> bool:
+    """Whether the death of a server ends the job."""
+    return containers.checkpoints.dir == NO_CHECKPOINTS
+
+
+def _about_eviction(name: str, containers: Containers) -> str:
+    if _lost_with_one(containers):
+        return (
+            "One that is evicted takes its shard along, and there are no checkpoints: the budget forbids it. To empty\n"
+            f"a node all the same:\n  kubectl delete poddisruptionbudget {name}-server"
+        )
+    return (
+        "When one is evicted, another pod takes its place, and the job goes back to its last checkpoint. The budget\n"
+        "lets one go at a time."
+    )
 
 
 def _coordinator(name: str, containers: Containers) -> pods.Object:
@@ -48,7 +65,7 @@ def _coordinator(name: str, containers: Containers) -> pods.Object:
 
 
 def _servers(name: str, containers: Containers) -> list[pods.Object]:
-    """The servers, the service that names their pods, and the budget that forbids to evict them."""
+    """The servers, the service that names their pods, and the budget that says how many may be evicted at once."""
     labels, meta = pods.labels(name, "server"), pods.metadata(name, "server")
     spec = {
         "serviceName": f"{name}-server",
@@ -57,7 +74,7 @@ def _servers(name: str, containers: Containers) -> list[pods.Object]:
         "selector": {"matchLabels": labels},
         "template": pods.server_pod(name, containers, "Always"),
     }
-    budget = {"maxUnavailable": 0, "selector": {"matchLabels": labels}}
+    budget = {"maxUnavailable": 0 if _lost_with_one(containers) else 1, "selector": {"matchLabels": labels}}
     return [
         pods.kubernetes_object("v1", "Service", meta, spec={"clusterIP": "None", "selector": labels}),
         pods.kubernetes_object("apps/v1", "StatefulSet", meta, spec=spec),

@@ -10,6 +10,7 @@ from typing import Any
 
 from paramserver.config import ENV_CONFIG
 from paramserver.errors import ConfigError
+from paramserver.render import volumes
 from paramserver.render.request import (
     CERTS,
     ETC,
@@ -57,9 +58,14 @@ def common_files(name: str, containers: Containers) -> Files:
         "config.yaml": yaml_text(
             "The coordinator's configuration. Servers and workers get from the coordinator what they need to know.\n\n"
             + secrets_text(name, containers),
-            [config_map(name, containers), *results_claim(name, containers)],
+            [config_map(name, containers)],
         )
     }
+    if (claim := volumes.data_claim(containers)) is not None:
+        meta = metadata(name, "coordinator", "data")
+        files["data.yaml"] = yaml_text(
+            volumes.data_head(containers), [kubernetes_object("v1", "PersistentVolumeClaim", meta, spec=claim)]
+        )
     if containers.own_store:
         files["store.yaml"] = yaml_text(
             "The store of the coordinator: a Valkey server. Only the coordinator talks to it.", store_objects(name)
@@ -101,6 +107,12 @@ def secrets_text(name: str, containers: Containers) -> str:
         source = "openssl rand -hex 24 | " if containers.own_store else ""
         where = "/dev/stdin" if containers.own_store else "FILE"
         commands.append(source + _secret_command(f"{name}-store", f"password={where}"))
+    if containers.checkpoints.by_url:
+        # One NAME=value a line.
+        commands.append(
+            f"kubectl create secret generic {volumes.storage_keys(name)} --from-env-file=storage.env"
+            f"      keys of {containers.checkpoints.dir}, such as AWS_ACCESS_KEY_ID; not needed if pods have a role"
+        )
     if not commands:
         return ""
     return "The Secrets, which are made once and never written here (with bash):\n\n" + "\n".join(
@@ -145,23 +157,21 @@ def coordinator_pod(name: str, containers: Containers, restart: str) -> Object:
     container = _container(request, "coordinator", ["start", "coordinator", "--continue"], {})
     # Also for commands that are given in the container.
     container["env"] = [{"name": ENV_CONFIG, "value": f"{_CONFIG}/cluster.toml"}]
+    container |= volumes.key_sources(name, containers)
     container["workingDir"] = RESULTS
     container["ports"] = [{"name": "grpc", "containerPort": request.port, "protocol": "TCP"}]
     container["volumeMounts"] += [
         {"name": "config", "mountPath": _CONFIG, "readOnly": True},
-        {"name": "results", "mountPath": RESULTS},
+        volumes.data_mount(),
     ]
-    volumes: list[Object] = [
+    more: list[Object] = [
         {"name": "config", "configMap": {"name": f"{name}-config"}},
-        {
-            "name": "results",
-            **({"persistentVolumeClaim": {"claimName": f"{name}-results"}} if containers.results else {"emptyDir": {}}),
-        },
+        volumes.data_volume(name, containers),
     ]
     if containers.password_file:
         container["volumeMounts"].append(_store_mount())
-        volumes.append(_store_volume(name))
-    template = _template(request, name, "coordinator", container, volumes, restart)
+        more.append(_store_volume(name))
+    template = _template(request, name, "coordinator", container, more, restart)
     # A change of the configuration changes the pod, and so reaches it.
     digest = hashlib.sha256(config_map(name, containers)["data"]["cluster.toml"].encode()).hexdigest()
     template["metadata"]["annotations"] = {"paramserver/config": digest[:16]}
@@ -171,7 +181,12 @@ def coordinator_pod(name: str, containers: Containers, restart: str) -> Object:
 def server_pod(name: str, containers: Containers, restart: str) -> Object:
     """The template of a server's pod."""
     container = _container(containers.request, "server", ["start", "server"], containers.member_values())
-    return _template(containers.request, name, "server", container, [], restart)
+    container |= volumes.key_sources(name, containers)
+    more: list[Object] = []
+    if containers.checkpoints.on_disk:
+        container["volumeMounts"].append(volumes.data_mount())
+        more.append(volumes.data_volume(name, containers))
+    return _template(containers.request, name, "server", container, more, restart)
 
 
 def worker_pod(name: str, containers: Containers) -> Object:
@@ -181,7 +196,11 @@ def worker_pod(name: str, containers: Containers) -> Object:
     del container["readinessProbe"]  # nobody calls a worker
     if request.gpu:
         container["resources"]["limits"] = {"nvidia.com/gpu": 1}
-    return _template(request, name, "worker", container, [], "Never")
+    more: list[Object] = []
+    if request.dataset:
+        container["volumeMounts"].append(volumes.dataset_mount())
+        more.append(volumes.dataset_volume(containers))
+    return _template(request, name, "worker", container, more, "Never")
 
 
 def worker_job(name: str, containers: Containers) -> Object:
@@ -223,29 +242,16 @@ def store_objects(name: str) -> list[Object]:
             _store_mount(),
         ],
     }
-    volumes = [{"name": "tmp", "emptyDir": {}}, _store_volume(name)]
+    mounted = [{"name": "tmp", "emptyDir": {}}, _store_volume(name)]
     spec = {
         "serviceName": f"{name}-{role}",
         "replicas": 1,
         "selector": {"matchLabels": labels(name, role)},
-        "template": {"metadata": {"labels": labels(name, role)}, "spec": _pod(container, volumes, "Always")},
-        "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": _claim("ReadWriteOnce", "1Gi")}],
+        "template": {"metadata": {"labels": labels(name, role)}, "spec": _pod(container, mounted, "Always")},
+        "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": volumes.claim("ReadWriteOnce", "1Gi")}],
     }
     store = kubernetes_object("apps/v1", "StatefulSet", metadata(name, role), spec=spec)
     return [service(name, role, STORE_PORT, "valkey"), store]
-
-
-def _claim(mode: str, size: str) -> Object:
-    return {"accessModes": [mode], "resources": {"requests": {"storage": size}}}
-
-
-def results_claim(name: str, containers: Containers) -> list[Object]:
-    """The volume for the coordinator's files, if it writes any."""
-    if not containers.results:
-        return []
-    spec = _claim("ReadWriteMany" if containers.request.standby else "ReadWriteOnce", "10Gi")
-    meta = metadata(name, "coordinator", "results")
-    return [kubernetes_object("v1", "PersistentVolumeClaim", meta, spec=spec)]
 
 
 def service(name: str, role: str, port: int, port_name: str) -> Object:
@@ -288,17 +294,17 @@ def _probe(command: Sequence[str], period_s: int, failures: int) -> Object:
 
 
 def _template(
-    request: Request, name: str, role: str, container: Object, volumes: Sequence[Object], restart: str
+    request: Request, name: str, role: str, container: Object, more: Sequence[Object], restart: str
 ) -> Object:
     own: list[Object] = [{"name": "tmp", "emptyDir": {}}]
     if role != "coordinator":
         own.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}})
     if not request.insecure:
         own.append({"name": "keys", "secret": {"secretName": secret_name(name, role), "defaultMode": Octal(0o440)}})
-    return {"metadata": {"labels": labels(name, role)}, "spec": _pod(container, [*own, *volumes], restart)}
+    return {"metadata": {"labels": labels(name, role)}, "spec": _pod(container, [*own, *more], restart)}
 
 
-def _pod(container: Mapping[str, Any], volumes: Sequence[Object], restart: str) -> Object:
+def _pod(container: Mapping[str, Any], mounted: Sequence[Object], restart: str) -> Object:
     return {
         "restartPolicy": restart,
         "terminationGracePeriodSeconds": STOP_S,
@@ -313,7 +319,7 @@ def _pod(container: Mapping[str, Any], volumes: Sequence[Object], restart: str) 
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [dict(container)],
-        "volumes": list(volumes),
+        "volumes": list(mounted),
     }
 
 

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from paramserver.config import SECRETS, Settings, hide_password, split_addresses
 from paramserver.errors import ConfigError
+from paramserver.render.storage import Checkpoints, checkpoints_of
 
 # A file's name to its text.
 Files = dict[str, str]
@@ -39,8 +40,10 @@ COMPOSE_STORE_PASSWORD = "/certs/redis.password"
 # In containers, other users may read the files here.
 STORE_SECRET = "/run/secrets/paramserver/password"
 STATE = "/var/lib/paramserver"
-# The only place where the image may write, temporary files aside.
+# The only place where the image may write, temporary files aside: results, and checkpoints.
 RESULTS = "/data"
+# The workers' data in containers.
+DATASET = "/dataset"
 
 # Settings that a server or a worker needs; it gets all others from the coordinator. In particular it must not insist on
 # a mode that may have changed meanwhile, and it has no business with the store.
@@ -60,13 +63,19 @@ _NOT_COORDINATOR = {"run.script", "run.args", "training.device", "security.token
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The options of the user. ``standby``: a second coordinator; ``gpu``: one GPU for each worker."""
+    """The options of the user.
+
+    ``standby``: a second coordinator; ``gpu``: one GPU for each worker; ``dataset``: the workers' data, a directory of
+    the machine or the name of a claim; ``storage_class``: of the volume of the checkpoints.
+    """
 
     settings: Settings
     image: str = DEFAULT_IMAGE
     prefix: str = DEFAULT_PREFIX
     gpu: bool = False
     standby: bool = False
+    dataset: str = ""
+    storage_class: str = ""
 
     def __post_init__(self) -> None:
         if not self.image or self.image.split() != [self.image]:
@@ -168,8 +177,16 @@ class Containers:
 
     @property
     def results(self) -> bool:
-        """Whether the coordinator writes files that are to stay."""
+        """Whether the coordinator writes files that are to stay, checkpoints aside."""
         return bool(self.request.settings.run.summary or self.request.settings.run.save)
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """The place of the checkpoints. Raises ConfigError for one that is not mounted."""
+        found = checkpoints_of(self.request.settings, RESULTS, "checkpoints")
+        if found.on_disk:
+            _check_inside("checkpoint.dir", found.dir, 'or a URL, or "none"')
+        return found
 
     @property
     def password_file(self) -> str:
@@ -182,6 +199,8 @@ class Containers:
         """See `Request.coordinator_values`."""
         for key in ("run.summary", "run.save"):
             _check_inside(key, str(self.request.settings.values()[key]))
+        if "://" not in (resume := self.request.settings.checkpoint.resume):
+            _check_inside("checkpoint.resume", resume, "or a URL")
         port = self.request.port
         return self.request.coordinator_values(
             {
@@ -192,6 +211,7 @@ class Containers:
                 "cluster.store": self.store_url,
                 "cluster.store_password_file": self.password_file,
                 "cluster.when_done": self.when_done,
+                "checkpoint.dir": self.checkpoints.dir,
                 **self.request.security_values(self.certs),
             }
         )
@@ -202,8 +222,11 @@ class Containers:
         return self.request.member_values({"cluster.coordinator": address, **self.request.security_values(self.certs)})
 
 
-def _check_inside(key: str, path: str) -> None:
+def _check_inside(key: str, path: str, otherwise: str = "") -> None:
     """Only the directory for results can be written in a container."""
     inside = not path.startswith("/") or path.startswith(f"{RESULTS}/")
     if not inside or ".." in path.split("/"):
-        raise ConfigError(f'{key} is "{path}", but a container writes below {RESULTS} only; give a path relative to it')
+        also = f", {otherwise}" if otherwise else ""
+        raise ConfigError(
+            f'{key} is "{path}", but a container writes below {RESULTS} only; give a path relative to it{also}'
+        )

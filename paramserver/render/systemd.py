@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from paramserver.errors import ConfigError
 from paramserver.render.request import CERTS, ETC, HOPELESS, STATE, STOP_S, STORE_PASSWORD, Files, Request
+from paramserver.render.storage import Checkpoints, checkpoints_of
 from paramserver.render.text import comment, environment_file, toml_text, unit_words
 
 # A unit's settings: (name, value); a section is (name, settings).
@@ -15,6 +16,8 @@ _Section = tuple[str, _Lines]
 
 _CONFIG = f"{ETC}/cluster.toml"
 _MEMBER = f"{ETC}/member.env"
+# With the keys of the storage behind a URL. systemd reads it as root.
+_STORAGE_KEYS = f"{ETC}/storage.env"
 # Shared by all units, so that `paramserver health` finds all processes of the machine in one place.
 _STATE_HOME = posixpath.dirname(STATE)
 _RUNTIME = "paramserver"
@@ -57,6 +60,7 @@ def render(request: Request) -> Files:
             "give it with --set"
         )
     binary = f"{request.prefix}/bin/paramserver"
+    checkpoints = checkpoints_of(settings, STATE, f"checkpoints/{request.job}")
     security = request.security_values(CERTS)
     # Not where the machine's own name leads: on Debian that is the loopback interface.
     listen = {"cluster.listen": settings.cluster.listen or "0.0.0.0"}
@@ -67,7 +71,7 @@ def render(request: Request) -> Files:
     return {
         "cluster.toml": toml_text(
             f"{_CONFIG} on the coordinator's machine. Others get from the coordinator what they need to know.",
-            request.coordinator_values({**listen, **security, **password}),
+            request.coordinator_values({**listen, **security, **password, "checkpoint.dir": checkpoints.dir}),
         ),
         "member.env": environment_file(
             f"{_MEMBER} on the machines of servers and workers.\n"
@@ -78,17 +82,19 @@ def render(request: Request) -> Files:
             "coordinator",
             request,
             [binary, "start", "coordinator", "--config", _CONFIG, "--continue"],
-            [("ReadWritePaths", " ".join(_result_directories(request)))] if _result_directories(request) else [],
+            [*_may_write(_result_directories(request) | _outside(checkpoints)), *_keys(checkpoints)],
             _MORE_HARDENING,
             _about_coordinator(settings.cluster.store),
+            checkpoints,
         ),
         "paramserver-server@.service": _unit(
             "server",
             request,
             [binary, "start", "server"],
-            [("EnvironmentFile", _MEMBER)],
+            [("EnvironmentFile", _MEMBER), *_may_write(_outside(checkpoints)), *_keys(checkpoints)],
             _MORE_HARDENING,
             f"One server: systemctl enable --now paramserver-server@1\n{numbers}",
+            checkpoints,
         ),
         "paramserver-worker@.service": _unit(
             "worker",
@@ -127,16 +133,58 @@ def _needs(request: Request, role: str) -> str:
     )
 
 
-def _result_directories(request: Request) -> list[str]:
+def _about_checkpoints(checkpoints: Checkpoints) -> str:
+    if checkpoints.by_url:
+        return f"{_STORAGE_KEYS} has the keys of {checkpoints.dir}, one NAME=value a line. Only root needs to read it."
+    if not checkpoints.on_disk:
+        return "There are no checkpoints: the death of a server ends the job."
+    return (
+        f"Checkpoints lie in {checkpoints.dir}. If there are servers on other machines than the\n"
+        f"coordinator's, {checkpoints.parent} has to be one network file system on all of them, and\n"
+        "the user needs the same number everywhere (useradd --uid). A server that does not see it is refused.\n"
+        f"  install -d -o paramserver -g paramserver -m 700 {checkpoints.parent}"
+    )
+
+
+def _after_mounts(checkpoints: Checkpoints | None) -> _Lines:
+    """A unit waits for the file system of the checkpoints, where the machine knows it."""
+    if checkpoints is None or not checkpoints.on_disk:
+        return []
+    return [("RequiresMountsFor", unit_words([checkpoints.dir]))]
+
+
+def _keys(checkpoints: Checkpoints) -> _Lines:
+    """The keys of a storage; no file is needed where the machine has a role."""
+    return [("EnvironmentFile", f"-{_STORAGE_KEYS}")] if checkpoints.by_url else []
+
+
+def _outside(checkpoints: Checkpoints) -> set[str]:
+    """The directory of checkpoints that a unit could not write to otherwise."""
+    inside = not checkpoints.on_disk or f"{checkpoints.parent}/".startswith(f"{STATE}/")
+    return set() if inside else {checkpoints.parent}
+
+
+def _may_write(directories: set[str]) -> _Lines:
+    return [("ReadWritePaths", " ".join(unit_words([path]) for path in sorted(directories)))] if directories else []
+
+
+def _result_directories(request: Request) -> set[str]:
     """Directories of results that the unit could not write to otherwise."""
     paths = [request.settings.run.summary, request.settings.run.save]
     if request.settings.cluster.state_dir:
         paths.append(f"{request.settings.cluster.state_dir}/")
-    outside = {posixpath.dirname(path) for path in paths if path.startswith("/") and not path.startswith(f"{STATE}/")}
-    return [unit_words([path]) for path in sorted(outside)]
+    return {posixpath.dirname(path) for path in paths if path.startswith("/") and not path.startswith(f"{STATE}/")}
 
 
-def _unit(role: str, request: Request, command: Sequence[str], more: _Lines, hardening: _Lines, about: str) -> str:
+def _unit(
+    role: str,
+    request: Request,
+    command: Sequence[str],
+    more: _Lines,
+    hardening: _Lines,
+    about: str,
+    checkpoints: Checkpoints | None = None,
+) -> str:
     service: _Lines = [
         ("Type", "exec"),
         ("User", "paramserver"),
@@ -171,6 +219,7 @@ def _unit(role: str, request: Request, command: Sequence[str], more: _Lines, har
                 ("Description", _describe(role, request.settings.cluster.job)),
                 ("Wants", "network-online.target"),
                 ("After", "network-online.target"),
+                *_after_mounts(checkpoints),
                 ("StartLimitIntervalSec", 600),
                 ("StartLimitBurst", 10),
             ],
@@ -178,7 +227,8 @@ def _unit(role: str, request: Request, command: Sequence[str], more: _Lines, har
         ("Service", [*service, *_HARDENING, *hardening]),
         ("Install", [("WantedBy", "multi-user.target")]),
     ]
-    return comment(f"{about}\n{_needs(request, role)}") + "\n".join(_sections(sections))
+    places = [] if checkpoints is None else [_about_checkpoints(checkpoints)]
+    return comment("\n".join([about, _needs(request, role), *places])) + "\n".join(_sections(sections))
 
 
 def _describe(role: str, job: str) -> str:

@@ -12,7 +12,7 @@ from paramserver.checkpoint.contents import Contents
 from paramserver.checkpoint.manifest import Manifest, parse_name
 from paramserver.checkpoint.owner import Holding, Wish
 from paramserver.checkpoint.place import Place
-from paramserver.config import Settings
+from paramserver.config import FEEDBACK, Settings
 from paramserver.coordinator.history.manifests import model_of, position_of
 from paramserver.coordinator.options import CheckpointOptions
 from paramserver.core.versions.consistency import Mode
@@ -26,6 +26,7 @@ _OPTIONAL = (
     "cluster.servers",
     "cluster.workers",
     "checkpoint.every",
+    "checkpoint.every_s",
     "checkpoint.keep",
     "training.pull_precision",
     "training.push_compression",
@@ -39,7 +40,8 @@ def checkpoint_options(settings: Settings, holding: Holding | None = None) -> Ch
     wanted = settings.checkpoint
     values = settings.values()
     run = {key: list(values[key]) if isinstance(values[key], tuple) else values[key] for key in _OPTIONAL}
-    return CheckpointOptions(wanted.dir, wanted.every, wanted.keep, run, holding)
+    multiple = settings.flush_every if settings.training.push_compression in FEEDBACK else 1
+    return CheckpointOptions(wanted.place, wanted.every, wanted.keep, run, holding, wanted.every_s, multiple)
 
 
 def place_of(settings: Settings, fresh: bool) -> Place | None:
@@ -48,9 +50,9 @@ def place_of(settings: Settings, fresh: bool) -> Place | None:
     ``fresh``: the job is to begin anew there.
     """
     wanted = settings.checkpoint
-    if not wanted.dir:
+    if not wanted.place:
         return None
-    place = Place(wanted.dir)
+    place = Place(wanted.place)
     if fresh and goes_on_there(settings):
         raise errors.ConfigError(
             f"--fresh sets aside what is in {place}, from where this job is to go on: leave --fresh out, or choose "
@@ -63,7 +65,7 @@ def place_of(settings: Settings, fresh: bool) -> Place | None:
 def goes_on_there(settings: Settings) -> bool:
     """Whether the job goes on from a checkpoint in the directory of its own checkpoints."""
     wanted = settings.checkpoint
-    return bool(wanted.resume and wanted.dir) and Place(split(wanted.resume)[0]).same(Place(wanted.dir))
+    return bool(wanted.resume and wanted.place) and Place(split(wanted.resume)[0]).same(Place(wanted.place))
 
 
 def begins(settings: Settings, fresh: bool, again: bool = False) -> Wish:

@@ -41,7 +41,7 @@ class Resuming:
         self._endpoint, self._connect, self._where = endpoint, connect, where
         self._job, self._patience_s = endpoint.job, settings.cluster.join_timeout_s
         self._find_s = 2 * settings.cluster.lease_s
-        self._has_checkpoints = bool(settings.checkpoint.dir)
+        self._has_checkpoints = bool(settings.checkpoint.place)
 
     async def wait(self, store: Store) -> None:
         """Return when there is a job to go on with. Raises ConfigError if it has ended, or nobody knows of one."""

@@ -203,16 +203,17 @@ class Coordinating:
         if keeping is not None and holding is not None:
             keeping.cancel()
             if not (over.done() and over.result() == "replaced"):  # else the other one keeps the place
-                await leave(holding, service.job.ended)
+                # A job that has failed may go on from its checkpoints.
+                await leave(holding, service.job.ended and service.job.state != types_pb2.JOB_STATE_FAILED)
 
     async def _resume_own(self, service: CoordinatorService) -> None:
-        """Begin a job that the store and the servers have lost with its own newest checkpoint, if there is one."""
+        """Begin a job that has failed, or is lost, with its own newest checkpoint, if there is one."""
         place = service.job.checkpoints.place
         if place is not None:
             ours = service.job.options.checkpoints.ours
             saved = await asyncio.to_thread(lambda: catalog.newest(place, verify=False, ours=ours))
             if saved is not None:
-                log.warning("what was known of the job is lost; it goes on from its newest checkpoint", name=saved.name)
+                log.warning("the job has failed or is lost; it goes on from its newest checkpoint", name=saved.name)
                 service.job.recovery.resume(saved)
 
     async def _take_over(self, service: CoordinatorService, record: coordinator_pb2.JobRecord) -> None:
@@ -317,7 +318,7 @@ class Coordinating:
             self._say("the job has ended without training")
             await service.job.conclude(types_pb2.JOB_STATE_STOPPED, "ended without training")
             return 0
-        run, directory = self._settings.run, self._settings.checkpoint.dir
+        run, directory = self._settings.run, self._settings.checkpoint.place
         summary = await gather(status, self._connect, run, None, directory)
         lines = closing_lines(status, summary)
         for line in lines:

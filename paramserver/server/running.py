@@ -356,8 +356,10 @@ class RunningShard:
         if self._moved is not None and not self._moved.done():
             self._moved.set_result(None)
         # At once: the next step must not have changed the state yet.
-        if self.saver is not None and self.state.consistency.mode is Mode.SYNC and self.saver.due(version.number):
-            self.copy(version)
+        if self.saver is not None and self.state.consistency.mode is Mode.SYNC:
+            asked = self.saver.asked_for(version.number)
+            if asked or self.saver.due(version.number):
+                self.copy(version)
 
     async def _clipped(self, base: Version, contributions: Sequence[Contribution]) -> Mapping[int, Tensor] | None:
         """The step's gradients, clipped by the norm over all shards; None where nothing is to be clipped."""

@@ -46,6 +46,10 @@ def names(place: Path) -> list[str]:
     return sorted(path.name for path in place.iterdir())
 
 
+def versions(rig: Rig) -> list[int]:
+    return [manifest.version for manifest in catalog.complete(Place(str(rig.checkpoints)))]
+
+
 def trained(place: Path) -> Rig:
     with Rig(place, 3) as rig:
         rig.begin(program())
@@ -148,4 +152,35 @@ def test_a_job_that_the_store_has_forgotten_goes_on_from_its_own_checkpoints(tmp
         summary = rig.finish()
         assert rig.orders.begun_with() == 6
         assert {tuple(m.position["histories"]) for m in catalog.complete(place)} == {(kept.history,)}
+    same(summary, wanted())
+
+
+@pytest.mark.long
+def test_to_continue_after_the_end_begins_anew_beside_the_old_checkpoints(tmp_path: Path) -> None:
+    """`start coordinator --continue`, as rendered files start it, when the job of this name is done."""
+    trained(tmp_path)
+    before = names(tmp_path / "ckpt")
+    with Rig(tmp_path, 3, lease_s=1.0) as rig:
+        rig.begin(program(), resume=True)
+        summary = rig.finish()
+        assert rig.orders.timelines == [], "nothing was gone on from"
+    assert names(tmp_path / "ckpt.old-1") == before
+    same(summary, wanted())
+
+
+def test_to_continue_after_a_failure_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None:
+    stop = Stop(4)
+    with Rig(tmp_path, 3) as rig:
+        leader = rig.begin(program(stop))
+        wait(stop.reached, "version 4")
+        until("version 3 is saved", lambda: 3 in versions(rig))
+        service = leader.service
+        assert service is not None
+        rig.run(service.job.fail("a server did not come back"))
+        stop.released.set()
+        until("the coordinator ends", leader.task.done)
+    with Rig(tmp_path, 3, lease_s=1.0) as rig:
+        rig.begin(program(), resume=True)
+        summary = rig.finish()
+        assert rig.orders.begun_with() == 3
     same(summary, wanted())

@@ -74,8 +74,8 @@ def test_each_role_sees_its_own_keys(cluster: Cluster) -> None:
         *("ca.crt", "coordinator.crt", "coordinator.key", "admin.crt", "admin.key"),
         *("join.token", "admin.token", "redis.password"),
     }
-    volume = {mount["Name"] for mount in cluster.one("worker").facts()["Mounts"]}
-    assert volume == {f"{cluster.project}_worker-keys"}
+    volumes = {mount["Name"]: mount["RW"] for mount in cluster.one("worker").facts()["Mounts"]}
+    assert volumes == {f"{cluster.project}_worker-keys": False, f"{cluster.project}_dataset": False}
     for role in ("coordinator", "server"):
         container = cluster.one(role)
         assert container.exec("sh", "-c", "echo > /certs/join.token", check=False).code != 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -88,3 +89,49 @@ def test_the_coordinator_is_restarted(image: str, local: Local, how: str) -> Non
         summary = cluster.result()
         assert all(one.restarts == 0 for service in ("server", "worker") for one in cluster.containers(service))
     assert digests(summary) == digests(local(SHORTER))
+
+
+def checkpoints(cluster: Cluster) -> list[str]:
+    """The complete checkpoints in the volume, oldest first; as another container sees them, too."""
+    listing = cluster.admin("checkpoint", "list", "/data/checkpoints", "--json", check=False)
+    found = json.loads(listing.out) if listing.code == 0 else []
+    return sorted(one["name"] for one in found if one["good"])
+
+
+def test_a_killed_server_costs_the_steps_since_the_last_checkpoint(image: str, local: Local) -> None:
+    with Cluster(SCRIPT=LONG, PARAMSERVER_CHECKPOINT__EVERY_S="2") as cluster:
+        cluster.up()
+        until("a checkpoint was made by time", lambda: len(checkpoints(cluster)) > 1)
+        server = cluster.one("server")
+        seen = set(server.exec("ls", "/data/checkpoints").out.split())
+        assert seen & set(checkpoints(cluster)), "servers see the coordinator's directory"
+        run("docker", "kill", server.id)
+        until("it is missed", lambda: cluster.status().get("state") == "degraded")
+        run("docker", "start", server.id)
+        summary = cluster.result()
+        assert summary["rollbacks"] == 1
+        assert summary["checkpoint"] in checkpoints(cluster)
+    assert digests(summary) == digests(local(LONG))
+
+
+def test_the_loss_of_everything_is_survived(image: str, local: Local) -> None:
+    with Cluster(SCRIPT=SHORTER, PARAMSERVER_CHECKPOINT__EVERY_S="2") as cluster:
+        cluster.up()
+        until("a checkpoint was made by time", lambda: len(checkpoints(cluster)) > 1)
+        cluster.compose("kill")
+        assert not any(one.running for one in cluster.containers())
+        cluster.up()
+        summary = cluster.result()
+        assert summary["rollbacks"] == 1
+    assert digests(summary) == digests(local(SHORTER))
+
+
+def test_another_training_keeps_the_checkpoints_of_the_first(image: str) -> None:
+    """docker-compose stop, then up, as docs/docker.md says."""
+    with Cluster(SCRIPT="workers/digits.py --epochs 1") as cluster:
+        cluster.up()
+        first = cluster.result()["checkpoint"]
+        cluster.compose("stop")
+        cluster.up()
+        until("the second job has ended", lambda: cluster.status().get("state") == "done" and checkpoints(cluster))
+        assert first in cluster.one("coordinator").exec("ls", "/data/checkpoints.old-1").out.split()

@@ -37,7 +37,8 @@ CRASHED = Owner("digits", ("a", "b"))
         (None, True, Wish.RESUME, "other", Verdict.GO_ON),
         (CRASHED, True, Wish.AGAIN, "digits", Verdict.GO_ON),
         (CRASHED, True, Wish.AGAIN, "other", Verdict.USED),
-        (ENDED, True, Wish.AGAIN, "digits", Verdict.USED),
+        (ENDED, True, Wish.AGAIN, "digits", Verdict.SET_ASIDE),
+        (ENDED, True, Wish.AGAIN, "other", Verdict.USED),
         (None, True, Wish.AGAIN, "digits", Verdict.USED),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,9 @@ def settings(**values: object) -> Settings:
     return load_settings(EXAMPLE, overrides, environ={})
 
 
-def rendered(target: str, *, image: str = "i:1", gpu: bool = False, standby: bool = False, **values: Any) -> Files:
-    return TARGETS[target](Request(settings(**values), image=image, gpu=gpu, standby=standby))
+def rendered(target: str, options: Mapping[str, Any] | None = None, **values: Any) -> Files:
+    """``options``: of the command."""
+    return TARGETS[target](Request(settings(**values), **{"image": "i:1", **(options or {})}))
 
 
 def objects(files: Files) -> list[dict[str, Any]]:
@@ -103,9 +104,9 @@ def shell_environment(text: str) -> dict[str, str]:
     return {name: value for name, _, value in pairs if name not in ("PATH", "PWD", "OLDPWD", "SHLVL", "_")}
 
 
-def refusal(target: str, **values: Any) -> str:
+def refusal(target: str, options: Mapping[str, Any] | None = None, **values: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        rendered(target, **values)
+        rendered(target, options, **values)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -123,13 +124,14 @@ def test_the_coordinator_reads_the_jobs_settings(target: str, tmp_path: Path) ->
         "log__level": "debug",
         "cluster__servers": 3,
         "run__summary": "out/summary.json",
+        "checkpoint__every_s": 60.0,
     }
     files = rendered(target, **changes)
     loaded = coordinator_settings(target, files, tmp_path).values()
     wanted = settings(**changes).values()
     own = {"cluster.coordinator", "cluster.listen", "cluster.advertise_host", "cluster.job", "cluster.store"}
     own |= {"cluster.store_password_file", "cluster.when_done", "run.script", "run.args", "security.certs"}
-    own |= {"security.insecure"}
+    own |= {"security.insecure", "checkpoint.dir"}
     for key in set(FIELDS) - own:
         assert loaded[key] == wanted[key], key
     assert loaded["run.script"] == ""
@@ -248,7 +250,7 @@ def test_units_say_what_is_needed_for_the_job_at_hand() -> None:
     words = r'-- "/srv/train 1.py" --name "100 %%" "$$HOME" "a\"b\\c"'
     assert f"ExecStart=/opt/paramserver/bin/paramserver start worker {words}\n" in worker
     assert "CUDA_VISIBLE_DEVICES" not in worker
-    assert "CUDA_VISIBLE_DEVICES=%i" in rendered("systemd", gpu=True)["paramserver-worker@.service"]
+    assert "CUDA_VISIBLE_DEVICES=%i" in rendered("systemd", {"gpu": True})["paramserver-worker@.service"]
     assert "-- /opt/paramserver/workers/digits.py --epochs 5\n" in rendered("systemd")["paramserver-worker@.service"]
 
 
@@ -263,7 +265,7 @@ def test_results_outside_of_the_state_directory_may_be_written() -> None:
 
 
 def test_replicas_gpu_and_standby() -> None:
-    files = rendered("k8s", cluster__servers=3, cluster__workers=5, gpu=True, standby=True, image="r/p:2")
+    files = rendered("k8s", {"gpu": True, "standby": True, "image": "r/p:2"}, cluster__servers=3, cluster__workers=5)
     assert named(files, "StatefulSet", "paramserver-server")["spec"]["replicas"] == 3
     job = named(files, "Job", "paramserver-worker")["spec"]
     assert (job["completions"], job["parallelism"], job["completionMode"]) == (5, 5, "Indexed")
@@ -283,9 +285,7 @@ def test_a_jobset_ends_and_its_results_stay(tmp_path: Path) -> None:
     assert coordinator_settings("jobset", files, tmp_path).cluster.when_done == "exit"
     assert coordinator_settings("k8s", rendered("k8s"), tmp_path).cluster.when_done == "stay"
     pod = spec["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
-    claim = {"name": "results", "persistentVolumeClaim": {"claimName": "paramserver-results"}}
-    assert claim in pod["volumes"]
-    assert named(files, "PersistentVolumeClaim", "paramserver-results")["spec"]["accessModes"] == ["ReadWriteOnce"]
+    assert {"name": "data", "persistentVolumeClaim": {"claimName": "paramserver-data"}} in pod["volumes"]
     assert pod["containers"][0]["workingDir"] == "/data"
 
 
@@ -331,13 +331,13 @@ def test_results_where_a_container_cannot_write(target: str, path: str) -> None:
 
 
 def test_standby_needs_a_store() -> None:
-    assert "standby" in refusal("k8s", cluster__store="memory", standby=True)
+    assert "standby" in refusal("k8s", {"standby": True}, cluster__store="memory")
     rendered("k8s", cluster__store="memory")
 
 
 @pytest.mark.parametrize("image", ["", "a b", " a", "a\n"])
 def test_images_that_are_none(image: str) -> None:
-    assert "is not an image" in refusal("k8s", image=image)
+    assert "is not an image" in refusal("k8s", {"image": image})
 
 
 # ---- text
@@ -372,14 +372,18 @@ def test_without_a_directory_everything_is_printed(capsys: pytest.CaptureFixture
     assert code == 0
     kinds = [one["kind"] for one in yaml.safe_load_all(out)]
     assert kinds.count("StatefulSet") == 2
-    assert len(kinds) == 9
+    assert len(kinds) == 10
     assert "parallelism: 3" in out
     code, out, _ = run(capsys, "systemd", config=EXAMPLE, prefix="/srv/ps/")
     assert code == 0
     assert out.count("# ==== ") == 5
     assert "ExecStart=/srv/ps/bin/paramserver start server\n" in out
-    code, out, _ = run(capsys, "compose", config=EXAMPLE, image="r/p:2")
+    code, out, _ = run(capsys, "compose", config=EXAMPLE, image="r/p:2", dataset="/srv/images")
     assert yaml.safe_load(out)["services"]["server"]["image"] == "r/p:2"
+    assert "/srv/images:/dataset:ro" in yaml.safe_load(out)["services"]["worker"]["volumes"]
+    code, out, _ = run(capsys, "k8s", config=EXAMPLE, dataset="images", storage_class="nfs")
+    assert "storageClassName: nfs" in out
+    assert "claimName: images" in out
 
 
 def test_a_directory_is_filled_and_not_overwritten(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -413,6 +417,11 @@ MISTAKES: Sequence[tuple[str, dict[str, Any], str]] = [
     ("systemd", {"image": "x"}, "--image means nothing to systemd"),
     ("k8s", {"prefix": "/x"}, "--prefix means nothing to k8s"),
     ("compose", {"standby": True}, "--standby means nothing to compose"),
+    ("systemd", {"dataset": "/srv"}, "--dataset means nothing to systemd"),
+    ("compose", {"storage_class": "nfs"}, "--storage-class means nothing to compose"),
+    ("compose", {"dataset": "images"}, "must be a directory such as /srv/images"),
+    ("k8s", {"dataset": "/srv/images"}, "must be the name of a PersistentVolumeClaim"),
+    ("k8s", {"storage_class": "nfs", "set_": ["checkpoint.dir=none"]}, "leave one of them out"),
     ("k8s", {"force": True}, "name it with --output"),
     ("systemd", {"prefix": "venv"}, "is not an absolute path"),
     ("k8s", {"set_": ["cluster.wrkers=3"]}, 'did you mean "cluster.workers"?'),

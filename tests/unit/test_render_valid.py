@@ -42,6 +42,8 @@ VARIANTS: dict[str, tuple[dict[str, object], dict[str, Any]]] = {
     ),
     "other store": ({"cluster.store": "rediss://h:1/2", "cluster.store_password_file": "p"}, {}),
     "insecure": ({"security.insecure": True, "security.certs": ""}, {}),
+    "object store": ({"checkpoint.dir": "s3://bucket/run", "run.save": "model.safetensors"}, {}),
+    "no checkpoints": ({"checkpoint.dir": "none"}, {}),
     "insecure, other store": ({"security.insecure": True, "cluster.store": "redis://h"}, {}),
 }
 
@@ -69,7 +71,7 @@ def test_deploy_holds_what_is_rendered(target: str) -> None:
 
 # ---- systemd
 
-UNIT = {"Description", "Wants", "After", "StartLimitIntervalSec", "StartLimitBurst"}
+UNIT = {"Description", "Wants", "After", "RequiresMountsFor", "StartLimitIntervalSec", "StartLimitBurst"}
 SERVICE = {
     *("Type", "User", "Group", "WorkingDirectory", "Environment", "EnvironmentFile", "ExecStart", "UMask"),
     *("StateDirectory", "StateDirectoryMode", "RuntimeDirectory", "RuntimeDirectoryMode", "RuntimeDirectoryPreserve"),

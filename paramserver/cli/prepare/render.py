@@ -18,6 +18,8 @@ _ONLY = {
     "--image": ("compose", "k8s", "jobset"),
     "--prefix": ("systemd",),
     "--standby": ("k8s",),
+    "--dataset": ("compose", "k8s", "jobset"),
+    "--storage-class": ("k8s", "jobset"),
 }
 
 
@@ -33,6 +35,8 @@ def render(
     prefix: str | None = None,
     gpu: bool = False,
     standby: bool = False,
+    dataset: str | None = None,
+    storage_class: str | None = None,
 ) -> int:
     """Write files that start the job elsewhere: systemd units, a compose file, or Kubernetes manifests.
 
@@ -58,6 +62,11 @@ def render(
         One GPU for each worker.
     standby
         k8s: a second coordinator, which takes over when the first is lost.
+    dataset
+        Data for the workers, which see it at /dataset and cannot change it. compose: a directory of the machine, such
+        as /srv/images; k8s, jobset: the name of a PersistentVolumeClaim.
+    storage_class
+        k8s, jobset: the class of the volume of the checkpoints; it has to offer ReadWriteMany.
     """
     from paramserver.render.output import as_stream, write_directory
     from paramserver.render.request import DEFAULT_IMAGE, DEFAULT_PREFIX, Request
@@ -68,6 +77,7 @@ def render(
         hint = f'did you mean "{near[0]}"?' if near else "there are " + ", ".join(TARGETS)
         raise ConfigError(f'"{target}" is nothing to render; {hint}')
     given = {"--image": image is not None, "--prefix": prefix is not None, "--standby": standby}
+    given |= {"--dataset": dataset is not None, "--storage-class": storage_class is not None}
     for option, targets in _ONLY.items():
         if given[option] and target not in targets:
             raise ConfigError(f"{option} means nothing to {target}, only to {', '.join(targets)}; leave it out")
@@ -80,6 +90,8 @@ def render(
         prefix=DEFAULT_PREFIX if prefix is None else prefix.rstrip("/"),
         gpu=gpu,
         standby=standby,
+        dataset=dataset or "",
+        storage_class=storage_class or "",
     )
     files = TARGETS[target](request)
     if output is None:

@@ -16,6 +16,7 @@ from paramserver.checkpoint.manifest import Manifest, checkpoint_name
 from paramserver.checkpoint.place import Place
 from paramserver.coordinator import ports
 from paramserver.coordinator.history.overdue import Overdue
+from paramserver.coordinator.history.pacing import Pacing
 from paramserver.coordinator.history.sweeping import Sweep
 from paramserver.coordinator.options import CheckpointOptions
 from paramserver.coordinator.promises import Promises
@@ -65,7 +66,7 @@ class Checkpoints:
         self._changed = asyncio.Condition()
         self._cutting = asyncio.Lock()
         self._sweep = Sweep(job, job.tasks, self.place, options.holding, self._given_up, self._cutting)
-        self._next = options.every
+        self._pacing = Pacing(options)
 
     def new_timeline(self, version: int) -> None:
         """The job goes on from ``version``, on another timeline."""
@@ -74,7 +75,7 @@ class Checkpoints:
         self._settling.clear()
         self._again.clear()
         self.overdue.forget()
-        self._next = (version // self.options.every + 1) * self.options.every if self.options.every else 0
+        self._pacing.restart(version)
 
     # ---- copies of servers
 
@@ -207,23 +208,50 @@ class Checkpoints:
     # ---- asking for a checkpoint
 
     def look(self) -> None:
-        """Warn of a checkpoint that is overdue; in asynchronous mode, begin one that is due."""
+        """Warn of a checkpoint that is overdue, and begin one that is due."""
         job = self._job
         self.overdue.look()
-        due = self.place is not None and self.options.every and job.consistency.mode is Mode.ASYNC
-        if not due or job.state != types_pb2.JOB_STATE_RUNNING or self._cutting.locked():
+        if job.state != types_pb2.JOB_STATE_RUNNING or self._cutting.locked():
             return
         reached = job.reports.newest_version()
-        if reached >= self._next:
-            self._next = (reached // self.options.every + 1) * self.options.every
+        if self._pacing.due(reached, job.consistency.mode):
+            self._pacing.begun(reached)
             job.tasks.begin(self._cut_quietly())
 
     async def _cut_quietly(self) -> None:
         try:
-            version = await self.cut()
-            self._next = max(self._next, (version // self.options.every + 1) * self.options.every)
+            ahead = self._job.consistency.mode is Mode.SYNC
+            self._pacing.begun(await (self._copy_ahead() if ahead else self.cut()))
         except errors.ParamServerError as error:
             log.warning("no checkpoint could be made now; training goes on", error=str(error))
+
+    async def _copy_ahead(self) -> int:
+        """Synchronous mode: have all shards copy a version that they have not made yet when they make it; return it.
+
+        Raises DeadlineError if the shards are always faster than the request, RolledBackError if a shard is lost.
+        """
+        job, timeline, ahead = self._job, self._job.timeline, 1
+        deadline = time.monotonic() + _CUT_S
+        async with self._cutting:
+            while time.monotonic() < deadline:
+                self.check(timeline)
+                reached = max(one.version for one in await job.server_stats())
+                version, replies = self._pacing.possible(reached + ahead), []
+                try:
+                    replies = await self._tell(timeline, shard_pb2.CutRequest.STEP_COPY, version)
+                finally:
+                    if not (replies and all(reply.taken for reply in replies)) and timeline == job.timeline:
+                        await asyncio.shield(job.tasks.begin(self._forgo(version), awaited=True))
+                if all(reply.taken for reply in replies):
+                    return version
+                ahead *= 4
+            raise errors.DeadlineError(f"no version could be named in advance within {_CUT_S:g} s")
+
+    async def _forgo(self, version: int) -> None:
+        """Not all shards copy this version. If it is the last one, it is copied at the end."""
+        self._again[version] = math.inf
+        await self._settle(version, False)
+        self._sweep.begin(version)
 
     async def cut(self) -> int:
         """Have all shards copy the same version, and return it. In asynchronous mode workers wait meanwhile.

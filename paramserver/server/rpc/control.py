@@ -13,6 +13,7 @@ from paramserver.core.versions.events import (
     CutEnded,
     MembersChanged,
 )
+from paramserver.core.versions.shard import ShardState
 from paramserver.server.reporting import epoch_slices
 from paramserver.server.rpc.host import Host
 from paramserver.server.versions import cutting
@@ -80,8 +81,11 @@ class Control:
                 if shard.saver is None:
                     raise errors.ProtocolError("there is no place for checkpoints")
                 if shard.can_cut(request.version):
-                    # Of a synchronous job the coordinator asks for the last version only.
+                    # A synchronous job makes no other version soon: this is its last one.
                     taken = shard.copy(shard.versions[request.version], shard.state.consistency.mode is Mode.ASYNC)
+                elif _will_make(shard.state, request.version):
+                    shard.saver.copy_ahead(request.version)
+                    taken = True
             case shard_pb2.CutRequest.STEP_FILL:
                 missing = [(gap.start, gap.stop) for gap in request.missing]
                 taken = await shard.fill(request.version, missing, request.of)
@@ -107,3 +111,8 @@ class Control:
         if shard.saver is not None:
             shard.saver.release(request.versions)
         return shard_pb2.ReleaseResponse()
+
+
+def _will_make(state: ShardState, version: int) -> bool:
+    """Whether a synchronous shard has still to publish ``version``."""
+    return state.active and state.consistency.mode is Mode.SYNC and state.version < version

@@ -68,6 +68,8 @@ class Saver:
         self._channels: dict[int, Channel] = {}
         self._copies: dict[int, Copy] = {}
         self._skipped: dict[int, shard_pb2.CopyStatus] = {}
+        # Versions that are not made yet, and will be copied then.
+        self._ahead: set[int] = set()
         # The newest version of which a copy was taken or skipped.
         self._newest = -1
         self._news = asyncio.Condition()
@@ -86,6 +88,16 @@ class Saver:
     def due(self, version: int) -> bool:
         """Whether a checkpoint of this version is due. Synchronous shards take a copy by themselves then."""
         return self.every > 0 and version % self.every == 0
+
+    def copy_ahead(self, version: int) -> None:
+        """A synchronous shard will copy this version, which it has not made yet."""
+        self._ahead.add(version)
+
+    def asked_for(self, version: int) -> bool:
+        """Whether this version was named in advance. Versions up to this one count as made from now on."""
+        asked = version in self._ahead
+        self._ahead = {other for other in self._ahead if other > version}
+        return asked
 
     def take(
         self,
@@ -123,6 +135,7 @@ class Saver:
     def release(self, versions: Sequence[int]) -> None:
         """Copies of these versions are of no use any more."""
         for number in versions:
+            self._ahead.discard(number)
             self._skipped.pop(number, None)
             copy = self._copies.get(number)
             if copy is not None and copy.status.state != shard_pb2.COPY_STATE_WRITING:
