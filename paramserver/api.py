@@ -23,7 +23,7 @@ from paramserver.failpoints import known_as
 from paramserver.machine.hosts import route_to
 from paramserver.membership.session import JoinOptions
 from paramserver.membership.settings import adopted, consistency_of, fetch
-from paramserver.processes.environment import ENV_INDEX, ENV_REPLACES
+from paramserver.processes.environment import ENV_INDEX, replaced_pids
 from paramserver.results.verdict import broken_sentences
 from paramserver.tensors.uncompiled import postpone_compiler
 from paramserver.transport.allocation import keep_memory
@@ -207,7 +207,7 @@ def _connected(
         address=_own_host(coordinator.address),
         join_timeout_s=settings.cluster.join_timeout_s,
         log_interval_s=settings.log.interval_s,
-        replaces=int(os.environ.get(ENV_REPLACES, "0")),
+        replaces=replaced_pids(),
     )
     engine = Engine(
         background,

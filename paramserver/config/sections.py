@@ -135,7 +135,8 @@ class Cluster(Section):
     )
     max_restarts: Count = Field(
         default=3,
-        description="How often in a row `run` starts a process again while the job gets no further. 0: never.",
+        description="How often in a row `run` and `start --restart` start a process again while the job gets no "
+        "further. 0: never.",
     )
     when_done: Literal["exit", "stay"] = Field(
         default="exit", description="What coordinator and servers do when the job is done."

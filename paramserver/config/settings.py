@@ -90,6 +90,15 @@ class Settings(BaseSettings):
                 environment[env_name(key)] = json.dumps(value) if isinstance(value, tuple) else str(value)
         return environment
 
+    def given_as_environment(self) -> dict[str, str]:
+        """Like `as_environment`, with the settings that are given here only, and without those of a run.
+
+        A process of the same job takes all others from the coordinator.
+        """
+        said = [key for key, origin in self.origins().items() if origin != "default" and not key.startswith("run.")]
+        wanted = {ENV_CONFIG, *map(env_name, said)}
+        return {name: value for name, value in self.as_environment().items() if name in wanted}
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Settings) and self.values() == other.values()
 

@@ -11,7 +11,7 @@ from paramserver import errors
 from paramserver.checkpoint.place import Place
 from paramserver.checkpoint.probe import Question
 from paramserver.coordinator.job import Job
-from paramserver.core.job.membership import Role
+from paramserver.core.job.membership import Presence, Role
 from paramserver.core.versions.consistency import Mode
 from paramserver.membership.session import versions
 from paramserver.transport.base import caller
@@ -140,7 +140,14 @@ async def admit_server(job: Job, request: coordinator_pb2.JoinRequest, wish: int
                 "(set checkpoint.dir, so that the job can go back to a checkpoint)"
             )
             raise errors.JobFailedError(job.reason)
-        if len(job.members.of(Role.SERVER)) >= job.options.servers:
+        servers = job.members.of(Role.SERVER)
+        if len(servers) >= job.options.servers:
+            ending = [m.name for m in servers if m.presence is Presence.SILENT or m.pid in request.replaces]
+            if ending:
+                raise errors.UnavailableError(
+                    f"job {name!r} has its {job.options.servers} servers, but {', '.join(ending)} is not heard of just "
+                    f"now: a place is free within {job.options.lease_s:g} s (cluster.lease_s), unless it comes back"
+                )
             raise errors.ConfigError(
                 f"job {name!r} already has its {job.options.servers} servers; raise cluster.servers to start with more"
             )

@@ -1,4 +1,4 @@
-"""Asks the coordinator several times a second for the status of the job, and notes when it answered last."""
+"""Asks the coordinator again and again for the status of the job, and notes when it answered last."""
 
 from __future__ import annotations
 
@@ -16,13 +16,19 @@ _CALL_S = 2.0
 
 
 class Poll:
-    """Calls ``Coordinator.Status`` until :meth:`close`; ``heard`` is given every answer of a coordinator that leads."""
+    """Calls ``Coordinator.Status`` every ``every_s`` seconds from :meth:`start` to :meth:`close`, and when told to.
 
-    def __init__(self, channel: Channel, heard: Callable[[coordinator_pb2.StatusResponse], None]) -> None:
+    ``heard`` is given every answer of a coordinator that leads.
+    """
+
+    def __init__(
+        self, channel: Channel, heard: Callable[[coordinator_pb2.StatusResponse], None], every_s: float = POLL_S
+    ) -> None:
         # When a coordinator last answered, leader or not (monotonic seconds).
         self.answered_at = time.monotonic()
         self._channel = channel
         self._heard = heard
+        self._every_s = every_s
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -32,7 +38,7 @@ class Poll:
     async def _run(self) -> None:
         while True:
             await self.ask()
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(self._every_s)
 
     async def ask(self) -> coordinator_pb2.StatusResponse | None:
         """The status of the job; None if no coordinator that leads it answers within 2 s."""

@@ -7,27 +7,18 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from paramserver import errors
 from paramserver.checkpoint.owner import Holding
 from paramserver.config import ENV_PREFIX, Settings, env_name
+from paramserver.launch.seats import ChildFailedError
 from paramserver.processes import environment as env
 from paramserver.processes.process import Child, Guard
 
 START_TIMEOUT_S = 60.0
 _ROLES = (sys.executable, "-m", "paramserver.roles.child")
-
-
-class ChildFailedError(errors.ParamServerError):
-    """A part of the cluster ended; the command ends with its exit code."""
-
-    def __init__(self, text: str, code: int) -> None:
-        super().__init__(text)
-        self.exit_code = code if code > 0 else 1
-        # The code of the system: below 0, a signal has ended the process.
-        self.code = code
 
 
 class Spawner:
@@ -104,20 +95,20 @@ class Spawner:
         environment = {**self._secrets, **own, env.ENV_LEADER: self._leader}
         return await self._start("coordinator", ["coordinator"], environment, pass_fds)
 
-    async def server(self, index: int, replaces: int = 0) -> Child:
-        """The server of this index. ``replaces``: pid of its ended predecessor in this seat; 0 if there was none."""
+    async def server(self, index: int, replaces: Sequence[int] = ()) -> Child:
+        """The server of this index. ``replaces``: pids of its ended predecessors in this seat."""
         # Its threads work on a chunk each.
         return await self._member("server", index, ["server"], 1, replaces)
 
-    async def worker(self, index: int, replaces: int = 0) -> Child:
+    async def worker(self, index: int, replaces: Sequence[int] = ()) -> Child:
         """A worker that wishes for this rank."""
         argv = ["worker", str(self._script), *self._script_args]
         return await self._member("worker", index, argv, self._settings.training.threads_per_worker, replaces)
 
-    async def _member(self, role: str, index: int, argv: list[str], threads: int, replaces: int) -> Child:
+    async def _member(self, role: str, index: int, argv: list[str], threads: int, replaces: Sequence[int]) -> Child:
         own = {env.ENV_INDEX: str(index), "OMP_NUM_THREADS": str(threads)}
         if replaces:
-            own[env.ENV_REPLACES] = str(replaces)
+            own[env.ENV_REPLACES] = ",".join(map(str, replaces))
         return await self._start(f"{role}-{index}", argv, own)
 
     async def _start(self, name: str, argv: list[str], own: Mapping[str, str], pass_fds: tuple[int, ...] = ()) -> Child:

@@ -1,55 +1,26 @@
-"""Keeps the processes of a run alive: starts dead processes again, and says when the run is over.
-
-A place in the run (*seat*) outlives the processes that take it. A process that dies is started again, after a pause
-that grows with every failure in a row, until the job has failed too often without getting any further.
-"""
+"""Keeps the processes of a run alive: starts dead processes again, and says when the run is over."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from paramserver import errors
-from paramserver.launch.poll import POLL_S, Poll
-from paramserver.launch.spawn import START_TIMEOUT_S, ChildFailedError, Spawner
+from paramserver.launch.poll import Poll
+from paramserver.launch.seats import HOPELESS, ChildFailedError, Seat, Seats, how
+from paramserver.launch.spawn import START_TIMEOUT_S, Spawner
 from paramserver.machine.valkey import EmbeddedStore
-from paramserver.processes.process import Child
 from paramserver.processes.restarts import Restarts
 from paramserver.processes.silence import Silence
 from paramserver.v1 import coordinator_pb2, types_pb2
 
 # A worker's exit code after SIGTERM.
 _TERMINATED = 143
-# Exit codes of errors that another attempt would meet again: configuration, versions.
-_HOPELESS = (errors.UserError.exit_code, errors.VersionMismatchError.exit_code)
 _ENDED = (types_pb2.JOB_STATE_DONE, types_pb2.JOB_STATE_STOPPED)
 _STORE = "store"
 _COORDINATOR = "coordinator"
-
-
-@dataclass(slots=True)
-class Seat:
-    """A place in the run. ``again(pid)`` starts the next process in place of the one with this pid."""
-
-    name: str
-    child: Child
-    again: Callable[[int], Awaitable[Child]]
-    started_at: float
-    # When the next process is to be started (monotonic seconds).
-    due: float | None = None
-    # The exit code of the last process, if no other process takes its place.
-    code: int | None = None
-    # The process was asked to leave.
-    leaving: bool = False
-
-    @property
-    def exit_code(self) -> int | None:
-        """How the present process has ended; None while it runs."""
-        exited = self.child.exited
-        return exited.result() if exited is not None and exited.done() else None
 
 
 class Supervisor:
@@ -69,6 +40,7 @@ class Supervisor:
         durable: bool,
     ) -> None:
         self.restarts = restarts
+        self._seats = Seats(restarts, say, hang_s / 2)
         self.coordinator: Seat | None = None
         self.servers: list[Seat] = []
         self.workers: list[Seat] = []
@@ -86,8 +58,8 @@ class Supervisor:
         self._worked_on = 0
         # How many workers there shall be.
         self._wanted = 0
-        # Since when the coordinator has not answered, and servers are no members.
-        self._unheard, self._absent = Silence(), Silence()
+        # Since when the coordinator has not answered.
+        self._unheard = Silence()
         self._answered_at = 0.0
         self._coordinated = 0
 
@@ -103,24 +75,20 @@ class Supervisor:
             except ChildFailedError as error:
                 if error.code >= 0 or not self.restarts.most or not self._durable:
                     raise
-                pause_s = self._count(_COORDINATOR, error.code, error.code)
-                self._say(f"coordinator ended unexpectedly ({_how(error.code)}) and is started again")
+                pause_s = self._seats.count(_COORDINATOR, error.code, error.code)
+                self._say(f"coordinator ended unexpectedly ({how(error.code)}) and is started again")
                 await asyncio.sleep(pause_s)
-        self.coordinator = self._seat(child, lambda _: self._spawner.coordinator_again())
+        self.coordinator = self._seats.take(child, lambda _: self._spawner.coordinator_again())
 
     async def start_server(self, index: int) -> None:
         """Start the first process of this seat."""
         child = await self._spawner.server(index)
-        self.servers.append(self._seat(child, lambda pid: self._spawner.server(index, pid)))
+        self.servers.append(self._seats.take(child, lambda pids: self._spawner.server(index, pids)))
 
     async def start_worker(self, index: int) -> None:
         """Start the first process of this seat."""
         child = await self._spawner.worker(index)
-        self.workers.append(self._seat(child, lambda pid: self._spawner.worker(index, pid)))
-
-    def _seat(self, child: Child, again: Callable[[int], Awaitable[Child]]) -> Seat:
-        self.restarts.started(child.name)
-        return Seat(child.name, child, again, time.monotonic())
+        self.workers.append(self._seats.take(child, lambda pids: self._spawner.worker(index, pids)))
 
     @property
     def _rest(self) -> list[Seat]:
@@ -131,7 +99,7 @@ class Supervisor:
     def hear(self, status: coordinator_pb2.StatusResponse) -> None:
         """Take in the coordinator's newest answer."""
         self._status = status
-        self.restarts.reached(max((p.version for p in status.processes if p.role == "server"), default=0))
+        self._seats.reached(status)
         self._was_finished = self._was_finished or status.finished
         if any(seat.child.running for seat in self.workers):
             self._worked_on = status.view.timeline
@@ -154,21 +122,12 @@ class Supervisor:
             self._check_failed(self._status)
             self._check_hung(poll)
             await self._scale()
-            await self._start_due()
+            await self._seats.start_due((*self._rest, *self.workers))
             if all(seat.code is not None for seat in self.workers):
                 code = await self._over()
                 if code is not None:
                     return code
-            await self._pause()
-
-    async def _pause(self) -> None:
-        seats = (*self._rest, *self.workers)
-        wait_s = min([POLL_S, *(seat.due - time.monotonic() for seat in seats if seat.due is not None)])
-        exits = [s.child.exited for s in seats if s.child.exited is not None and not s.child.exited.done()]
-        if exits:
-            await asyncio.wait(exits, timeout=max(wait_s, 0.0), return_when=asyncio.FIRST_COMPLETED)
-        else:
-            await asyncio.sleep(max(wait_s, 0.0))
+            await self._seats.pause((*self._rest, *self.workers))
 
     def all_servers_run(self) -> bool:
         """Whether no server has ended; one that was not dealt with yet counts, too."""
@@ -216,40 +175,15 @@ class Supervisor:
             fatal = 128 - code
         if seat is self.coordinator and not self._durable:
             raise ChildFailedError(
-                f"{seat.name} ended unexpectedly ({_how(code)}), and cluster.store = memory with it; the run cannot "
+                f"{seat.name} ended unexpectedly ({how(code)}), and cluster.store = memory with it; the run cannot "
                 "go on",
                 code,
             )
-        if code in _HOPELESS and seat is not self.coordinator:
+        if code in HOPELESS and seat is not self.coordinator:
             raise ChildFailedError(f"{seat.name} ended with exit code {code}; it says why above", code)
         if not self.restarts.most:
-            raise ChildFailedError(f"{seat.name} ended unexpectedly ({_how(code)}); the run cannot go on", code)
-        pause_s = self._count(seat.name, code, fatal)
-        if seat not in self.workers:
-            self._say(f"{seat.name} ended unexpectedly ({_how(code)})")
-        seat.due = time.monotonic() + pause_s
-        after = f" in {pause_s:g} s" if pause_s else ""
-        self._say(f"{seat.name} is started again{after} ({self._how_often(seat.name)})")
-
-    def _count(self, name: str, code: int, fatal: int) -> float:
-        pause_s = self.restarts.failed(name)
-        if pause_s is None:
-            raise ChildFailedError(
-                f"{name} has ended {self.restarts.failures(name)} times in a row, the last time with {_how(code)}, "
-                f"and the job got no further in between; cluster.max_restarts is {self.restarts.most}",
-                fatal,
-            )
-        return pause_s
-
-    def _how_often(self, name: str) -> str:
-        return f"{self.restarts.failures(name)} of at most {self.restarts.most} times in a row"
-
-    async def _start_due(self) -> None:
-        for seat in (*self._rest, *self.workers):
-            if seat.due is not None and seat.due <= time.monotonic():
-                seat.child = await seat.again(seat.child.pid)
-                seat.due, seat.started_at = None, time.monotonic()
-                self.restarts.started(seat.name)
+            raise ChildFailedError(f"{seat.name} ended unexpectedly ({how(code)}); the run cannot go on", code)
+        self._seats.again(seat, code, fatal, told=seat in self.workers)
 
     # ---- as many workers as wished for
 
@@ -282,12 +216,12 @@ class Supervisor:
         if code is None:
             return
         if not self.restarts.most:
-            raise ChildFailedError(f"the embedded store ended unexpectedly ({_how(code)}); the run cannot go on", code)
+            raise ChildFailedError(f"the embedded store ended unexpectedly ({how(code)}); the run cannot go on", code)
         # The coordinator gets on without it for a while: no pause, and no harm in starting it in the loop.
-        self._count(_STORE, code, code)
+        self._seats.count(_STORE, code, code)
         self._store.revive()
         self.restarts.started(_STORE)
-        self._say(f"the embedded store ended unexpectedly ({_how(code)}) and was started again")
+        self._say(f"the embedded store ended unexpectedly ({how(code)}) and was started again")
 
     def _check_failed(self, status: coordinator_pb2.StatusResponse) -> None:
         if status.view.state == types_pb2.JOB_STATE_FAILED:
@@ -310,18 +244,7 @@ class Supervisor:
                 self._unheard.forget(seat.child.pid)
                 seat.child.kill()
             if answered:
-                self._check_servers(now)
-
-    def _check_servers(self, now: float) -> None:
-        """Kill servers that were given up for lost and hang; otherwise they would come back with their shards."""
-        members = _servers(self._status)
-        running = [seat for seat in self.servers if seat.child.running]
-        self._absent.look(now, members, [seat.child.pid for seat in running if seat.child.pid not in members])
-        for seat in running:
-            if self._absent.of(seat.child.pid) > self._hang_s / 2:
-                self._say(f"{seat.name} runs, but the coordinator has given it up for lost; it is killed")
-                self._absent.forget(seat.child.pid)
-                seat.child.kill()
+                self._seats.check_servers(now, _servers(self._status), self.servers)
 
     # ---- the end
 
@@ -352,7 +275,7 @@ class Supervisor:
         self._say("the job has gone back after the workers had ended; they are started again")
         for seat in self.workers:
             if seat.code == 0 and not seat.leaving:
-                self._count(seat.name, 0, 1)
+                self._seats.count(seat.name, 0, 1)
                 seat.due, seat.code = time.monotonic(), None
         self._was_finished = False
         return None
@@ -367,7 +290,3 @@ def _members(status: coordinator_pb2.StatusResponse) -> list[coordinator_pb2.Pro
 def _servers(status: coordinator_pb2.StatusResponse) -> set[int]:
     """The servers that are members, by pid."""
     return {process.pid for process in status.processes if process.role == "server" and not process.gone}
-
-
-def _how(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else f"signal {-code}"

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, cast
@@ -40,7 +40,7 @@ class JoinOptions:
     """Facts about a process, sent when it joins. ``consistency`` None: it takes the setting of the job.
 
     ``shard``, of a server: (layout, timeline) of the shard it holds. ``term``: the highest that it knows of elsewhere.
-    ``replaces``: pid of the process in whose place this one was started, 0 if there was none.
+    ``replaces``: pids of the processes in whose place this one was started.
     """
 
     role: types_pb2.Role = types_pb2.ROLE_WORKER
@@ -55,7 +55,7 @@ class JoinOptions:
     log_interval_s: float = 5.0
     shard: Callable[[], tuple[str, int]] = lambda: ("", 0)
     term: Callable[[], int] = lambda: 0
-    replaces: int = 0
+    replaces: Sequence[int] = ()
     # A server that shares its link with a worker.
     beside_worker: bool = False
 
@@ -146,7 +146,7 @@ class Session:
         if self.member:
             request.index = self.rank
         else:
-            request.replaces = options.replaces
+            request.replaces.extend(options.replaces)
         request.holds, request.timeline = options.shard()
         request.term = self._newest_term()
         if self.view.state not in _NOT_BEGUN:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 ENV_STORE = "PARAMSERVER_INTERNAL_STORE"
 ENV_STORE_NAME = "PARAMSERVER_INTERNAL_STORE_NAME"
 ENV_READY_FD = "PARAMSERVER_INTERNAL_READY_FD"
 # The launcher's wish for the index of a server, or the rank of a worker.
 ENV_INDEX = "PARAMSERVER_INTERNAL_INDEX"
-# Pid of the ended process that had this seat before.
+# Pids of the ended processes that had this seat before, with commas between.
 ENV_REPLACES = "PARAMSERVER_INTERNAL_REPLACES"
 # The name under which a coordinator leads in the store, and the name of its ended predecessor.
 ENV_LEADER = "PARAMSERVER_INTERNAL_LEADER"
@@ -17,5 +19,18 @@ ENV_FORMER = "PARAMSERVER_INTERNAL_FORMER"
 ENV_HISTORIES = "PARAMSERVER_INTERNAL_HISTORIES"
 ENV_FRESH = "PARAMSERVER_INTERNAL_FRESH"
 ENV_PRIVATE = "PARAMSERVER_INTERNAL_PRIVATE"
-# Set in servers that were started beside another process of `paramserver start`.
-ENV_COMPANION = "PARAMSERVER_INTERNAL_COMPANION"
+# Set in a process that a supervising `paramserver start` has started: the process plays one part, and starts no others.
+ENV_PART = "PARAMSERVER_INTERNAL_PART"
+# With this exit code a server tells its supervising process that the job has failed, so that another one is of no use.
+# People are shown the exit code 1.
+JOB_FAILED_CODE = 79
+
+
+def is_part() -> bool:
+    """Whether a supervising `paramserver start` has started this process."""
+    return ENV_PART in os.environ
+
+
+def replaced_pids() -> list[int]:
+    """The pids of the ended processes in whose place this one was started."""
+    return [int(word) for word in os.environ.get(ENV_REPLACES, "").split(",") if word]

@@ -1,4 +1,4 @@
-"""Child processes of the launcher: each in a process group of its own, its output read line by line."""
+"""Child processes of a launcher: each in a process group of its own, its output read line by line or passed through."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class Guard:
 
 
 class Child:
-    """One process. ``on_line(name, text)`` gets its output."""
+    """One process. ``on_line(name, text)`` gets its output; None: it writes where this process writes."""
 
-    def __init__(self, name: str, guard: Guard, on_line: Callable[[str, str], None]) -> None:
+    def __init__(self, name: str, guard: Guard, on_line: Callable[[str, str], None] | None) -> None:
         self.name = name
         self._guard = guard
         self._on_line = on_line
@@ -60,15 +60,15 @@ class Child:
 
     async def start(self, argv: Sequence[str], environment: Mapping[str, str], pass_fds: Sequence[int] = ()) -> None:
         """Start it. Must be called in the launcher's main thread, with which the child dies."""
-        outputs = [os.pipe() for _ in range(2)]
+        outputs = [os.pipe() for _ in range(2)] if self._on_line is not None else []
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *argv,
                 env=dict(environment),
                 stdin=asyncio.subprocess.DEVNULL,
                 # asyncio would also wait for the end of pipes of its own before it says that the process has ended.
-                stdout=outputs[0][1],
-                stderr=outputs[1][1],
+                stdout=outputs[0][1] if outputs else None,
+                stderr=outputs[1][1] if outputs else None,
                 start_new_session=True,
                 pass_fds=pass_fds,
             )
@@ -97,6 +97,7 @@ class Child:
             transport.close()
 
     def _pass_on(self, lines: Iterable[tuple[bool, str]]) -> None:
+        assert self._on_line is not None
         for goes_on, text in lines:
             self._on_line(f"{self.name} (the same line goes on)" if goes_on else self.name, text)
 
@@ -130,11 +131,11 @@ class Child:
         """True between start and exit."""
         return self._process is not None and self._process.returncode is None
 
-    def terminate(self) -> None:
+    def terminate(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Ask the process to end. Processes that it has started, such as data loaders, end with it, not before it."""
         if self.running:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGTERM)
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """End the whole group."""

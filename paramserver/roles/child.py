@@ -109,8 +109,7 @@ async def run_server(settings: Settings) -> int:
     stop = _stopped()
     security = load_security(settings, "server")
     coordinator = connector(security, "coordinator")(settings.cluster.coordinator)
-    index, replaces = int(os.environ.get(env.ENV_INDEX, "0")), int(os.environ.get(env.ENV_REPLACES, "0"))
-    serving = Serving(settings, security, coordinator, index, replaces)
+    serving = Serving(settings, security, coordinator, int(os.environ.get(env.ENV_INDEX, "0")))
     await serving.run("127.0.0.1", 0, "127.0.0.1", stop)
     return 0
 

@@ -14,6 +14,7 @@ from paramserver import errors
 from paramserver.config import Settings
 from paramserver.core.layout.thresholds import server_threads
 from paramserver.failpoints import known_as
+from paramserver.processes.environment import replaced_pids
 from paramserver.transport.security.access import Security
 from paramserver.v1 import types_pb2
 
@@ -30,17 +31,14 @@ _ENDED = (types_pb2.JOB_STATE_DONE, types_pb2.JOB_STATE_STOPPED)
 class Serving:
     """One server of the job. ``settings`` are those of the job already.
 
-    ``replaces``: pid of its ended predecessor, 0 if there was none.
+    ``index``: the launcher's wish, or None.
     """
 
-    def __init__(
-        self, settings: Settings, security: Security, coordinator: Channel, index: int | None, replaces: int = 0
-    ) -> None:
+    def __init__(self, settings: Settings, security: Security, coordinator: Channel, index: int | None) -> None:
         self._settings = settings
         self._security = security
         self._coordinator = coordinator
         self._index = index
-        self._replaces = replaces
         self.member: ServerMember | None = None
 
     async def run(
@@ -84,7 +82,7 @@ class Serving:
             self._index,
             settings.cluster.join_timeout_s,
             settings.log.interval_s,
-            self._replaces,
+            replaced_pids(),
             settings.cluster.beside_worker,
         )
         listening(server.port, self.member)

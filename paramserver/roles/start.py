@@ -7,6 +7,7 @@ import contextlib
 import os
 import secrets
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,13 +18,13 @@ from typing import TYPE_CHECKING
 import structlog
 
 from paramserver import errors
-from paramserver.config import ENV_CONFIG, Settings, env_name, hide_password, load_settings
+from paramserver.config import Settings, hide_password, load_settings
 from paramserver.logs import configure
 from paramserver.machine.hosts import coordinator_place, server_place
 from paramserver.machine.jobs import Job, publish_job, withdraw_job
 from paramserver.machine.presence import Presence
 from paramserver.processes.alive import process_birth
-from paramserver.roles.companions import Companions, is_companion
+from paramserver.processes.environment import JOB_FAILED_CODE, is_part
 from paramserver.testing.arming import arm_if_told
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger("paramserver")
 
 _BEAT_S = 1.0
-# Exit codes after SIGINT and SIGTERM.
-_TOLD_TO_END = (130, 143)
 _DEFAULT_JOB = "job"
 # The name under which a coordinator leads with a private store.
 _PRIVATE = "private"
@@ -166,8 +165,8 @@ def _join_lines(settings: Settings, address: str, security: Security, store_name
     return [
         f"coordinator of job {settings.cluster.job} at {address} ({how}), store {store_name}",
         f"on the machines of servers ({settings.cluster.servers}) and workers ({settings.cluster.workers} or more) run",
-        f"  paramserver start server{flags}",
-        f"  paramserver start worker{flags} -- SCRIPT ARGUMENTS",
+        f"  paramserver start server --restart{flags}",
+        f"  paramserver start worker --restart{flags} -- SCRIPT ARGUMENTS",
     ]
 
 
@@ -178,17 +177,16 @@ def start_server(settings: Settings, config: Path | None, overrides: dict[str, o
     """Hold a shard of the job; returns the exit code. Raises ParamServerError."""
     configure(settings.log.level)
     arm_if_told("server-?")  # the number comes with the membership
-    cluster = settings.cluster
-    others = 0 if is_companion() else cluster.servers_per_host - 1
-    with Companions(settings, _as_given(settings), others, cluster.beside_worker) as companions:
-        code = asyncio.run(_serve(settings, config, overrides, companions))
-        if code == 0:
-            return companions.wait()
-        companions.end()
-        return code
+    try:
+        return asyncio.run(_serve(settings, config, overrides))
+    except errors.JobFailedError as error:
+        if not is_part():
+            raise
+        print(f"paramserver: error: {error}", file=sys.stderr, flush=True)
+        return JOB_FAILED_CODE
 
 
-async def _serve(settings: Settings, config: Path | None, overrides: dict[str, object], companions: Companions) -> int:
+async def _serve(settings: Settings, config: Path | None, overrides: dict[str, object]) -> int:
     from paramserver.api import to_coordinator
     from paramserver.membership.settings import adopted, fetch
     from paramserver.pki.security import load_security
@@ -210,10 +208,6 @@ async def _serve(settings: Settings, config: Path | None, overrides: dict[str, o
     member: ServerMember | None = None
 
     def beat() -> None:
-        if (code := companions.failed()) and not stop.is_set():
-            log.error("another server that was started here has ended: this one ends, too", exit_code=code)
-            got.append(code if code > 0 else 1)
-            stop.set()
         if member is None:
             presence.update(state="joining")
         else:
@@ -246,45 +240,24 @@ async def _serve(settings: Settings, config: Path | None, overrides: dict[str, o
 # ---- worker
 
 
-def start_worker(settings: Settings, script: Path, args: list[str], with_server: bool = False) -> int:
-    """Run the script as a worker of the job, in this process; returns the exit code. Raises ParamServerError.
-
-    ``with_server``: start a server, too, which stays until the job ends, or this process is told to end.
-    """
+def start_worker(settings: Settings, script: Path, args: list[str]) -> int:
+    """Run the script as a worker of the job, in this process; returns the exit code. Raises ParamServerError."""
     configure(settings.log.level)
     arm_if_told("worker-?")  # the number comes with the membership
     from paramserver import api as entry
     from paramserver.roles import child as roles
 
-    given = _as_given(settings)
-    with (
-        Companions(settings, given, int(with_server), beside_worker=True) as companions,
-        _present("worker", settings, "") as presence,
-    ):
-        os.environ.update(given)
+    with _present("worker", settings, "") as presence:
+        os.environ.update(settings.given_as_environment())
         stop_beating = _beat_until_joined(presence)
 
         def tell(engine: Engine) -> None:
             stop_beating()
             presence.update(name=engine.member.session.name, ready=True, state=engine.progress.state)
 
-        def at_end(code: int) -> None:
-            presence.close()
-            companions.end() if code in _TOLD_TO_END else companions.wait()
-
         entry.on_beat(tell)
-        roles.run_worker([str(script), *args], at_end)
-        if not with_server:
-            return 0
-        # The server stays until the job ends, and the job does not end before this worker has left.
-        return entry.close_all() or companions.wait()
-
-
-def _as_given(settings: Settings) -> dict[str, str]:
-    """Variables with which the script loads the settings given here; the others come from the coordinator."""
-    said = [key for key, origin in settings.origins().items() if origin != "default" and not key.startswith("run.")]
-    wanted = {ENV_CONFIG, *map(env_name, said)}
-    return {name: value for name, value in settings.as_environment().items() if name in wanted}
+        roles.run_worker([str(script), *args], lambda code: presence.close())
+        return 0
 
 
 def _beat_until_joined(presence: Presence) -> Callable[[], None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from paramserver.membership.session import JoinOptions, Session
 from paramserver.server.service import ShardService
@@ -21,7 +22,7 @@ class ServerMember:
         index: int | None = None,
         join_timeout_s: float = 180.0,
         log_interval_s: float = 5.0,
-        replaces: int = 0,
+        replaces: Sequence[int] = (),
         beside_worker: bool = False,
     ) -> None:
         options = JoinOptions(

@@ -19,6 +19,8 @@ MAX_SAMPLES = 1 << 40
 # A host name, a state, a reason.
 MAX_TEXT_CHARS = 1000
 MAX_METRICS = 1000
+# Ended processes in whose place a process comes.
+MAX_REPLACED = 64
 
 
 def seconds(name: str, value: float, most: float) -> float:
@@ -55,6 +57,7 @@ def check_newcomer(request: coordinator_pb2.JoinRequest) -> None:
     for name in ("address", "holds"):
         text(name, getattr(request, name))
     counting("index", request.index, MAX_SLICES)
+    counting("the number of replaced processes", len(request.replaces), MAX_REPLACED)
     text("the table of versions", " ".join((*request.versions, *request.versions.values())))
 
 

@@ -42,7 +42,7 @@ def test_the_same_result_as_the_script_alone(cluster: Cluster) -> None:
     cluster.ended()
     same_result(read_summary(summary), wanted)
     assert weights.stat().st_size > 0
-    assert "paramserver start server --join" in first.out
+    assert "paramserver start server --restart --join" in first.out
     assert f"weights sha256 {wanted['weights_sha256']}" in first.out
     assert cluster.place.leftovers() == []
 

@@ -74,8 +74,8 @@ def test_sync_gives_the_digests_of_the_local_cluster(seen: Seen, local_run: dict
 
 def test_the_coordinator_prints_the_lines_for_the_other_machines(seen: Seen) -> None:
     said = seen.done[f"coordinator@{HEAD}"].out
-    assert f"paramserver start server --join {seen.join} --certs DIRECTORY" in said
-    assert f"paramserver start worker --join {seen.join} --certs DIRECTORY -- SCRIPT ARGUMENTS" in said
+    assert f"paramserver start server --restart --join {seen.join} --certs DIRECTORY" in said
+    assert f"paramserver start worker --restart --join {seen.join} --certs DIRECTORY -- SCRIPT ARGUMENTS" in said
 
 
 def test_members_are_known_by_the_address_of_their_route_to_the_coordinator(seen: Seen) -> None:

@@ -11,7 +11,7 @@ from paramserver import errors
 from paramserver.coordinator.admission import admit_server, check_join, check_versions
 from paramserver.coordinator.job import Job
 from paramserver.coordinator.service import CoordinatorService
-from paramserver.core.job.membership import Joined, Member, Role
+from paramserver.core.job.membership import Joined, Member, Renewed, Role
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.membership.session import versions
 from paramserver.transport.base import Caller, set_caller
@@ -170,16 +170,25 @@ def test_slices_per_step_0_is_no_opinion() -> None:
 
 
 def admitted(
-    asked: coordinator_pb2.JoinRequest, absent: int | None = None, present: int = 0, model: bool = True
+    asked: coordinator_pb2.JoinRequest,
+    absent: int | None = None,
+    present: int = 0,
+    model: bool = True,
+    silent: int | None = None,
 ) -> tuple[int | None, Job]:
-    """The index that a server gets where ``present`` servers are there and server ``absent`` is away."""
+    """The index that a server gets where ``present`` servers are there and server ``absent`` is away.
+
+    Server ``silent`` is there, but has no session.
+    """
 
     async def work(service: CoordinatorService) -> tuple[int | None, Job]:
         service.job.timeline = 2
         if model:
             service.job.registry.model, service.job.registry.digest = types_pb2.ModelSpec(), "digest"
         for number in range(present):
-            service.job.members.handle(Joined(Role.SERVER, incarnation=100 + number), 0.0)
+            service.job.members.handle(Joined(Role.SERVER, incarnation=100 + number, pid=200 + number), 0.0)
+            if number != silent:
+                service.job.members.handle(Renewed(number + 1), 0.0)
         if absent is not None:
             service.job.watch.server_lost(
                 Member(9, Role.SERVER, absent, f"server-{absent}", 0.0, incarnation=55), "silence"
@@ -201,6 +210,12 @@ def test_a_newcomer_gets_the_index_it_wishes() -> None:
 def test_one_server_too_many() -> None:
     with pytest.raises(errors.ConfigError, match=r"job 'test' already has its 2 servers; raise cluster\.servers"):
         admitted(request(), present=2)
+
+
+@pytest.mark.parametrize(("given", "silent"), [({}, 1), ({"replaces": [201]}, None)])
+def test_one_that_comes_before_the_end_of_another_is_noticed_tries_again(given: dict[str, Any], silent: int) -> None:
+    with pytest.raises(errors.UnavailableError, match=r"but server-1 is not heard of just now: a place"):
+        admitted(request(**given), present=2, silent=silent)
 
 
 def test_one_that_was_cut_off_gets_its_own_index_back() -> None:
@@ -248,7 +263,7 @@ def test_who_ended_before_it_had_a_session_is_replaced_at_once() -> None:
     async def work(service: CoordinatorService) -> tuple[int, list[int]]:
         join = {"role": types_pb2.ROLE_WORKER, "job": "test", "index": 0}
         first = await service.join(request(**join, incarnation=1, pid=41))
-        second = await service.join(request(**join, incarnation=2, pid=42, replaces=41))
+        second = await service.join(request(**join, incarnation=2, pid=42, replaces=[41]))
         assert first.member != second.member
         return second.member, [member.ident for member in service.job.members.of(Role.WORKER)]
 

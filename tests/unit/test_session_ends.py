@@ -61,7 +61,7 @@ def test_a_replacement_need_not_wait_for_the_lease() -> None:
         await join(service, pid=11, incarnation=2)
         silent = next(m for m in service.job.members.of(Role.WORKER) if m.ident == first.member)
         service.job.members.handle(Disconnected(silent.ident), 0.0)
-        again = await join(service, pid=12, incarnation=3, index=0, replaces=10)
+        again = await join(service, pid=12, incarnation=3, index=0, replaces=[10])
         assert (again.rank, again.name) == (0, "worker-0")
         assert again.member != first.member
         assert (service.job.reports.lost, service.job.reports.losses) == ([], 1), "it was lost, and has a successor"
@@ -70,11 +70,29 @@ def test_a_replacement_need_not_wait_for_the_lease() -> None:
     with_job(work)
 
 
+def test_a_replacement_without_a_wish_gets_the_rank_of_its_predecessor() -> None:
+    """Also if a process between them died before it had joined. Pids of other machines mean nothing."""
+
+    async def work(service: CoordinatorService) -> None:
+        for number, address in enumerate(("10.0.0.1", "10.0.0.2", "10.0.0.2")):
+            await join(service, pid=10 + number // 2, incarnation=1 + number, address=address)
+        for member in service.job.members.of(Role.WORKER):
+            service.job.members.handle(Disconnected(member.ident), 0.0)
+        again = await join(service, pid=12, incarnation=4, address="10.0.0.2", replaces=[11, 77])
+        assert again.rank == 2
+        again = await join(service, pid=13, incarnation=5, address="10.0.0.2", replaces=[10])
+        assert again.rank == 1
+        assert presences(service).keys() == {"worker-0", "worker-1", "worker-2"}
+        assert service.job.reports.losses == 2
+
+    with_job(work)
+
+
 def test_nobody_replaces_who_is_there() -> None:
     async def work(service: CoordinatorService) -> None:
         first = await join(service, pid=10, incarnation=1)
         service.job.members.handle(Renewed(first.member), 0.0)
-        again = await join(service, pid=12, incarnation=3, index=0, replaces=10)
+        again = await join(service, pid=12, incarnation=3, index=0, replaces=[10])
         assert again.rank == 1
         assert first.member in service.job.members
         assert (service.job.reports.lost, service.job.reports.losses) == ([], 0)

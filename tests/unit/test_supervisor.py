@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
 import pytest
 
 from paramserver import errors
 from paramserver.launch.poll import Poll
-from paramserver.launch.spawn import ChildFailedError, Spawner
+from paramserver.launch.seats import ChildFailedError
+from paramserver.launch.spawn import Spawner
 from paramserver.launch.supervisor import Supervisor
 from paramserver.machine.valkey import EmbeddedStore
 from paramserver.processes.process import Child
@@ -26,7 +27,7 @@ _pids = itertools.count(100)
 class Process:
     """Stands for a child. It runs until :meth:`end`."""
 
-    def __init__(self, name: str, replaces: int) -> None:
+    def __init__(self, name: str, replaces: Sequence[int]) -> None:
         self.name = name
         self.replaces = replaces
         self.pid = next(_pids)
@@ -71,19 +72,19 @@ class World:
     async def coordinator(self) -> Child:
         if self.stillborn:
             raise ChildFailedError("the coordinator could not start", self.stillborn.pop(0))
-        return self._start("coordinator", 0)
+        return self._start("coordinator", ())
 
     async def coordinator_again(self) -> Child:
         self.silent, self.answered_at = False, time.monotonic()
-        return self._start("coordinator", 1)
+        return self._start("coordinator", ())
 
-    async def server(self, index: int, replaces: int = 0) -> Child:
+    async def server(self, index: int, replaces: Sequence[int] = ()) -> Child:
         return self._start(f"server-{index}", replaces)
 
-    async def worker(self, index: int, replaces: int = 0) -> Child:
+    async def worker(self, index: int, replaces: Sequence[int] = ()) -> Child:
         return self._start(f"worker-{index}", replaces)
 
-    def _start(self, name: str, replaces: int) -> Child:
+    def _start(self, name: str, replaces: Sequence[int]) -> Child:
         process = Process(name, replaces)
         self.started.append(process)
         return cast(Child, process)
@@ -200,7 +201,7 @@ def test_a_killed_worker_is_replaced_by_one_with_its_rank() -> None:
         first = world.of("worker-1")[0]
         first.end(-9)
         await until(lambda: len(world.of("worker-1")) == 2)
-        assert world.of("worker-1")[1].replaces == first.pid
+        assert world.of("worker-1")[1].replaces == [first.pid]
         await all_well(world)
 
     world = World()
@@ -267,7 +268,7 @@ def test_a_server_is_started_again(code: int) -> None:
         first = world.of("server-0")[0]
         first.end(code)
         await until(lambda: len(world.of("server-0")) == 2)
-        assert world.of("server-0")[1].replaces == first.pid
+        assert world.of("server-0")[1].replaces == [first.pid]
         await all_well(world)
 
     world = World()

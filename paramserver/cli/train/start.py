@@ -11,6 +11,7 @@ from paramserver.cli.common import load_job, merge_overrides, parse_assignments
 from paramserver.cli.train.run import script_path
 from paramserver.config import Settings, load_settings
 from paramserver.errors import ConfigError
+from paramserver.processes.environment import is_part
 
 app = App(name="start", help="Start one role of a cluster on this machine: coordinator, server or worker.")
 
@@ -126,6 +127,7 @@ def server(
     certs: _Text = None,
     insecure: bool | None = None,
     servers_per_host: _Text = None,
+    restart: bool = False,
     config: Path | None = None,
     set_: _Sets = None,
 ) -> int:
@@ -145,6 +147,8 @@ def server(
         Allow other machines without TLS.
     servers_per_host
         Start so many servers; each counts as one of cluster.servers.
+    restart
+        Start the server again, in the same place, when it is killed or crashes; cluster.max_restarts says how often.
     config
         TOML file with settings; flags and PARAMSERVER_* variables override it.
     set_
@@ -160,6 +164,10 @@ def server(
     }
     overrides = merge_overrides(flags, parse_assignments(set_ or []))
     settings = _with_coordinator(load_settings(config, overrides))
+    if not is_part() and (restart or settings.cluster.servers_per_host > 1):
+        from paramserver.launch.keeper import keep, server_parts
+
+        return keep(settings, server_parts(settings), restart)
     from paramserver.roles.start import start_server
 
     return start_server(settings, config, overrides)
@@ -175,6 +183,7 @@ def worker(
     insecure: bool | None = None,
     device: _Text = None,
     with_server: bool = False,
+    restart: bool = False,
     config: Path | None = None,
     set_: _Sets = None,
     script_args: Annotated[list[str] | None, Parameter(parse=False)] = None,
@@ -195,6 +204,9 @@ def worker(
         Where to compute: "auto", "cpu", "cuda" or "cuda:N".
     with_server
         Also start a server on this host, which counts as one of cluster.servers; see cluster.placement.
+    restart
+        Start the worker (and the server of --with-server) again, in the same place, when it is killed or crashes;
+        cluster.max_restarts says how often. A script that fails is not started again.
     config
         TOML file with settings; flags and PARAMSERVER_* variables override it.
     set_
@@ -213,9 +225,14 @@ def worker(
     overrides = merge_overrides(flags, parse_assignments(set_ or []))
     settings = _with_coordinator(load_settings(config, overrides))
     path = script_path(settings)
+    args = list(settings.run.args)
+    if restart or with_server:
+        from paramserver.launch.keeper import keep, worker_parts
+
+        return keep(settings, worker_parts(settings, path, args, with_server), restart)
     from paramserver.roles.start import start_worker
 
-    return start_worker(settings, path, list(settings.run.args), with_server)
+    return start_worker(settings, path, args)
 
 
 def _with_coordinator(settings: Settings) -> Settings:

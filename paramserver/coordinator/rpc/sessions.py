@@ -29,6 +29,7 @@ from paramserver.core.job.membership import (
 )
 from paramserver.core.versions.consistency import Mode
 from paramserver.failpoints import reach
+from paramserver.transport.addresses import host_of
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.bounds import check_newcomer, check_report, text
 
@@ -40,6 +41,15 @@ _ROLES = {
     types_pb2.ROLE_OBSERVER: Role.OBSERVER,
 }
 _TICK_S = 0.2
+
+
+def _replaced(member: Member, request: coordinator_pb2.JoinRequest) -> bool:
+    """Whether the newcomer says that it comes in place of this member. Pids of other machines mean nothing."""
+    if member.pid not in request.replaces:
+        return False
+    if member.role is Role.SERVER:
+        return host_of(member.address) == host_of(request.address)
+    return member.address == request.address
 
 
 class Sessions:
@@ -69,7 +79,7 @@ class Sessions:
             raise errors.ProtocolError(f"unknown role number {request.role}")
         check_newcomer(request)
         check_join(self._job, request, role)
-        await self._ended(role, request.replaces)
+        await self._ended(role, request)
         member = self._known(role, request.incarnation) or await self._admit(request, role)
         return coordinator_pb2.JoinResponse(
             member=member.ident,
@@ -85,10 +95,18 @@ class Sessions:
         """The member that this process is already, if the answer to its first request got lost."""
         return next((m for m in self._job.members.of(role) if m.incarnation == incarnation != 0), None)
 
-    async def _ended(self, role: Role, pid: int) -> None:
-        """A newcomer replaces a process that has ended: remove that member now, before its lease ends."""
-        for member in self._job.members.of(role):
-            if member.pid == pid != 0 and member.presence is Presence.SILENT:
+    async def _ended(self, role: Role, request: coordinator_pb2.JoinRequest) -> None:
+        """A newcomer replaces processes that have ended: remove these members now, before their leases end.
+
+        If the newcomer has no wish for an index, it gets theirs.
+        """
+        absent = self._job.watch.absent.values() if role is Role.SERVER else ()
+        for member in (*self._job.members.of(role), *absent):
+            if not _replaced(member, request):
+                continue
+            if member in absent or member.presence is Presence.SILENT:
+                if not request.HasField("index"):
+                    request.index = member.index
                 await self._happen(Ended(member.ident))
 
     async def _admit(self, request: coordinator_pb2.JoinRequest, role: Role) -> Member:

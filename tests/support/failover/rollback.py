@@ -187,7 +187,7 @@ class Rig(Fleet):
         if self.ending:
             return
         if isinstance(dead, Keeper):
-            self.keepers.append(Keeper(self, dead.index, dead.address, (), replaces=os.getpid()))
+            self.keepers.append(Keeper(self, dead.index, dead.address, (), replaces=[os.getpid()]))
         else:
             self.chiefs.append(Chief(self, dead.place, Options(resume=True), self.settings))
 

@@ -104,7 +104,9 @@ class Chief:
 class Keeper:
     """One server process."""
 
-    def __init__(self, fleet: Fleet, index: int, address: str, plan: Sequence[Rule], replaces: int = 0) -> None:
+    def __init__(
+        self, fleet: Fleet, index: int, address: str, plan: Sequence[Rule], replaces: Sequence[int] = ()
+    ) -> None:
         self.index = index
         self.address = address
         self.process = Process(address)
