@@ -11,6 +11,7 @@ from paramserver import errors
 from paramserver.checkpoint.place import Place
 from paramserver.checkpoint.probe import Question
 from paramserver.coordinator.job import Job
+from paramserver.core.job.life import Phase
 from paramserver.core.job.membership import Presence, Role
 from paramserver.core.versions.consistency import Mode
 from paramserver.membership.session import versions
@@ -28,9 +29,10 @@ _SAME = ("paramserver", "torch")
 def check_join(job: Job, request: coordinator_pb2.JoinRequest, role: Role) -> None:
     """Raise an error if the newcomer has another role, job, versions or settings, or if the job has ended."""
     _check_role(role)
-    if job.state == types_pb2.JOB_STATE_FAILED:
+    if job.life.phase is Phase.FAILED:
         raise errors.JobFailedError(job.reason)
-    if job.state in (types_pb2.JOB_STATE_DONE, types_pb2.JOB_STATE_STOPPED):
+    # The result of a stopped job may still need a server in the place of one that is gone.
+    if job.life.final or (job.ended and role is not Role.SERVER):
         raise errors.EndedError(f"there is nothing left to do: job {job.options.job!r} has ended ({job.reason})")
     if request.job and request.job != job.options.job:
         raise errors.ConfigError(f"this coordinator runs job {job.options.job!r}, not {request.job[:100]!r}")

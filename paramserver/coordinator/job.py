@@ -40,7 +40,9 @@ from paramserver.coordinator.watching.watch import Watch
 from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.coordinator.work.schedule import Schedule
+from paramserver.core.job.life import Counted, Ends, Event, Life, Phase
 from paramserver.core.job.membership import Member, Membership, Role
+from paramserver.core.versions.consistency import Consistency
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.messages import (
     consistency_to_proto,
@@ -51,8 +53,16 @@ from paramserver.wire.messages import (
 
 log = structlog.get_logger("paramserver.coordinator")
 
-_ENDED = (types_pb2.JOB_STATE_FAILED, types_pb2.JOB_STATE_DONE, types_pb2.JOB_STATE_STOPPED)
 _IDENT_BITS = 16
+_STATES = {
+    Phase.WAITING: types_pb2.JOB_STATE_WAITING,
+    Phase.INITIALISING: types_pb2.JOB_STATE_INITIALISING,
+    Phase.RUNNING: types_pb2.JOB_STATE_RUNNING,
+    Phase.RECOVERING: types_pb2.JOB_STATE_RECOVERING,
+    Phase.FAILED: types_pb2.JOB_STATE_FAILED,
+    Phase.STOPPED: types_pb2.JOB_STATE_STOPPED,
+    Phase.DONE: types_pb2.JOB_STATE_DONE,
+}
 M = TypeVar("M", bound=Message)
 
 
@@ -74,9 +84,7 @@ class Job:
         self.began_at = time.monotonic()
         self.journal = journal
         self.servers = Servers(connect)
-        self.state: types_pb2.JobState = types_pb2.JOB_STATE_WAITING
-        self.reason = ""
-        self.timeline = 0
+        self.life = Life(options.consistency)
         # A random number that all coordinators of this job keep. Another job of the same name has another number.
         self.beginning = _beginning()
         # Servers that hold a shard of an earlier run are not let in.
@@ -84,17 +92,11 @@ class Job:
         self.term = journal.term
         # The highest earlier term that a server has heard of.
         self.known_term = 0
-        self.summary = ""
-        # The job has ended, and its servers may leave.
-        self.released = False
-        # The exit code of this coordinator, if the job fails.
-        self.exit_code = 0
         # Set once: "done" (all workers have left, one of them at its end, and the last version is safe), "failed",
         # "stopped", "replaced" or "found".
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         # Called before each step that cannot be taken back: raises NotLeaderError if another coordinator leads by now.
         self.confirm: Callable[[], Awaitable[None]] = _nothing
-        self.consistency = options.consistency
         self.promises = Promises()
         self.changes = Changes()
         self.tasks = Tasks()
@@ -128,6 +130,26 @@ class Job:
 
     # ---- facts
 
+    @property
+    def state(self) -> types_pb2.JobState:
+        """The phase of the job, as members are told."""
+        return _STATES[self.life.phase]
+
+    @property
+    def reason(self) -> str:
+        """The reason for the phase, in words; empty if there is nothing to say."""
+        return self.life.reason
+
+    @property
+    def timeline(self) -> int:
+        """The number of the timeline. Each time that the job goes back or loads, another timeline begins."""
+        return self.life.timeline
+
+    @property
+    def consistency(self) -> Consistency:
+        """The setting that all shards have."""
+        return self.life.consistency
+
     def worker_infos(self) -> list[types_pb2.WorkerInfo]:
         """The live workers, by rank."""
         return [types_pb2.WorkerInfo(member=m.ident, rank=m.index, name=m.name) for m in self.members.of(Role.WORKER)]
@@ -154,7 +176,7 @@ class Job:
             reason=self.reason,
             term=self.term,
             draining=sorted(self.draining),
-            released=self.released,
+            released=self.life.released,
             stalled=sorted(self.stalls.members),
             careful=self.poison.careful,
             poisoned=self.poison.refs(),
@@ -196,7 +218,7 @@ class Job:
             losses=self.reports.losses,
             missed=self.reports.missed,
             finished=self.ending.finished,
-            summary=self.summary,
+            summary=self.life.summary,
             address=self.address,
             async_from=self.schedule.async_from,
             wanted=consistency_to_proto(self.mode_change.wanted) if self.mode_change.wanted is not None else None,
@@ -223,7 +245,7 @@ class Job:
 
     def write_down(self) -> None:
         """Write the present record to the store and to the servers, in the background."""
-        if self.journal.record(self.record(), None if self.released else self.registry.model):
+        if self.journal.record(self.record(), None if self.life.released else self.registry.model):
             self.keeping.wake()
 
     def missing(self) -> str:
@@ -244,15 +266,15 @@ class Job:
     @property
     def ended(self) -> bool:
         """Whether the job is done, has failed or was stopped."""
-        return self.state in _ENDED
+        return self.life.ended
 
     @property
     def given_up(self) -> bool:
         """Whether this coordinator has nothing more to do: the job has ended, or another coordinator leads it.
 
-        False while the result of a job whose workers are through has still to be gathered.
+        False while the result of a job that is through, or was stopped, has still to be gathered.
         """
-        return self.ended or (self.over.done() and self.over.result() != "done")
+        return self.life.final or (self.over.done() and self.over.result() not in ("done", "stopped"))
 
     def members_present(self) -> bool:
         """Whether there is a worker or a server, or a server that may come back."""
@@ -262,36 +284,35 @@ class Job:
 
     async def refresh(self) -> None:
         """Work out where the job stands, write it down, and tell all members."""
-        if self.state not in (*_ENDED, types_pb2.JOB_STATE_RUNNING, types_pb2.JOB_STATE_RECOVERING):
-            self.reason = self.missing()
-            if self.registry.ready and not self.reason:
-                self.state = types_pb2.JOB_STATE_RUNNING
-                self.reports.started()
-                log.info("running", consistency=str(self.consistency), slices_per_step=self.options.step_slices)
-                kept = self.options.checkpoints
-                if self.options.residuals and kept.place and not (kept.every or kept.every_s):
-                    log.warning(
-                        "with this training.push_compression a worker that joins, leaves or dies sends the job back to "
-                        "its last checkpoint, which is the beginning: set checkpoint.every (see docs/compression.md)"
-                    )
-            elif self.registry.model is not None:
-                self.state = types_pb2.JOB_STATE_INITIALISING
+        counted = Counted(self.missing(), self.registry.model is not None, self.registry.ready)
+        if self.happen(counted) and self.life.phase is Phase.RUNNING:
+            self.reports.started()
+            log.info("running", consistency=str(self.consistency), slices_per_step=self.options.step_slices)
+            kept = self.options.checkpoints
+            if self.options.residuals and kept.place and not (kept.every or kept.every_s):
+                log.warning(
+                    "with this training.push_compression a worker that joins, leaves or dies sends the job back to "
+                    "its last checkpoint, which is the beginning: set checkpoint.every (see docs/compression.md)"
+                )
         self.write_down()
         await self.changes.notify()
+
+    def happen(self, event: Event) -> bool:
+        """Let an event happen to the job; False if it changes nothing in the present phase."""
+        return self.life.handle(event)
 
     # ---- the end
 
     async def fail(self, reason: str, exit_code: int = 1) -> None:
         """End the job as failed."""
-        if self.state not in _ENDED:
-            self.exit_code = exit_code
+        if not self.ended:
             log.error("job failed", reason=reason)
-            await self.conclude(types_pb2.JOB_STATE_FAILED, reason)
+            await self.conclude(Ends(Phase.FAILED, reason, exit_code=exit_code))
             self.end("failed")
 
-    async def conclude(self, state: types_pb2.JobState, reason: str, summary: str = "", released: bool = True) -> None:
-        """The job has ended in this ``state``: write it down, and tell all members."""
-        self.state, self.reason, self.summary, self.released = state, reason, summary, released
+    async def conclude(self, end: Ends) -> None:
+        """The job has ended: write it down, and tell all members."""
+        self.happen(end)
         await self.refresh()
 
     def end(self, how: str) -> None:
@@ -318,14 +339,12 @@ class Job:
 
         No number of that run is used again, and its servers are not let in.
         """
-        self.timeline = record.view.timeline + 1
         self.beginning, self.forgets = _beginning(), True
-        self.state, self.reason = types_pb2.JOB_STATE_WAITING, ""
         losses = self.reports.losses
         self._begin(record.view.generation + 1, max(record.next_member, self._first_ident()))
         self.reports.losses = losses
-        # Set after the mode change was made, which goes on counting from the revision in force.
-        self.consistency = self.options.consistency
+        # After the mode change was made, which goes on counting from the revision in force.
+        self.life.begin_again(record.view.timeline + 1, self.options.consistency)
         await self.refresh()
 
     # ---- servers

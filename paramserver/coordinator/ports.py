@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from paramserver.coordinator.changes import Changes
 from paramserver.coordinator.options import JobOptions
 from paramserver.coordinator.tasks import Tasks
+from paramserver.core.job.life import Event, Life
 from paramserver.core.job.membership import Member, Membership
 from paramserver.core.versions.consistency import Consistency
 from paramserver.v1 import shard_pb2, types_pb2
@@ -21,24 +22,48 @@ class Stage(Protocol):
     """Where the job stands, its members, waiting for changes, and tasks beside the calls of members."""
 
     options: JobOptions
-    state: types_pb2.JobState
-    reason: str
-    timeline: int
-    consistency: Consistency
     members: Membership
     changes: Changes
     tasks: Tasks
 
+    @property
+    def state(self) -> types_pb2.JobState:
+        """The phase of the job."""
+
+    @property
+    def reason(self) -> str:
+        """The reason for the phase, in words."""
+
+    @property
+    def timeline(self) -> int:
+        """The number of the timeline."""
+
+    @property
+    def consistency(self) -> Consistency:
+        """The setting that all shards have."""
+
     async def refresh(self) -> None:
         """Work out where the job stands, write it down, and tell all members."""
+
+
+class Course(Protocol):
+    """The life of the job, for parts that move it on."""
+
+    life: Life
+
+    def happen(self, event: Event) -> bool:
+        """Let an event happen to the job; False if it changes nothing in the present phase."""
 
 
 class Commands(Protocol):
     """Commands to all servers, and the numbers that each command carries."""
 
     options: JobOptions
-    timeline: int
     term: int
+
+    @property
+    def timeline(self) -> int:
+        """The number of the timeline."""
 
     async def ask_servers(
         self,

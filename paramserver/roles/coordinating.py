@@ -21,6 +21,7 @@ from paramserver.coordinator.leadership.leader import Leadership
 from paramserver.coordinator.leadership.takeover import take_over, unfinished
 from paramserver.coordinator.options import JobOptions
 from paramserver.coordinator.service import CoordinatorService
+from paramserver.core.job.life import Ends, Phase
 from paramserver.membership.settings import consistency_of, shared
 from paramserver.results.gather import gather
 from paramserver.results.verdict import closing_lines, exit_code
@@ -33,7 +34,7 @@ from paramserver.roles.standby import Standby
 from paramserver.store.base import Store
 from paramserver.transport.base import Channel
 from paramserver.transport.security.access import Security
-from paramserver.v1 import coordinator_pb2, types_pb2
+from paramserver.v1 import coordinator_pb2
 
 log = structlog.get_logger("paramserver.coordinator")
 T = TypeVar("T")
@@ -193,10 +194,10 @@ class Coordinating:
             pass  # the job stays as it was found
         elif not service.job.over.done() and not (self._options.gather and service.job.members_present()):
             # No member has come, or the launcher ends all of them: there is nothing to take over.
-            await service.job.conclude(types_pb2.JOB_STATE_STOPPED, "ended by a signal")
+            await service.job.conclude(Ends(Phase.STOPPED, "ended by a signal"))
         elif not self._options.gather and service.job.over.result() == "done":
-            await service.job.conclude(types_pb2.JOB_STATE_DONE, "done")
-        if led and service.job.ended and service.job.released:
+            await service.job.conclude(Ends(Phase.DONE, "done"))
+        if led and service.job.ended and service.job.life.released:
             await service.job.journal.forget_model()
         await service.close()
         holding, over = service.job.options.checkpoints.holding, service.job.over
@@ -204,7 +205,7 @@ class Coordinating:
             keeping.cancel()
             if not (over.done() and over.result() == "replaced"):  # else the other one keeps the place
                 # A job that has failed may go on from its checkpoints.
-                await leave(holding, service.job.ended and service.job.state != types_pb2.JOB_STATE_FAILED)
+                await leave(holding, service.job.ended and service.job.life.phase is not Phase.FAILED)
 
     async def _resume_own(self, service: CoordinatorService) -> None:
         """Begin a job that has failed, or is lost, with its own newest checkpoint, if there is one."""
@@ -282,7 +283,7 @@ class Coordinating:
         if how == "failed":
             await service.job.changes.wait_until(lambda: not service.job.members_present(), _TELL_S)
             self._say(f"paramserver: error: {service.job.reason}")
-            return service.job.exit_code
+            return service.job.life.exit_code
         if how == "stopped":
             await service.job.changes.wait_until(lambda: not service.job.worker_infos(), _LEAVE_S)
         code = await self._gather(service, how)
@@ -296,39 +297,39 @@ class Coordinating:
 
         def all_there() -> bool:
             going_back = service.job.watch.absent or service.job.recovery.under_way
-            return not (going_back or service.job.ending.closing) or service.job.exit_code != 0
+            return not (going_back or service.job.ending.closing) or service.job.life.exit_code != 0
 
         limit_s = self._settings.cluster.max_idle_s
 
         async def attempt(_: float) -> int:
             await service.job.changes.wait_until(all_there, limit_s)
-            return service.job.exit_code or await self._gather_now(service, how)
+            return service.job.life.exit_code or await self._gather_now(service, how)
 
         try:
             return await persist(attempt, limit_s, "the result cannot be gathered yet")
         except errors.ParamServerError as error:
             reason = f"the result could not be gathered: {error}"
             self._say(f"paramserver: error: {reason}")
-            await service.job.conclude(types_pb2.JOB_STATE_FAILED, reason)
+            await service.job.conclude(Ends(Phase.FAILED, reason, exit_code=error.exit_code))
             return error.exit_code
 
     async def _gather_now(self, service: CoordinatorService, how: str) -> int:
         status = await service.status(coordinator_pb2.StatusRequest(model=True))
         if not (status.HasField("model") and service.job.registry.ready):
             self._say("the job has ended without training")
-            await service.job.conclude(types_pb2.JOB_STATE_STOPPED, "ended without training")
+            await service.job.conclude(Ends(Phase.STOPPED, "ended without training"))
             return 0
         run, directory = self._settings.run, self._settings.checkpoint.place
         summary = await gather(status, self._connect, run, None, directory)
         lines = closing_lines(status, summary)
         for line in lines:
             self._say(line)
-        state, reason = types_pb2.JOB_STATE_DONE, lines[0]
+        phase, reason = Phase.DONE, lines[0]
         if summary["broken_promises"]:
-            state, reason = types_pb2.JOB_STATE_FAILED, summary["broken_promises"][0]
+            phase, reason = Phase.FAILED, summary["broken_promises"][0]
         elif how == "stopped":
-            state, reason = types_pb2.JOB_STATE_STOPPED, service.job.reason
-        await service.job.conclude(state, reason, json.dumps(summary))
+            phase, reason = Phase.STOPPED, service.job.reason
+        await service.job.conclude(Ends(phase, reason, json.dumps(summary), exit_code=exit_code(summary)))
         return exit_code(summary)
 
 

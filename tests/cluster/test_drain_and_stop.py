@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,8 @@ from tests.support.cluster.programs import LedgerProgram
 from tests.support.cluster.small_job import program, twin
 from tests.support.failover.held import Held
 from tests.support.failover.ledger import BATCH, CELLS, counted_once
+from tests.support.failover.moments import EVERY
+from tests.support.failover.rollback import Rig
 from tests.support.failover.takeover import Fleet
 
 ONE = ("leader",)
@@ -199,6 +202,27 @@ def test_the_leader_dies_after_it_was_told_to_stop() -> None:
         for hand in fleet.hands:
             hand.join(20.0)
             assert isinstance(hand.error, errors.EndedError)
+
+
+@pytest.mark.parametrize("also", ["", "leader"])
+def test_a_server_dies_after_the_job_was_told_to_stop(also: str, tmp_path: Path) -> None:
+    """The job stays stopped. It goes back to a checkpoint, since the result would lack a shard otherwise."""
+    held = Held()
+    with Rig(tmp_path, EVERY, lease_s=1.0) as rig:
+        rig.begin(program(held))
+        wait(held.reached, "the workers in their third slice")
+        stop(rig, "enough")
+        until("that is written", lambda: rig.record().view.state == types_pb2.JOB_STATE_STOPPED)
+        rig.kill_now("server-1", *([also] if also else []))
+        until("the job goes back", lambda: rig.record().view.timeline >= 1, 2 * CALL_S)
+        held.released.set()
+        until("the job ends", lambda: rig.chiefs[-1].task.done() and rig.record().summary, 2 * CALL_S)
+        assert rig.chiefs[-1].task.result() == 0
+        record = rig.record()
+        assert (record.view.state, record.view.reason) == (types_pb2.JOB_STATE_STOPPED, "enough")
+        assert record.rollbacks == 1
+        assert "steps" in json.loads(record.summary)
+        until("the servers end", lambda: all(k.task.done() for k in rig.keepers if not k.process.killed))
 
 
 # ---- the end

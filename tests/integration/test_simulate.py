@@ -73,10 +73,11 @@ class Apart:
     beside: bool = False
 
 
+# docs/simulate.md names the cases that cannot be predicted here: queues that overflow, and links so fast that the two
+# cores of all emulated hosts decide.
 APART = {
     "4 + 4, 24 MB, 100 Mb/s": Apart(4, 4, 24, 100.0),
-    "8 + 2, 24 MB, 200 Mb/s": Apart(8, 2, 24, 200.0),
-    "8 + 2 and 8 beside workers, 24 MB, 200 Mb/s": Apart(8, 2, 24, 200.0, beside=True),
+    "8 + 2 and 8 beside workers, 12 MB, 50 Mb/s": Apart(8, 2, 12, 50.0, beside=True),
 }
 STEPS, SKIPPED = 10, 2
 

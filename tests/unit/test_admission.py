@@ -11,6 +11,7 @@ from paramserver import errors
 from paramserver.coordinator.admission import admit_server, check_join, check_versions
 from paramserver.coordinator.job import Job
 from paramserver.coordinator.service import CoordinatorService
+from paramserver.core.job.life import Ends, Phase
 from paramserver.core.job.membership import Joined, Member, Renewed, Role
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.membership.session import versions
@@ -31,16 +32,16 @@ def check(asked: coordinator_pb2.JoinRequest, role: Role = Role.WORKER, **option
 
 
 @pytest.mark.parametrize(
-    ("state", "error", "text"),
+    ("phase", "error", "text"),
     [
-        (types_pb2.JOB_STATE_FAILED, errors.JobFailedError, "^why it ended$"),
-        (types_pb2.JOB_STATE_DONE, errors.EndedError, r"nothing left to do: job 'test' has ended \(why it ended\)"),
-        (types_pb2.JOB_STATE_STOPPED, errors.EndedError, r"nothing left to do: job 'test' has ended \(why it ended\)"),
+        (Phase.FAILED, errors.JobFailedError, "^why it ended$"),
+        (Phase.DONE, errors.EndedError, r"nothing left to do: job 'test' has ended \(why it ended\)"),
+        (Phase.STOPPED, errors.EndedError, r"nothing left to do: job 'test' has ended \(why it ended\)"),
     ],
 )
-def test_a_job_that_has_ended(state: types_pb2.JobState, error: type[Exception], text: str) -> None:
+def test_a_job_that_has_ended(phase: Phase, error: type[Exception], text: str) -> None:
     async def work(service: CoordinatorService) -> None:
-        service.job.state, service.job.reason = state, "why it ended"
+        service.job.happen(Ends(phase, "why it ended"))
         check_join(service.job, request(), Role.WORKER)
 
     with pytest.raises(error, match=text):
@@ -135,7 +136,7 @@ def test_the_modes_of_the_start_and_of_now_are_accepted() -> None:
     """The launcher's file says how the job began; it may have been changed since."""
 
     async def work(service: CoordinatorService) -> None:
-        service.job.consistency = Consistency(Mode.ASYNC, 5, revision=1)
+        service.job.life.agree(Consistency(Mode.ASYNC, 5, revision=1))
         for mode, staleness in [(types_pb2.MODE_SYNC, None), (types_pb2.MODE_ASYNC, 5)]:
             check_join(service.job, request(mode=mode, staleness=staleness), Role.WORKER)
         with pytest.raises(
@@ -182,7 +183,7 @@ def admitted(
     """
 
     async def work(service: CoordinatorService) -> tuple[int | None, Job]:
-        service.job.timeline = 2
+        service.job.life.begin_timeline(1)
         if model:
             service.job.registry.model, service.job.registry.digest = types_pb2.ModelSpec(), "digest"
         for number in range(present):

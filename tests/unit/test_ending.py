@@ -7,7 +7,9 @@ from typing import Any, cast
 
 from paramserver.coordinator.promises import Promises
 from paramserver.coordinator.watching.ending import Ending, folded
+from paramserver.core.job.life import Life
 from paramserver.core.job.membership import Member, Role
+from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.work.slices import DataSpec
 from paramserver.v1 import coordinator_pb2
 
@@ -17,7 +19,8 @@ def ending(data: DataSpec | None = None) -> tuple[Ending, Any]:
     job = SimpleNamespace(
         promises=Promises(),
         timeline=1,
-        state=None,
+        life=Life(Consistency(Mode.SYNC)),
+        recovery=SimpleNamespace(under_way=False),
         members=SimpleNamespace(of=lambda role: [], generation=1),
         schedule=SimpleNamespace(slices_per_epoch=data.slices_per_epoch if data else 0),
         watch=SimpleNamespace(absent={}),

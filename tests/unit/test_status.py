@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from paramserver.core.job.life import Phase
 from paramserver.core.job.status import (
     WELL,
     Departure,
     JobFacts,
     MemberFacts,
-    Phase,
     State,
     Status,
     departed_status,

@@ -10,9 +10,9 @@ import pytest
 from paramserver.coordinator.options import JobOptions
 from paramserver.coordinator.watching import watch as watching
 from paramserver.coordinator.watching.watch import Watch
+from paramserver.core.job.life import Ends, Life, Phase
 from paramserver.core.job.membership import Joined, Left, Member, Membership, Role
 from paramserver.core.versions.consistency import Consistency, Mode
-from paramserver.v1 import types_pb2
 
 
 class Clock:
@@ -48,7 +48,7 @@ class Job:
     """As much of a job as the watch looks at."""
 
     options: JobOptions
-    state: types_pb2.JobState = types_pb2.JOB_STATE_WAITING
+    life: Life = field(default_factory=lambda: Life(Consistency(Mode.SYNC)))
     lacking: str = "0/1 servers; missing: server-0"
     members: Membership = field(default_factory=lambda: Membership(1e9, 1.0))
     failures: list[tuple[str, int]] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Job:
 
     async def fail(self, reason: str, exit_code: int = 1) -> None:
         self.failures.append((reason, exit_code))
-        self.state = types_pb2.JOB_STATE_FAILED
+        self.life.handle(Ends(Phase.FAILED, reason))
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_it_says_every_five_seconds_for_whom_it_waits(clock: Clock) -> None:
 
 def test_a_server_has_max_idle_s_to_come_back(clock: Clock) -> None:
     one = job()
-    one.state = types_pb2.JOB_STATE_RUNNING
+    one.life.take_over(Phase.RUNNING)
     one.members.handle(Joined(Role.WORKER), 0.0)
     at = watch(one)
     at.server_lost(SERVER, "silence")
@@ -144,7 +144,7 @@ def test_a_server_has_max_idle_s_to_come_back(clock: Clock) -> None:
 
 def test_a_server_that_came_back_is_counted_anew(clock: Clock) -> None:
     one = job()
-    one.state = types_pb2.JOB_STATE_RUNNING
+    one.life.take_over(Phase.RUNNING)
     one.members.handle(Joined(Role.WORKER), 0.0)
     at = watch(one)
     at.server_lost(SERVER, "silence")
@@ -165,11 +165,11 @@ def test_a_server_that_was_never_missed(clock: Clock) -> None:
     assert at.absent == {}
 
 
-@pytest.mark.parametrize("state", [types_pb2.JOB_STATE_RUNNING, types_pb2.JOB_STATE_INITIALISING])
-def test_workers_have_max_idle_s_to_come(clock: Clock, state: types_pb2.JobState) -> None:
+@pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.INITIALISING])
+def test_workers_have_max_idle_s_to_come(clock: Clock, phase: Phase) -> None:
     """Counted from the moment the last one was gone."""
     one = job()
-    one.state = state
+    one.life.take_over(phase)
     one.members.handle(Joined(Role.WORKER), 0.0)
     at = watch(one)
     clock.now += 500.0
@@ -186,7 +186,7 @@ def test_workers_have_max_idle_s_to_come(clock: Clock, state: types_pb2.JobState
 
 def test_a_worker_in_between_starts_the_time_anew(clock: Clock) -> None:
     one = job()
-    one.state = types_pb2.JOB_STATE_RUNNING
+    one.life.take_over(Phase.RUNNING)
     at = watch(one)
     look(at)
     clock.now += 99.0
@@ -200,19 +200,18 @@ def test_a_worker_in_between_starts_the_time_anew(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "finished"),
+    ("phase", "finished"),
     [
-        (types_pb2.JOB_STATE_RUNNING, True),
-        (types_pb2.JOB_STATE_DONE, False),
-        (types_pb2.JOB_STATE_STOPPED, False),
-        (types_pb2.JOB_STATE_FAILED, False),
+        (Phase.RUNNING, True),
+        (Phase.DONE, False),
+        (Phase.STOPPED, False),
+        (Phase.FAILED, False),
     ],
 )
-def test_a_job_that_has_come_to_its_end_waits_for_nobody(
-    clock: Clock, state: types_pb2.JobState, finished: bool
-) -> None:
+def test_a_job_that_has_come_to_its_end_waits_for_nobody(clock: Clock, phase: Phase, finished: bool) -> None:
     one = job()
-    one.state, one.ending.finished = state, finished
+    one.life.take_over(phase)
+    one.ending.finished = finished
     at = watch(one)
     for _ in range(5):
         assert look(at) == []

@@ -27,6 +27,7 @@ from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.coordinator.work.schedule import Schedule
 from paramserver.coordinator.work.shards import lease_table, stand_even
+from paramserver.core.job.life import LoadBegins, Loaded, Uploads
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.versions.consistency import Mode
 from paramserver.core.work.loading import Agreement, Load
@@ -46,7 +47,7 @@ class _CannotError(Exception):
     """Why a load cannot be done, in a sentence."""
 
 
-class _Job(ports.Stage, ports.Commands, ports.Ends, Protocol):
+class _Job(ports.Stage, ports.Course, ports.Commands, ports.Ends, Protocol):
     draining: set[int]
     checkpoints: Checkpoints
     keeping: Keeping
@@ -247,19 +248,21 @@ class Loads:
         table = await lease_table(job)
         await job.leasing.begin(None)
         stats = await job.server_stats()
-        job.timeline = 1 + max(job.timeline, *(reply.timeline for reply in stats))
+        if not job.happen(LoadBegins()):  # the job has ended meanwhile
+            self.under_way = None
+            return
+        job.life.begin_timeline(*(reply.timeline for reply in stats))
         job.registry.begin_load()
-        job.state, job.reason = types_pb2.JOB_STATE_RECOVERING, "the scripts load weights"
         job.checkpoints.new_timeline(self.version)
         # Under a revision that no worker has heard of.
-        job.consistency = replace(job.consistency, revision=job.mode_change.next_revision())
+        job.life.agree(replace(job.consistency, revision=job.mode_change.next_revision()))
         await job.refresh()
         await job.keeping.settled()
         await self._configure()
         job.mode_change = job.mode_change.successor()
         await job.leasing.begin(table)
         job.registry.upload_again()
-        job.state, job.reason = types_pb2.JOB_STATE_INITIALISING, ""
+        job.happen(Uploads())
         await job.keeping.tell()
         await job.refresh()
 
@@ -287,6 +290,6 @@ class Loads:
         load, self.under_way = self.under_way, None
         if load is not None:
             self.agreement.complete(load)
-            self._job.state = types_pb2.JOB_STATE_RUNNING
+            self._job.happen(Loaded())
             self._job.mode_change.bring_back()
             log.info("the scripts have loaded weights or optimizer state", version=self.version, place=str(load.place))

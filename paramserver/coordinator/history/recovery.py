@@ -33,6 +33,7 @@ from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.coordinator.work.schedule import Schedule
 from paramserver.coordinator.work.shards import lease_table
+from paramserver.core.job.life import GoesBack, WentBack
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.work.leases import SliceLeases
 from paramserver.failpoints import reach
@@ -49,7 +50,7 @@ _SAY_S = 5.0
 _RESTORE_S = 600.0
 
 
-class _Job(ports.Stage, ports.Commands, ports.Ends, Protocol):
+class _Job(ports.Stage, ports.Course, ports.Commands, ports.Ends, Protocol):
     checkpoints: Checkpoints
     ending: Ending
     journal: Journal
@@ -113,9 +114,7 @@ class Recovery:
         if job.loads.under_way is not None:  # the weights before the load are published, and in a checkpoint
             job.registry.ready = True
         job.loads.abandon()
-        if job.registry.ready or job.state == types_pb2.JOB_STATE_RUNNING:
-            job.state = types_pb2.JOB_STATE_RECOVERING
-        job.reason = f"{reason}: going back to a checkpoint"
+        job.happen(GoesBack(reason, job.registry.ready))
         self.under_way = True
         job.tasks.begin(self._run())
 
@@ -131,7 +130,7 @@ class Recovery:
         where = position_of(saved)
         job.registry.adopt(model_of(saved), saved.layout_digest)
         job.schedule.restore(where)
-        job.timeline = max(job.timeline, saved.timeline)
+        job.life.restore(max(job.timeline, saved.timeline))
         self.resuming = True
         self.under_way = True
         job.tasks.begin(self._run())
@@ -148,13 +147,13 @@ class Recovery:
                 await self._go_on(version)
                 if not self._anew:
                     break
-                job.state = types_pb2.JOB_STATE_RECOVERING  # another server has begun anew
+                job.happen(GoesBack("another server has begun anew", version >= 0))
         except Exception as error:  # the top of a task: a job that waits for it must not wait for ever
             log.exception("going back failed")
             await job.fail(f"the job cannot go back to a checkpoint: {error}")
             return
         self.under_way = False
-        await job.keeping.insist()  # members may have come or gone meanwhile
+        job.keeping.wake()  # members may have come or gone meanwhile
         if job.state == types_pb2.JOB_STATE_RUNNING:
             job.mode_change.bring_back()
 
@@ -245,7 +244,7 @@ class Recovery:
         stats = await job.server_stats()
         self._reached = max([self._reached, *(reply.version for reply in stats if reply.timeline == job.timeline)])
         reach("coord.before_timeline")
-        job.timeline = 1 + max(job.timeline, *(reply.timeline for reply in stats), found.timeline if found else 0)
+        job.life.begin_timeline(*(reply.timeline for reply in stats), found.timeline if found else 0)
         job.registry.grant += 1
         job.checkpoints.new_timeline(found.version if found else 0)
         await job.checkpoints.rolled_back()
@@ -308,7 +307,7 @@ class Recovery:
         restored = await job.ask_servers("Shard.Restore", request, shard_pb2.RestoreResponse, _RESTORE_S)
         if any(reply.version != saved.version for reply in restored):
             raise errors.CheckpointError(f"the servers did not all restore version {saved.version}")
-        job.consistency = consistency
+        job.life.agree(consistency)
         job.loads.restore(where.loaded)
         job.poison.skip(where.poisoned)
         job.schedule.restore(where)
@@ -327,11 +326,9 @@ class Recovery:
     async def _go_on(self, version: int) -> None:
         """All servers have ``version``: let the workers follow."""
         job = self._job
-        running = job.state == types_pb2.JOB_STATE_RECOVERING
         job.mode_change = job.mode_change.successor()
         job.registry.restored(published=version >= 0)
         await job.leasing.begin(self._table)
-        if running:
-            job.state, job.reason = types_pb2.JOB_STATE_RUNNING, ""
+        job.happen(WentBack())
         await job.keeping.tell()
         await job.refresh()

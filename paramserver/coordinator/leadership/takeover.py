@@ -17,6 +17,7 @@ import structlog
 from paramserver import errors
 from paramserver.coordinator.job import Job
 from paramserver.coordinator.work.shards import lease_table
+from paramserver.core.job.life import Phase
 from paramserver.core.job.membership import Member, Presence, Role
 from paramserver.core.versions.consistency import Consistency
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
@@ -106,16 +107,14 @@ async def take_over(
         published = False
     if published:
         if record.ready or any(reply.version for reply in stats.values()):
-            job.state = types_pb2.JOB_STATE_RUNNING
+            job.life.take_over(Phase.RUNNING)
             job.reports.started(record.training_s)
         await _restore_consistency(job, record, stats)
     elif job.schedule.data is not None:
         await job.leasing.register(job.schedule.data)
     # From now on the leases of the members run.
     job.members.restore(members, time.monotonic() + job.options.lease_s + _FIND_S)
-    if _stopping(record):
-        job.state, job.reason = record.view.state, record.view.reason
-        job.end("stopped")
+    _stop(job, record)
     if job.state == types_pb2.JOB_STATE_RUNNING:
         job.mode_change.bring_back()
     await job.refresh()
@@ -126,7 +125,7 @@ async def take_over(
 def _restore(job: Job, record: coordinator_pb2.JobRecord) -> list[Member]:
     """Take over all that the record says beside the model; return the recorded members, whose leases do not run yet."""
     job.options = replace(job.options, servers=record.expected_servers, workers=record.expected_workers)
-    job.timeline = record.view.timeline
+    job.life.restore(record.view.timeline)
     job.beginning = record.view.beginning or job.beginning
     job.schedule.restore(record)
     job.ending.restore(record)
@@ -144,6 +143,13 @@ def _restore(job: Job, record: coordinator_pb2.JobRecord) -> list[Member]:
     return members
 
 
+def _stop(job: Job, record: coordinator_pb2.JobRecord) -> None:
+    """A job that was told to stop does not train on."""
+    if _stopping(record):
+        job.life.take_over(Phase.STOPPED, record.view.reason)
+        job.end("stopped")
+
+
 async def _take_over_without(
     job: Job,
     record: coordinator_pb2.JobRecord,
@@ -153,8 +159,9 @@ async def _take_over_without(
 ) -> None:
     """Some shards are gone, or are on another timeline: when all servers are there, the job goes back."""
     job.registry.restore(model, record, [m.ident for m in members if m.role is Role.WORKER], record.ready)
-    job.consistency = consistency_from_proto(record.view.consistency)
-    job.state = types_pb2.JOB_STATE_RUNNING if record.ready else types_pb2.JOB_STATE_INITIALISING
+    job.life.agree(consistency_from_proto(record.view.consistency))
+    job.life.take_over(Phase.RUNNING if record.ready else Phase.INITIALISING)
+    _stop(job, record)
     job.reports.started(record.training_s)
     job.members.restore([m for m in members if m.name not in lost], time.monotonic() + job.options.lease_s + _FIND_S)
     for member in members:
@@ -239,7 +246,7 @@ async def _restore_consistency(
     job: Job, record: coordinator_pb2.JobRecord, stats: Mapping[int, shard_pb2.StatsResponse]
 ) -> None:
     """Take over mode and staleness from the shards; complete a change that was under way, or take it back."""
-    job.consistency = consistency_from_proto(record.view.consistency)
+    job.life.agree(consistency_from_proto(record.view.consistency))
     agreed = {c.revision: c for c in (_agreed(reply) for reply in stats.values())}
     newest = agreed[max(agreed)]
     await job.mode_change.settle(newest, [r.scheduled.revision for r in stats.values() if r.HasField("scheduled")])

@@ -10,9 +10,10 @@ from paramserver import errors
 from paramserver.coordinator.job import Job
 from paramserver.coordinator.rpc.status import status_page
 from paramserver.coordinator.work.accounts import account
+from paramserver.core.job.life import Ends, Phase
 from paramserver.core.job.membership import Role
 from paramserver.membership.session import versions
-from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+from paramserver.v1 import coordinator_pb2, shard_pb2
 from paramserver.wire.bounds import patience
 from paramserver.wire.messages import PROTOCOL, consistency_to_proto
 
@@ -90,6 +91,6 @@ class Operators:
         if not self._job.ended:
             reason = request.reason[:200] or "stopped by an operator"
             log.info("stopping", reason=reason)
-            await self._job.conclude(types_pb2.JOB_STATE_STOPPED, reason, released=False)
+            await self._job.conclude(Ends(Phase.STOPPED, reason, released=False))
             self._job.end("stopped")
         return coordinator_pb2.StopResponse()

@@ -58,6 +58,8 @@ class Sessions:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._ticker: asyncio.Task[None] | None = None
+        # The newest view that members were told, and its edition.
+        self._edition, self._view = -1, coordinator_pb2.SessionResponse()
 
     async def start(self) -> None:
         """Begin to watch leases."""
@@ -81,6 +83,8 @@ class Sessions:
         check_join(self._job, request, role)
         await self._ended(role, request)
         member = self._known(role, request.incarnation) or await self._admit(request, role)
+        # Before a worker is given work, so that no server takes it for a stranger.
+        await self._job.keeping.servers_settled()
         return coordinator_pb2.JoinResponse(
             member=member.ident,
             name=member.name,
@@ -154,13 +158,19 @@ class Sessions:
                 edition = await self._job.changes.wait_edition(edition)
                 if reader.done() or ident not in self._job.members:
                     return
-                yield coordinator_pb2.SessionResponse(view=self._job.view())
+                yield self._news(edition)
         finally:
             reader.cancel()
             # Before waiting for the reader, since the transport may cancel this call meanwhile.
             if ident in self._job.members:
                 await self._happen(Disconnected(ident))
             await asyncio.gather(reader, return_exceptions=True)
+
+    def _news(self, edition: int) -> coordinator_pb2.SessionResponse:
+        """The view for all members, made once for each edition."""
+        if edition != self._edition:
+            self._edition, self._view = edition, coordinator_pb2.SessionResponse(view=self._job.view())
+        return self._view
 
     async def _read(self, requests: AsyncIterator[coordinator_pb2.SessionRequest], ident: int) -> None:
         try:
@@ -250,8 +260,6 @@ class Sessions:
                 case GenerationRose(generation, reason):
                     log.debug("generation", number=generation, reason=reason)
                     reach("coord.before_generation")
-                    self._job.write_down()
-                    await self._job.keeping.spread()
                     await self._job.refresh()
                     reach("coord.after_generation")
 

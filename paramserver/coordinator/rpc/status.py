@@ -7,8 +7,8 @@ import time
 
 from paramserver.coordinator.job import Job
 from paramserver.core.job.membership import Member, Presence, Role
-from paramserver.core.job.status import JobFacts, MemberFacts, Phase, job_status, member_status
-from paramserver.v1 import coordinator_pb2, types_pb2
+from paramserver.core.job.status import JobFacts, MemberFacts, job_status, member_status
+from paramserver.v1 import coordinator_pb2
 from paramserver.wire.messages import data_to_proto
 
 
@@ -31,7 +31,7 @@ def status_page(job: Job, request: coordinator_pb2.StatusRequest) -> coordinator
         uptime_s=time.monotonic() - job.began_at,
         training_s=job.reports.training_s(),
         term=job.term,
-        summary=job.summary,
+        summary=job.life.summary,
         security=job.options.security,
         finished=job.ending.finished,
         checkpoint=job.checkpoints.last,
@@ -68,7 +68,7 @@ def job_facts(job: Job) -> JobFacts:
     """The facts from which the state of the job follows."""
     names = {member.ident: member.name for member in job.members.of(Role.WORKER)}
     return JobFacts(
-        phase=Phase(types_pb2.JobState.Name(job.state).removeprefix("JOB_STATE_").lower()),
+        phase=job.life.phase,
         reason=job.reason,
         workers=len(names),
         finished=job.ending.finished or (job.ending.script_ended and not names),

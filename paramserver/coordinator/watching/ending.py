@@ -23,10 +23,11 @@ from paramserver.coordinator.watching.watch import Watch
 from paramserver.coordinator.work.accounts import account
 from paramserver.coordinator.work.schedule import Schedule
 from paramserver.coordinator.work.shards import stand_even
+from paramserver.core.job.life import Phase
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.job.tally import Shard, Tally, imbalances, not_counted
 from paramserver.core.versions.consistency import Mode
-from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+from paramserver.v1 import coordinator_pb2, shard_pb2
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -37,14 +38,16 @@ _EVEN_S = 10.0
 _KEPT = 256
 
 
-class _Job(ports.Stage, ports.Commands, ports.Ends, Protocol):
-    released: bool
+class _Job(ports.Stage, ports.Course, ports.Commands, ports.Ends, Protocol):
     promises: Promises
     schedule: Schedule
     poison: PoisonWatch
     registry: ModelRegistry
     checkpoints: Checkpoints
     watch: Watch
+
+    @property
+    def recovery(self) -> ports.GoingBack: ...
 
     def end(self, how: str) -> None: ...
 
@@ -86,10 +89,10 @@ class Ending:
         job = self._job
         if job.members.of(Role.WORKER) or not job.registry.ready:
             return False
-        if job.state == types_pb2.JOB_STATE_RECOVERING:
+        if job.life.phase is Phase.RECOVERING:
             return True
-        stopping = job.state == types_pb2.JOB_STATE_STOPPED and not job.released
-        return (job.state == types_pb2.JOB_STATE_RUNNING or stopping) and self._settled != self._now
+        stopping = job.life.phase is Phase.STOPPED and not job.life.released
+        return (job.life.phase is Phase.RUNNING or stopping) and self._settled != self._now
 
     @property
     def _now(self) -> tuple[int, int]:
@@ -138,7 +141,7 @@ class Ending:
         """Begin in the background, if the job has come to rest and no such task is at work."""
         job = self._job
         busy = self._task is not None and not self._task.done()
-        if busy or job.state == types_pb2.JOB_STATE_RECOVERING or job.watch.absent:
+        if busy or job.recovery.under_way or job.watch.absent:
             return
         if self.closing:
             self._task = job.tasks.begin(self._run())
@@ -181,7 +184,7 @@ class Ending:
     async def _complete_step(self, stats: list[shard_pb2.StatsResponse]) -> bool:
         """Without a data set: complete the open step with the slices that have come. No worker brings the rest."""
         job = self._job
-        may = self.orderly or job.state == types_pb2.JOB_STATE_STOPPED
+        may = self.orderly or job.life.phase is Phase.STOPPED
         if job.schedule.slices_per_epoch or job.consistency.mode is not Mode.SYNC or not may:
             return False
         first = stats[0]

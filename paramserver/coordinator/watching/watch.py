@@ -8,14 +8,14 @@ from typing import Protocol
 import structlog
 
 from paramserver.coordinator.options import JobOptions
+from paramserver.core.job.life import Life, Phase
 from paramserver.core.job.membership import Member, Membership, Role
 from paramserver.errors import DeadlineError
-from paramserver.v1 import types_pb2
 
 log = structlog.get_logger("paramserver.coordinator")
 
 _SAY_S = 5.0
-_GOING_ON = (types_pb2.JOB_STATE_INITIALISING, types_pb2.JOB_STATE_RUNNING)
+_GOING_ON = (Phase.INITIALISING, Phase.RUNNING)
 _TIMED_OUT = DeadlineError.exit_code
 
 
@@ -30,7 +30,7 @@ class _Ending(Protocol):
 
 class _Job(Protocol):
     options: JobOptions
-    state: types_pb2.JobState
+    life: Life
     members: Membership
 
     @property
@@ -86,14 +86,14 @@ class Watch:
             waiting = f"{member.name} at {member.address} to come back"
             if self._job.recovery.possible:
                 waiting += ", or to be started again"
-        state = self._job.state
-        if state == types_pb2.JOB_STATE_WAITING:
+        phase = self._job.life.phase
+        if phase is Phase.WAITING:
             waiting = self._job.missing()
             if options.join_timeout_s and now - self._started > options.join_timeout_s and waiting:
                 reason = f"waited {options.join_timeout_s:g} s (cluster.join_timeout_s): {waiting}"
                 await self._job.fail(reason, _TIMED_OUT)
                 return
-        elif state in _GOING_ON and not self._job.members.of(Role.WORKER) and not self._job.ending.finished:
+        elif phase in _GOING_ON and not self._job.members.of(Role.WORKER) and not self._job.ending.finished:
             self._idle_since = self._idle_since or now
             waiting = waiting or "workers: all are gone; the servers keep the model"
             if now - self._idle_since > options.max_idle_s:

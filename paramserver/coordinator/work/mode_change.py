@@ -40,7 +40,7 @@ _RETRY_S = 0.5
 _MAX_WAIT_S = 600.0
 
 
-class _Job(ports.Stage, ports.Commands, Protocol):
+class _Job(ports.Stage, ports.Course, ports.Commands, Protocol):
     leasing: Leasing
     schedule: Schedule
     servers: Servers
@@ -247,7 +247,7 @@ class ModeChange:
                 await asyncio.sleep(_RETRY_S)
 
     async def _install(self, changed: Consistency) -> None:
-        self._job.consistency = changed
+        self._job.life.agree(changed)
         await self._job.refresh()
 
     async def _agree(self, wanted: Consistency, boundary: int | None) -> Consistency:

@@ -9,6 +9,8 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paramserver.core.job.life import Phase
+
 
 class State(enum.StrEnum):
     """All states that people are shown."""
@@ -38,18 +40,6 @@ class Status:
 
     state: State
     reason: str = ""
-
-
-class Phase(enum.Enum):
-    """The phase of the job, as the coordinator sees it."""
-
-    WAITING = "waiting"
-    INITIALISING = "initialising"
-    RUNNING = "running"
-    RECOVERING = "recovering"
-    FAILED = "failed"
-    STOPPED = "stopped"
-    DONE = "done"
 
 
 _ENDS = {Phase.FAILED: State.FAILED, Phase.STOPPED: State.STOPPED, Phase.DONE: State.DONE}

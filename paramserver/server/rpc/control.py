@@ -42,8 +42,8 @@ class Control:
         workers = frozenset(w.member for w in request.workers)
         if request.generation >= shard.state.generation:
             shard.sharing.keep(workers)
+            shard.stealing.keep(workers)
         shard.happen(MembersChanged(request.generation, workers))
-        shard.stealing.keep(workers)
         return shard_pb2.SetMembersResponse()
 
     async def set_consistency(self, request: shard_pb2.SetConsistencyRequest) -> shard_pb2.SetConsistencyResponse:

@@ -1,0 +1,44 @@
+"""News of members: who hears of them, and when."""
+
+from __future__ import annotations
+
+import threading
+
+from paramserver.worker.context import Context
+from tests.support.cluster.harness import Died, until, wait
+from tests.support.cluster.small_job import program
+from tests.support.failover.held import Held
+from tests.support.failover.takeover import Fleet
+
+LEASE_S = 15.0
+
+
+def test_a_server_that_hangs_holds_up_no_news() -> None:
+    """Well before its lease ends, the others hear that a worker has died, and that another one has come."""
+    held, dies = Held(), threading.Event()
+
+    def each(ctx: Context, slices: int) -> None:
+        if slices == 2 and ctx.rank == 1 and not dies.is_set():
+            wait(dies, "the death of worker-1", 60.0)
+            raise Died
+        held(ctx, slices)
+
+    with Fleet(places=("leader",), lease_s=LEASE_S) as fleet:
+        leader = fleet.begin(program(each))
+        wait(held.reached, "worker-0 in its third slice")
+        assert leader.service is not None
+        hung = fleet.keepers[1]
+        fleet.call(hung.process.pause)
+        before = fleet.keepers[0].service.report().generation
+        session = fleet.hands[0].context.engine.member.session  # type: ignore[union-attr]
+        dies.set()
+        soon_s = LEASE_S / 2
+        until("worker-0 hears of it", lambda: [one.rank for one in session.view.workers] == [0], soon_s)
+        until("server-0 hears of it", lambda: fleet.keepers[0].service.report().generation > before, soon_s)
+        fleet.work(program(each))
+        until("worker-0 hears of the newcomer", lambda: len(session.view.workers) == 2, soon_s)
+        assert hung.process.held, "the server was asked, and hung"
+        assert len(leader.service.job.server_infos()) == 2, "it is not given up yet"
+        fleet.call(hung.process.resume)
+        held.released.set()
+        fleet.finish([fleet.hands[0], fleet.hands[2]])
