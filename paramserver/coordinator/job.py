@@ -9,6 +9,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import structlog
@@ -105,8 +106,8 @@ class Job:
         self.scaling = Scaling(self)
         self.draining: set[int] = set()
 
-    def _begin(self, generation: int, first_ident: int) -> None:
-        """Begin without members. ``generation``: the newest one so far; ``first_ident``: number of the next member."""
+    def _begin(self, generation: int, first_ident: int, losses: int = 0) -> None:
+        """Begin without members. ``generation``: the newest one so far; ``first_ident``: of the next member."""
         self.members = Membership(self.options.lease_s, self.options.grace_s, generation, first_ident)
         self.checkpoints = Checkpoints(self, self.options.checkpoints)
         self.recovery = Recovery(self)
@@ -117,7 +118,7 @@ class Job:
         self.snapshots = Snapshots(self)
         self.watch = Watch(self)
         self.stalls = Stalls(self)
-        self.reports = Reports(self)
+        self.reports = Reports(self, losses)
         self.idle = Idle(self)
         self.stuck = Stuck(self)
         self.poison = PoisonWatch(self)
@@ -301,6 +302,10 @@ class Job:
         """Let an event happen to the job; False if it changes nothing in the present phase."""
         return self.life.handle(event)
 
+    def reopen_mode_change(self) -> None:
+        """Mode and staleness can be changed again, on the present timeline; the change before was closed."""
+        self.mode_change = self.mode_change.successor()
+
     # ---- the end
 
     async def fail(self, reason: str, exit_code: int = 1) -> None:
@@ -334,15 +339,33 @@ class Job:
         await self.servers.close()
         await self.journal.close()
 
+    def restore(self, record: coordinator_pb2.JobRecord) -> None:
+        """Go on from the record of an earlier coordinator; its members and the phase follow later."""
+        self.options = replace(self.options, servers=record.expected_servers, workers=record.expected_workers)
+        self.beginning = record.view.beginning or self.beginning
+        self.life.restore(record.view.timeline)
+        self.schedule.restore(record)
+        self.ending.restore(record)
+        self.checkpoints.restore(record.checkpoint)
+        self.recovery.restore(record)
+        self.scaling.restore(record)
+        self.promises.restore(record)
+        self.reports.restore(record)
+        self.poison.restore(record)
+        self.loads.restore(record.loaded)
+        self.mode_change.restore(record)
+
+    def heard_of(self, term: int) -> None:
+        """A server has heard of a coordinator of this term."""
+        self.known_term = max(self.known_term, term)
+
     async def begin_again(self, record: coordinator_pb2.JobRecord) -> None:
         """Begin from the start, since nothing of the recorded run can be used.
 
         No number of that run is used again, and its servers are not let in.
         """
         self.beginning, self.forgets = _beginning(), True
-        losses = self.reports.losses
-        self._begin(record.view.generation + 1, max(record.next_member, self._first_ident()))
-        self.reports.losses = losses
+        self._begin(record.view.generation + 1, max(record.next_member, self._first_ident()), self.reports.losses)
         # After the mode change was made, which goes on counting from the revision in force.
         self.life.begin_again(record.view.timeline + 1, self.options.consistency)
         await self.refresh()

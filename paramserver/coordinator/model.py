@@ -203,6 +203,14 @@ class ModelRegistry:
         self.ready = False
         self._give_grant()
 
+    def withdraw(self) -> None:
+        """No upload under an earlier grant counts any more."""
+        self.grant += 1
+
+    def load_undone(self) -> None:
+        """The job goes back in the middle of a load: the version before the load was published."""
+        self.ready = True
+
     def begin_load(self) -> None:
         """Scripts load other weights: another version is uploaded. See `coordinator.history.loads`."""
         self.ready, self.initialiser = False, 0

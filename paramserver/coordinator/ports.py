@@ -54,6 +54,9 @@ class Course(Protocol):
     def happen(self, event: Event) -> bool:
         """Let an event happen to the job; False if it changes nothing in the present phase."""
 
+    def reopen_mode_change(self) -> None:
+        """Mode and staleness can be changed again, on the present timeline."""
+
 
 class Commands(Protocol):
     """Commands to all servers, and the numbers that each command carries."""

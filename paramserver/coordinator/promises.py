@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from paramserver.v1 import coordinator_pb2
+
 
 class Promises:
     """Two lists of sentences that say what happened and what to do. The part that adds a sentence removes it again.
@@ -14,3 +16,7 @@ class Promises:
         # Each by a key that the part chooses.
         self.troubles: dict[str, str] = {}
         self.broken: dict[str, str] = {}
+
+    def restore(self, record: coordinator_pb2.JobRecord) -> None:
+        """Go on with the broken promises that an earlier coordinator has recorded."""
+        self.broken = dict(record.broken_promises)

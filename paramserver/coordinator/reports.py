@@ -27,7 +27,7 @@ class _Job(ports.Stage, Protocol):
 class Reports:
     """Reports of members, and of processes that are members no more."""
 
-    def __init__(self, job: _Job) -> None:
+    def __init__(self, job: _Job, losses: int = 0) -> None:
         self._job = job
         # The newest reports, by member number.
         self.workers: dict[int, coordinator_pb2.WorkerReport] = {}
@@ -36,7 +36,7 @@ class Reports:
         self.samples_before = 0
         # Members that were lost and that no other process has replaced; and the number of all losses.
         self.lost: list[str] = []
-        self.losses = 0
+        self.losses = losses
         self._running_at: float | None = None
         self._ended_at: float | None = None
         # Workers that have left, and servers that were lost, by name: with the totals of all processes of this name.
@@ -111,6 +111,10 @@ class Reports:
     def started(self, before_s: float = 0.0) -> None:
         """The first step begins now, or began ``before_s`` seconds ago."""
         self._running_at = time.monotonic() - before_s
+
+    def resumed(self, samples: int) -> None:
+        """The job goes on from a checkpoint in which so many samples have counted."""
+        self.samples_before = samples
 
     def departed(self) -> list[coordinator_pb2.ProcessStatus]:
         """The workers that are gone, and the servers that were lost, by name."""

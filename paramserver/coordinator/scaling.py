@@ -47,6 +47,10 @@ class Scaling:
         self.wanted = 0
         self._job = job
 
+    def restore(self, record: coordinator_pb2.JobRecord) -> None:
+        """Go on with the wish that an earlier coordinator has recorded."""
+        self.wanted = record.wanted_workers
+
     async def scale(self, request: coordinator_pb2.ScaleRequest) -> coordinator_pb2.ScaleResponse:
         """Have so many workers; return when there are so many, or when the job has ended meanwhile.
 

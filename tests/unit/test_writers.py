@@ -1,14 +1,19 @@
-"""A field has one writer: the class that owns it. Other modules of the worker read it or call a method of its class."""
+"""A field has one writer: the class that owns it. Other modules of the package read it or call a method."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
-WORKER = Path(__file__).parents[2] / "paramserver/worker"
+import pytest
+
+PRODUCT = Path(__file__).parents[2] / "paramserver"
 # Values that one caller fills in after another: partial sums, messages, torch's objects.
-VALUES = {"partial", "partial.space", "self.space", "empty", "parameter", "request", "report"}
+VALUES = {
+    "worker": {"partial", "partial.space", "self.space", "empty", "parameter", "request", "report"},
+    "coordinator": {"process", "gone", "record", "response", "tally", "total"},
+}
 
 
 def assigned(tree: ast.AST) -> Iterator[tuple[str, str]]:
@@ -21,7 +26,7 @@ def assigned(tree: ast.AST) -> Iterator[tuple[str, str]]:
                     yield ast.unparse(part.value), part.attr
 
 
-def written_by_others(trees: dict[str, ast.AST]) -> list[str]:
+def written_by_others(trees: dict[str, ast.AST], values: Collection[str] = ()) -> list[str]:
     """Assignments to a field of a class that lies in another module."""
     owners: dict[str, set[str]] = {}
     for module, tree in trees.items():
@@ -32,15 +37,17 @@ def written_by_others(trees: dict[str, ast.AST]) -> list[str]:
         f"{module}: {receiver}.{attribute}"
         for module, tree in trees.items()
         for receiver, attribute in assigned(tree)
-        if receiver not in VALUES | {"self"} and attribute in owners and module not in owners[attribute]
+        if receiver not in {"self", *values} and attribute in owners and module not in owners[attribute]
     ]
 
 
-def test_no_module_of_the_worker_writes_fields_of_another() -> None:
+@pytest.mark.parametrize("package", VALUES)
+def test_no_module_writes_fields_of_another(package: str) -> None:
+    place = PRODUCT / package
     trees: dict[str, ast.AST] = {
-        str(path.relative_to(WORKER)): ast.parse(path.read_text()) for path in sorted(WORKER.rglob("*.py"))
+        str(path.relative_to(place)): ast.parse(path.read_text()) for path in sorted(place.rglob("*.py"))
     }
-    assert written_by_others(trees) == []
+    assert written_by_others(trees, VALUES[package]) == []
 
 
 def test_a_second_writer_is_found() -> None:

@@ -68,6 +68,10 @@ class Checkpoints:
         self._sweep = Sweep(job, job.tasks, self.place, options.holding, self._given_up, self._cutting)
         self._pacing = Pacing(options)
 
+    def restore(self, name: str) -> None:
+        """Go on with this newest checkpoint of an earlier coordinator or run; empty: there is none."""
+        self.last = name
+
     def new_timeline(self, version: int) -> None:
         """The job goes on from ``version``, on another timeline."""
         self._heard.clear()

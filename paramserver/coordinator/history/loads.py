@@ -259,7 +259,7 @@ class Loads:
         await job.refresh()
         await job.keeping.settled()
         await self._configure()
-        job.mode_change = job.mode_change.successor()
+        job.reopen_mode_change()
         await job.leasing.begin(table)
         job.registry.upload_again()
         job.happen(Uploads())

@@ -112,7 +112,7 @@ class Recovery:
         log.warning("the job goes back to a checkpoint", reason=reason)
         self._reached = job.reports.newest_version()
         if job.loads.under_way is not None:  # the weights before the load are published, and in a checkpoint
-            job.registry.ready = True
+            job.registry.load_undone()
         job.loads.abandon()
         job.happen(GoesBack(reason, job.registry.ready))
         self.under_way = True
@@ -126,7 +126,7 @@ class Recovery:
         job = self._job
         self._source = (place, saved) if place else None
         if not place:
-            job.checkpoints.last = saved.name
+            job.checkpoints.restore(saved.name)
         where = position_of(saved)
         job.registry.adopt(model_of(saved), saved.layout_digest)
         job.schedule.restore(where)
@@ -245,7 +245,7 @@ class Recovery:
         self._reached = max([self._reached, *(reply.version for reply in stats if reply.timeline == job.timeline)])
         reach("coord.before_timeline")
         job.life.begin_timeline(*(reply.timeline for reply in stats), found.timeline if found else 0)
-        job.registry.grant += 1
+        job.registry.withdraw()
         job.checkpoints.new_timeline(found.version if found else 0)
         await job.checkpoints.rolled_back()
         job.write_down()
@@ -264,7 +264,7 @@ class Recovery:
         if elsewhere:
             await job.checkpoints.save_first(found.version)
         if self.resuming:
-            job.reports.samples_before = min(reply.samples for reply in await job.server_stats())
+            job.reports.resumed(min(reply.samples for reply in await job.server_stats()))
         self._table = await lease_table(job)
         return found.version
 
@@ -326,7 +326,7 @@ class Recovery:
     async def _go_on(self, version: int) -> None:
         """All servers have ``version``: let the workers follow."""
         job = self._job
-        job.mode_change = job.mode_change.successor()
+        job.reopen_mode_change()
         job.registry.restored(published=version >= 0)
         await job.leasing.begin(self._table)
         job.happen(WentBack())

@@ -9,7 +9,6 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import cast
 
 import structlog
@@ -76,7 +75,7 @@ async def take_over(
     if model is not None:
         stats, lost = await _ask_servers(job, record, patience_s, newcomers)
         if not job.known_term and stats:
-            job.known_term = max(reply.term for reply in stats.values())
+            job.heard_of(max(reply.term for reply in stats.values()))
             if job.known_term >= job.term:
                 raise errors.FencedError(f"the store has forgotten term {job.known_term}, which a server has heard of")
         job.members.generation = max([job.members.generation, *(reply.generation for reply in stats.values())]) + 1
@@ -124,20 +123,7 @@ async def take_over(
 
 def _restore(job: Job, record: coordinator_pb2.JobRecord) -> list[Member]:
     """Take over all that the record says beside the model; return the recorded members, whose leases do not run yet."""
-    job.options = replace(job.options, servers=record.expected_servers, workers=record.expected_workers)
-    job.life.restore(record.view.timeline)
-    job.beginning = record.view.beginning or job.beginning
-    job.schedule.restore(record)
-    job.ending.restore(record)
-    job.checkpoints.last = record.checkpoint
-    job.recovery.restore(record)
-    job.scaling.wanted = record.wanted_workers
-    job.promises.broken = dict(record.broken_promises)
-    job.reports.restore(record)
-    job.poison.restore(record)
-    job.loads.restore(record.loaded)
-    if record.HasField("wanted"):
-        job.mode_change.restore(consistency_from_proto(record.wanted))
+    job.restore(record)
     members = [_member(entry) for entry in record.members]
     job.members.restore(members, math.inf)
     return members

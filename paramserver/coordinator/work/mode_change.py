@@ -26,7 +26,7 @@ from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.work.leases import SliceLeases
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.bounds import patience
-from paramserver.wire.messages import consistency_to_proto
+from paramserver.wire.messages import consistency_from_proto, consistency_to_proto
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -68,9 +68,10 @@ class ModeChange:
         wanted = self._wanted
         return None if wanted is None or _same(wanted, self._job.consistency) else wanted
 
-    def restore(self, wanted: Consistency) -> None:
+    def restore(self, record: coordinator_pb2.JobRecord) -> None:
         """Go on with the setting that an earlier coordinator had not brought into force yet."""
-        self._wanted = wanted
+        if record.HasField("wanted"):
+            self._wanted = consistency_from_proto(record.wanted)
 
     async def change(self, request: coordinator_pb2.ChangeConsistencyRequest) -> Consistency:
         """Bring the wanted setting into force; returns it with the version from which it counts.
