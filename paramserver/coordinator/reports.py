@@ -78,10 +78,12 @@ class Reports:
         self._farewells[member.ident] = Departure("", request.failure, request.finished or request.ended, planned, told)
 
     def removed(self, member: Member, lost: bool, reason: str) -> None:
-        """A process is a member no more."""
+        """A process is a member no more. A lost worker is not missed if there are as many as the job began with."""
+        enough = member.role is Role.WORKER and len(self._job.members.of(Role.WORKER)) >= self._job.options.workers
         if lost and member.role is not Role.OBSERVER:
             self.losses += 1
-            self.lost.append(member.name)
+            if not enough:
+                self.lost.append(member.name)
         farewell = self._farewells.pop(member.ident, Departure())
         if member.role is Role.WORKER or (member.role is Role.SERVER and lost and not self._job.ended):
             gone = self.process(member)
@@ -91,7 +93,7 @@ class Reports:
                 _add(gone, former)
             self._departed[gone.name] = gone
         if member.role is Role.WORKER:
-            if gone.state == State.FAILED:
+            if gone.state == State.FAILED and not (lost and enough):
                 self._missed[gone.name] = gone.reason
             if not self._job.members.of(Role.WORKER):
                 self._ended_at = time.monotonic()

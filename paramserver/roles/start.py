@@ -51,6 +51,11 @@ def start_coordinator(settings: Settings, options: Options) -> int:
     from paramserver.results.summary import check_writable
 
     check_writable(settings.run)
+    if not settings.checkpoint.dir:
+        log.warning(
+            "there are no checkpoints: if a server dies, the job ends; name a place that all servers reach with "
+            "--checkpoint-dir, or say --checkpoint-dir none"
+        )
     if not settings.cluster.job:
         settings = settings.model_copy(update={"cluster": settings.cluster.model_copy(update={"job": _DEFAULT_JOB})})
     return asyncio.run(_coordinate(settings, options))

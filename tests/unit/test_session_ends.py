@@ -88,6 +88,22 @@ def test_a_replacement_without_a_wish_gets_the_rank_of_its_predecessor() -> None
     with_job(work)
 
 
+def test_a_lost_worker_is_not_missed_if_there_are_enough() -> None:
+    """After a power cut new workers may come before the leases of the old ones have ended."""
+
+    async def work(service: CoordinatorService) -> None:
+        for number in range(3):
+            await join(service, pid=10 + number, incarnation=1 + number)
+        reports, members = service.job.reports, service.job.members
+        for losses, missed in ((1, []), (2, ["worker-1"])):
+            member = members.of(Role.WORKER)[0]
+            members.forget(member.ident)
+            reports.removed(member, lost=True, reason="its lease has ended")
+            assert (reports.losses, reports.lost, list(reports.missed)) == (losses, missed, missed)
+
+    with_job(work)
+
+
 def test_nobody_replaces_who_is_there() -> None:
     async def work(service: CoordinatorService) -> None:
         first = await join(service, pid=10, incarnation=1)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.nn.functional as F
 
-PACE_S = 0.3
+PACE_S = float(os.environ.get("MACHINES_PACE_S", "0.3"))
 DIGITS = Path(__file__).resolve().parents[3] / "workers" / "digits.py"
 
 _hurry = Path(os.environ["MACHINES_HURRY"])
