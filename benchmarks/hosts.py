@@ -89,7 +89,7 @@ def cluster(
     known = {"cluster.link_mbps": f"{network.megabits:g}", **(settings or {})}
     environ = {f"PARAMSERVER_{key.upper().replace('.', '__')}": value for key, value in known.items()}
     at = f"{network.addresses[HEAD]}:{_PORT}"
-    flags = ("--insecure", "--listen", at, "--store", "memory")
+    flags = ("--insecure", "--listen", at, "--store", "memory", "--checkpoint-dir", "none")
     sizes = ("--servers", str(servers + beside * workers), "--workers", str(workers), "--job", "ready")
     with _Job() as job:
         job.start(network, HEAD, "-m", "paramserver", "start", "coordinator", *flags, *sizes, environ=environ)

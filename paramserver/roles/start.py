@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from paramserver import errors
-from paramserver.config import Settings, hide_password, load_settings
+from paramserver.config import NO_CHECKPOINTS, Settings, hide_password, load_settings
 from paramserver.logs import configure
 from paramserver.machine.hosts import coordinator_place, server_place
 from paramserver.machine.jobs import Job, publish_job, withdraw_job
@@ -71,6 +71,8 @@ async def _coordinate(settings: Settings, options: Options) -> int:
     host, port, advertised = coordinator_place(settings)
     token = secrets.token_urlsafe(32)
     security = load_security(settings, "coordinator", token)
+    await security.check_listen(host)
+    await _check_checkpoints(settings, host)
     cluster = settings.cluster
     with _store(settings) as (url, store_name):
         if store_name != hide_password(cluster.store):
@@ -119,6 +121,21 @@ async def _coordinate(settings: Settings, options: Options) -> int:
                 for one in published:
                     withdraw_job(one)
                 await server.stop(0.2)
+
+
+async def _check_checkpoints(settings: Settings, host: str) -> None:
+    """Refuse a job of several machines if checkpoint.dir is not set. Raises ConfigError.
+
+    ``host``: where the coordinator listens. Servers of other machines cannot reach the loopback interface.
+    """
+    from paramserver.transport.addresses import resolves_to_loopback
+
+    if not settings.checkpoint.dir and not await resolves_to_loopback(host):
+        raise errors.ConfigError(
+            "checkpoint.dir is empty, and without checkpoints the death of one server ends the job: name a directory "
+            "or URL that this machine and all servers share with --checkpoint-dir, or do without and say "
+            f"--checkpoint-dir {NO_CHECKPOINTS}"
+        )
 
 
 @contextlib.contextmanager

@@ -115,15 +115,15 @@ def test_a_killed_server_costs_the_steps_since_the_last_checkpoint(image: str, l
 
 
 def test_the_loss_of_everything_is_survived(image: str, local: Local) -> None:
-    with Cluster(SCRIPT=SHORTER, PARAMSERVER_CHECKPOINT__EVERY_S="2") as cluster:
+    with Cluster(SCRIPT=LONG, PARAMSERVER_CHECKPOINT__EVERY_S="2") as cluster:
         cluster.up()
         until("a checkpoint was made by time", lambda: len(checkpoints(cluster)) > 1)
         cluster.compose("kill")
         assert not any(one.running for one in cluster.containers())
         cluster.up()
         summary = cluster.result()
-        assert summary["rollbacks"] == 1
-    assert digests(summary) == digests(local(SHORTER))
+        assert summary["rollbacks"] >= 1
+    assert digests(summary) == digests(local(LONG))
 
 
 def test_another_training_keeps_the_checkpoints_of_the_first(image: str) -> None:

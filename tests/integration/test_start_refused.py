@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,3 +59,29 @@ def test_bad_flags(
     assert err.startswith("paramserver: error: ")
     assert says in err
     assert err.count("\n") == 1
+
+
+def test_between_machines_somebody_has_to_say_where_checkpoints_lie(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A job without checkpoints is possible, but not by mistake. A directory that is missing is another mistake."""
+    monkeypatch.chdir(tmp_path)
+    start = ["start", "coordinator", "--store", "memory", "--insecure", "--listen"]
+    assert main([*start, "0.0.0.0:0"]) == 2
+    said = capsys.readouterr().err
+    assert "checkpoint.dir is empty" in said
+    assert "--checkpoint-dir none" in said
+    for listen in ("0.0.0.0:0", "127.0.0.1:0"):
+        assert main([*start, listen, "--checkpoint-dir", "nowhere/run"]) == 2
+        assert "there is no directory nowhere" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["127.0.0.1:0"], ["0.0.0.0:0", "--insecure", "--checkpoint-dir", "none"]])
+def test_without_checkpoints(flags: list[str], cluster: Cluster) -> None:
+    """On one machine as before, and between machines if it is said."""
+    place = cluster.place
+    running = place.launch("start", "coordinator", "--store", "memory", "--job", "alone", "--listen", *flags)
+    running.wait_for("coordinator of job alone at")
+    running.send(signal.SIGTERM)
+    assert running.wait().code == 143
+    assert not (place.work / "none").exists()

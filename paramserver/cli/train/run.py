@@ -76,7 +76,8 @@ def run(
     checkpoint_dir
         Keep checkpoints in this directory, or at this URL.
     checkpoint_every
-        Steps (async: slices) from one checkpoint to the next; only the first and the last version if 0.
+        Steps (async: slices) from one checkpoint to the next; if 0, every checkpoint.every_s seconds in
+        --checkpoint-dir, and otherwise only the first and the last version.
     resume
         Go on from this checkpoint, or from the newest in this directory, with the same script and settings.
     fresh

@@ -78,9 +78,10 @@ def coordinator(
     fresh
         Begin anew: forget the job of this name in the store, and set aside the checkpoints in --checkpoint-dir.
     checkpoint_dir
-        Directory, or URL, for checkpoints, which all servers and this coordinator reach.
+        Directory, or URL, for checkpoints, which all servers and this coordinator reach; "none" to do without. Has to
+        be given if other machines can reach this coordinator.
     checkpoint_every
-        Steps (async: slices) from one checkpoint to the next; only the first and the last version if 0.
+        Steps (async: slices) from one checkpoint to the next; every checkpoint.every_s seconds if 0.
     from_checkpoint
         Begin with this checkpoint, or with the newest in this directory.
     summary

@@ -177,6 +177,7 @@ class Cluster:
             "cluster.join_timeout_s": PATIENCE_S,
             "training.slices_per_step": SLICES_PER_STEP,
             "training.seed": SEED,
+            "checkpoint.dir": "none",
             **self._settings,
         }
         if "," in self.join:
