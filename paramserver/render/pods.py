@@ -108,10 +108,9 @@ def secrets_text(name: str, containers: Containers) -> str:
         where = "/dev/stdin" if containers.own_store else "FILE"
         commands.append(source + _secret_command(f"{name}-store", f"password={where}"))
     if containers.checkpoints.by_url:
-        # One NAME=value a line.
         commands.append(
-            f"kubectl create secret generic {volumes.storage_keys(name)} --from-env-file=storage.env"
-            f"      keys of {containers.checkpoints.dir}, such as AWS_ACCESS_KEY_ID; not needed if pods have a role"
+            f"kubectl create secret generic {volumes.storage_keys(name)} --from-env-file=storage.env   "
+            f"# NAME=value, keys of {containers.checkpoints.dir}; none if pods have a role"
         )
     if not commands:
         return ""
