@@ -22,7 +22,7 @@ def commands(text: str) -> list[list[str]]:
     """The words of each paramserver command that stands on a line of its own or at the end of one."""
     found = []
     fenced = False
-    for line in text.split("\n"):
+    for line in text.replace("\\\n", " ").split("\n"):
         if line.startswith("```"):
             fenced = not fenced
         match = _COMMAND.search(line.removeprefix("# ").removeprefix("ExecStart="))
