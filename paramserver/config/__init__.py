@@ -16,7 +16,17 @@ from paramserver.config.sections import (
     Security,
     Training,
 )
-from paramserver.config.settings import ENV_CONFIG, ENV_PREFIX, FEEDBACK, FIELDS, SECTIONS, Settings, env_name, must_be
+from paramserver.config.settings import (
+    ENV_CONFIG,
+    ENV_PREFIX,
+    ENV_RESTART_COMMAND,
+    FEEDBACK,
+    FIELDS,
+    SECTIONS,
+    Settings,
+    env_name,
+    must_be,
+)
 from paramserver.config.sources import DEFAULT_FILE, ENV_INTERNAL_PREFIX, load_settings
 from paramserver.config.values import (
     CHUNK_ALIGNMENT_BYTES,
@@ -35,6 +45,7 @@ __all__ = [
     "ENV_CONFIG",
     "ENV_INTERNAL_PREFIX",
     "ENV_PREFIX",
+    "ENV_RESTART_COMMAND",
     "FEEDBACK",
     "FIELDS",
     "MAX_CHUNK_BYTES",

@@ -17,6 +17,8 @@ from paramserver.config.values import Must
 ENV_PREFIX = "PARAMSERVER_"
 # The variable that names the configuration file; empty: read no file at all.
 ENV_CONFIG = "PARAMSERVER_CONFIG"
+# The variable with the command that starts this process again, for people. Set by what starts the process.
+ENV_RESTART_COMMAND = "PARAMSERVER_RESTART_COMMAND"
 # Values of training.push_compression that keep what they leave out for the next step.
 FEEDBACK = frozenset(("int8", "topk"))
 DEFAULT_FLUSH_EVERY = 100

@@ -16,6 +16,7 @@ from paramserver.config.secrets import ENVIRONMENT_ONLY
 from paramserver.config.settings import (
     ENV_CONFIG,
     ENV_PREFIX,
+    ENV_RESTART_COMMAND,
     FIELDS,
     SECTIONS,
     Settings,
@@ -79,10 +80,11 @@ def _flag_layer(overrides: Mapping[str, object], problems: list[str]) -> _Layer:
 
 def _environment_layer(environ: Mapping[str, str], problems: list[str]) -> _Layer:
     names = {env_name(key): key for key in FIELDS}
+    others = (ENV_CONFIG, ENV_RESTART_COMMAND)
     ours = [name for name in environ if name.startswith(ENV_PREFIX)]
     for name in ours:
-        if name not in names and name != ENV_CONFIG and not name.startswith(ENV_INTERNAL_PREFIX):
-            problems.append(unknown(name, (*names, ENV_CONFIG)))
+        if name not in names and name not in others and not name.startswith(ENV_INTERNAL_PREFIX):
+            problems.append(unknown(name, (*names, *others)))
     source = EnvSettingsSource(Settings)
     source.env_vars = {name.lower(): environ[name] for name in ours if name in names}
     given = {f"{section}.{name}": value for section, table in source().items() for name, value in table.items()}

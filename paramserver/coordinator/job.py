@@ -205,6 +205,7 @@ class Job:
                     pid=m.pid,
                     incarnation=m.incarnation,
                     beside_worker=m.beside_worker,
+                    restart_command=m.restart_command,
                 )
                 for m in (*self.members.of(Role.SERVER), *self.watch.absent.values(), *self.members.of(Role.WORKER))
             ],

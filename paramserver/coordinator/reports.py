@@ -149,6 +149,7 @@ class Reports:
             pid=member.pid,
             address=member.address,
             member=member.ident,
+            restart_command=member.restart_command,
         )
         if report := self.workers.get(member.ident):
             for field in _REPORTED:

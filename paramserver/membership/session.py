@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import secrets
+import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
@@ -19,6 +21,7 @@ import structlog
 from google.protobuf.message import Message
 
 from paramserver import errors
+from paramserver.config import ENV_RESTART_COMMAND
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.transport.base import Channel
 from paramserver.v1 import coordinator_pb2, types_pb2
@@ -142,6 +145,7 @@ class Session:
             seed=options.seed,
             incarnation=self.incarnation,
             beside_worker=options.beside_worker,
+            restart_command=restart_command(),
         )
         if self.member:
             request.index = self.rank
@@ -360,6 +364,11 @@ async def persist(
                 log.info(f"waiting for the coordinator at {channel.address} ({now - started:.0f} s): {error}")
             await asyncio.sleep(_RETRY_S[min(number, len(_RETRY_S) - 1)])
     raise AssertionError("unreachable")
+
+
+def restart_command() -> str:
+    """The command that starts this process again, as the environment has it, with this host's name in it."""
+    return os.environ.get(ENV_RESTART_COMMAND, "").replace("$HOSTNAME", socket.gethostname())
 
 
 def versions() -> dict[str, str]:

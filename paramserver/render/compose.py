@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from paramserver.config import ENV_RESTART_COMMAND
 from paramserver.errors import ConfigError
 from paramserver.render.request import (
     COMPOSE_CERTS,
@@ -109,6 +110,8 @@ def _coordinator(containers: Containers) -> _Service:
 def _member(containers: Containers, role: str, words: list[str], count: int) -> _Service:
     service = _node(containers, role, words, containers.member_values())
     service["shm_size"] = "1g"
+    # Docker gives a container its own name as the name of the host.
+    service["environment"][ENV_RESTART_COMMAND] = "docker start $HOSTNAME"
     service["deploy"] = {"replicas": count}
     if role == "server" and containers.checkpoints.on_disk:
         service["volumes"].append(f"data:{RESULTS}")

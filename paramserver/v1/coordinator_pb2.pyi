@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JoinRequest(_message.Message):
-    __slots__ = ("job", "role", "protocol", "versions", "pid", "address", "index", "mode", "staleness", "slices_per_step", "seed", "incarnation", "holds", "timeline", "replaces", "beside_worker", "term", "beginning")
+    __slots__ = ("job", "role", "protocol", "versions", "pid", "address", "index", "mode", "staleness", "slices_per_step", "seed", "incarnation", "holds", "timeline", "replaces", "restart_command", "beside_worker", "term", "beginning")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class JoinRequest(_message.Message):
     HOLDS_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     REPLACES_FIELD_NUMBER: _ClassVar[int]
+    RESTART_COMMAND_FIELD_NUMBER: _ClassVar[int]
     BESIDE_WORKER_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     BEGINNING_FIELD_NUMBER: _ClassVar[int]
@@ -50,10 +51,11 @@ class JoinRequest(_message.Message):
     holds: str
     timeline: int
     replaces: _containers.RepeatedScalarFieldContainer[int]
+    restart_command: str
     beside_worker: bool
     term: int
     beginning: int
-    def __init__(self, job: _Optional[str] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., protocol: _Optional[int] = ..., versions: _Optional[_Mapping[str, str]] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., index: _Optional[int] = ..., mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., staleness: _Optional[int] = ..., slices_per_step: _Optional[int] = ..., seed: _Optional[int] = ..., incarnation: _Optional[int] = ..., holds: _Optional[str] = ..., timeline: _Optional[int] = ..., replaces: _Optional[_Iterable[int]] = ..., beside_worker: bool = ..., term: _Optional[int] = ..., beginning: _Optional[int] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., protocol: _Optional[int] = ..., versions: _Optional[_Mapping[str, str]] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., index: _Optional[int] = ..., mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., staleness: _Optional[int] = ..., slices_per_step: _Optional[int] = ..., seed: _Optional[int] = ..., incarnation: _Optional[int] = ..., holds: _Optional[str] = ..., timeline: _Optional[int] = ..., replaces: _Optional[_Iterable[int]] = ..., restart_command: _Optional[str] = ..., beside_worker: bool = ..., term: _Optional[int] = ..., beginning: _Optional[int] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
     __slots__ = ("member", "name", "rank", "job", "lease_s", "view", "expected_workers")
@@ -265,7 +267,7 @@ class StatusRequest(_message.Message):
     def __init__(self, model: bool = ...) -> None: ...
 
 class ProcessStatus(_message.Message):
-    __slots__ = ("role", "name", "pid", "address", "state", "version", "clock", "epoch", "samples", "slices", "waiting_for", "metrics", "transport", "member", "server", "epochs_planned", "reason", "gone")
+    __slots__ = ("role", "name", "pid", "address", "state", "version", "clock", "epoch", "samples", "slices", "waiting_for", "metrics", "transport", "member", "server", "epochs_planned", "reason", "gone", "restart_command")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -291,6 +293,7 @@ class ProcessStatus(_message.Message):
     EPOCHS_PLANNED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     GONE_FIELD_NUMBER: _ClassVar[int]
+    RESTART_COMMAND_FIELD_NUMBER: _ClassVar[int]
     role: str
     name: str
     pid: int
@@ -309,7 +312,8 @@ class ProcessStatus(_message.Message):
     epochs_planned: int
     reason: str
     gone: bool
-    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., member: _Optional[int] = ..., server: _Optional[_Union[_shard_pb2.StatsResponse, _Mapping]] = ..., epochs_planned: _Optional[int] = ..., reason: _Optional[str] = ..., gone: bool = ...) -> None: ...
+    restart_command: str
+    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., member: _Optional[int] = ..., server: _Optional[_Union[_shard_pb2.StatsResponse, _Mapping]] = ..., epochs_planned: _Optional[int] = ..., reason: _Optional[str] = ..., gone: bool = ..., restart_command: _Optional[str] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
     __slots__ = ("job", "view", "processes", "model", "data", "steps_per_epoch", "lost", "expected_workers", "expected_servers", "store", "uptime_s", "store_operations", "training_s", "term", "summary", "security", "finished", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "troubles", "broken_promises", "state", "reason", "losses", "idle", "poisoned", "closing", "not_counted", "samples_before")
@@ -711,7 +715,7 @@ class JobRecord(_message.Message):
     def __init__(self, view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., settings: _Optional[_Mapping[str, str]] = ..., expected_servers: _Optional[int] = ..., expected_workers: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberRecord, _Mapping]]] = ..., next_member: _Optional[int] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., layout: _Optional[str] = ..., ready: bool = ..., departed: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., training_s: _Optional[float] = ..., lost: _Optional[_Iterable[str]] = ..., finished: bool = ..., summary: _Optional[str] = ..., address: _Optional[str] = ..., async_from: _Optional[int] = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., broken_promises: _Optional[_Mapping[str, str]] = ..., losses: _Optional[int] = ..., missed: _Optional[_Iterable[str]] = ..., poisoned: _Optional[_Iterable[_Union[_types_pb2.SliceRef, _Mapping]]] = ..., deaths: _Optional[_Iterable[_Union[_types_pb2.SliceRef, _Mapping]]] = ..., deaths_in_a_row: _Optional[int] = ..., samples_before: _Optional[int] = ..., wanted: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., edition: _Optional[int] = ..., script_ended: bool = ..., orderly: bool = ..., tallies: _Optional[_Iterable[_Union[Tally, _Mapping]]] = ..., epochs_planned: _Optional[int] = ..., histories: _Optional[_Iterable[str]] = ..., loaded: _Optional[_Union[LoadPlace, _Mapping]] = ..., loading: _Optional[_Union[LoadPlace, _Mapping]] = ...) -> None: ...
 
 class MemberRecord(_message.Message):
-    __slots__ = ("member", "role", "index", "address", "pid", "incarnation", "beside_worker")
+    __slots__ = ("member", "role", "index", "address", "pid", "incarnation", "beside_worker", "restart_command")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -719,6 +723,7 @@ class MemberRecord(_message.Message):
     PID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     BESIDE_WORKER_FIELD_NUMBER: _ClassVar[int]
+    RESTART_COMMAND_FIELD_NUMBER: _ClassVar[int]
     member: int
     role: _types_pb2.Role
     index: int
@@ -726,4 +731,5 @@ class MemberRecord(_message.Message):
     pid: int
     incarnation: int
     beside_worker: bool
-    def __init__(self, member: _Optional[int] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., index: _Optional[int] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., incarnation: _Optional[int] = ..., beside_worker: bool = ...) -> None: ...
+    restart_command: str
+    def __init__(self, member: _Optional[int] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., index: _Optional[int] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., incarnation: _Optional[int] = ..., beside_worker: bool = ..., restart_command: _Optional[str] = ...) -> None: ...

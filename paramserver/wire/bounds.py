@@ -19,6 +19,7 @@ MAX_SAMPLES = 1 << 40
 # A host name, a state, a reason.
 MAX_TEXT_CHARS = 1000
 MAX_METRICS = 1000
+MAX_COMMAND_CHARS = 300
 # Ended processes in whose place a process comes.
 MAX_REPLACED = 64
 
@@ -57,6 +58,8 @@ def check_newcomer(request: coordinator_pb2.JoinRequest) -> None:
     for name in ("address", "holds"):
         text(name, getattr(request, name))
     counting("index", request.index, MAX_SLICES)
+    if not text("the restart command", request.restart_command, MAX_COMMAND_CHARS).isprintable():
+        raise ProtocolError("the restart command is not one printable line")
     counting("the number of replaced processes", len(request.replaces), MAX_REPLACED)
     text("the table of versions", " ".join((*request.versions, *request.versions.values())))
 

@@ -24,7 +24,7 @@ UNHEALTHY_EXIT_CODE = 5
 _COUNTS = ("losses", "checkpoint", "rollbacks", "steps_redone", "store", "store_operations", "uptime_s")
 _PROCESS = (
     *("role", "name", "pid", "address", "state", "reason", "gone"),
-    *("version", "clock", "epoch", "samples", "slices", "waiting_for", "transport"),
+    *("version", "clock", "epoch", "samples", "slices", "waiting_for", "transport", "restart_command"),
 )
 _SERVER = (
     *("applied", "duplicate", "skipped", "refused"),

@@ -172,6 +172,7 @@ def _member(entry: coordinator_pb2.MemberRecord) -> Member:
         pid=entry.pid,
         incarnation=entry.incarnation,
         beside_worker=entry.beside_worker,
+        restart_command=entry.restart_command,
     )
 
 

@@ -124,7 +124,15 @@ class Sessions:
                 await probe_place(self._job, request.address)
             gone = set(self._job.watch.absent)
             index = await admit_server(self._job, request, index)
-        event = Joined(role, index, request.address, request.pid, request.incarnation, request.beside_worker)
+        event = Joined(
+            role,
+            index,
+            request.address,
+            request.pid,
+            request.incarnation,
+            request.beside_worker,
+            request.restart_command,
+        )
         effects = self._job.members.handle(event, time.monotonic())
         self._residuals_lost(effects)
         member = next(effect.member for effect in effects if isinstance(effect, Admitted))

@@ -7,7 +7,7 @@ import time
 
 from paramserver.coordinator.job import Job
 from paramserver.core.job.membership import Member, Presence, Role
-from paramserver.core.job.status import JobFacts, MemberFacts, job_status, member_status
+from paramserver.core.job.status import JobFacts, MemberFacts, again, job_status, member_status
 from paramserver.v1 import coordinator_pb2
 from paramserver.wire.messages import data_to_proto
 
@@ -67,14 +67,16 @@ def status_page(job: Job, request: coordinator_pb2.StatusRequest) -> coordinator
 def job_facts(job: Job) -> JobFacts:
     """The facts from which the state of the job follows."""
     names = {member.ident: member.name for member in job.members.of(Role.WORKER)}
+    commands = {gone.name: gone.restart_command for gone in job.reports.departed()}
     return JobFacts(
         phase=job.life.phase,
         reason=job.reason,
         workers=len(names),
         finished=job.ending.finished or (job.ending.script_ended and not names),
-        away=[_away(job, member) for _, member in sorted(job.watch.absent.items())],
+        away=[_away(job, member) + again(member.restart_command) for _, member in sorted(job.watch.absent.items())],
         missed=[
-            reason if reason.startswith(name) else f"{name}: {reason}" for name, reason in job.reports.missed.items()
+            (reason if reason.startswith(name) else f"{name}: {reason}") + again(commands.get(name, ""))
+            for name, reason in job.reports.missed.items()
         ],
         stalled=sorted(names[ident] for ident in job.stalls.members if ident in names),
         troubles=list(job.promises.troubles.values()),

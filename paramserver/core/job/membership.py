@@ -38,6 +38,8 @@ class Member:
     incarnation: int = 0
     # A server that shares its link with a worker.
     beside_worker: bool = False
+    # Starts the process again, for people.
+    restart_command: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class Joined:
     pid: int = 0
     incarnation: int = 0
     beside_worker: bool = False
+    # Starts the process again, for people.
+    restart_command: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +195,7 @@ class Membership:
             pid=event.pid,
             incarnation=event.incarnation,
             beside_worker=event.beside_worker,
+            restart_command=event.restart_command,
         )
         self.next_ident += 1
         self._members[member.ident] = member

@@ -42,6 +42,11 @@ class Status:
     reason: str = ""
 
 
+def again(command: str) -> str:
+    """A clause about a lost process, with the command that starts it again; empty if the command is not known."""
+    return f" (if nothing starts it again, type: {command})" if command else ""
+
+
 _ENDS = {Phase.FAILED: State.FAILED, Phase.STOPPED: State.STOPPED, Phase.DONE: State.DONE}
 
 
