@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 from paramserver.worker.context import Context
 from tests.support.cluster.harness import Died, until, wait
@@ -42,3 +43,18 @@ def test_a_server_that_hangs_holds_up_no_news() -> None:
         fleet.call(hung.process.resume)
         held.released.set()
         fleet.finish([fleet.hands[0], fleet.hands[2]])
+
+
+def test_a_coordinator_that_was_stopped_gives_nobody_up() -> None:
+    """It was stopped for three leases, and could not hear what its members have sent meanwhile."""
+    held, lease_s = Held(), 1.0
+    with Fleet(places=("leader",), lease_s=lease_s) as fleet:
+        leader = fleet.begin(program(held))
+        wait(held.reached, "the workers in their third slice")
+        fleet.call(leader.process.pause)
+        time.sleep(3 * lease_s)
+        fleet.call(leader.process.resume)
+        assert leader.process.held, "it was stopped"
+        held.released.set()
+        fleet.finish()
+        assert fleet.record().losses == 0

@@ -80,6 +80,16 @@ def test_a_lease_ends_unless_it_is_renewed(members: Membership) -> None:
     assert len(members.handle(Tick(), 9.0)) == 2
 
 
+def test_no_lease_ends_while_the_coordinator_could_not_hear(members: Membership) -> None:
+    members.handle(WORKER, 0.0)
+    members.handle(WORKER, 0.0)
+    members.handle(Disconnected(2), 1.0)
+    assert members.handle(Tick(stalled_s=10.0), 11.0) == []
+    members.handle(Renewed(2), 11.5)
+    assert members.handle(Tick(), 14.999) == []
+    assert [e.member.ident for e in members.handle(Tick(), 15.0) if isinstance(e, Removed)] == [1]
+
+
 def test_several_losses_are_one_generation(members: Membership) -> None:
     members.handle(WORKER, 0.0)
     members.handle(WORKER, 1.0)

@@ -216,9 +216,12 @@ class Sessions:
 
     async def _tick(self) -> None:
         while True:
+            slept_at = time.monotonic()
             await asyncio.sleep(_TICK_S)
+            # Nothing runs in this process while it is stopped or gets no processor.
+            late_s = time.monotonic() - slept_at - _TICK_S
             try:
-                await self._happen(Tick())
+                await self._happen(Tick(late_s if late_s > _TICK_S else 0.0))
                 await self._job.watch.look()
                 await self._job.stalls.look()
                 self._job.idle.look()

@@ -86,7 +86,9 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed."""
+    """Time has passed. ``stalled_s``: for so long of it this coordinator could not hear members."""
+
+    stalled_s: float = 0.0
 
 
 Event = Joined | Renewed | Disconnected | Left | Ended | Tick
@@ -172,7 +174,9 @@ class Membership:
             case Ended(ident):
                 member = self._members.get(ident)
                 return self._remove([(member, True, f"{member.name} has ended")]) if member else []
-            case Tick():
+            case Tick(stalled_s):
+                if stalled_s > 0:
+                    self._prolong(stalled_s)
                 return self._remove(
                     [
                         (m, True, f"{m.name} was not heard of until its lease ended")
@@ -180,6 +184,11 @@ class Membership:
                         if m.expires_at <= now
                     ]
                 )
+
+    def _prolong(self, seconds: float) -> None:
+        """Signs of life that have come meanwhile are still unread: no lease ends for that reason."""
+        for member in self._members.values():
+            self._members[member.ident] = replace(member, expires_at=member.expires_at + seconds)
 
     def _join(self, event: Joined, now: float) -> list[Effect]:
         taken = {member.index for member in self._members.values() if member.role is event.role}
