@@ -16,10 +16,11 @@ LEASE_S = 15.0
 
 def test_a_server_that_hangs_holds_up_no_news() -> None:
     """Well before its lease ends, the others hear that a worker has died, and that another one has come."""
-    held, dies = Held(), threading.Event()
+    held, there, dies = Held(), threading.Event(), threading.Event()
 
     def each(ctx: Context, slices: int) -> None:
         if slices == 2 and ctx.rank == 1 and not dies.is_set():
+            there.set()
             wait(dies, "the death of worker-1", 60.0)
             raise Died
         held(ctx, slices)
@@ -27,6 +28,7 @@ def test_a_server_that_hangs_holds_up_no_news() -> None:
     with Fleet(places=("leader",), lease_s=LEASE_S) as fleet:
         leader = fleet.begin(program(each))
         wait(held.reached, "worker-0 in its third slice")
+        wait(there, "worker-1 in its third slice")
         assert leader.service is not None
         hung = fleet.keepers[1]
         fleet.call(hung.process.pause)
