@@ -51,11 +51,6 @@ def start_coordinator(settings: Settings, options: Options) -> int:
     from paramserver.results.summary import check_writable
 
     check_writable(settings.run)
-    if not settings.checkpoint.dir:
-        log.warning(
-            "there are no checkpoints: if a server dies, the job ends; name a place that all servers reach with "
-            "--checkpoint-dir, or say --checkpoint-dir none"
-        )
     if not settings.cluster.job:
         settings = settings.model_copy(update={"cluster": settings.cluster.model_copy(update={"job": _DEFAULT_JOB})})
     return asyncio.run(_coordinate(settings, options))
@@ -124,18 +119,24 @@ async def _coordinate(settings: Settings, options: Options) -> int:
 
 
 async def _check_checkpoints(settings: Settings, host: str) -> None:
-    """Refuse a job of several machines if checkpoint.dir is not set. Raises ConfigError.
+    """Refuse a job of several machines if checkpoint.dir is not set, and warn of it on one. Raises ConfigError.
 
     ``host``: where the coordinator listens. Servers of other machines cannot reach the loopback interface.
     """
     from paramserver.transport.addresses import resolves_to_loopback
 
-    if not settings.checkpoint.dir and not await resolves_to_loopback(host):
+    if settings.checkpoint.dir:
+        return
+    if not await resolves_to_loopback(host):
         raise errors.ConfigError(
             "checkpoint.dir is empty, and without checkpoints the death of one server ends the job: name a directory "
             "or URL that this machine and all servers share with --checkpoint-dir, or do without and say "
             f"--checkpoint-dir {NO_CHECKPOINTS}"
         )
+    log.warning(
+        "there are no checkpoints: if a server dies, the job ends; name a place that all servers reach with "
+        f"--checkpoint-dir, or say --checkpoint-dir {NO_CHECKPOINTS}"
+    )
 
 
 @contextlib.contextmanager
