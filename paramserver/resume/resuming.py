@@ -89,7 +89,7 @@ class Resuming:
                 )
                 journal.adopt(found.record, found.model)
                 return journal.found
-            silent = [knock.address for knock in holders if knock.address not in found.answered]
+            silent = [k.address for k in holders if k.address not in found.answered and not _of_ended(journal.found, k)]
             if not silent or begun(journal.found):
                 break
             if attempt == _ATTEMPTS - 1:
@@ -130,3 +130,10 @@ class Resuming:
             f"job {self._job!r} has not ended: {where} hold shards of it, but the store ({self._where}) knows nothing "
             "of it; go on with it with --resume, forget it with --fresh, or choose another name with --job"
         )
+
+
+def _of_ended(record: coordinator_pb2.JobRecord | None, knock: Knock) -> bool:
+    """Whether a server holds a shard of the job of this record, which has ended: the server has not heard of it."""
+    if record is None or unfinished(record):
+        return False
+    return knock.holds == record.layout and knock.term <= record.view.term

@@ -39,12 +39,15 @@ class Found:
             self.record, self.model = record, reply.model
 
     def newer_than(self, known: coordinator_pb2.JobRecord | None) -> bool:
-        """Whether the job is to go on from this record, instead of ``known``, the record in the store."""
+        """Whether the job is to go on from this record, instead of ``known``, the record in the store.
+
+        Of two records of one job the newer one counts: it may say that the job has ended.
+        """
         if not begun(self.record):
             return False
-        if known is None or not begun(known):
-            return True
-        return known.view.beginning == self.record.view.beginning and record_age(self.record) > record_age(known)
+        if known is not None and known.view.beginning == self.record.view.beginning:
+            return record_age(self.record) > record_age(known)
+        return known is None or not begun(known)
 
 
 async def find(
