@@ -124,9 +124,7 @@ async def _keep(settings: Settings, parts: Sequence[Part], restart: bool) -> int
 async def _start(settings: Settings, guard: Guard, part: Part, replaces: Sequence[int]) -> Child:
     """Start a process in place of ended ones."""
     child = Child(part.name, guard, None)
-    own = {env.ENV_PART: "1", **part.environ}
-    if replaces:
-        own[env.ENV_REPLACES] = ",".join(map(str, replaces))
+    own = {env.ENV_PART: "1", **part.environ, **env.replacing(replaces)}
     if not part.is_worker:
         own["OMP_NUM_THREADS"] = "1"  # its threads work on a chunk each
     environ = {**os.environ, **settings.given_as_environment(), **own}
@@ -237,9 +235,8 @@ class Keeper:
         """Kill servers that hang. Without a checkpoint they may hold the only copy of their shards, and stay."""
         status, self._answer = self._answer, None
         if status is not None and status.checkpoint:
-            members = {one.pid for one in status.processes if one.role == "server" and not one.gone}
             servers = [seat for seat, part in self._seats.items() if not part.is_worker]
-            self._again.check_servers(time.monotonic(), members, servers)
+            self._again.check_servers(time.monotonic(), status, servers)
 
     # ---- ending
 

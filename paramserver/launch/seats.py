@@ -125,11 +125,9 @@ class Seats:
         """Note how far the job has come."""
         self.restarts.reached(max((p.version for p in status.processes if p.role == "server"), default=0))
 
-    def check_servers(self, now: float, members: set[int], servers: Iterable[Seat]) -> None:
-        """Kill servers that were given up for lost and hang; otherwise they would come back with their shards.
-
-        ``members``: the pids of the servers that are members.
-        """
+    def check_servers(self, now: float, status: coordinator_pb2.StatusResponse, servers: Iterable[Seat]) -> None:
+        """Kill servers that were given up for lost and hang; otherwise they would come back with their shards."""
+        members = server_pids(status)
         running = [seat for seat in servers if seat.child.running]
         self._absent.look(now, members, [seat.child.pid for seat in running if seat.child.pid not in members])
         for seat in running:
@@ -137,6 +135,11 @@ class Seats:
                 self._say(f"{seat.name} runs, but the coordinator has given it up for lost; it is killed")
                 self._absent.forget(seat.child.pid)
                 seat.child.kill()
+
+
+def server_pids(status: coordinator_pb2.StatusResponse) -> set[int]:
+    """The servers that are members, by pid."""
+    return {process.pid for process in status.processes if process.role == "server" and not process.gone}
 
 
 def how(code: int) -> str:

@@ -106,9 +106,7 @@ class Spawner:
         return await self._member("worker", index, argv, self._settings.training.threads_per_worker, replaces)
 
     async def _member(self, role: str, index: int, argv: list[str], threads: int, replaces: Sequence[int]) -> Child:
-        own = {env.ENV_INDEX: str(index), "OMP_NUM_THREADS": str(threads)}
-        if replaces:
-            own[env.ENV_REPLACES] = ",".join(map(str, replaces))
+        own = {env.ENV_INDEX: str(index), "OMP_NUM_THREADS": str(threads), **env.replacing(replaces)}
         return await self._start(f"{role}-{index}", argv, own)
 
     async def _start(self, name: str, argv: list[str], own: Mapping[str, str], pass_fds: tuple[int, ...] = ()) -> Child:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from paramserver import errors
 from paramserver.launch.poll import Poll
-from paramserver.launch.seats import HOPELESS, ChildFailedError, Seat, Seats, how
+from paramserver.launch.seats import HOPELESS, ChildFailedError, Seat, Seats, how, server_pids
 from paramserver.launch.spawn import START_TIMEOUT_S, Spawner
 from paramserver.machine.valkey import EmbeddedStore
 from paramserver.processes.restarts import Restarts
@@ -244,7 +244,7 @@ class Supervisor:
                 self._unheard.forget(seat.child.pid)
                 seat.child.kill()
             if answered:
-                self._seats.check_servers(now, _servers(self._status), self.servers)
+                self._seats.check_servers(now, self._status, self.servers)
 
     # ---- the end
 
@@ -265,7 +265,7 @@ class Supervisor:
             return None  # a worker whose end is noticed in a moment
         if status.view.state == types_pb2.JOB_STATE_WAITING or status.view.state in _ENDED:
             return 0
-        there = _servers(status)
+        there = server_pids(status)
         if not all(seat.child.running and seat.child.pid in there for seat in self.servers):
             return None
         going_back = status.view.state == types_pb2.JOB_STATE_RECOVERING
@@ -285,8 +285,3 @@ def _members(status: coordinator_pb2.StatusResponse) -> list[coordinator_pb2.Pro
     """The workers that are members now; the status also lists workers that are gone."""
     members = {worker.member for worker in status.view.workers}
     return [one for one in status.processes if one.role == "worker" and one.member in members]
-
-
-def _servers(status: coordinator_pb2.StatusResponse) -> set[int]:
-    """The servers that are members, by pid."""
-    return {process.pid for process in status.processes if process.role == "server" and not process.gone}

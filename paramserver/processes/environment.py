@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 ENV_STORE = "PARAMSERVER_INTERNAL_STORE"
 ENV_STORE_NAME = "PARAMSERVER_INTERNAL_STORE_NAME"
@@ -29,6 +30,11 @@ JOB_FAILED_CODE = 79
 def is_part() -> bool:
     """Whether a supervising `paramserver start` has started this process."""
     return ENV_PART in os.environ
+
+
+def replacing(pids: Sequence[int]) -> dict[str, str]:
+    """The variables of a process that is started in place of the ended ones with these pids."""
+    return {ENV_REPLACES: ",".join(map(str, pids))} if pids else {}
 
 
 def replaced_pids() -> list[int]:

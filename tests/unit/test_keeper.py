@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -19,38 +18,10 @@ from paramserver.processes.environment import JOB_FAILED_CODE
 from paramserver.processes.process import Child
 from paramserver.processes.restarts import Restarts
 from paramserver.v1 import coordinator_pb2, types_pb2
+from tests.support.unit.processes import Process
 
 SERVER, WORKER = Part("server", ("server",)), Part("worker", ("worker", "--", "train.py"))
 KILLED = 137
-_pids = itertools.count(100)
-
-
-class Process:
-    """Stands for a child. It runs until :meth:`end`, or until it is told to."""
-
-    def __init__(self, name: str, replaces: Sequence[int], deaf: bool) -> None:
-        self.name = name
-        self.replaces = list(replaces)
-        self.pid = next(_pids)
-        self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.told: list[signal.Signals] = []
-        self._deaf = deaf
-
-    @property
-    def running(self) -> bool:
-        return not self.exited.done()
-
-    def end(self, code: int) -> None:
-        self.exited.set_result(code)
-
-    def kill(self) -> None:
-        self.end(-9)
-
-    def terminate(self, number: signal.Signals) -> None:
-        if self.running:
-            self.told.append(number)
-            if not self._deaf:
-                self.end(128 + number)
 
 
 class World:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
@@ -19,32 +18,9 @@ from paramserver.machine.valkey import EmbeddedStore
 from paramserver.processes.process import Child
 from paramserver.processes.restarts import Restarts
 from paramserver.v1 import coordinator_pb2, types_pb2
+from tests.support.unit.processes import Process
 
 RUNNING = types_pb2.JOB_STATE_RUNNING
-_pids = itertools.count(100)
-
-
-class Process:
-    """Stands for a child. It runs until :meth:`end`."""
-
-    def __init__(self, name: str, replaces: Sequence[int]) -> None:
-        self.name = name
-        self.replaces = replaces
-        self.pid = next(_pids)
-        self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-    @property
-    def running(self) -> bool:
-        return not self.exited.done()
-
-    def end(self, code: int) -> None:
-        self.exited.set_result(code)
-
-    def kill(self) -> None:
-        self.end(-9)
-
-    def terminate(self) -> None:
-        self.end(143)
 
 
 class World:
