@@ -58,23 +58,35 @@ class Keeping:
         # By member number.
         self._told: dict[int, int] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        # The newest message to servers, and the generation, timeline and edition for which it was made.
+        self._request = shard_pb2.SetMembersRequest()
+        self._numbers = (-1, -1, -1)
 
     async def tell(self) -> bool:
         """Tell all servers which workers there are; False if some server did not hear of it."""
         servers = self._job.members.of(Role.SERVER)
         return all(await asyncio.gather(*(self._tell(server) for server in servers)))
 
-    async def _tell(self, server: Member) -> bool:
+    def _news(self) -> shard_pb2.SetMembersRequest:
+        """The newest workers and record. The message is made once for all servers."""
         job = self._job
         record = job.journal.record_now
-        request = shard_pb2.SetMembersRequest(
-            job=job.options.job,
-            generation=job.members.generation,
-            timeline=job.timeline,
-            workers=job.worker_infos(),
-            term=job.term,
-            record=record.SerializeToString(),
-        )
+        numbers = (job.members.generation, job.timeline, record.edition)
+        if numbers != self._numbers:
+            self._numbers = numbers
+            self._request = shard_pb2.SetMembersRequest(
+                job=job.options.job,
+                generation=job.members.generation,
+                timeline=job.timeline,
+                workers=job.worker_infos(),
+                term=job.term,
+                record=record.SerializeToString(),
+            )
+        return self._request
+
+    async def _tell(self, server: Member) -> bool:
+        job = self._job
+        request, edition = self._news(), job.journal.record_now.edition
         try:
             await job.servers.call(server, "Shard.SetMembers", request, job.options.call_timeout_s)
         except errors.FencedError as error:
@@ -84,7 +96,7 @@ class Keeping:
             if job.members.of(Role.WORKER):  # else the job is over, and servers leave in any order
                 log.warning("a server did not hear of the new membership", error=str(error))
             return False
-        self._told[server.ident] = max(record.edition, self._told.get(server.ident, 0))
+        self._told[server.ident] = max(edition, self._told.get(server.ident, 0))
         return True
 
     def wake(self) -> None:
