@@ -41,7 +41,7 @@ from paramserver.coordinator.watching.watch import Watch
 from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.coordinator.work.schedule import Schedule
-from paramserver.core.job.life import Counted, Ends, Event, Life, Phase
+from paramserver.core.job.life import Counted, Ends, Life, Phase
 from paramserver.core.job.membership import Member, Membership, Role
 from paramserver.core.versions.consistency import Consistency
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
@@ -132,11 +132,6 @@ class Job:
     # ---- facts
 
     @property
-    def state(self) -> types_pb2.JobState:
-        """The phase of the job, as members are told."""
-        return _STATES[self.life.phase]
-
-    @property
     def reason(self) -> str:
         """The reason for the phase, in words; empty if there is nothing to say."""
         return self.life.reason
@@ -166,7 +161,7 @@ class Job:
         return types_pb2.View(
             generation=self.members.generation,
             timeline=self.timeline,
-            state=self.state,
+            state=_STATES[self.life.phase],
             workers=self.worker_infos(),
             servers=self.server_infos(),
             consistency=consistency_to_proto(self.consistency),
@@ -287,7 +282,7 @@ class Job:
     async def refresh(self) -> None:
         """Work out where the job stands, write it down, and tell all members."""
         counted = Counted(self.missing(), self.registry.model is not None, self.registry.ready)
-        if self.happen(counted) and self.life.phase is Phase.RUNNING:
+        if self.life.handle(counted) and self.life.phase is Phase.RUNNING:
             self.reports.started()
             log.info("running", consistency=str(self.consistency), slices_per_step=self.options.step_slices)
             kept = self.options.checkpoints
@@ -298,10 +293,6 @@ class Job:
                 )
         self.write_down()
         await self.changes.notify()
-
-    def happen(self, event: Event) -> bool:
-        """Let an event happen to the job; False if it changes nothing in the present phase."""
-        return self.life.handle(event)
 
     def reopen_mode_change(self) -> None:
         """Mode and staleness can be changed again, on the present timeline; the change before was closed."""
@@ -318,7 +309,7 @@ class Job:
 
     async def conclude(self, end: Ends) -> None:
         """The job has ended: write it down, and tell all members."""
-        self.happen(end)
+        self.life.handle(end)
         await self.refresh()
 
     def end(self, how: str) -> None:

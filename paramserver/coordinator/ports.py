@@ -10,10 +10,10 @@ from google.protobuf.message import Message
 from paramserver.coordinator.changes import Changes
 from paramserver.coordinator.options import JobOptions
 from paramserver.coordinator.tasks import Tasks
-from paramserver.core.job.life import Event, Life
+from paramserver.core.job.life import Life
 from paramserver.core.job.membership import Member, Membership
 from paramserver.core.versions.consistency import Consistency
-from paramserver.v1 import shard_pb2, types_pb2
+from paramserver.v1 import shard_pb2
 
 M = TypeVar("M", bound=Message)
 
@@ -25,10 +25,7 @@ class Stage(Protocol):
     members: Membership
     changes: Changes
     tasks: Tasks
-
-    @property
-    def state(self) -> types_pb2.JobState:
-        """The phase of the job."""
+    life: Life
 
     @property
     def reason(self) -> str:
@@ -47,12 +44,7 @@ class Stage(Protocol):
 
 
 class Course(Protocol):
-    """The life of the job, for parts that move it on."""
-
-    life: Life
-
-    def happen(self, event: Event) -> bool:
-        """Let an event happen to the job; False if it changes nothing in the present phase."""
+    """What parts do that move the job on."""
 
     def reopen_mode_change(self) -> None:
         """Mode and staleness can be changed again, on the present timeline."""

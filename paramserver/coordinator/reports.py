@@ -7,10 +7,11 @@ from typing import Protocol
 
 from paramserver.coordinator import ports
 from paramserver.coordinator.watching.stalls import Stalls
+from paramserver.core.job.life import Phase
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.job.status import Departure, State, departed_status
 from paramserver.core.work.slices import assign
-from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+from paramserver.v1 import coordinator_pb2, shard_pb2
 
 _NAMES = 4
 _REPORTED = ("version", "clock", "epoch", "samples", "slices", "waiting_for", "transport", "epochs_planned")
@@ -72,7 +73,7 @@ class Reports:
     def leaving(self, member: Member, request: coordinator_pb2.SessionRequest) -> None:
         """A worker says goodbye."""
         told = "it was asked to leave" if member.ident in self._job.draining else ""
-        if self._job.state == types_pb2.JOB_STATE_STOPPED:
+        if self._job.life.phase is Phase.STOPPED:
             told = "the job was stopped"
         planned = self.workers[member.ident].epochs_planned if member.ident in self.workers else 0
         self._farewells[member.ident] = Departure("", request.failure, request.finished or request.ended, planned, told)

@@ -15,8 +15,9 @@ from paramserver.coordinator.leadership.journal import Journal
 from paramserver.coordinator.reports import Reports
 from paramserver.coordinator.watching.ending import Ending
 from paramserver.coordinator.watching.idle import Idle
+from paramserver.core.job.life import BEFORE
 from paramserver.core.job.membership import Member, Role
-from paramserver.v1 import coordinator_pb2, types_pb2
+from paramserver.v1 import coordinator_pb2
 from paramserver.wire.bounds import patience
 
 log = structlog.get_logger("paramserver.coordinator")
@@ -24,7 +25,6 @@ log = structlog.get_logger("paramserver.coordinator")
 
 _WAIT_S = 60.0
 _LONGEST_WAIT_S = 600.0
-_NOT_BEGUN = (types_pb2.JOB_STATE_WAITING, types_pb2.JOB_STATE_INITIALISING)
 
 
 class _Job(ports.Stage, Protocol):
@@ -60,7 +60,7 @@ class Scaling:
         wait_s = patience("wait_s", request.wait_s, _LONGEST_WAIT_S)
         if not 1 <= wanted <= MAX_PROCESSES:
             raise errors.ConfigError(f"a job has 1 to {MAX_PROCESSES} workers, not {wanted}")
-        if job.state in _NOT_BEGUN:
+        if job.life.phase in BEFORE:
             raise errors.ConfigError(f"job {job.options.job!r} has not begun to train yet: try again when it has")
         if job.ended:
             raise errors.ConfigError(f"job {job.options.job!r} has ended ({job.reason})")

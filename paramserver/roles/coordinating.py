@@ -329,8 +329,9 @@ class Coordinating:
             phase, reason = Phase.FAILED, summary["broken_promises"][0]
         elif how == "stopped":
             phase, reason = Phase.STOPPED, service.job.reason
-        await service.job.conclude(Ends(phase, reason, json.dumps(summary), exit_code=exit_code(summary)))
-        return exit_code(summary)
+        code = exit_code(summary)
+        await service.job.conclude(Ends(phase, reason, json.dumps(summary), exit_code=code))
+        return code
 
 
 async def persist(attempt: Callable[[float], Awaitable[T]], patience_s: float, problem: str) -> T:

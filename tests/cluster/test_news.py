@@ -47,6 +47,31 @@ def test_a_server_that_hangs_holds_up_no_news() -> None:
         fleet.finish([fleet.hands[0], fleet.hands[2]])
 
 
+def test_a_server_that_hangs_and_a_worker_that_gets_nowhere_hold_up_no_news() -> None:
+    """The hung server cannot be told of the stalled worker. The coordinator goes on watching."""
+    there, dies = threading.Event(), threading.Event()
+
+    def each(ctx: Context, slices: int) -> None:
+        if slices == 2 and ctx.rank == 1:
+            there.set()
+            wait(dies, "the death of worker-1", 60.0)
+            raise Died
+
+    with Fleet(places=("leader",), lease_s=LEASE_S, mode="async", cluster__stall_s=1.0) as fleet:
+        leader = fleet.begin(program(each))
+        wait(there, "worker-1 in its third slice")
+        assert leader.service is not None
+        hung, stalls = fleet.keepers[1], leader.service.job.stalls
+        fleet.call(hung.process.pause)
+        until("a worker is found stalled", lambda: bool(stalls.members), LEASE_S / 2)
+        session = fleet.hands[0].context.engine.member.session  # type: ignore[union-attr]
+        dies.set()
+        until("worker-0 hears of the death", lambda: [one.rank for one in session.view.workers] == [0], LEASE_S / 2)
+        assert hung.process.held, "the server was asked, and hung"
+        fleet.call(hung.process.resume)
+        fleet.finish([fleet.hands[0]])
+
+
 def test_a_coordinator_that_was_stopped_gives_nobody_up() -> None:
     """It was stopped for three leases, and could not hear what its members have sent meanwhile."""
     held, lease_s = Held(), 1.0

@@ -41,7 +41,7 @@ def check(asked: coordinator_pb2.JoinRequest, role: Role = Role.WORKER, **option
 )
 def test_a_job_that_has_ended(phase: Phase, error: type[Exception], text: str) -> None:
     async def work(service: CoordinatorService) -> None:
-        service.job.happen(Ends(phase, "why it ended"))
+        service.job.life.handle(Ends(phase, "why it ended"))
         check_join(service.job, request(), Role.WORKER)
 
     with pytest.raises(error, match=text):
@@ -238,21 +238,21 @@ def test_any_other_shard_is_of_an_earlier_run(given: dict[str, Any]) -> None:
     with pytest.raises(errors.JobFailedError, match="holds a shard of an earlier run of job 'test'") as caught:
         admitted(request(**given), absent=0, present=1)
     job = caught.value.job  # type: ignore[attr-defined]
-    assert job.state != types_pb2.JOB_STATE_FAILED, "the job still waits for the right one"
+    assert job.life.phase is not Phase.FAILED, "the job still waits for the right one"
     assert list(job.watch.absent) == [0]
 
 
 def test_an_empty_one_in_the_place_of_one_that_is_missed_ends_the_job() -> None:
     with pytest.raises(errors.JobFailedError, match="a server has come without a shard in place of server-0") as caught:
         admitted(request(incarnation=77), absent=0, present=1)
-    assert caught.value.job.state == types_pb2.JOB_STATE_FAILED  # type: ignore[attr-defined]
+    assert caught.value.job.life.phase is Phase.FAILED  # type: ignore[attr-defined]
     assert caught.value.job.over.result() == "failed"  # type: ignore[attr-defined]
 
 
 def test_before_there_is_a_model_any_server_will_do() -> None:
     index, job = admitted(request(incarnation=77), absent=0, present=1, model=False)
     assert index == 1
-    assert job.state != types_pb2.JOB_STATE_FAILED
+    assert job.life.phase is not Phase.FAILED
 
 
 # ---- in place of a process that has ended

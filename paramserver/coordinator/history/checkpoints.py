@@ -22,9 +22,10 @@ from paramserver.coordinator.options import CheckpointOptions
 from paramserver.coordinator.promises import Promises
 from paramserver.coordinator.reports import Reports
 from paramserver.coordinator.work.shards import one_version, same_slices
+from paramserver.core.job.life import Phase
 from paramserver.core.versions.consistency import Mode
 from paramserver.failpoints import reach
-from paramserver.v1 import shard_pb2, types_pb2
+from paramserver.v1 import shard_pb2
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -215,7 +216,7 @@ class Checkpoints:
         """Warn of a checkpoint that is overdue, and begin one that is due."""
         job = self._job
         self.overdue.look()
-        if job.state != types_pb2.JOB_STATE_RUNNING or self._cutting.locked():
+        if job.life.phase is not Phase.RUNNING or self._cutting.locked():
             return
         reached = job.reports.newest_version()
         if self._pacing.due(reached, job.consistency.mode):
@@ -296,7 +297,7 @@ class Checkpoints:
             await asyncio.sleep(_LOOK_S)
 
     async def _let_go(self, timeline: int) -> None:
-        while timeline == self._job.timeline and self._job.state == types_pb2.JOB_STATE_RUNNING:
+        while timeline == self._job.timeline and self._job.life.phase is Phase.RUNNING:
             try:
                 await self._tell(timeline, shard_pb2.CutRequest.STEP_LET_GO)
                 return
@@ -384,7 +385,7 @@ class Checkpoints:
             self._changed.notify_all()
 
     def _gone(self, timeline: int) -> bool:
-        return timeline != self._job.timeline or self._job.state == types_pb2.JOB_STATE_RECOVERING
+        return timeline != self._job.timeline or self._job.life.phase is Phase.RECOVERING
 
     def check(self, timeline: int) -> None:
         """Raise RolledBackError if the job goes back, or has left this timeline."""

@@ -27,11 +27,11 @@ from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.coordinator.work.schedule import Schedule
 from paramserver.coordinator.work.shards import lease_table, stand_even
-from paramserver.core.job.life import LoadBegins, Loaded, Uploads
+from paramserver.core.job.life import LoadBegins, Loaded, Phase, Uploads
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.versions.consistency import Mode
 from paramserver.core.work.loading import Agreement, Load
-from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+from paramserver.v1 import coordinator_pb2, shard_pb2
 from paramserver.wire.bounds import counting, text
 
 log = structlog.get_logger("paramserver.coordinator")
@@ -145,7 +145,7 @@ class Loads:
             self._from = None
         if not self.agreement.pending or (self._task is not None and not self._task.done()):
             return
-        if job.state != types_pb2.JOB_STATE_RUNNING or job.recovery.under_way or job.watch.absent:
+        if job.life.phase is not Phase.RUNNING or job.recovery.under_way or job.watch.absent:
             return
         load = self.agreement.agreed(self._alive())
         if load is not None:
@@ -248,7 +248,7 @@ class Loads:
         table = await lease_table(job)
         await job.leasing.begin(None)
         stats = await job.server_stats()
-        if not job.happen(LoadBegins()):  # the job has ended meanwhile
+        if not job.life.handle(LoadBegins()):  # the job has ended meanwhile
             self.under_way = None
             return
         job.life.begin_timeline(*(reply.timeline for reply in stats))
@@ -262,7 +262,7 @@ class Loads:
         job.reopen_mode_change()
         await job.leasing.begin(table)
         job.registry.upload_again()
-        job.happen(Uploads())
+        job.life.handle(Uploads())
         await job.keeping.tell()
         await job.refresh()
 
@@ -290,6 +290,6 @@ class Loads:
         load, self.under_way = self.under_way, None
         if load is not None:
             self.agreement.complete(load)
-            self._job.happen(Loaded())
+            self._job.life.handle(Loaded())
             self._job.mode_change.bring_back()
             log.info("the scripts have loaded weights or optimizer state", version=self.version, place=str(load.place))

@@ -33,11 +33,11 @@ from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.coordinator.work.schedule import Schedule
 from paramserver.coordinator.work.shards import lease_table
-from paramserver.core.job.life import GoesBack, WentBack
+from paramserver.core.job.life import GoesBack, Phase, WentBack
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.work.leases import SliceLeases
 from paramserver.failpoints import reach
-from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+from paramserver.v1 import coordinator_pb2, shard_pb2
 from paramserver.wire.messages import (
     consistency_from_proto,
     consistency_to_proto,
@@ -114,7 +114,7 @@ class Recovery:
         if job.loads.under_way is not None:  # the weights before the load are published, and in a checkpoint
             job.registry.load_undone()
         job.loads.abandon()
-        job.happen(GoesBack(reason, job.registry.ready))
+        job.life.handle(GoesBack(reason, job.registry.ready))
         self.under_way = True
         job.tasks.begin(self._run())
 
@@ -147,14 +147,14 @@ class Recovery:
                 await self._go_on(version)
                 if not self._anew:
                     break
-                job.happen(GoesBack("another server has begun anew", version >= 0))
+                job.life.handle(GoesBack("another server has begun anew", version >= 0))
         except Exception as error:  # the top of a task: a job that waits for it must not wait for ever
             log.exception("going back failed")
             await job.fail(f"the job cannot go back to a checkpoint: {error}")
             return
         self.under_way = False
         job.keeping.wake()  # members may have come or gone meanwhile
-        if job.state == types_pb2.JOB_STATE_RUNNING:
+        if job.life.phase is Phase.RUNNING:
             job.mode_change.bring_back()
 
     async def _begin(self) -> None:
@@ -329,6 +329,6 @@ class Recovery:
         job.reopen_mode_change()
         job.registry.restored(published=version >= 0)
         await job.leasing.begin(self._table)
-        job.happen(WentBack())
+        job.life.handle(WentBack())
         await job.keeping.tell()
         await job.refresh()

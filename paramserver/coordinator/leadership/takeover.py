@@ -114,7 +114,7 @@ async def take_over(
     # From now on the leases of the members run.
     job.members.restore(members, time.monotonic() + job.options.lease_s + _FIND_S)
     _stop(job, record)
-    if job.state == types_pb2.JOB_STATE_RUNNING:
+    if job.life.phase is Phase.RUNNING:
         job.mode_change.bring_back()
     await job.refresh()
     job.ending.look()

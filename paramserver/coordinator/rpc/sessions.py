@@ -11,6 +11,7 @@ import structlog
 from paramserver import errors
 from paramserver.coordinator.admission import admit_server, check_join, check_member, probe_place
 from paramserver.coordinator.job import Job
+from paramserver.core.job.life import Phase
 from paramserver.core.job.membership import (
     Admitted,
     Disconnected,
@@ -249,7 +250,7 @@ class Sessions:
         if (
             changed
             and self._job.options.residuals
-            and self._job.state == types_pb2.JOB_STATE_RUNNING
+            and self._job.life.phase is Phase.RUNNING
             and self._job.consistency.mode is Mode.SYNC
             and self._job.schedule.slices_per_epoch  # without a data set no worker could do the steps again
             and self._job.recovery.possible

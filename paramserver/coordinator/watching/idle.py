@@ -9,10 +9,10 @@ import structlog
 from paramserver.coordinator import ports
 from paramserver.coordinator.watching.stalls import Stalls
 from paramserver.coordinator.work.schedule import Schedule
+from paramserver.core.job.life import Phase
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.versions.consistency import Mode
 from paramserver.core.work.slices import without_slices
-from paramserver.v1 import types_pb2
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -36,7 +36,7 @@ class Idle:
     def members(self) -> list[Member]:
         """The workers without slices, by rank. Empty in asynchronous mode, where each worker that asks gets slices."""
         job = self._job
-        if job.state != types_pb2.JOB_STATE_RUNNING or job.consistency.mode is not Mode.SYNC:
+        if job.life.phase is not Phase.RUNNING or job.consistency.mode is not Mode.SYNC:
             return []
         at_work = [one for one in job.members.of(Role.WORKER) if one.ident not in job.stalls.members]
         return [at_work[place] for place in without_slices(self._slices(), len(at_work))]

@@ -13,6 +13,7 @@ from paramserver.coordinator import ports
 from paramserver.coordinator.reports import Reports
 from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.schedule import Schedule
+from paramserver.core.job.life import Phase
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.versions.names import AsyncName
 from paramserver.core.work.poison import Place, Poison
@@ -24,7 +25,7 @@ log = structlog.get_logger("paramserver.coordinator")
 _SAMPLES = 5
 # How long a worker waits while another one computes a slice at which workers have died.
 _UNDECIDED_S, _LOOK_S = 3.0, 0.05
-_TRAINING = (types_pb2.JOB_STATE_RUNNING, types_pb2.JOB_STATE_RECOVERING)
+_TRAINING = (Phase.RUNNING, Phase.RECOVERING)
 
 
 class _Job(ports.Stage, ports.Ends, Protocol):
@@ -66,7 +67,7 @@ class PoisonWatch:
     async def gone(self, member: Member, died: bool) -> None:
         """A worker is no longer a member."""
         job = self._job
-        if not died or not job.schedule.slices_per_epoch or job.state not in _TRAINING:
+        if not died or not job.schedule.slices_per_epoch or job.life.phase not in _TRAINING:
             self._poison.left(member.ident)
             return
         place = self._poison.died(member.ident, self._done, time.monotonic())

@@ -11,10 +11,11 @@ from paramserver import errors
 from paramserver.coordinator import ports
 from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.schedule import Schedule
+from paramserver.core.job.life import Phase
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.job.progress import Progress
 from paramserver.core.versions.consistency import Mode
-from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+from paramserver.v1 import coordinator_pb2, shard_pb2
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -53,9 +54,9 @@ class Stalls:
 
     async def look(self) -> None:
         """Take the slices of newly stalled workers away; give workers that hand in again their share."""
-        if self._job.state == types_pb2.JOB_STATE_RUNNING and self._job.schedule.slices_per_epoch:
+        if self._job.life.phase is Phase.RUNNING and self._job.schedule.slices_per_epoch:
             for ident in self._progress.look(time.monotonic()):
-                await self._stalled(ident)
+                self._stalled(ident)
         if self._progress.stalled == self._told:
             return
         for ident in self._told - self._progress.stalled:
@@ -64,7 +65,7 @@ class Stalls:
         self._told = self._progress.stalled
         await self._job.refresh()
 
-    async def _stalled(self, ident: int) -> None:
+    def _stalled(self, ident: int) -> None:
         member = self._job.members.get(ident)
         if member is None:
             return
@@ -74,7 +75,11 @@ class Stalls:
         if self._job.consistency.mode is not Mode.ASYNC:
             return
         # Its clock must hold no worker back. With its next pull its clock counts again.
-        request = shard_pb2.IdleRequest(job=self._job.options.job, timeline=self._job.timeline, worker=ident)
+        self._job.tasks.begin(self._tell_idle(member))
+
+    async def _tell_idle(self, member: Member) -> None:
+        """A server that hangs does not hold the coordinator up."""
+        request = shard_pb2.IdleRequest(job=self._job.options.job, timeline=self._job.timeline, worker=member.ident)
         try:
             await self._job.ask_servers("Shard.Idle", request, shard_pb2.IdleResponse, present=True)
         except errors.ParamServerError as error:

@@ -14,9 +14,10 @@ from paramserver.coordinator.watching.ending import Ending
 from paramserver.coordinator.watching.stalls import Stalls
 from paramserver.coordinator.watching.watch import Watch
 from paramserver.coordinator.work.schedule import Schedule
+from paramserver.core.job.life import Phase
 from paramserver.core.job.membership import Role
 from paramserver.core.job.watchdog import Sight, Watchdog
-from paramserver.v1 import shard_pb2, types_pb2
+from paramserver.v1 import shard_pb2
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -59,7 +60,7 @@ class Stuck:
 
     def _sight(self) -> Sight | None:
         job = self._job
-        if job.state != types_pb2.JOB_STATE_RUNNING or job.over.done() or job.ending.closing:
+        if job.life.phase is not Phase.RUNNING or job.over.done() or job.ending.closing:
             return None
         missed = self._missed()
         workers = job.members.of(Role.WORKER)

@@ -21,6 +21,7 @@ from paramserver.coordinator.leadership.cluster import Servers
 from paramserver.coordinator.tasks import Tasks, unattended
 from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.schedule import Schedule
+from paramserver.core.job.life import Phase
 from paramserver.core.job.membership import Member
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.work.leases import SliceLeases
@@ -84,7 +85,7 @@ class ModeChange:
             raise errors.ConfigError("consistency.mode must be sync or async")
         staleness = request.staleness if request.HasField("staleness") and mode is Mode.ASYNC else None
         wait_s = patience("wait_s", request.wait_s, _MAX_WAIT_S) or 60.0
-        if self._job.state != types_pb2.JOB_STATE_RUNNING:
+        if self._job.life.phase is not Phase.RUNNING:
             raise errors.UnavailableError("the job is not running yet: try again when all members are there")
         wanted = Consistency(mode, staleness)
         change = self._tasks.begin(self._change(wanted), awaited=True)

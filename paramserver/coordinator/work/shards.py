@@ -10,10 +10,11 @@ from typing import Protocol
 from paramserver import errors
 from paramserver.coordinator import ports
 from paramserver.coordinator.work.schedule import Schedule
+from paramserver.core.job.life import Phase
 from paramserver.core.versions.consistency import Mode
 from paramserver.core.versions.ranges import RangeSet, common
 from paramserver.core.work.leases import SliceLeases
-from paramserver.v1 import shard_pb2, types_pb2
+from paramserver.v1 import shard_pb2
 
 _EVEN_S = 10.0
 _LOOK_S = 0.02
@@ -48,7 +49,7 @@ async def stand_even(job: _Stage, at_rest: bool = False) -> list[shard_pb2.Stats
     """
     deadline = time.monotonic() + _EVEN_S
     while True:
-        if job.state == types_pb2.JOB_STATE_RECOVERING:
+        if job.life.phase is Phase.RECOVERING:
             raise errors.RolledBackError("the job goes back to a checkpoint")
         stats = await job.server_stats()
         if one_version(stats) and (not at_rest or await same_slices(job)):

@@ -24,7 +24,7 @@ class Phase(enum.Enum):
 
 
 ENDED = frozenset({Phase.FAILED, Phase.STOPPED, Phase.DONE})
-_BEFORE = frozenset({Phase.WAITING, Phase.INITIALISING})
+BEFORE = frozenset({Phase.WAITING, Phase.INITIALISING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Life:
             case Counted(), Phase.WAITING | Phase.INITIALISING:
                 return self._counted(event)
             case GoesBack(), Phase.WAITING | Phase.INITIALISING | Phase.RUNNING | Phase.RECOVERING:
-                back = event.published or self.phase not in _BEFORE
+                back = event.published or self.phase not in BEFORE
                 self._move(Phase.RECOVERING if back else self.phase, f"{event.why}: going back to a checkpoint")
             case WentBack(), Phase.RECOVERING:
                 self._move(Phase.RUNNING)
