@@ -66,7 +66,12 @@ class Hold:
 def test_a_lost_server_is_shown_until_it_is_back(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hold = Hold()
+    hold, later = Hold(), Hold(at=6)  # the job must not end before it is seen to train
+
+    def each(ctx: Context, slices: int) -> None:
+        hold(ctx, slices)
+        later(ctx, slices)
+
     with Fleet(lease_s=1.5, places=("leader",), cluster__stall_s=0.5) as fleet:
 
         def look() -> dict[str, Any]:
@@ -74,7 +79,7 @@ def test_a_lost_server_is_shown_until_it_is_back(
             assert isinstance(reply, coordinator_pb2.StatusResponse)
             return describe(reply)
 
-        fleet.begin(program(hold))
+        fleet.begin(program(each))
         wait(hold.reached, "the workers in their third slice")
 
         until("all are shown", lambda: {p["state"] for p in look()["processes"]} == {"training"})
@@ -106,6 +111,7 @@ def test_a_lost_server_is_shown_until_it_is_back(
         facts = until("training goes on", lambda: (now := look())["state"] == "training" and now)
         assert facts
         assert checked(facts, monkeypatch, capsys) == 0
+        later.released.set()
         fleet.finish()
 
 
