@@ -1,8 +1,12 @@
-"""Checks of a newcomer: its role, versions and settings, and of a server the shard and the place of checkpoints."""
+"""Checks of a newcomer: its role, versions and settings, and of a server the shard and the place of checkpoints.
+
+`core/job/seats.py` decides about the seats of servers. The decisions are carried out here.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 
 import structlog
@@ -12,7 +16,21 @@ from paramserver.checkpoint.place import Place
 from paramserver.checkpoint.probe import Question
 from paramserver.coordinator.job import Job
 from paramserver.core.job.life import Phase
-from paramserver.core.job.membership import Presence, Role
+from paramserver.core.job.membership import Member, Role
+from paramserver.core.job.seats import (
+    Back,
+    Event,
+    Facts,
+    Gone,
+    JobFails,
+    Missed,
+    Newcomer,
+    Seat,
+    Stranger,
+    Taken,
+    TooMany,
+    TryAgain,
+)
 from paramserver.core.versions.consistency import Mode
 from paramserver.membership.session import versions
 from paramserver.transport.base import caller
@@ -123,46 +141,61 @@ def _check_settings(job: Job, request: coordinator_pb2.JoinRequest, role: Role) 
         check("training.seed", theirs, f"has {mine}", theirs == mine)
 
 
-async def admit_server(job: Job, request: coordinator_pb2.JoinRequest, wish: int | None) -> int | None:
-    """The index for a server, or None if any will do. Raises if the job has no use for the server.
+# ---- seats of servers
 
-    A server that was cut off comes back with its shard. A server that begins anew in its place has none: the job goes
-    back to a checkpoint, or fails if there is none.
-    """
-    name, absent = job.options.job, job.watch.absent
-    if not request.holds:
-        if absent and job.recovery.possible:
-            index = wish if wish in absent else min(absent)
-            job.watch.server_back(index, with_shard=False)
-            return index
-        if absent and job.registry.model is not None:
-            gone = ", ".join(f"server-{index}" for index in sorted(absent))
-            await job.fail(
-                f"a server has come without a shard in place of {gone}; that shard of the model is gone "
-                "(set checkpoint.dir, so that the job can go back to a checkpoint)"
-            )
+
+async def admit_server(job: Job, request: coordinator_pb2.JoinRequest, wish: int | None) -> Seat:
+    """The seat for a server, which is its own now. Raises if the job has no use for the server."""
+    newcomer = Newcomer(wish, request.incarnation, request.holds, request.timeline, request.replaces)
+    match job.seats.place(newcomer, _facts(job)):
+        case Seat(index) as seat:
+            _handle(job, Taken(index, with_shard=bool(request.holds)))
+            return seat
+        case TryAgain(text):
+            raise errors.UnavailableError(text)
+        case TooMany(text):
+            raise errors.ConfigError(text)
+        case Stranger(text):
+            raise errors.JobFailedError(text)
+        case JobFails(text):
+            await job.fail(text)
             raise errors.JobFailedError(job.reason)
-        servers = job.members.of(Role.SERVER)
-        if len(servers) >= job.options.servers:
-            ending = [m.name for m in servers if m.presence is Presence.SILENT or m.pid in request.replaces]
-            if ending:
-                raise errors.UnavailableError(
-                    f"job {name!r} has its {job.options.servers} servers, but {', '.join(ending)} is not heard of just "
-                    f"now: a place is free within {job.options.lease_s:g} s (cluster.lease_s), unless it comes back"
+
+
+def server_gone(job: Job, member: Member, lost: bool, reason: str) -> list[JobFails]:
+    """A server is a member no more. If the job fails for that reason, the answer says so, and the caller fails it."""
+    return _handle(job, Gone(member, lost, reason, _facts(job)))
+
+
+def _facts(job: Job) -> Facts:
+    return Facts(
+        job=job.options.job,
+        servers=job.options.servers,
+        layout=job.registry.digest,
+        timeline=job.timeline,
+        can_go_back=job.recovery.possible,
+        going_back=job.recovery.under_way,
+        over=job.ended or job.over.done(),
+    )
+
+
+def _handle(job: Job, event: Event) -> list[JobFails]:
+    failures = []
+    for effect in job.seats.handle(event, time.monotonic()):
+        match effect:
+            case Missed(member, reason):
+                log.warning(
+                    "a server is gone; the job waits for it", server=member.name, at=member.address, reason=reason
                 )
-            raise errors.ConfigError(
-                f"job {name!r} already has its {job.options.servers} servers; raise cluster.servers to start with more"
-            )
-        return wish
-    for index, member in absent.items():
-        if member.incarnation == request.incarnation:
-            if request.holds != job.registry.digest or (
-                request.timeline != job.timeline and not job.recovery.under_way
-            ):
-                break
-            job.watch.server_back(index)
-            return index
-    raise errors.JobFailedError(f"this server holds a shard of an earlier run of job {name!r}: restart it")
+            case Back(name, after_s, with_shard):
+                tell, text = (log.info, "is back") if with_shard else (log.warning, "has begun anew, without its shard")
+                tell(f"a server {text}", server=name, after_s=round(after_s, 1))
+            case JobFails():
+                failures.append(effect)
+    return failures
+
+
+# ---- the place of checkpoints
 
 
 async def probe_place(job: Job, address: str) -> None:

@@ -43,6 +43,7 @@ from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.coordinator.work.schedule import Schedule
 from paramserver.core.job.life import Counted, Ends, Life, Phase
 from paramserver.core.job.membership import Member, Membership, Role
+from paramserver.core.job.seats import Seats
 from paramserver.core.versions.consistency import Consistency
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.messages import (
@@ -109,6 +110,7 @@ class Job:
     def _begin(self, generation: int, first_ident: int, losses: int = 0) -> None:
         """Begin without members. ``generation``: the newest one so far; ``first_ident``: of the next member."""
         self.members = Membership(self.options.lease_s, self.options.grace_s, generation, first_ident)
+        self.seats = Seats(self.members)
         self.checkpoints = Checkpoints(self, self.options.checkpoints)
         self.recovery = Recovery(self)
         self.registry = ModelRegistry(self)
@@ -202,7 +204,7 @@ class Job:
                     beside_worker=m.beside_worker,
                     restart_command=m.restart_command,
                 )
-                for m in (*self.members.of(Role.SERVER), *self.watch.absent.values(), *self.members.of(Role.WORKER))
+                for m in (*self.seats.servers, *self.members.of(Role.WORKER))
             ],
             next_member=self.members.next_ident,
             data=data_to_proto(self.schedule.data) if self.schedule.data else None,
@@ -275,7 +277,7 @@ class Job:
 
     def members_present(self) -> bool:
         """Whether there is a worker or a server, or a server that may come back."""
-        return bool(self.members.of(Role.WORKER) or self.members.of(Role.SERVER) or self.watch.absent)
+        return bool(self.members.of(Role.WORKER) or self.seats.servers)
 
     # ---- changes
 

@@ -12,6 +12,7 @@ from paramserver.coordinator.options import JobOptions
 from paramserver.coordinator.tasks import Tasks
 from paramserver.core.job.life import Life
 from paramserver.core.job.membership import Member, Membership
+from paramserver.core.job.seats import Seats
 from paramserver.core.versions.consistency import Consistency
 from paramserver.v1 import shard_pb2
 
@@ -23,6 +24,7 @@ class Stage(Protocol):
 
     options: JobOptions
     members: Membership
+    seats: Seats
     changes: Changes
     tasks: Tasks
     life: Life
@@ -94,5 +96,5 @@ class GoingBack(Protocol):
     def possible(self) -> bool:
         """Whether there is anything to go back to, should a shard be lost."""
 
-    def begin(self, reason: str, newcomer: int = 0) -> None:
-        """Go back, since a shard is gone. ``newcomer``: member number of the server that has come in its place."""
+    def begin(self, reason: str) -> None:
+        """Go back, since a shard is gone."""

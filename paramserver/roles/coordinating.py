@@ -296,7 +296,7 @@ class Coordinating:
         """Gather the result and let the servers go. A server that dies meanwhile is replaced first."""
 
         def all_there() -> bool:
-            going_back = service.job.watch.absent or service.job.recovery.under_way
+            going_back = service.job.seats.away or service.job.recovery.under_way
             return not (going_back or service.job.ending.closing) or service.job.life.exit_code != 0
 
         limit_s = self._settings.cluster.max_idle_s

@@ -12,6 +12,7 @@ import torch
 
 from paramserver import errors
 from paramserver.coordinator.leadership.cluster import Servers
+from paramserver.core.job.seats import Away
 from paramserver.membership import session
 from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.wire.messages import PROTOCOL
@@ -34,13 +35,13 @@ def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def given_up(fleet: Fleet) -> bool:
     """The leader has lost server-1."""
-    return any(chief.service is not None and 1 in chief.service.job.watch.absent for chief in fleet.chiefs)
+    return any(isinstance(c.service.job.seats.seat(1), Away) for c in fleet.chiefs if c.service is not None)
 
 
 def back(fleet: Fleet) -> bool:
     """The leader has both servers, or the job has come to its end with them."""
     services = [chief.service for chief in fleet.chiefs if chief.service is not None and not chief.process.killed]
-    return not services or (not services[0].job.watch.absent and len(services[0].job.server_infos()) == 2)
+    return not services or (not services[0].job.seats.away and len(services[0].job.server_infos()) == 2)
 
 
 def cut_off(fleet: Fleet, from_everybody: bool) -> None:
@@ -72,6 +73,31 @@ def test_f18_cut_off_for_longer_than_its_lease(mode: str, from_everybody: bool) 
         calm(summary)
     else:
         counted_once(log, 2)
+
+
+def test_it_comes_back_before_the_channel_to_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its seat is kept from the moment of the loss."""
+    forget, is_back = Servers.forget, threading.Event()
+
+    async def late(self: Servers, ident: int) -> None:
+        while not is_back.is_set():
+            await asyncio.sleep(0.02)
+        await forget(self, ident)
+
+    monkeypatch.setattr(Servers, "forget", late)
+    held = Held()
+    with Fleet(lease_s=1.0, places=("leader",)) as fleet:
+        leader = fleet.begin(program(held))
+        wait(held.reached, "the workers in their third slice")
+        fleet.call(fleet.keepers[1].cut)
+        assert leader.service is not None
+        job = leader.service.job
+        until("server-1 is no member", lambda: len(job.server_infos()) == 1)
+        fleet.call(fleet.keepers[1].heal)
+        until("it is back", lambda: len(job.server_infos()) == 2)
+        is_back.set()
+        held.released.set()
+        calm(fleet.finish())
 
 
 def test_a_leader_that_takes_over_waits_for_it_too() -> None:

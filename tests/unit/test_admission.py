@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paramserver import errors
-from paramserver.coordinator.admission import admit_server, check_join, check_versions
+from paramserver.coordinator.admission import admit_server, check_join, check_versions, server_gone
 from paramserver.coordinator.job import Job
 from paramserver.coordinator.service import CoordinatorService
 from paramserver.core.job.life import Ends, Phase
@@ -176,31 +176,35 @@ def admitted(
     present: int = 0,
     model: bool = True,
     silent: int | None = None,
-) -> tuple[int | None, Job]:
+) -> tuple[int, Job]:
     """The index that a server gets where ``present`` servers are there and server ``absent`` is away.
 
     Server ``silent`` is there, but has no session.
     """
 
-    async def work(service: CoordinatorService) -> tuple[int | None, Job]:
+    async def work(service: CoordinatorService) -> tuple[int, Job]:
         service.job.life.begin_timeline(1)
-        if model:
-            service.job.registry.model, service.job.registry.digest = types_pb2.ModelSpec(), "digest"
+        registry = service.job.registry
+        registry.model, registry.digest = types_pb2.ModelSpec(), "digest"
         for number in range(present):
-            service.job.members.handle(Joined(Role.SERVER, incarnation=100 + number, pid=200 + number), 0.0)
+            # A seat has one server at most: those that are there leave the seat of the absent one.
+            index = number + (absent is not None and number >= absent)
+            joined = Joined(Role.SERVER, index, incarnation=100 + number, pid=200 + number)
+            service.job.members.handle(joined, 0.0)
             if number != silent:
                 service.job.members.handle(Renewed(number + 1), 0.0)
         if absent is not None:
-            service.job.watch.server_lost(
-                Member(9, Role.SERVER, absent, f"server-{absent}", 0.0, incarnation=55), "silence"
-            )
+            gone = Member(9, Role.SERVER, absent, f"server-{absent}", 0.0, incarnation=55)
+            server_gone(service.job, gone, lost=True, reason="silence")
+        if not model:  # the first model could not be set up, since that server was gone
+            registry.model, registry.digest = None, ""
         try:
-            return await admit_server(service.job, asked, 1), service.job
+            return (await admit_server(service.job, asked, 1)).index, service.job
         except errors.ParamServerError as error:
             error.job = service.job  # type: ignore[attr-defined]
             raise
 
-    found: tuple[int | None, Job] = with_job(work)
+    found: tuple[int, Job] = with_job(work)
     return found
 
 
@@ -222,7 +226,7 @@ def test_one_that_comes_before_the_end_of_another_is_noticed_tries_again(given: 
 def test_one_that_was_cut_off_gets_its_own_index_back() -> None:
     index, job = admitted(request(incarnation=55, holds="digest", timeline=2), absent=0, present=1)
     assert index == 0
-    assert not job.watch.absent
+    assert not job.seats.away
 
 
 @pytest.mark.parametrize(
@@ -239,7 +243,7 @@ def test_any_other_shard_is_of_an_earlier_run(given: dict[str, Any]) -> None:
         admitted(request(**given), absent=0, present=1)
     job = caught.value.job  # type: ignore[attr-defined]
     assert job.life.phase is not Phase.FAILED, "the job still waits for the right one"
-    assert list(job.watch.absent) == [0]
+    assert [away.member.index for away in job.seats.away] == [0]
 
 
 def test_an_empty_one_in_the_place_of_one_that_is_missed_ends_the_job() -> None:
@@ -251,7 +255,8 @@ def test_an_empty_one_in_the_place_of_one_that_is_missed_ends_the_job() -> None:
 
 def test_before_there_is_a_model_any_server_will_do() -> None:
     index, job = admitted(request(incarnation=77), absent=0, present=1, model=False)
-    assert index == 1
+    assert index == 0
+    assert not job.seats.away, "nobody waits for a server that had no shard"
     assert job.life.phase is not Phase.FAILED
 
 

@@ -23,7 +23,7 @@ def ending(data: DataSpec | None = None) -> tuple[Ending, Any]:
         recovery=SimpleNamespace(under_way=False),
         members=SimpleNamespace(of=lambda role: [], generation=1),
         schedule=SimpleNamespace(slices_per_epoch=data.slices_per_epoch if data else 0),
-        watch=SimpleNamespace(absent={}),
+        seats=SimpleNamespace(away=[]),
         registry=SimpleNamespace(ready=False),
     )
     made = Ending(cast(Any, job))

@@ -10,6 +10,7 @@ from paramserver.config import load_settings
 from paramserver.coordinator.rpc.status import job_facts
 from paramserver.coordinator.service import CoordinatorService
 from paramserver.core.job.membership import Joined, Role
+from paramserver.core.job.seats import Facts, Gone
 from paramserver.errors import ProtocolError
 from paramserver.membership.session import restart_command
 from paramserver.v1 import types_pb2
@@ -37,9 +38,10 @@ def test_a_lost_process_is_named_with_what_to_type(role: Role, command: str) -> 
         job.members.forget(member.ident)
         job.reports.removed(member, lost=True, reason=f"{member.name} has ended")
         if role is Role.SERVER:
-            job.watch.server_lost(member, f"{member.name} has ended")
-        facts = job_facts(job)
-        (said,) = facts.missed if role is Role.WORKER else facts.away
+            facts = Facts(job.options.job, servers=1, layout="digest")
+            job.seats.handle(Gone(member, True, f"{member.name} has ended", facts), 0.0)
+        shown = job_facts(job)
+        (said,) = shown.missed if role is Role.WORKER else shown.away
         assert said.endswith(f" (if nothing starts it again, type: {COMMAND})") == bool(command)
         (gone,) = job.reports.departed()
         assert gone.restart_command == command

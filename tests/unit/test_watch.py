@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -12,6 +12,7 @@ from paramserver.coordinator.watching import watch as watching
 from paramserver.coordinator.watching.watch import Watch
 from paramserver.core.job.life import Ends, Life, Phase
 from paramserver.core.job.membership import Joined, Left, Member, Membership, Role
+from paramserver.core.job.seats import Facts, Gone, Seats, Taken
 from paramserver.core.versions.consistency import Consistency, Mode
 
 
@@ -55,6 +56,9 @@ class Job:
     recovery: NoCheckpoints = field(default_factory=NoCheckpoints)
     ending: End = field(default_factory=End)
 
+    def __post_init__(self) -> None:
+        self.seats = Seats(self.members)
+
     def missing(self) -> str:
         return self.lacking
 
@@ -76,6 +80,10 @@ def job(join_timeout_s: float = 60.0, max_idle_s: float = 100.0) -> Job:
 
 def watch(of: Job) -> Watch:
     return Watch(of)
+
+
+def lose(of: Job, server: Member, clock: Clock) -> None:
+    of.seats.handle(Gone(server, lost=True, reason="silence", facts=Facts("test", 1, "digest")), clock.now)
 
 
 def look(at: Watch) -> list[str]:
@@ -128,7 +136,7 @@ def test_a_server_has_max_idle_s_to_come_back(clock: Clock) -> None:
     one.life.take_over(Phase.RUNNING)
     one.members.handle(Joined(Role.WORKER), 0.0)
     at = watch(one)
-    at.server_lost(SERVER, "silence")
+    lose(one, SERVER, clock)
     clock.now += 100.0
     assert look(at) == ["waiting for server-0 at there:1 to come back"]
     assert not one.failures
@@ -147,22 +155,27 @@ def test_a_server_that_came_back_is_counted_anew(clock: Clock) -> None:
     one.life.take_over(Phase.RUNNING)
     one.members.handle(Joined(Role.WORKER), 0.0)
     at = watch(one)
-    at.server_lost(SERVER, "silence")
+    lose(one, SERVER, clock)
     clock.now += 99.0
-    at.server_back(0)
-    assert at.absent == {}
+    one.seats.handle(Taken(0, with_shard=True), clock.now)
+    assert look(at) == []
     clock.now += 50.0
-    at.server_lost(SERVER, "silence")
+    lose(one, SERVER, clock)
     clock.now += 99.0
-    look(at)
+    assert look(at) == ["waiting for server-0 at there:1 to come back"]
     assert not one.failures
-    assert list(at.absent) == [0]
 
 
-def test_a_server_that_was_never_missed(clock: Clock) -> None:
-    at = watch(job())
-    at.server_back(3)
-    assert at.absent == {}
+def test_it_names_the_last_of_several_and_what_else_would_help(clock: Clock) -> None:
+    one = job()
+    one.life.take_over(Phase.RUNNING)
+    one.members.handle(Joined(Role.WORKER), 0.0)
+    one.recovery.possible = True
+    at = watch(one)
+    lose(one, replace(SERVER, index=1, name="server-1"), clock)
+    lose(one, SERVER, clock)
+    clock.now += 5.0
+    assert look(at) == ["waiting for server-1 at there:1 to come back, or to be started again"]
 
 
 @pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.INITIALISING])

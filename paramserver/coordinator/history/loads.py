@@ -22,7 +22,6 @@ from paramserver.coordinator.history.securing import make_safe
 from paramserver.coordinator.leadership.keeping import Keeping
 from paramserver.coordinator.model import ModelRegistry
 from paramserver.coordinator.reports import Reports
-from paramserver.coordinator.watching.watch import Watch
 from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.coordinator.work.schedule import Schedule
@@ -56,7 +55,6 @@ class _Job(ports.Stage, ports.Course, ports.Commands, ports.Ends, Protocol):
     registry: ModelRegistry
     reports: Reports
     schedule: Schedule
-    watch: Watch
 
     @property
     def recovery(self) -> ports.GoingBack: ...
@@ -145,7 +143,7 @@ class Loads:
             self._from = None
         if not self.agreement.pending or (self._task is not None and not self._task.done()):
             return
-        if job.life.phase is not Phase.RUNNING or job.recovery.under_way or job.watch.absent:
+        if job.life.phase is not Phase.RUNNING or job.recovery.under_way or job.seats.away:
             return
         load = self.agreement.agreed(self._alive())
         if load is not None:

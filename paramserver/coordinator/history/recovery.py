@@ -28,13 +28,12 @@ from paramserver.coordinator.model import ModelRegistry
 from paramserver.coordinator.reports import Reports
 from paramserver.coordinator.watching.ending import Ending
 from paramserver.coordinator.watching.poison import PoisonWatch
-from paramserver.coordinator.watching.watch import Watch
 from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.coordinator.work.schedule import Schedule
 from paramserver.coordinator.work.shards import lease_table
 from paramserver.core.job.life import GoesBack, Phase, WentBack
-from paramserver.core.job.membership import Member, Role
+from paramserver.core.job.membership import Member
 from paramserver.core.work.leases import SliceLeases
 from paramserver.failpoints import reach
 from paramserver.v1 import coordinator_pb2, shard_pb2
@@ -62,7 +61,6 @@ class _Job(ports.Stage, ports.Course, ports.Commands, ports.Ends, Protocol):
     registry: ModelRegistry
     reports: Reports
     schedule: Schedule
-    watch: Watch
 
     @property
     def given_up(self) -> bool: ...
@@ -80,9 +78,8 @@ class Recovery:
         self.steps_redone = 0
         self._job = job
         self._bad: set[str] = set()
-        # The servers of the present attempt; and whether another server has begun anew since.
-        self._included: set[int] = set()
-        self._anew = False
+        # Whether there was another reason to go back since the present attempt began.
+        self._again = False
         # Whether a new job is about to go on from a checkpoint; and whether the job is going back just now.
         self.resuming = False
         self.under_way = False
@@ -103,11 +100,11 @@ class Recovery:
         """Whether there is anything to go back to, should a shard be lost."""
         return self._job.checkpoints.place is not None and self._job.registry.model is not None
 
-    def begin(self, reason: str, newcomer: int = 0) -> None:
-        """A shard is gone, and another server (member number ``newcomer``) has come in its place."""
+    def begin(self, reason: str) -> None:
+        """Go back, for example since a shard is gone, and another server has come in its place."""
         job = self._job
         if self.under_way:
-            self._anew = self._anew or newcomer not in self._included
+            self._again = True
             return
         log.warning("the job goes back to a checkpoint", reason=reason)
         self._reached = job.reports.newest_version()
@@ -145,7 +142,7 @@ class Recovery:
                     return
                 self._tell(version)
                 await self._go_on(version)
-                if not self._anew:
+                if not self._again:
                     break
                 job.life.handle(GoesBack("another server has begun anew", version >= 0))
         except Exception as error:  # the top of a task: a job that waits for it must not wait for ever
@@ -171,8 +168,7 @@ class Recovery:
         job, since = self._job, time.monotonic()
         while not job.given_up:
             await self._servers_there()
-            self._anew = False
-            self._included = {member.ident for member in job.members.of(Role.SERVER)}
+            self._again = False
             try:
                 version = await self._attempt()
             except errors.RolledBackError as error:
@@ -197,7 +193,7 @@ class Recovery:
                 await job.fail(f"the job cannot go back to a checkpoint: {error}")
                 return None
             else:
-                if not self._anew:
+                if not self._again:
                     return version
         return None
 
@@ -220,7 +216,7 @@ class Recovery:
     async def _servers_there(self) -> None:
         """Wait until every index has a server; the watch gives the job up if that takes too long."""
         job, said = self._job, time.monotonic()
-        while len(job.members.of(Role.SERVER)) < job.options.servers or job.watch.absent:
+        while not job.seats.all_there(job.options.servers):
             await job.changes.wait(time.monotonic() + _RETRY_S)
             if time.monotonic() - said > _SAY_S:
                 said = time.monotonic()

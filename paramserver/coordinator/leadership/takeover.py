@@ -14,6 +14,7 @@ from typing import cast
 import structlog
 
 from paramserver import errors
+from paramserver.coordinator.admission import server_gone
 from paramserver.coordinator.job import Job
 from paramserver.coordinator.work.shards import lease_table
 from paramserver.core.job.life import Phase
@@ -37,7 +38,7 @@ _RETRY_S = 0.5
 # Members look for another coordinator about once a second, but notice a silent connection only this late.
 _FIND_S = 20.0
 _SAY_S = 5.0
-# Stands for the name of a lost server, if some server is on another timeline than the record.
+# In place of the names of lost servers, if all servers are there, but not at one moment of the job.
 _STRAYED = "a server that is on another timeline"
 
 
@@ -73,7 +74,7 @@ async def take_over(
     if record.layout and model is None:
         raise errors.JobFailedError("the store has lost the description of the model: the job cannot be taken over")
     if model is not None:
-        stats, lost = await _ask_servers(job, record, patience_s, newcomers)
+        stats, lost, strayed = await _ask_servers(job, record, patience_s, newcomers)
         if not job.known_term and stats:
             job.heard_of(max(reply.term for reply in stats.values()))
             if job.known_term >= job.term:
@@ -84,10 +85,10 @@ async def take_over(
                 raise errors.JobFailedError(
                     "the coordinator was lost in the middle of ctx.load, and there is no checkpoint: set checkpoint.dir"
                 )
-            record.ready, lost = True, lost or [_STRAYED]  # the version before the load is in a checkpoint
+            record.ready, strayed = True, True  # the version before the load is in a checkpoint
         if record.view.state == types_pb2.JOB_STATE_RECOVERING and job.checkpoints.place is not None:
-            lost = lost or [_STRAYED]  # the record and the servers may speak of different moments: go back again
-        if lost:
+            strayed = True  # the record and the servers may speak of different moments: go back again
+        if lost or strayed:
             await _take_over_without(job, record, model, members, lost)
             return
         # The earlier coordinator may have published version 0 on some servers only, or not have written that down.
@@ -98,9 +99,9 @@ async def take_over(
             raise errors.UnavailableError("a server did not hear of the new coordinator")
         if published:
             await job.registry.publish()
-        stats, lost = await _ask_servers(job, record, patience_s, newcomers)
-        if lost:
-            raise errors.UnavailableError(f"{', '.join(lost)} was lost just now")
+        stats, lost, strayed = await _ask_servers(job, record, patience_s, newcomers)
+        if lost or strayed:
+            raise errors.UnavailableError(f"{', '.join(_names(lost))} was lost just now")
     else:
         job.members.generation += 1
         published = False
@@ -141,22 +142,25 @@ async def _take_over_without(
     record: coordinator_pb2.JobRecord,
     model: types_pb2.ModelSpec,
     members: list[Member],
-    lost: Sequence[str],
+    lost: Sequence[Member],
 ) -> None:
-    """Some shards are gone, or are on another timeline: when all servers are there, the job goes back."""
+    """The servers ``lost`` are gone, or some are on another timeline: when all are there, the job goes back."""
     job.registry.restore(model, record, [m.ident for m in members if m.role is Role.WORKER], record.ready)
     job.life.agree(consistency_from_proto(record.view.consistency))
     job.life.take_over(Phase.RUNNING if record.ready else Phase.INITIALISING)
     _stop(job, record)
     job.reports.started(record.training_s)
-    job.members.restore([m for m in members if m.name not in lost], time.monotonic() + job.options.lease_s + _FIND_S)
-    for member in members:
-        if member.name in lost:
-            job.members.forget(member.ident)
-            job.watch.server_lost(member, "it did not answer the new coordinator as the one that it was")
-    job.recovery.begin(f"{', '.join(lost)} lost together with the coordinator")
+    job.members.restore(members, time.monotonic() + job.options.lease_s + _FIND_S)
+    for server in lost:
+        job.members.forget(server.ident)
+        server_gone(job, server, lost=True, reason="it did not answer the new coordinator as the one that it was")
+    job.recovery.begin(f"{', '.join(_names(lost))} lost together with the coordinator")
     await job.refresh()
-    log.info("took over", term=job.term, generation=job.members.generation, lost=list(lost))
+    log.info("took over", term=job.term, generation=job.members.generation, lost=_names(lost))
+
+
+def _names(lost: Sequence[Member]) -> list[str]:
+    return [server.name for server in lost] or [_STRAYED]
 
 
 def _member(entry: coordinator_pb2.MemberRecord) -> Member:
@@ -178,8 +182,11 @@ def _member(entry: coordinator_pb2.MemberRecord) -> Member:
 
 async def _ask_servers(
     job: Job, record: coordinator_pb2.JobRecord, patience_s: float, newcomers: Callable[[], int]
-) -> tuple[Mapping[int, shard_pb2.StatsResponse], list[str]]:
-    """The reports of all servers, by index, and the names of servers whose shard is lost and can be restored."""
+) -> tuple[Mapping[int, shard_pb2.StatsResponse], list[Member], bool]:
+    """The reports of all servers, by index; the servers whose shard is lost and can be restored; whether one strayed.
+
+    A server on another timeline has strayed. It is not lost: it goes back with the others.
+    """
     request = shard_pb2.StatsRequest(job=job.options.job)
     found: dict[int, shard_pb2.StatsResponse] = {}
     deadline = said = time.monotonic()
@@ -206,10 +213,9 @@ async def _ask_servers(
                 raise cast(BaseException, reply)
         silent = [server for server in silent if server.index not in found]
         if not silent and len(found) == record.expected_servers:
-            # A server on another timeline is not lost: it goes back with the others.
-            return found, [_STRAYED] if strayed else []
+            return found, [], strayed
         if silent and job.checkpoints.place is not None and newcomers() >= len(silent):
-            return found, [server.name for server in silent]
+            return found, silent, strayed
         names = ", ".join(f"{server.name} at {server.address}" for server in silent) or "servers that never joined"
         if job.checkpoints.place is None and newcomers() >= record.expected_servers:
             raise errors.JobFailedError("all servers have begun anew: the model is gone")

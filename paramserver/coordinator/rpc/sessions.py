@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import structlog
 
 from paramserver import errors
-from paramserver.coordinator.admission import admit_server, check_join, check_member, probe_place
+from paramserver.coordinator.admission import admit_server, check_join, check_member, probe_place, server_gone
 from paramserver.coordinator.job import Job
 from paramserver.core.job.life import Phase
 from paramserver.core.job.membership import (
@@ -28,6 +28,7 @@ from paramserver.core.job.membership import (
     Role,
     Tick,
 )
+from paramserver.core.job.seats import JobFails
 from paramserver.core.versions.consistency import Mode
 from paramserver.failpoints import reach
 from paramserver.transport.addresses import host_of
@@ -105,26 +106,25 @@ class Sessions:
 
         If the newcomer has no wish for an index, it gets theirs.
         """
-        absent = self._job.watch.absent.values() if role is Role.SERVER else ()
-        for member in (*self._job.members.of(role), *absent):
-            if not _replaced(member, request):
-                continue
-            if member in absent or member.presence is Presence.SILENT:
+        silent = [member for member in self._job.members.of(role) if member.presence is Presence.SILENT]
+        away = [away.member for away in self._job.seats.away] if role is Role.SERVER else []
+        for member in silent + away:
+            if _replaced(member, request):
                 if not request.HasField("index"):
                     request.index = member.index
                 await self._happen(Ended(member.ident))
 
     async def _admit(self, request: coordinator_pb2.JoinRequest, role: Role) -> Member:
         index = request.index if request.HasField("index") else None
-        gone: set[int] = set()
+        goes_back = ""
         if role is Role.SERVER:
             await self._job.servers.dial_back(
                 request.address, shard_pb2.StatsRequest(job=self._job.options.job), self._job.options.call_timeout_s
             )
             if not request.holds:
                 await probe_place(self._job, request.address)
-            gone = set(self._job.watch.absent)
-            index = await admit_server(self._job, request, index)
+            seat = await admit_server(self._job, request, index)
+            index, goes_back = seat.index, seat.goes_back
         event = Joined(
             role,
             index,
@@ -139,11 +139,8 @@ class Sessions:
         member = next(effect.member for effect in effects if isinstance(effect, Admitted))
         if member.role is not Role.OBSERVER:
             self._job.reports.admitted(member)
-        if role is Role.SERVER:
-            if not request.holds and member.index in gone and self._job.recovery.possible:
-                self._job.recovery.begin(f"{member.name} has begun anew", member.ident)
-            elif request.holds and request.timeline != self._job.timeline:
-                self._job.recovery.begin(f"{member.name} came back from an older timeline", member.ident)
+        if goes_back:
+            self._job.recovery.begin(f"{member.name} {goes_back}")
         await self._carry_out(effects)
         if role is Role.SERVER:
             self._job.mode_change.server_back(member)
@@ -239,7 +236,19 @@ class Sessions:
     async def _happen(self, event: Event) -> None:
         effects = self._job.members.handle(event, time.monotonic())
         self._residuals_lost(effects)
-        await self._carry_out(effects)
+        await self._carry_out(self._with_seats(effects))
+
+    def _with_seats(self, effects: list[Effect]) -> list[Effect | JobFails]:
+        """Tell the seats at once of servers that are gone, before anybody can ask for these seats.
+
+        Returns the effects; the loss of a server is followed by its consequence for the job.
+        """
+        all_effects: list[Effect | JobFails] = []
+        for effect in effects:
+            all_effects.append(effect)
+            if isinstance(effect, Removed) and effect.member.role is Role.SERVER:
+                all_effects += server_gone(self._job, effect.member, effect.lost, effect.reason)
+        return all_effects
 
     def _residuals_lost(self, effects: list[Effect]) -> None:
         """Let the job go back when workers have changed, if workers keep residuals of compression.
@@ -259,16 +268,18 @@ class Sessions:
             names = ", ".join(member.name for member in changed)
             self._job.recovery.begin(f"with {names} the workers have changed, and what compression left out is lost")
 
-    async def _carry_out(self, effects: list[Effect]) -> None:
+    async def _carry_out(self, effects: Sequence[Effect | JobFails]) -> None:
         """Perform the effects to the end, even if the caller is cancelled: members must hear of every change."""
         if effects:
             await asyncio.shield(self._job.tasks.begin(self._perform(effects), awaited=True))
 
-    async def _perform(self, effects: list[Effect]) -> None:
+    async def _perform(self, effects: Sequence[Effect | JobFails]) -> None:
         for effect in effects:
             match effect:
                 case Removed(member, lost, reason):
                     await self._removed(member, lost, reason)
+                case JobFails(text):
+                    await self._job.fail(text)
                 case GenerationRose(generation, reason):
                     log.debug("generation", number=generation, reason=reason)
                     reach("coord.before_generation")
@@ -279,12 +290,6 @@ class Sessions:
         self._job.reports.removed(member, lost, reason)
         if member.role is Role.SERVER:
             await self._job.servers.forget(member.ident)
-            if self._job.registry.model is not None and (
-                lost or (self._job.recovery.possible and not (self._job.ended or self._job.over.done()))
-            ):
-                self._job.watch.server_lost(member, reason)
-            elif self._job.registry.model is not None and self._job.members.of(Role.WORKER):
-                await self._job.fail(f"{reason}; its shard of the model is gone")
         if member.role is Role.WORKER:
             self._job.leasing.give_back(member.ident)
             self._job.stalls.gone(member.ident)

@@ -73,7 +73,7 @@ def job_facts(job: Job) -> JobFacts:
         reason=job.reason,
         workers=len(names),
         finished=job.ending.finished or (job.ending.script_ended and not names),
-        away=[_away(job, member) + again(member.restart_command) for _, member in sorted(job.watch.absent.items())],
+        away=[_away(job, away.member) + again(away.member.restart_command) for away in job.seats.away],
         missed=[
             (reason if reason.startswith(name) else f"{name}: {reason}") + again(commands.get(name, ""))
             for name, reason in job.reports.missed.items()

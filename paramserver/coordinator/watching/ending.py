@@ -19,7 +19,6 @@ from paramserver.coordinator.history.securing import make_safe
 from paramserver.coordinator.model import ModelRegistry
 from paramserver.coordinator.promises import Promises
 from paramserver.coordinator.watching.poison import PoisonWatch
-from paramserver.coordinator.watching.watch import Watch
 from paramserver.coordinator.work.accounts import account
 from paramserver.coordinator.work.schedule import Schedule
 from paramserver.coordinator.work.shards import stand_even
@@ -44,7 +43,6 @@ class _Job(ports.Stage, ports.Course, ports.Commands, ports.Ends, Protocol):
     poison: PoisonWatch
     registry: ModelRegistry
     checkpoints: Checkpoints
-    watch: Watch
 
     @property
     def recovery(self) -> ports.GoingBack: ...
@@ -141,7 +139,7 @@ class Ending:
         """Begin in the background, if the job has come to rest and no such task is at work."""
         job = self._job
         busy = self._task is not None and not self._task.done()
-        if busy or job.recovery.under_way or job.watch.absent:
+        if busy or job.recovery.under_way or job.seats.away:
             return
         if self.closing:
             self._task = job.tasks.begin(self._run())

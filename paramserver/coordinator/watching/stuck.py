@@ -12,7 +12,6 @@ from paramserver.coordinator import ports
 from paramserver.coordinator.reports import Reports
 from paramserver.coordinator.watching.ending import Ending
 from paramserver.coordinator.watching.stalls import Stalls
-from paramserver.coordinator.watching.watch import Watch
 from paramserver.coordinator.work.schedule import Schedule
 from paramserver.core.job.life import Phase
 from paramserver.core.job.membership import Role
@@ -31,7 +30,6 @@ class _Job(ports.Stage, ports.Ends, Protocol):
     reports: Reports
     schedule: Schedule
     stalls: Stalls
-    watch: Watch
     ending: Ending
 
     @property
@@ -100,7 +98,7 @@ class Stuck:
             f"{server.name} at {server.address} is lost: bring it back"
             + (f", or run: paramserver start server --join {job.address}" if job.recovery.possible else "")
             + f"; {end}"
-            for _, server in sorted(job.watch.absent.items())
+            for server in (away.member for away in job.seats.away)
         ]
         if job.reports.missed and not job.members.of(Role.WORKER):
             found.append(

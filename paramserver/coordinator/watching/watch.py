@@ -9,7 +9,8 @@ import structlog
 
 from paramserver.coordinator.options import JobOptions
 from paramserver.core.job.life import Life, Phase
-from paramserver.core.job.membership import Member, Membership, Role
+from paramserver.core.job.membership import Membership, Role
+from paramserver.core.job.seats import Seats
 from paramserver.errors import DeadlineError
 
 log = structlog.get_logger("paramserver.coordinator")
@@ -32,6 +33,7 @@ class _Job(Protocol):
     options: JobOptions
     life: Life
     members: Membership
+    seats: Seats
 
     @property
     def recovery(self) -> _Recovery: ...
@@ -49,40 +51,22 @@ class Watch:
 
     def __init__(self, job: _Job) -> None:
         self._job = job
-        # Servers that were given up for lost but may come back with their shard, by index.
-        self.absent: dict[int, Member] = {}
-        self._lost_at: dict[int, float] = {}
         self._started = time.monotonic()
         self._idle_since: float | None = None
         self._said_at = time.monotonic()
-
-    def server_lost(self, member: Member, reason: str) -> None:
-        """A server is silent. If it is only cut off, it still has its shard."""
-        self.absent[member.index] = member
-        self._lost_at[member.index] = time.monotonic()
-        log.warning("a server is gone; the job waits for it", server=member.name, at=member.address, reason=reason)
-
-    def server_back(self, index: int, with_shard: bool = True) -> None:
-        """A server has joined again; without its shard, if it has begun anew or is another one."""
-        if index in self.absent:
-            tell, text = (log.info, "is back") if with_shard else (log.warning, "has begun anew, without its shard")
-            tell(f"a server {text}", server=f"server-{index}", after_s=round(self._away_s(index), 1))
-            del self.absent[index], self._lost_at[index]
-
-    def _away_s(self, index: int) -> float:
-        return time.monotonic() - self._lost_at[index]
 
     async def look(self) -> None:
         """Fail the job if a member has been away for too long; log for which members the job waits."""
         now, options = time.monotonic(), self._job.options
         waiting = ""
-        for index, member in sorted(self.absent.items()):
-            if self._away_s(index) > options.max_idle_s:
-                await self._job.fail(
-                    f"{member.name} at {member.address} has been gone for {options.max_idle_s:g} s "
-                    "(cluster.max_idle_s); its shard of the model is gone"
-                )
-                return
+        if gone := self._job.seats.overdue(now, options.max_idle_s):
+            await self._job.fail(
+                f"{gone.member.name} at {gone.member.address} has been gone for {options.max_idle_s:g} s "
+                "(cluster.max_idle_s); its shard of the model is gone"
+            )
+            return
+        if away := self._job.seats.away:
+            member = away[-1].member
             waiting = f"{member.name} at {member.address} to come back"
             if self._job.recovery.possible:
                 waiting += ", or to be started again"
