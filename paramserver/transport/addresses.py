@@ -17,6 +17,17 @@ def join(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def shard_address(server: str, shard: int) -> str:
+    """The address of a shard: that of its server, and the number of the shard, as in "10.0.0.7:8791/3"."""
+    return f"{server}/{shard}"
+
+
+def split_shard(address: str) -> tuple[str, int | None]:
+    """The address of a process, and the number of the shard that calls are for; None if ``address`` names none."""
+    server, _, shard = address.rpartition("/")
+    return (server, int(shard)) if server and shard.isascii() and shard.isdecimal() else (address, None)
+
+
 def target(address: str) -> str:
     """gRPC's name for an address: numeric ones need no resolver, others are never mistaken for a scheme.
 

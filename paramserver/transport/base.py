@@ -15,7 +15,8 @@ Methods raise `paramserver.errors`; the caller sees the same class with the same
 becomes a ParamServerError without details at the caller, and is logged with its traceback where it happened. A method
 is cancelled when the caller has gone: the frames of an upload then never just end.
 
-The caller is checked before the service hears of the call; `caller` gives the service its roles.
+The caller is checked before the service hears of the call; `caller` gives the service its roles. An address may end
+with the number of a shard (`addresses.shard_address`); `addressed` gives it to the service.
 """
 
 from __future__ import annotations
@@ -70,6 +71,19 @@ def caller() -> Caller | None:
 def set_caller(caller: Caller) -> None:
     """Note who made a call. Transports do so at the start of the task that answers the call."""
     _caller.set(caller)
+
+
+_shard: ContextVar[int | None] = ContextVar("paramserver_shard", default=None)
+
+
+def addressed() -> int | None:
+    """The number of the shard to which the call is addressed that this task answers; None: the address names none."""
+    return _shard.get()
+
+
+def set_addressed(shard: int | None) -> None:
+    """Note the shard to which a call is addressed. Transports do so at the start of the task that answers the call."""
+    _shard.set(shard)
 
 
 # The frames of an upload: all at hand, or made one by one.

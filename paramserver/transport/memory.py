@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 from google.protobuf.message import Message
 
 from paramserver import errors
+from paramserver.transport.addresses import split_shard
 from paramserver.transport.base import (
     Caller,
     Frames,
@@ -27,6 +28,7 @@ from paramserver.transport.base import (
     frame,
     handlers,
     reply,
+    set_addressed,
     set_caller,
 )
 from paramserver.transport.failures import answered, in_time, unavailable, unknown_call
@@ -109,11 +111,12 @@ class MemoryServer:
             raise unknown_call(f"{method.name} at {self.address}")
         return self._handlers[method.name]
 
-    def start(self, method: Method, work: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
-        """Run a service's method; its errors become those that the caller is to see."""
+    def start(self, method: Method, work: Callable[[], Coroutine[Any, Any, T]], shard: int | None) -> asyncio.Task[T]:
+        """Run a service's method, for a call to ``shard``; its errors become those that the caller is to see."""
 
         async def run() -> T:
             set_caller(_ANYONE)
+            set_addressed(shard)
             return await answered(f"{method.name} at {self.address}", work)
 
         task = asyncio.get_running_loop().create_task(run())
@@ -134,6 +137,7 @@ class MemoryChannel:
 
     def __init__(self, network: MemoryNetwork, address: str) -> None:
         self.address = address
+        self._server, self._shard = split_shard(address)
         self._network = network
         self._calls: set[_Call[Any]] = set()
         self._closed = False
@@ -142,14 +146,14 @@ class MemoryChannel:
         """See `base.Channel`."""
         found, handler, server = self._find(method, MethodKind.UNARY)
         raw = found.encode_request(request)
-        with _Call(self._calls, server, found, timeout, lambda: reply(found, handler, raw)) as call:
+        with self._begin(server, found, timeout, lambda: reply(found, handler, raw)) as call:
             return found.decode_response(await call.outcome())
 
     async def upload(self, method: str, frames: Frames, *, timeout: float) -> Message:
         """See `base.Channel`."""
         found, handler, server = self._find(method, MethodKind.UPLOAD)
         pipe: _Pipe[bytes] = _Pipe()
-        with _Call(self._calls, server, found, timeout, lambda: reply(found, handler, pipe.read())) as call:
+        with self._begin(server, found, timeout, lambda: reply(found, handler, pipe.read())) as call:
             call.task.add_done_callback(lambda _: pipe.abandon())
             async for raw in each(frames):
                 if not await call.within(pipe.put(frame(found, raw))):
@@ -162,7 +166,7 @@ class MemoryChannel:
         found, handler, server = self._find(method, MethodKind.DOWNLOAD)
         raw = found.encode_request(request)
         pipe: _Pipe[bytes] = _Pipe()
-        with _Call(self._calls, server, found, timeout, lambda: answer(found, handler, raw, pipe.put)) as call:
+        with self._begin(server, found, timeout, lambda: answer(found, handler, raw, pipe.put)) as call:
             call.task.add_done_callback(lambda _: pipe.finish())
             while (item := await call.within(pipe.take())) is not None:
                 yield item
@@ -180,7 +184,7 @@ class MemoryChannel:
                     return
             up.finish()
 
-        with _Call(self._calls, server, found, None, lambda: answer(found, handler, up.read(), down.put)) as call:
+        with self._begin(server, found, None, lambda: answer(found, handler, up.read(), down.put)) as call:
             call.task.add_done_callback(lambda _: up.abandon())
             call.task.add_done_callback(lambda _: down.finish())
             sender = asyncio.get_running_loop().create_task(send())
@@ -209,12 +213,17 @@ class MemoryChannel:
         for call in list(self._calls):
             call.hang_up()
 
+    def _begin(
+        self, server: MemoryServer, method: Method, timeout: float | None, work: Callable[[], Coroutine[Any, Any, T]]
+    ) -> _Call[T]:
+        return _Call(self._calls, server, method, timeout, work, self._shard)
+
     def _find(self, name: str, kind: MethodKind) -> tuple[Method, Any, MemoryServer]:
         method = find(name, kind)
         where = f"{method.name} at {self.address}"
         if self._closed:
             raise unavailable(where, "this channel is closed")
-        server = self._network.at(self.address)
+        server = self._network.at(self._server)
         if server is None:
             raise unavailable(where, "connection refused")
         return method, server.handler(method), server
@@ -230,6 +239,7 @@ class _Call(Generic[T]):
         method: Method,
         timeout: float | None,
         work: Callable[[], Coroutine[Any, Any, T]],
+        shard: int | None,
     ) -> None:
         self._calls = calls
         self._where = f"{method.name} at {server.address}"
@@ -237,7 +247,7 @@ class _Call(Generic[T]):
         loop = asyncio.get_running_loop()
         self._deadline = None if timeout is None else loop.time() + timeout
         self._reason = "it stopped or closed the connection"
-        self.task = server.start(method, work)
+        self.task = server.start(method, work, shard)
         self._alarm = None if self._deadline is None else loop.call_at(self._deadline, self.task.cancel)
 
     def __enter__(self) -> _Call[T]:

@@ -11,13 +11,13 @@ from google.protobuf.message import Message
 
 from paramserver import errors
 from paramserver.transport import fork
-from paramserver.transport.addresses import target
+from paramserver.transport.addresses import split_shard, target
 from paramserver.transport.base import Frames, Method, MethodKind, each, failure, find, frame
 from paramserver.transport.failures import ERROR_KEY, connection_hint, denied, from_code, remote_error, unavailable
-from paramserver.transport.grpc.server import END
+from paramserver.transport.grpc.server import END, SHARD_KEY
 from paramserver.transport.grpcio import grpc
 from paramserver.transport.limits import LIMITS, Limits
-from paramserver.transport.security.access import DENIED, OPEN, Security
+from paramserver.transport.security.access import DENIED, OPEN, Metadata, Security
 from paramserver.transport.security.policy import COORDINATOR
 from paramserver.transport.security.tls import Identity, channel_credentials, server_name
 from paramserver.transport.shm.channel import LocalChannel
@@ -31,7 +31,7 @@ _FAILED_WRITE = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 
 
 def connect(address: str, security: Security = OPEN, peer: str = COORDINATOR, limits: Limits = LIMITS) -> GrpcChannel:
-    """A channel to "host:port" or "[::1]:port". It connects at the first call and belongs to the loop that makes it.
+    """A channel to "host:port" or "[::1]:port", or to a shard there. It belongs to the loop that makes it.
 
     ``peer`` is the role that has to be there, if there is TLS. Raises ConfigError if ``address`` is no address, or not
     safe to connect to with this ``security``; calls raise ConfigError for an unsafe host name, and DeniedError if the
@@ -83,8 +83,11 @@ class GrpcChannel:
     ) -> None:
         self.address = address
         self.security = security
-        self._target = target(address)
-        security.check_numeric(address)
+        # The process at the address, and the head of each call that names the shard.
+        self._process, shard = split_shard(address)
+        self._head: Metadata = () if shard is None else ((SHARD_KEY, str(shard)),)
+        self._target = target(self._process)
+        security.check_numeric(self._process)
         self._peer = peer
         self._limits = limits
         self._wire: _Wire | None = None
@@ -183,11 +186,11 @@ class GrpcChannel:
         """Start a call."""
         fork.check()
         if self._wire is None and not self.closed:
-            await self.security.check_connect(self.address, f"{method.name} at {self.address}")
+            await self.security.check_connect(self._process, f"{method.name} at {self.address}")
         if self.closed:
             raise unavailable(f"{method.name} at {self.address}", "this channel is closed")
         wire = self._present()
-        metadata = self.security.metadata(method.name)
+        metadata = self.security.metadata(method.name) + self._head
         return _Call(self, wire, method, timeout, wire.starter(method)(*request, timeout=timeout, metadata=metadata))
 
     def _present(self) -> _Wire:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 from paramserver import errors
 from paramserver.transport import fork
 from paramserver.transport.addresses import join, probe
-from paramserver.transport.base import Method, MethodKind, answer, handlers, reply, set_caller
+from paramserver.transport.base import Method, MethodKind, answer, handlers, reply, set_addressed, set_caller
 from paramserver.transport.failures import CODES, ERROR_KEY, answered
 from paramserver.transport.grpcio import grpc
 from paramserver.transport.limits import LIMITS, Limits
@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 # What an upload ends with.
 END = b""
+# The entry in the head of a call that names a shard.
+SHARD_KEY = "paramserver-shard"
 # How long `stop` waits for services that were cancelled.
 STOP_S = 10.0
 
@@ -120,6 +122,7 @@ class _Door(grpc.GenericRpcHandler):
         if not self._has_room(method):  # many heads may have come before the first call of them began
             await self._turn_away(method, None, context)
         set_caller(caller)
+        set_addressed(_shard_in(context))
         task = asyncio.current_task()
         assert task is not None
         self._running.add(task)
@@ -142,6 +145,14 @@ class _Door(grpc.GenericRpcHandler):
     def _has_room(self, method: Method) -> bool:
         """A member can say that it lives although there is no room for other calls."""
         return len(self._running) < (2 * self._limit if method.kind is MethodKind.SESSION else self._limit)
+
+
+def _shard_in(context: Context) -> int | None:
+    """The number of the shard that the head of a call names; None if it names none, or no number."""
+    for key, value in context.invocation_metadata() or ():
+        if key == SHARD_KEY and isinstance(value, str) and value.isascii() and value.isdecimal():
+            return int(value[:9])
+    return None
 
 
 async def _write(context: Context, message: bytes) -> None:

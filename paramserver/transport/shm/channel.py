@@ -31,6 +31,7 @@ from paramserver.transport.base import (
     frame,
     handlers,
     reply,
+    set_addressed,
     set_caller,
 )
 from paramserver.transport.envelopes import WINDOW, pack, unpack
@@ -215,9 +216,9 @@ async def _join(line: _Line, sock: socket.socket) -> None:
 class LocalServer(_Line):
     """Answers the calls of one process. Made by `serve`."""
 
-    def __init__(self, services: Sequence[tuple[str, object]], caller: Caller) -> None:
+    def __init__(self, services: Sequence[tuple[str, object]], caller: Caller, shard: int | None) -> None:
         super().__init__()
-        self._caller = caller
+        self._caller, self._shard = caller, shard
         self._handlers = {
             method.name: (method, handler) for method, handler in handlers(services) if method.kind in _ANSWERS
         }
@@ -241,6 +242,7 @@ class LocalServer(_Line):
 
     async def _answer(self, stream: _Stream, name: str) -> None:
         set_caller(self._caller)
+        set_addressed(self._shard)
         try:
             method, handler = self._find(name)
             await answered(name, lambda: _ANSWERS[method.kind](stream, method, handler))
@@ -274,9 +276,14 @@ class LocalServer(_Line):
         self.close()
 
 
-async def serve(sock: socket.socket, services: Sequence[tuple[str, object]], caller: Caller) -> LocalServer:
-    """Answer the calls of ``caller``, who is at the other end of a connected socket. Takes ``sock`` over."""
-    server = LocalServer(services, caller)
+async def serve(
+    sock: socket.socket, services: Sequence[tuple[str, object]], caller: Caller, shard: int | None = None
+) -> LocalServer:
+    """Answer the calls of ``caller``, who is at the other end of a connected socket. Takes ``sock`` over.
+
+    ``shard``: the shard to which all these calls are addressed.
+    """
+    server = LocalServer(services, caller, shard)
     await _join(server, sock)
     return server
 

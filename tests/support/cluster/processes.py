@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextvars import Context, ContextVar
 from typing import Any, TypeVar
 
+from paramserver.transport.addresses import split_shard
 from paramserver.transport.base import Channel, Method
 from paramserver.transport.memory import MemoryChannel, MemoryNetwork, MemoryServer
 from tests.support.cluster.faults import FaultPlan, FaultyChannel
@@ -137,8 +138,8 @@ class _ProcessServer(MemoryServer):
 
     process: Process
 
-    def start(self, method: Method, work: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
-        return self.process.run_in(lambda: super(_ProcessServer, self).start(method, work))
+    def start(self, method: Method, work: Callable[[], Coroutine[Any, Any, T]], shard: int | None) -> asyncio.Task[T]:
+        return self.process.run_in(lambda: super(_ProcessServer, self).start(method, work, shard))
 
 
 class Network(MemoryNetwork):
@@ -173,7 +174,7 @@ class Network(MemoryNetwork):
         def connect(address: str) -> Channel:
             channel = self.connect(address)
             self._opened.append((out, channel))
-            return FaultyChannel(FaultyChannel(channel, self.line(address)), out)
+            return FaultyChannel(FaultyChannel(channel, self.line(split_shard(address)[0])), out)
 
         return connect
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from paramserver import errors
 from paramserver.transport import grpc as over_grpc
+from paramserver.transport.addresses import split_shard
 from paramserver.transport.base import Caller, Channel
 from paramserver.transport.memory import MemoryNetwork
 from paramserver.transport.security.policy import ROLES
@@ -120,11 +121,12 @@ class LocalWires(MemoryWires):
     def _connect(self, address: str) -> Channel:
         main = super()._connect(address)
         self.opened.append(main)
-        if address not in self._services:
+        place, shard = split_shard(address)
+        if place not in self._services:
             return main
         mine, theirs = socket.socketpair()
         anybody = Caller(ROLES, admin=True)
-        self._served[address].append(spawn(local.serve(theirs, self._services[address], anybody)))
+        self._served[place].append(spawn(local.serve(theirs, self._services[place], anybody, shard)))
         return _Whole(main, mine)
 
 
