@@ -13,7 +13,7 @@ from paramserver.coordinator.service import CoordinatorService
 from paramserver.core.versions.consistency import Consistency
 from paramserver.membership.session import JoinOptions
 from paramserver.server.member import ServerMember
-from paramserver.server.service import ShardService
+from paramserver.server.service import ServerService
 from paramserver.store.memory import MemoryStore
 from paramserver.transport.memory import MemoryNetwork
 from paramserver.v1 import types_pb2
@@ -50,7 +50,7 @@ class InProcessJob:
         await self.coordinator.start()
         for index in range(self.options.servers):
             address = f"server-{index}"
-            service = ShardService(self.options.job, self.network.connect)
+            service = ServerService(self.options.job, self.network.connect)
             self.network.serve(address, [("Shard", service)])
             beside = index >= self.options.servers - self._beside_workers
             server = ServerMember(service, self.network.connect(COORDINATOR), address, index, beside_worker=beside)

@@ -57,7 +57,7 @@ class Serving:
         import torch
 
         from paramserver.server.member import ServerMember
-        from paramserver.server.service import ShardService
+        from paramserver.server.service import ServerService
         from paramserver.tensors.uncompiled import postpone_compiler
         from paramserver.transport import grpc
         from paramserver.transport.addresses import join
@@ -67,7 +67,7 @@ class Serving:
         torch.set_num_threads(1)
         keep_memory(server=True)
         postpone_compiler()
-        service = ShardService(
+        service = ServerService(
             settings.cluster.job,
             grpc.connector(self._security, "server"),
             settings.cluster.wait_timeout_s,
@@ -98,7 +98,7 @@ class Serving:
         """Return when ``stop`` is set or the job is over. Raises JobFailedError if the shard or the job has failed."""
         said = time.monotonic()
         while not stop.is_set():
-            if failure := member.service.host.failure:
+            if failure := member.service.process.failure:
                 raise errors.JobFailedError(failure)
             if member.session.failure is not None:
                 raise member.session.failure
@@ -121,7 +121,7 @@ class Serving:
         limit, lost_at = self._settings.cluster.max_idle_s, member.session.lost_at
         if lost_at is None:
             return
-        if time.monotonic() - max(lost_at, member.service.contributions.used_at) > limit:
+        if time.monotonic() - max(lost_at, member.service.used_at) > limit:
             raise errors.UnavailableError(
                 f"no coordinator and no worker for {limit:g} s (cluster.max_idle_s): this server gives up"
             )

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from paramserver.membership.session import JoinOptions, Session
-from paramserver.server.service import ShardService
+from paramserver.server.service import ServerService
 from paramserver.transport.base import Channel
 from paramserver.v1 import coordinator_pb2, types_pb2
 
@@ -16,7 +16,7 @@ class ServerMember:
 
     def __init__(
         self,
-        service: ShardService,
+        service: ServerService,
         coordinator: Channel,
         address: str,
         index: int | None = None,
@@ -27,20 +27,20 @@ class ServerMember:
     ) -> None:
         options = JoinOptions(
             role=types_pb2.ROLE_SERVER,
-            job=service.host.job,
+            job=service.process.job,
             index=index,
             pid=os.getpid(),
             address=address,
             join_timeout_s=join_timeout_s,
             log_interval_s=log_interval_s,
             shard=service.holding,
-            term=lambda: service.host.term,
+            term=lambda: service.process.term,
             replaces=replaces,
             beside_worker=beside_worker,
         )
         self.service = service
         self.session = Session(coordinator, options, self._report)
-        service.becomes_member(self.session.incarnation, self.session.report_now)
+        service.process.becomes_member(self.session.incarnation, self.session.report_now)
 
     async def join(self) -> None:
         """Become a member; the coordinator dials back to the address before it agrees."""

@@ -1,32 +1,33 @@
-"""One server behind its RPCs: the parts that answer, and which part answers which call."""
+"""A server process behind its RPCs: its shards, and which of them answers which call."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+from paramserver import errors
+from paramserver.core.layout.plan import MAX_SERVERS
 from paramserver.server.rpc.attaching import Attaching
 from paramserver.server.rpc.contributions import Contributions
 from paramserver.server.rpc.control import Control
 from paramserver.server.rpc.facts import Facts
 from paramserver.server.rpc.host import Host
+from paramserver.server.rpc.process import Process
 from paramserver.server.rpc.pulls import Pulls
 from paramserver.server.rpc.setup import Setup
-from paramserver.transport.base import Channel
+from paramserver.transport.base import METHODS, Channel, addressed
 from paramserver.v1 import shard_pb2
+
+# Commands that give the process another shard.
+_GIVES = ("configure", "restore")
 
 
 class ShardService:
-    """Lives in one event loop; :meth:`close` ends its threads. Its attributes named like RPCs are the RPCs."""
+    """One shard, and the parts that answer calls to it. Its attributes named like RPCs are the RPCs."""
 
-    def __init__(
-        self, job: str, connect: Callable[[str], Channel], wait_timeout_s: float = 600.0, threads: int = 1
-    ) -> None:
-        """``connect`` opens a channel to another server; ``wait_timeout_s`` bounds the wait for it.
-
-        ``threads``: how many work on chunks side by side.
-        """
-        self.host = host = Host(job)
-        self._setup = setup = Setup(host, connect, wait_timeout_s, threads)
+    def __init__(self, process: Process) -> None:
+        self.host = host = Host(process)
+        self._setup = setup = Setup(host)
         self.contributions = contributions = Contributions(host)
         self._pulls = pulls = Pulls(host, contributions)
         self._facts = facts = Facts(host, contributions, pulls)
@@ -46,21 +47,73 @@ class ShardService:
         self.export, self.copied = facts.export, facts.copied
         self.share_norms, self.probe_place = facts.share_norms, facts.probe_place
 
-    def becomes_member(self, incarnation: int, news: Callable[[], None]) -> None:
-        """``incarnation`` goes into reports; ``news`` is called when a report should not wait for the regular one."""
-        self._facts.incarnation, self._setup.news = incarnation, news
-
     def report(self) -> shard_pb2.StatsResponse:
         """The report that the coordinator gets every now and then."""
         return self._facts.report()
 
+    async def close(self) -> None:
+        """End the shard and its threads."""
+        await self.host.close()
+        self._pulls.close()
+
+
+class ServerService:
+    """All shards of a process, by number. A call goes to the shard to which it is addressed; see `addresses`.
+
+    A call that is addressed to no shard goes to the first one. Lives in one event loop; :meth:`close` ends its threads.
+    """
+
+    def __init__(
+        self, job: str, connect: Callable[[str], Channel], wait_timeout_s: float = 600.0, threads: int = 1
+    ) -> None:
+        """``connect`` opens a channel to another server; ``wait_timeout_s`` bounds the wait for it.
+
+        ``threads``: how many work on chunks side by side.
+        """
+        self.process = Process(job, connect, wait_timeout_s, threads)
+        self.shards: dict[int, ShardService] = {}
+        # Answers as long as there is no shard.
+        self._nothing = ShardService(self.process)
+        for method in METHODS.values():
+            if method.service == "Shard":
+                setattr(self, method.handler, self._passed_on(method.handler))
+
+    def _passed_on(self, handler: str) -> Callable[[Any], Any]:
+        gives = handler in _GIVES
+        return lambda argument: getattr(self._addressed(gives), handler)(argument)
+
+    def _addressed(self, gives: bool) -> ShardService:
+        number = addressed()
+        if number is None:
+            return self.first
+        if number not in self.shards and gives:
+            if number >= MAX_SERVERS:
+                raise errors.ProtocolError(f"shard {number} of at most {MAX_SERVERS}")
+            self.shards[number] = ShardService(self.process)
+        return self.shards.get(number, self._nothing)
+
+    @property
+    def first(self) -> ShardService:
+        """The shard with the lowest number; one that holds nothing if there is none."""
+        return self.shards[min(self.shards)] if self.shards else self._nothing
+
+    @property
+    def used_at(self) -> float:
+        """When a worker was last heard of (monotonic seconds)."""
+        return max(one.contributions.used_at for one in (self._nothing, *self.shards.values()))
+
+    def report(self) -> shard_pb2.StatsResponse:
+        """The report that the coordinator gets every now and then."""
+        return self.first.report()
+
     def holding(self) -> tuple[str, int]:
-        """(layout, timeline) of the shard that this process holds; the layout is empty while it holds none."""
-        shard = self.host.shard
+        """(layout, timeline) of the shards that this process holds; the layout is empty while it holds none."""
+        shard = self.first.host.shard
         return (shard.digest, shard.config.timeline) if shard is not None else ("", 0)
 
     async def close(self) -> None:
         """Answer everybody and end the threads."""
-        await self.host.close()
-        self._setup.close()
-        self._pulls.close()
+        self.process.fail("the server stops")
+        for shard in (self._nothing, *self.shards.values()):
+            await shard.close()
+        self.process.close()

@@ -172,7 +172,7 @@ def test_an_answer_that_is_wrong_does_not_pass(monkeypatch: pytest.MonkeyPatch) 
         client.push({"w": np.ones(3, np.float32)})
 
         def forget() -> None:
-            shard = cluster.job.servers[0].service.host.shard
+            shard = cluster.job.servers[0].service.first.host.shard
             assert shard is not None
             shard.state.counters.applied -= 1
 

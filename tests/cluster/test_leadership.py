@@ -12,7 +12,7 @@ import pytest
 from paramserver import errors
 from paramserver.membership import session
 from paramserver.membership.settings import adopted
-from paramserver.server.rpc.host import Host
+from paramserver.server.rpc.process import Process
 from paramserver.store.base import Entry
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from tests.support.cluster.harness import CALL_S, until, wait
@@ -104,7 +104,7 @@ def test_f02_a_leader_that_was_stopped_is_not_obeyed() -> None:
 
 def test_without_the_check_of_terms_a_late_command_stops_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above can fail."""
-    monkeypatch.setattr(Host, "check_authority", lambda self, request: None)
+    monkeypatch.setattr(Process, "check_authority", lambda self, request: None)
     held = Held()
     with Fleet(lease_s=2.0) as fleet:
         leader = fleet.begin(program(held))

@@ -69,7 +69,7 @@ def test_h01_thirty_two_pushers_and_a_slow_server(monkeypatch: pytest.MonkeyPatc
         client.init({"ledger": torch.zeros(elements)}, "sum")
         raw = Raw(cluster)
         service = cluster.job.servers[0].service
-        service.contributions.intake.budget_bytes = room * elements * 4
+        service.first.contributions.intake.budget_bytes = room * elements * 4
         contributions = [raw.contribution(AsyncName(0, i), raw.one_hot(0, i)) for i in range(pushers)]
         before, most = resident_bytes(), 0
 
@@ -92,9 +92,11 @@ def test_h01_thirty_two_pushers_and_a_slow_server(monkeypatch: pytest.MonkeyPatc
             found = raw.run(everything())
         assert len(made) == pushers, "the fault has fired"
         assert [outcome for outcome, _ in found] == [ACCEPTED] * pushers
-        assert service.contributions.intake.most == room
-        assert service.contributions.intake.turned_away == sum(refused for _, refused in found) > 0
-        print(f"H01: {service.contributions.intake.turned_away} turned away, memory rose by {most / 2**20:.1f} MiB")
+        assert service.first.contributions.intake.most == room
+        assert service.first.contributions.intake.turned_away == sum(refused for _, refused in found) > 0
+        print(
+            f"H01: {service.first.contributions.intake.turned_away} turned away, memory rose by {most / 2**20:.1f} MiB"
+        )
         assert most < pushers * elements * 4
         outcome = cluster.outcome()
         client.close()
@@ -107,7 +109,7 @@ def test_a_synchronous_step_is_never_too_large() -> None:
         client = cluster.client(0)
         client.init({"ledger": torch.zeros(CELLS)}, "sum")
         raw = Raw(cluster)
-        cluster.job.servers[0].service.contributions.intake.budget_bytes = 1
+        cluster.job.servers[0].service.first.contributions.intake.budget_bytes = 1
         for index in range(16):
             name = SyncName(0, index, index + 1, 16)
             assert raw.push(raw.contribution(name, raw.one_hot(0, index))).outcome == ACCEPTED
@@ -124,7 +126,7 @@ def test_h01_workers_do_not_notice_more_than_a_delay(monkeypatch: pytest.MonkeyP
             client.init({"ledger": torch.zeros(CELLS)}, "sum")
         service = cluster.job.servers[0].service
         monkeypatch.setattr("paramserver.server.versions.intake._AT_LEAST", 1)
-        service.contributions.intake.budget_bytes = 1
+        service.first.contributions.intake.budget_bytes = 1
         with slow_apply(monkeypatch, 0.02):
 
             def push(client: Any, first: int) -> None:
@@ -139,8 +141,8 @@ def test_h01_workers_do_not_notice_more_than_a_delay(monkeypatch: pytest.MonkeyP
             for worker in workers:
                 worker.join(20.0)
                 assert not worker.is_alive()
-        assert service.contributions.intake.turned_away > 0
-        assert service.contributions.intake.most == 1
+        assert service.first.contributions.intake.turned_away > 0
+        assert service.first.contributions.intake.most == 1
         outcome = cluster.outcome()
         for client in clients:
             client.close()

@@ -230,21 +230,21 @@ def test_a_change_that_a_server_did_not_hear_the_end_of() -> None:
         leader = fleet.begin(program(held))
         wait(held.reached, "the workers in their third slice")
         keeper = fleet.keepers[1]
-        real = keeper.service.set_consistency
+        real = keeper.service.first.set_consistency
 
         async def deaf(request: object) -> object:
             reply = await real(request)  # type: ignore[arg-type]
             keeper.cut()
             return reply
 
-        keeper.service.set_consistency = deaf  # type: ignore[assignment]
+        keeper.service.first.set_consistency = deaf  # type: ignore[assignment]
         network = fleet.network
         fleet.call(lambda: network.kill(keeper.address))
         fleet.call(lambda: network.serve_in(keeper.process, keeper.address, [("Shard", keeper.service)]))
         assert change_once(fleet, "async")
         until("server-1 is given up", lambda: given_up(fleet))
         assert keeper.service.report().HasField("scheduled")
-        keeper.service.set_consistency = real
+        keeper.service.first.set_consistency = real
         fleet.call(lambda: network.kill(keeper.address))
         fleet.call(lambda: network.serve_in(keeper.process, keeper.address, [("Shard", keeper.service)]))
         fleet.call(keeper.heal)

@@ -120,7 +120,7 @@ def test_three_slots_are_enough_in_step() -> None:
     with Cluster(workers=2, transport="shm") as cluster:
 
         def look(ctx: Context, _: int) -> None:
-            shard = cluster.job.servers[0].service.host.shard
+            shard = cluster.job.servers[0].service.first.host.shard
             assert shard is not None
             used.append(max(shard.sharing.used, default=0))
 
@@ -172,7 +172,7 @@ def test_slots_of_a_worker_that_is_lost_are_used_again() -> None:
         for _ in range(2):
             cluster.start(program)
         cluster.join(cluster.workers[1:])
-        shard = cluster.job.servers[0].service.host.shard
+        shard = cluster.job.servers[0].service.first.host.shard
         assert shard is not None
         assert len(shard.sharing._attachments) <= 1
         digests = cluster.outcome().digests

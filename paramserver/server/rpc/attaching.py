@@ -23,7 +23,7 @@ class Attaching:
 
     async def attach(self, request: shard_pb2.AttachRequest) -> shard_pb2.AttachResponse:
         """Share memory with a worker on this host; the answer says why if that cannot be."""
-        self._host.check_job(request.job)
+        self._host.process.check_job(request.job)
         shard = self._host.ready(active=False)
         if request.timeline != shard.config.timeline:
             raise errors.RolledBackError(f"this server is on timeline {shard.config.timeline}, not {request.timeline}")

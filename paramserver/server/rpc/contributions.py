@@ -44,13 +44,13 @@ class Contributions:
 
     async def idle(self, request: shard_pb2.IdleRequest) -> shard_pb2.IdleResponse:
         """The worker has nothing to do and holds nobody back until it pulls again."""
-        self._host.check_job(request.job)
+        self._host.process.check_job(request.job)
         self._host.ready().happen(WentIdle(request.worker))
         return shard_pb2.IdleResponse()
 
     async def steal(self, request: shard_pb2.StealRequest) -> shard_pb2.StealResponse:
         """A slice of the open step for a worker that has time, if computing one is useful."""
-        self._host.check_job(request.job)
+        self._host.process.check_job(request.job)
         shard = self._host.ready()
         return stealing.answer(shard.stealing, request, shard.state)
 
@@ -86,7 +86,9 @@ class Contributions:
 
         try:
             with self.checking(), ExitStack() as receiving:
-                upload = await receive(frames, "push", expect, chunks=chunks, came=came, decode=self._host.arithmetic)
+                upload = await receive(
+                    frames, "push", expect, chunks=chunks, came=came, decode=self._host.process.arithmetic
+                )
                 chunks.update(lying)
                 contribution = coming
                 assert contribution is not None, "the first header has been looked at"
@@ -139,7 +141,7 @@ class Contributions:
 
     def _checked_used(self, header: shard_pb2.PushHeader, shard: RunningShard) -> frozenset[int]:
         """The tensors that a push has gradients for, once its header has passed all checks."""
-        self._host.check_job(header.job)
+        self._host.process.check_job(header.job)
         counting("samples", header.samples, MAX_SAMPLES)
         counting("clock", header.clock)
         used = unpack_mask(header.used, len(shard.tensors.layout.tensors))

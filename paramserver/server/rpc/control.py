@@ -35,8 +35,8 @@ class Control:
 
     async def set_members(self, request: shard_pb2.SetMembersRequest) -> shard_pb2.SetMembersResponse:
         """Learn the workers of this generation. Older news changes nothing."""
-        self._host.check_authority(request)
-        self._host.keep(request.record)
+        self._host.process.check_authority(request)
+        self._host.process.keep(request.record)
         shard = self._host.ready(active=False)
         shard.names.update((w.member, w.name) for w in request.workers)
         workers = frozenset(w.member for w in request.workers)
@@ -48,7 +48,7 @@ class Control:
 
     async def set_consistency(self, request: shard_pb2.SetConsistencyRequest) -> shard_pb2.SetConsistencyResponse:
         """Prepare, commit or abort another mode or staleness. Saying it twice changes nothing."""
-        self._host.check_authority(request)
+        self._host.process.check_authority(request)
         shard = self._host.ready()
         wanted = consistency_from_proto(request.consistency)
         match request.phase:
@@ -68,7 +68,7 @@ class Control:
 
     async def cut(self, request: shard_pb2.CutRequest) -> shard_pb2.CutResponse:
         """Hold workers back, copy a version for a checkpoint, let them go on, fill the last step, cut for readers."""
-        self._host.check_authority(request)
+        self._host.process.check_authority(request)
         shard = self._host.on(request.timeline)
         shard.holding.commanded()
         taken, waiting_for = False, ""
@@ -106,7 +106,7 @@ class Control:
 
     async def release(self, request: shard_pb2.ReleaseRequest) -> shard_pb2.ReleaseResponse:
         """Copies of these versions are needed no more."""
-        self._host.check_authority(request)
+        self._host.process.check_authority(request)
         shard = self._host.on(request.timeline)
         if shard.saver is not None:
             shard.saver.release(request.versions)

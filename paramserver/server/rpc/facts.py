@@ -26,48 +26,47 @@ class Facts:
     """For status pages, for the process that gathers the result, and for other shards."""
 
     def __init__(self, host: Host, contributions: Contributions, pulls: Pulls) -> None:
-        # A number that this process chose when it became a member.
-        self.incarnation = 0
         self._host, self._contributions, self._pulls = host, contributions, pulls
 
     def report(self) -> shard_pb2.StatsResponse:
         """The report that the coordinator gets every now and then."""
         response = report(self._host.shard)
-        response.term, response.incarnation = self._host.term, self.incarnation
+        process = self._host.process
+        response.term, response.incarnation = process.term, process.incarnation
         response.refused += self._contributions.refused
         response.bytes_pushed, response.bytes_pulled = self._contributions.pushed, self._pulls.pulled
         return response
 
     async def stats(self, request: shard_pb2.StatsRequest) -> shard_pb2.StatsResponse:
         """Counters and the present state, for status pages."""
-        self._host.check_job(request.job)
+        self._host.process.check_job(request.job)
         response = self.report()
         if request.record:
-            response.record = self._host.record.SerializeToString()
+            response.record = self._host.process.record.SerializeToString()
             if self._host.shard is not None:
                 response.model.CopyFrom(self._host.shard.config.model)
         return response
 
     async def probe_place(self, request: shard_pb2.ProbePlaceRequest) -> shard_pb2.ProbePlaceResponse:
         """Answer a question that the coordinator has left in the place of the checkpoints. Raises CheckpointError."""
-        self._host.check_job(request.job)
+        self._host.process.check_job(request.job)
         await asyncio.to_thread(lambda: probe.answer(Place(request.place), request.question, request.answer))
         return shard_pb2.ProbePlaceResponse()
 
     async def counted(self, request: shard_pb2.CountedRequest) -> shard_pb2.CountedResponse:
         """The asynchronous slices that are in published versions."""
-        self._host.check_job(request.job)
+        self._host.process.check_job(request.job)
         return shard_pb2.CountedResponse(epochs=epoch_slices(self._host.ready().state))
 
     async def ledger(self, request: shard_pb2.LedgerRequest) -> shard_pb2.LedgerResponse:
         """The contributions that were counted, and the workers that brought them."""
-        self._host.check_job(request.job)
+        self._host.process.check_job(request.job)
         shard = self._host.ready()
         return ledger_response(shard)
 
     async def export(self, request: shard_pb2.ExportRequest) -> AsyncIterator[bytes]:
         """The optimizer state of one version, tensor by tensor, in pieces."""
-        self._host.check_job(request.job)
+        self._host.process.check_job(request.job)
         if not 0 <= request.wait_s <= MAX_WAIT_S:
             raise errors.ProtocolError(f"wait_s must be between 0 and {MAX_WAIT_S:g} seconds, not {request.wait_s:g}")
         shard = self._host.on(request.timeline)
@@ -91,7 +90,7 @@ class Facts:
 
     async def share_norms(self, request: shard_pb2.ShareNormsRequest) -> shard_pb2.ShareNormsResponse:
         """Another shard tells the norm of its part of a step's gradient."""
-        self._host.check_job(request.job)
+        self._host.process.check_job(request.job)
         shard = self._host.ready()
         if request.timeline != shard.state.timeline:
             raise errors.FencedError(f"norms of timeline {request.timeline}, this shard is on {shard.state.timeline}")
@@ -100,7 +99,7 @@ class Facts:
 
     async def copied(self, request: shard_pb2.CopiedRequest) -> AsyncIterator[bytes]:
         """Chunks of a copy, for a server that writes a tensor of which they are a part."""
-        self._host.check_job(request.job)
+        self._host.process.check_job(request.job)
         shard = self._host.on(request.timeline)
         if shard.saver is None:
             raise errors.ProtocolError("there is no place for checkpoints")

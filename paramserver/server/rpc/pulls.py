@@ -98,7 +98,7 @@ class Pulls:
 
     def checked(self, request: shard_pb2.PullRequest) -> Pulling:
         """Check a pull."""
-        self._host.check_job(request.job)
+        self._host.process.check_job(request.job)
         want = want_from_proto(request)
         seconds("wait_s", request.wait_s, _MAX_WAIT_S)
         rounding = reader(request.encoding, FOR_PULL)

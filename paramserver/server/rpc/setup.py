@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 
 import structlog
 import torch
@@ -22,12 +22,10 @@ from paramserver.server.running import RunningShard, Staged
 from paramserver.server.saving.brought import BroughtState
 from paramserver.server.saving.restoring import restore
 from paramserver.server.saving.saver import Saver, place_of
-from paramserver.server.team import Team
 from paramserver.server.versions.receive import first_non_finite, receive
 from paramserver.server.versions.shard import ShardTensors
 from paramserver.server.versions.version import Version, room_for
 from paramserver.tensors.hypers import groups_from_proto
-from paramserver.transport.base import Channel
 from paramserver.v1 import shard_pb2
 from paramserver.wire.messages import consistency_from_proto, plan_of
 
@@ -37,25 +35,14 @@ log = structlog.get_logger("paramserver.server")
 class Setup:
     """From nothing to a published version."""
 
-    def __init__(self, host: Host, connect: Callable[[str], Channel], wait_timeout_s: float, threads: int) -> None:
-        """``connect`` opens a channel to another server; ``wait_timeout_s`` bounds the wait for it.
-
-        ``threads``: how many work on chunks side by side.
-        """
-        # Called when a report should not wait for the next regular one.
-        self.news: Callable[[], None] = lambda: None
-        self._host, self._connect, self._wait_timeout_s = host, connect, wait_timeout_s
-        self._team = Team(threads)
+    def __init__(self, host: Host) -> None:
+        self._host = host
         self._replacing = asyncio.Lock()
-
-    def close(self) -> None:
-        """End the threads that work on chunks."""
-        self._team.close()
 
     async def configure(self, request: shard_pb2.ConfigureRequest) -> shard_pb2.ConfigureResponse:
         """Learn the model and this server's part of the plan. A repeated command changes nothing."""
-        self._host.check_authority(request)
-        self._host.keep(request.record)
+        self._host.process.check_authority(request)
+        self._host.process.keep(request.record)
         async with self._replacing:
             shard = self._host.shard
             if request.keep:
@@ -82,7 +69,7 @@ class Setup:
             return shard_pb2.ConfigureResponse(layout_digest=shard.digest)
         if shard.digest != request.layout_digest or not shard.can_cut(request.version):
             raise errors.ProtocolError(f"this shard does not stand at version {request.version} of that model")
-        kept = await self._host.arithmetic(shard.keep)
+        kept = await self._host.process.arithmetic(shard.keep)
         if not shard.can_cut(request.version):
             raise errors.ProtocolError(f"this shard has gone on from version {request.version}")
         made = self._make(request, await self._plan(request))
@@ -93,7 +80,7 @@ class Setup:
 
     async def _plan(self, request: shard_pb2.ConfigureRequest) -> Plan:
         """The plan of a model; made in the thread, since it takes a while for a hundred thousand tensors."""
-        return await self._host.arithmetic(lambda: plan_of(request.model, request.servers))
+        return await self._host.process.arithmetic(lambda: plan_of(request.model, request.servers))
 
     def _make(self, request: shard_pb2.ConfigureRequest, plan: Plan) -> RunningShard:
         """A shard as configured, with nothing in it. Raises ProtocolError, ModelError."""
@@ -110,20 +97,21 @@ class Setup:
             consistency_from_proto(request.consistency), [w.member for w in request.workers], request.generation
         )
         state.timeline = request.timeline
-        exchange = NormExchange(self._connect, self._host.job, self._wait_timeout_s)
+        process = self._host.process
+        exchange = NormExchange(process.connect, process.job, process.wait_timeout_s)
         exchange.configure(request.index, request.peers)
         place = place_of(request)
-        saver = Saver(place, plan, request, self._connect, lambda: self.news()) if place is not None else None
-        tensors = ShardTensors(plan.layout, plan.chunks_of(request.index), spec.name, self._team)
-        return RunningShard(request, plan, groups, state, tensors, exchange, self._host.pool, saver, self._host.fail)
+        saver = Saver(place, plan, request, process.connect, lambda: process.news()) if place is not None else None
+        tensors = ShardTensors(plan.layout, plan.chunks_of(request.index), spec.name, process.team)
+        return RunningShard(request, plan, groups, state, tensors, exchange, process.pool, saver, process.fail)
 
     async def restore(self, request: shard_pb2.RestoreRequest) -> shard_pb2.RestoreResponse:
         """Take a checkpoint in, on a new timeline; :meth:`activate` publishes it. May be repeated.
 
         Raises CheckpointError if the files are damaged or do not fit.
         """
-        self._host.check_authority(request.configure)
-        self._host.keep(request.configure.record)
+        self._host.process.check_authority(request.configure)
+        self._host.process.keep(request.configure.record)
         async with self._replacing:
             timeline = request.configure.timeline
             former = self._host.shard
@@ -138,7 +126,7 @@ class Setup:
             reach("restore.before_load")
             manifest = manifests.decode(request.manifest.encode())
             optimizer = request.configure.model.optimizer
-            version, facts = await self._host.arithmetic(
+            version, facts = await self._host.process.arithmetic(
                 lambda: restore(place, manifest, made.plan.layout, optimizer, made.tensors)
             )
             reach("restore.after_load")
@@ -156,7 +144,7 @@ class Setup:
         brought = BroughtState(shard.tensors)
 
         def expect(header: shard_pb2.FrameHeader) -> tuple[Mapping[int, Chunk], int]:
-            self._host.check_job(header.initialize.job)
+            self._host.process.check_job(header.initialize.job)
             if header.initialize.timeline != shard.config.timeline:
                 raise errors.RolledBackError(f"this server is on timeline {shard.config.timeline}")
             if (header.initialize.keep_weights or header.initialize.keep_states) and shard.kept is None:
@@ -175,11 +163,11 @@ class Setup:
             raise errors.FencedError("this shard goes on from a checkpoint")
         # Buffers and frozen tensors may well hold an infinity, as masks do.
         trained = {i: t for i, t in upload.chunks.items() if shard.chunks[i].kind is Kind.PARAMETER}
-        bad = await self._host.arithmetic(lambda: first_non_finite(shard.tensors.layout, trained))
+        bad = await self._host.process.arithmetic(lambda: first_non_finite(shard.tensors.layout, trained))
         if bad is not None:
             raise errors.NonFiniteError(f"the initial value of {bad!r} is not finite")
         header, kept = upload.header.initialize, shard.kept
-        states: Mapping[int, ChunkState] = await self._host.arithmetic(
+        states: Mapping[int, ChunkState] = await self._host.process.arithmetic(
             lambda: brought.load(header.states, shard.hypers.first)
         )
         chunks: Mapping[int, torch.Tensor] = upload.chunks
@@ -192,7 +180,7 @@ class Setup:
 
     async def activate(self, request: shard_pb2.ActivateRequest) -> shard_pb2.ActivateResponse:
         """Publish the version that is staged under this grant."""
-        self._host.check_authority(request)
+        self._host.process.check_authority(request)
         shard = self._host.ready(active=False)
         if request.timeline != shard.config.timeline:
             raise errors.FencedError(f"this server is on timeline {shard.config.timeline}, not {request.timeline}")

@@ -31,7 +31,7 @@ from paramserver.core.layout.plan import Chunk
 from paramserver.membership.settings import consistency_of
 from paramserver.results.collect import Result
 from paramserver.server.arithmetic.apply import ChunkState
-from paramserver.server.service import ShardService
+from paramserver.server.service import ServerService
 from paramserver.server.versions.shard import Contribution, ShardTensors
 from paramserver.server.versions.version import Version
 from paramserver.tensors.dtypes import torch_dtype
@@ -322,9 +322,9 @@ def train_without(
         return train(script, **options).digests
 
 
-def buffered(service: ShardService) -> int:
+def buffered(service: ServerService) -> int:
     """How many contributions are kept because they are in no version yet."""
-    return len(service.host.shard.buffers) if service.host.shard is not None else 0
+    return len(service.first.host.shard.buffers) if service.first.host.shard is not None else 0
 
 
 def item_of(ctx: Context) -> Item:

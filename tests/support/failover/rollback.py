@@ -150,9 +150,11 @@ class Rig(Fleet):
             return process.name, process.killed
         thread = threading.current_thread()
         for keeper in list(self.keepers):
-            shard = keeper.service.host.shard
+            shard = keeper.service.first.host.shard
             saver = shard.saver if shard is not None else None
-            if thread in keeper.service.host.pool._threads or (saver is not None and thread in saver._thread._threads):
+            if thread in keeper.service.process.pool._threads or (
+                saver is not None and thread in saver._thread._threads
+            ):
                 return keeper.address, keeper.process.killed
         return thread.name, False
 

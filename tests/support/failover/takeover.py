@@ -28,7 +28,7 @@ from paramserver.resume.options import Options
 from paramserver.roles.coordinating import Coordinating
 from paramserver.roles.serving import Serving
 from paramserver.server.member import ServerMember
-from paramserver.server.service import ShardService
+from paramserver.server.service import ServerService
 from paramserver.transport.base import Channel
 from paramserver.transport.rotating import coordinator_channel
 from paramserver.transport.security.access import Security
@@ -115,7 +115,7 @@ class Keeper:
         self._fleet = fleet
         connect = fleet.network.connect_from(self.process.out)
         coordinator = coordinator_channel(fleet.places, connect)
-        self.service = ShardService(JOB, connect, JOB_S)
+        self.service = ServerService(JOB, connect, JOB_S)
         self.member = ServerMember(self.service, coordinator, address, index, JOB_S, replaces=replaces)
         self._serving = Serving(fleet.settings, Security(), coordinator, index)
         fleet.network.serve_in(self.process, address, [("Shard", self.service)])

@@ -1,0 +1,100 @@
+"""The common state of all shards of one server process: its job, its coordinator's term, the thread for arithmetic."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError
+
+from paramserver import errors
+from paramserver.server.team import Team
+from paramserver.transport.base import Channel
+from paramserver.v1 import coordinator_pb2, shard_pb2
+from paramserver.wire.messages import record_age
+
+T = TypeVar("T")
+_Command = (
+    shard_pb2.ConfigureRequest
+    | shard_pb2.ActivateRequest
+    | shard_pb2.SetMembersRequest
+    | shard_pb2.SetConsistencyRequest
+    | shard_pb2.CutRequest
+    | shard_pb2.ReleaseRequest
+)
+
+
+class Process:
+    """One server process. Lives in one event loop; :meth:`close` ends its threads.
+
+    ``connect`` opens a channel to another server; ``wait_timeout_s`` bounds the wait for it. ``threads``: how many work
+    on chunks side by side.
+    """
+
+    def __init__(self, job: str, connect: Callable[[str], Channel], wait_timeout_s: float, threads: int) -> None:
+        self.job = job
+        self.connect, self.wait_timeout_s = connect, wait_timeout_s
+        # The reason why the server has ended; empty while it runs.
+        self.failure: str = ""
+        # The thread in which tensors are computed, and the threads that help it.
+        self.pool = ThreadPoolExecutor(1, thread_name_prefix="arithmetic")
+        self.team = Team(threads)
+        # The highest term of a coordinator so far; one of a lower term has been replaced.
+        self.term = 0
+        # The newest record of the job that a coordinator has told.
+        self.record = coordinator_pb2.JobRecord()
+        # A number that this process chose when it became a member.
+        self.incarnation = 0
+        # Called when a report should not wait for the next regular one.
+        self.news: Callable[[], None] = lambda: None
+        self._at_the_end: list[Callable[[], None]] = []
+
+    def becomes_member(self, incarnation: int, news: Callable[[], None]) -> None:
+        """``incarnation`` goes into reports; ``news`` is called when a report should not wait for the regular one."""
+        self.incarnation, self.news = incarnation, news
+
+    def at_the_end(self, end: Callable[[], None]) -> None:
+        """Call ``end`` when the process has failed or stops."""
+        self._at_the_end.append(end)
+
+    def fail(self, reason: str) -> None:
+        """End the server: all calls that wait, or come from now on, are told why."""
+        self.failure = self.failure or reason
+        for end in self._at_the_end:
+            end()
+
+    def close(self) -> None:
+        """End the threads. All shards are closed."""
+        self.pool.shutdown(wait=True)
+        self.team.close()
+
+    async def arithmetic(self, work: Callable[[], T]) -> T:
+        """Run ``work`` in the thread for arithmetic."""
+        return await asyncio.get_running_loop().run_in_executor(self.pool, work)
+
+    def check_authority(self, request: _Command) -> None:
+        """Raise FencedError if a coordinator that has been replaced sends this command."""
+        self.check_job(request.job)
+        if request.term < self.term:
+            raise errors.FencedError(
+                f"this coordinator (term {request.term}) has been replaced: server follows term {self.term}"
+            )
+        self.term = request.term
+
+    def keep(self, record: bytes) -> None:
+        """Keep the record of the job for a coordinator that has lost its store. Raises ProtocolError if unreadable."""
+        if not record:
+            return
+        try:
+            told = coordinator_pb2.JobRecord.FromString(record)
+        except DecodeError as error:
+            raise errors.ProtocolError("a record of the job that cannot be read") from error
+        if record_age(told) > record_age(self.record):
+            self.record = told
+
+    def check_job(self, job: str) -> None:
+        """Raise FencedError for a message to another job."""
+        if job != self.job:
+            raise errors.FencedError(f"this server belongs to job {self.job!r}, the message to {job[:100]!r}")
