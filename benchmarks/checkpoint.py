@@ -98,7 +98,7 @@ async def _run(repetitions: int, times: Times) -> None:
 
 
 def _saver(plan: Plan, directory: Path) -> Saver:
-    config = shard_pb2.ConfigureRequest(job="benchmark", servers=1)
+    config = shard_pb2.ConfigureRequest(job="benchmark", shards=1)
     return Saver(Place(str(directory)), plan, config, _nobody)
 
 

@@ -21,13 +21,13 @@ def gather(job: InProcessJob) -> tuple[dict[str, Any], Result]:
 
     async def go() -> tuple[dict[str, Any], Result]:
         status = await job.coordinator.status(coordinator_pb2.StatusRequest(model=True))
-        channels = [job.network.connect(server.address) for server in status.view.servers]
+        channels = [job.network.connect(shard.address) for shard in status.view.shards]
         try:
             result = await collect(channels, status.model, status.job, status.view.timeline)
         finally:
             for channel in channels:
                 await channel.close()
-        return summarise(status, await job.coordinator.job.server_stats(), result), result
+        return summarise(status, await job.coordinator.job.shard_stats(), result), result
 
     return job.background.run(go())
 

@@ -74,8 +74,8 @@ class Endpoint:
         report: coordinator_pb2.JoinRequest | shard_pb2.StatsResponse
         if isinstance(message, coordinator_pb2.JoinRequest) and message.role == types_pb2.ROLE_SERVER:
             report = message
-        elif isinstance(message, coordinator_pb2.SessionRequest) and message.HasField("server"):
-            report = message.server
+        elif isinstance(message, coordinator_pb2.SessionRequest) and message.shards:
+            report = message.shards[0]  # all say the same of the process
         else:
             return
         self._note(report.incarnation, Knock(message.address, report.holds, report.term, time.monotonic()))

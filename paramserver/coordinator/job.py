@@ -41,10 +41,12 @@ from paramserver.coordinator.watching.watch import Watch
 from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.coordinator.work.schedule import Schedule
+from paramserver.core.job.holders import Holders
 from paramserver.core.job.life import Counted, Ends, Life, Phase
 from paramserver.core.job.membership import Member, Membership, Role
 from paramserver.core.job.seats import Seats
 from paramserver.core.versions.consistency import Consistency
+from paramserver.transport.addresses import shard_address
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.messages import (
     consistency_to_proto,
@@ -152,11 +154,17 @@ class Job:
         """The live workers, by rank."""
         return [types_pb2.WorkerInfo(member=m.ident, rank=m.index, name=m.name) for m in self.members.of(Role.WORKER)]
 
-    def server_infos(self) -> list[types_pb2.ServerInfo]:
-        """The servers, by index."""
+    def shard_infos(self) -> list[types_pb2.ShardInfo]:
+        """The shards whose primary is there, by index."""
         return [
-            types_pb2.ServerInfo(index=m.index, address=m.address, name=m.name) for m in self.members.of(Role.SERVER)
+            types_pb2.ShardInfo(index=shard, address=shard_address(server.address, shard), server=server.name)
+            for shard, server in self._primaries()
         ]
+
+    def _primaries(self) -> list[tuple[int, Member]]:
+        """The shards whose primary is there, by index, with their primaries."""
+        servers = {server.index: server for server in self.members.of(Role.SERVER)}
+        return [(shard, servers[index]) for shard, index in enumerate(self.holders.primaries) if index in servers]
 
     def view(self) -> types_pb2.View:
         """The view of the job that all members get."""
@@ -165,7 +173,7 @@ class Job:
             timeline=self.timeline,
             state=_STATES[self.life.phase],
             workers=self.worker_infos(),
-            servers=self.server_infos(),
+            shards=self.shard_infos(),
             consistency=consistency_to_proto(self.consistency),
             sync_origin=origin_to_proto(self.schedule.origin),
             slices_per_step=self.options.step_slices,
@@ -364,32 +372,37 @@ class Job:
         self.life.begin_again(record.view.timeline + 1, self.options.consistency)
         await self.refresh()
 
-    # ---- servers
+    # ---- shards
 
-    async def server_stats(self) -> list[shard_pb2.StatsResponse]:
-        """Ask all servers now."""
-        return await self.ask_servers(
+    @property
+    def holders(self) -> Holders:
+        """The servers that hold the shards."""
+        return Holders.one_each(self.options.servers)
+
+    async def shard_stats(self) -> list[shard_pb2.StatsResponse]:
+        """Ask all shards now."""
+        return await self.ask_shards(
             "Shard.Stats", shard_pb2.StatsRequest(job=self.options.job), shard_pb2.StatsResponse
         )
 
-    async def ask_servers(
+    async def ask_shards(
         self,
         method: str,
-        request: Message | Callable[[Member], Message],
+        request: Message | Callable[[int], Message],
         reply: type[M],
         timeout_s: float | None = None,
         present: bool = False,
     ) -> list[M]:
-        """Call all servers at once; the first error is raised after all calls have ended.
+        """Call all shards at once; the first error is raised after all calls have ended.
 
-        ``request``: the message, or a function that makes it for each server. ``timeout_s``: as for all calls if None.
-        ``present``: call the servers that are members now. Without it a server that is missing is an error, and no
-        server is called: an answer without one shard would pass for the answer of all.
+        ``request``: the message, or a function that makes it for each shard. ``timeout_s``: as for all calls if None.
+        ``present``: call the shards whose primary is a member now. Without it a primary that is missing is an error,
+        and no shard is called: an answer without one shard would pass for the answer of all.
 
         Raises UnavailableError for a server that is missing or does not answer.
         """
-        servers = self.members.of(Role.SERVER)
-        if not present and len(servers) < self.options.servers:
+        places = self._primaries()
+        if not present and len(places) < len(self.holders):
             away = self._empty_seats(Role.SERVER, self.options.servers)
             raise errors.UnavailableError(f"{', '.join(away)} cannot be reached now: try again later")
-        return await self.servers.call_all(servers, method, request, reply, timeout_s or self.options.call_timeout_s)
+        return await self.servers.call_all(places, method, request, reply, timeout_s or self.options.call_timeout_s)

@@ -38,7 +38,7 @@ class _Loads(Protocol):
     def complete(self) -> None: ...
 
 
-class _Job(ports.Stage, ports.Commands, ports.Ends, Protocol):
+class _Job(ports.Stage, ports.Commands, ports.Holding, ports.Ends, Protocol):
     checkpoints: Checkpoints
     journal: Journal
     keeping: Keeping
@@ -51,7 +51,7 @@ class _Job(ports.Stage, ports.Commands, ports.Ends, Protocol):
 
     def missing(self) -> str: ...
 
-    def server_infos(self) -> list[types_pb2.ServerInfo]: ...
+    def shard_infos(self) -> list[types_pb2.ShardInfo]: ...
 
     def worker_infos(self) -> list[types_pb2.WorkerInfo]: ...
 
@@ -95,7 +95,7 @@ class ModelRegistry:
         # A worker that has this answer does not register again: another coordinator must know that it has.
         await self._job.keeping.settled()
         return coordinator_pb2.RegisterModelResponse(
-            model=self.model, servers=self._job.options.servers, layout_digest=self.digest
+            model=self.model, shards=len(self._job.holders), layout_digest=self.digest
         )
 
     def _compare_state(self, digest: str) -> None:
@@ -128,7 +128,7 @@ class ModelRegistry:
         try:
             await self.place()
             servers = await self._all_servers()
-            await self._job.ask_servers("Shard.Configure", self.configuration, shard_pb2.ConfigureResponse)
+            await self._job.ask_shards("Shard.Configure", self.configuration, shard_pb2.ConfigureResponse)
         except BaseException:
             self.model, self.digest = None, ""
             raise
@@ -142,20 +142,20 @@ class ModelRegistry:
             return 0
         return link_chunk_bytes(moving_bytes(layout.chunks), self._job.options.link_mbps)
 
-    def configuration(self, member: Member) -> shard_pb2.ConfigureRequest:
-        """The model, and which part of it this server holds."""
+    def configuration(self, shard: int) -> shard_pb2.ConfigureRequest:
+        """The model, and which part of it this shard is."""
         job = self._job
         return shard_pb2.ConfigureRequest(
             job=job.options.job,
             generation=job.members.generation,
             timeline=job.timeline,
-            index=member.index,
-            servers=job.options.servers,
+            shard=shard,
+            shards=len(job.holders),
             model=self.model,
             layout_digest=self.digest,
             consistency=consistency_to_proto(job.consistency),
             workers=job.worker_infos(),
-            peers=job.server_infos(),
+            peers=job.shard_infos(),
             term=job.term,
             checkpoints=job.checkpoints.options.place,
             checkpoint_every=job.checkpoints.options.every,
@@ -295,4 +295,4 @@ class ModelRegistry:
             grant=self.grant,
             term=self._job.term,
         )
-        await self._job.ask_servers("Shard.Activate", activate, shard_pb2.ActivateResponse)
+        await self._job.ask_shards("Shard.Activate", activate, shard_pb2.ActivateResponse)

@@ -10,8 +10,9 @@ from google.protobuf.message import Message
 from paramserver.coordinator.changes import Changes
 from paramserver.coordinator.options import JobOptions
 from paramserver.coordinator.tasks import Tasks
+from paramserver.core.job.holders import Holders
 from paramserver.core.job.life import Life
-from paramserver.core.job.membership import Member, Membership
+from paramserver.core.job.membership import Membership
 from paramserver.core.job.seats import Seats
 from paramserver.core.versions.consistency import Consistency
 from paramserver.v1 import shard_pb2
@@ -52,8 +53,16 @@ class Course(Protocol):
         """Mode and staleness can be changed again, on the present timeline."""
 
 
+class Holding(Protocol):
+    """The servers that hold the shards."""
+
+    @property
+    def holders(self) -> Holders:
+        """By shard, its primary."""
+
+
 class Commands(Protocol):
-    """Commands to all servers, and the numbers that each command carries."""
+    """Commands to all shards, and the numbers that each command carries."""
 
     options: JobOptions
     term: int
@@ -62,18 +71,18 @@ class Commands(Protocol):
     def timeline(self) -> int:
         """The number of the timeline."""
 
-    async def ask_servers(
+    async def ask_shards(
         self,
         method: str,
-        request: Message | Callable[[Member], Message],
+        request: Message | Callable[[int], Message],
         reply: type[M],
         timeout_s: float | None = None,
         present: bool = False,
     ) -> list[M]:
-        """Call all servers at once, or those that are ``present``; see `Job.ask_servers`."""
+        """Call all shards at once, or those whose primary is ``present``; see `Job.ask_shards`."""
 
-    async def server_stats(self) -> list[shard_pb2.StatsResponse]:
-        """Ask all servers how they stand."""
+    async def shard_stats(self) -> list[shard_pb2.StatsResponse]:
+        """Ask all shards how they stand."""
 
 
 class Ends(Protocol):

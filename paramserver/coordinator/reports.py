@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 from paramserver.coordinator import ports
@@ -32,7 +33,7 @@ class Reports:
         self._job = job
         # The newest reports, by member number.
         self.workers: dict[int, coordinator_pb2.WorkerReport] = {}
-        self.servers: dict[int, shard_pb2.StatsResponse] = {}
+        self.servers: dict[int, Sequence[shard_pb2.StatsResponse]] = {}
         # Samples in the checkpoint that the job was told to go on from.
         self.samples_before = 0
         # Members that were lost and that no other process has replaced; and the number of all losses.
@@ -51,17 +52,21 @@ class Reports:
         """A member reports."""
         if request.HasField("worker"):
             self.workers[request.member] = request.worker
-        if request.HasField("server"):
-            self.servers[request.member] = request.server
+        if request.shards:
+            self.servers[request.member] = request.shards
 
     def waits(self) -> dict[int, str]:
         """The reasons for which members wait, by member number; empty: the member does not wait."""
-        waits = {ident: self._named(report) for ident, report in self.servers.items()}
+        waits = {ident: self._named(combined(reports)) for ident, reports in self.servers.items()}
         return waits | {ident: report.waiting_for for ident, report in self.workers.items()}
 
     def newest_version(self) -> int:
-        """The newest version that a server has reported."""
-        return max((report.version for report in self.servers.values()), default=0)
+        """The newest version that a shard has reported."""
+        return max((report.version for report in self.shards()), default=0)
+
+    def shards(self) -> list[shard_pb2.StatsResponse]:
+        """The newest reports of all shards."""
+        return [report for reports in self.servers.values() for report in reports]
 
     def admitted(self, member: Member) -> None:
         """A process is a member now, and takes the place of an earlier process of its name."""
@@ -156,7 +161,8 @@ class Reports:
             for field in _REPORTED:
                 setattr(process, field, getattr(report, field))
             process.metrics.update(report.metrics)
-        if server := self.servers.get(member.ident):
+        if reports := self.servers.get(member.ident):
+            server = combined(reports)
             process.version = server.version
             process.waiting_for = self._named(server)
             process.server.CopyFrom(server)
@@ -183,6 +189,18 @@ class Reports:
             if any(start < hi and lo < stop for start, stop in gaps)
         ]
         return f"{server.waiting_for} ({', '.join(owing)})"
+
+
+def combined(reports: Sequence[shard_pb2.StatsResponse]) -> shard_pb2.StatsResponse:
+    """The reports of a server's shards as one: counters of the shard that is farthest behind, sums of bytes."""
+    slowest: shard_pb2.StatsResponse = min(reports, key=lambda report: (report.version, report.applied))
+    if len(reports) == 1:
+        return slowest
+    whole = shard_pb2.StatsResponse()
+    whole.CopyFrom(slowest)
+    for field in ("shard_bytes", "bytes_pushed", "bytes_pulled"):
+        setattr(whole, field, sum(getattr(report, field) for report in reports))
+    return whole
 
 
 def _add(process: coordinator_pb2.ProcessStatus, former: coordinator_pb2.ProcessStatus) -> None:

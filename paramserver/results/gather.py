@@ -31,7 +31,7 @@ async def gather(
 
     Raises UnavailableError if a server is gone, UserError if a file cannot be written.
     """
-    channels = [connect(server.address) for server in sorted(status.view.servers, key=lambda server: server.index)]
+    channels = [connect(shard.address) for shard in sorted(status.view.shards, key=lambda shard: shard.index)]
     try:
         result = await collect(channels, status.model, status.job, status.view.timeline)
         request = shard_pb2.StatsRequest(job=status.job)

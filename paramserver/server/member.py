@@ -47,7 +47,7 @@ class ServerMember:
         await self.session.join()
 
     def _report(self) -> coordinator_pb2.SessionRequest:
-        return coordinator_pb2.SessionRequest(server=self.service.report())
+        return coordinator_pb2.SessionRequest(shards=self.service.reports())
 
     async def close(self) -> None:
         """Leave the job and end the shard."""

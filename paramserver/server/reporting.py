@@ -38,6 +38,7 @@ def report(shard: RunningShard | None) -> shard_pb2.StatsResponse:
         checkpoint_write_s=saver.write_s if saver else 0.0,
         samples=tensors.samples,
         applied_before=state.counters.applied_before,
+        shard=shard.config.shard,
     )
 
 

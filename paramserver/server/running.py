@@ -102,9 +102,9 @@ class RunningShard:
         self.hypers = Hyperparameters(tensors.optimizer, groups)
         self.state, self.tensors, self.norms = state, tensors, norms_
         self.saver = saver
-        self.sharing = Sharing(plan, config.index)
+        self.sharing = Sharing(plan, config.shard)
         self.digest = plan.layout.digest
-        self.chunks = {chunk.index: chunk for chunk in plan.chunks_of(config.index)}
+        self.chunks = {chunk.index: chunk for chunk in plan.chunks_of(config.shard)}
         self.nbytes = sum(chunk.nbytes for chunk in self.chunks.values())
         # A planned fault may stop the thread, which is not to be that of the loop.
         faults = planned("apply.mid") or planned("apply.after_weights_before_opt")

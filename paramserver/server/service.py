@@ -102,9 +102,9 @@ class ServerService:
         """When a worker was last heard of (monotonic seconds)."""
         return max(one.contributions.used_at for one in (self._nothing, *self.shards.values()))
 
-    def report(self) -> shard_pb2.StatsResponse:
-        """The report that the coordinator gets every now and then."""
-        return self.first.report()
+    def reports(self) -> list[shard_pb2.StatsResponse]:
+        """The reports that the coordinator gets every now and then: of all shards, or of none."""
+        return [shard.report() for shard in self.shards.values()] or [self._nothing.report()]
 
     def holding(self) -> tuple[str, int]:
         """(layout, timeline) of the shards that this process holds; the layout is empty while it holds none."""

@@ -76,10 +76,10 @@ class JoinResponse(_message.Message):
     def __init__(self, member: _Optional[int] = ..., name: _Optional[str] = ..., rank: _Optional[int] = ..., job: _Optional[str] = ..., lease_s: _Optional[float] = ..., view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., expected_workers: _Optional[int] = ...) -> None: ...
 
 class SessionRequest(_message.Message):
-    __slots__ = ("member", "worker", "server", "leaving", "finished", "failure", "address", "ended")
+    __slots__ = ("member", "worker", "shards", "leaving", "finished", "failure", "address", "ended")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
-    SERVER_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
@@ -87,13 +87,13 @@ class SessionRequest(_message.Message):
     ENDED_FIELD_NUMBER: _ClassVar[int]
     member: int
     worker: WorkerReport
-    server: _shard_pb2.StatsResponse
+    shards: _containers.RepeatedCompositeFieldContainer[_shard_pb2.StatsResponse]
     leaving: bool
     finished: bool
     failure: str
     address: str
     ended: bool
-    def __init__(self, member: _Optional[int] = ..., worker: _Optional[_Union[WorkerReport, _Mapping]] = ..., server: _Optional[_Union[_shard_pb2.StatsResponse, _Mapping]] = ..., leaving: bool = ..., finished: bool = ..., failure: _Optional[str] = ..., address: _Optional[str] = ..., ended: bool = ...) -> None: ...
+    def __init__(self, member: _Optional[int] = ..., worker: _Optional[_Union[WorkerReport, _Mapping]] = ..., shards: _Optional[_Iterable[_Union[_shard_pb2.StatsResponse, _Mapping]]] = ..., leaving: bool = ..., finished: bool = ..., failure: _Optional[str] = ..., address: _Optional[str] = ..., ended: bool = ...) -> None: ...
 
 class SessionResponse(_message.Message):
     __slots__ = ("view",)
@@ -175,14 +175,14 @@ class RegisterModelRequest(_message.Message):
     def __init__(self, member: _Optional[int] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., state_digest: _Optional[str] = ...) -> None: ...
 
 class RegisterModelResponse(_message.Message):
-    __slots__ = ("model", "servers", "layout_digest")
+    __slots__ = ("model", "shards", "layout_digest")
     MODEL_FIELD_NUMBER: _ClassVar[int]
-    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     model: _types_pb2.ModelSpec
-    servers: int
+    shards: int
     layout_digest: str
-    def __init__(self, model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., servers: _Optional[int] = ..., layout_digest: _Optional[str] = ...) -> None: ...
+    def __init__(self, model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., shards: _Optional[int] = ..., layout_digest: _Optional[str] = ...) -> None: ...
 
 class RegisterDataRequest(_message.Message):
     __slots__ = ("member", "data")
@@ -316,7 +316,7 @@ class ProcessStatus(_message.Message):
     def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., member: _Optional[int] = ..., server: _Optional[_Union[_shard_pb2.StatsResponse, _Mapping]] = ..., epochs_planned: _Optional[int] = ..., reason: _Optional[str] = ..., gone: bool = ..., restart_command: _Optional[str] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("job", "view", "processes", "model", "data", "steps_per_epoch", "lost", "expected_workers", "expected_servers", "store", "uptime_s", "store_operations", "training_s", "term", "summary", "security", "finished", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "troubles", "broken_promises", "state", "reason", "losses", "idle", "poisoned", "closing", "not_counted", "samples_before")
+    __slots__ = ("job", "view", "processes", "model", "data", "steps_per_epoch", "lost", "expected_workers", "expected_servers", "store", "uptime_s", "store_operations", "training_s", "term", "summary", "security", "finished", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "troubles", "broken_promises", "state", "reason", "losses", "idle", "poisoned", "closing", "not_counted", "samples_before", "shards")
     class TroublesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -369,6 +369,7 @@ class StatusResponse(_message.Message):
     CLOSING_FIELD_NUMBER: _ClassVar[int]
     NOT_COUNTED_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
     job: str
     view: _types_pb2.View
     processes: _containers.RepeatedCompositeFieldContainer[ProcessStatus]
@@ -400,7 +401,8 @@ class StatusResponse(_message.Message):
     closing: bool
     not_counted: _containers.ScalarMap[str, int]
     samples_before: int
-    def __init__(self, job: _Optional[str] = ..., view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., steps_per_epoch: _Optional[int] = ..., lost: _Optional[_Iterable[str]] = ..., expected_workers: _Optional[int] = ..., expected_servers: _Optional[int] = ..., store: _Optional[str] = ..., uptime_s: _Optional[float] = ..., store_operations: _Optional[int] = ..., training_s: _Optional[float] = ..., term: _Optional[int] = ..., summary: _Optional[str] = ..., security: _Optional[str] = ..., finished: bool = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., troubles: _Optional[_Mapping[str, str]] = ..., broken_promises: _Optional[_Mapping[str, str]] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., losses: _Optional[int] = ..., idle: _Optional[_Iterable[str]] = ..., poisoned: _Optional[_Iterable[str]] = ..., closing: bool = ..., not_counted: _Optional[_Mapping[str, int]] = ..., samples_before: _Optional[int] = ...) -> None: ...
+    shards: int
+    def __init__(self, job: _Optional[str] = ..., view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., steps_per_epoch: _Optional[int] = ..., lost: _Optional[_Iterable[str]] = ..., expected_workers: _Optional[int] = ..., expected_servers: _Optional[int] = ..., store: _Optional[str] = ..., uptime_s: _Optional[float] = ..., store_operations: _Optional[int] = ..., training_s: _Optional[float] = ..., term: _Optional[int] = ..., summary: _Optional[str] = ..., security: _Optional[str] = ..., finished: bool = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., troubles: _Optional[_Mapping[str, str]] = ..., broken_promises: _Optional[_Mapping[str, str]] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., losses: _Optional[int] = ..., idle: _Optional[_Iterable[str]] = ..., poisoned: _Optional[_Iterable[str]] = ..., closing: bool = ..., not_counted: _Optional[_Mapping[str, int]] = ..., samples_before: _Optional[int] = ..., shards: _Optional[int] = ...) -> None: ...
 
 class SettingsRequest(_message.Message):
     __slots__ = ("newcomer",)

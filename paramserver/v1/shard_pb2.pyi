@@ -351,12 +351,12 @@ class StealResponse(_message.Message):
     def __init__(self, slice: _Optional[int] = ..., complete: bool = ...) -> None: ...
 
 class ConfigureRequest(_message.Message):
-    __slots__ = ("job", "generation", "timeline", "index", "servers", "model", "layout_digest", "consistency", "workers", "peers", "term", "checkpoints", "checkpoint_every", "anew", "record", "keep", "version")
+    __slots__ = ("job", "generation", "timeline", "shard", "shards", "model", "layout_digest", "consistency", "workers", "peers", "term", "checkpoints", "checkpoint_every", "anew", "record", "keep", "version")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
-    INDEX_FIELD_NUMBER: _ClassVar[int]
-    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
@@ -372,13 +372,13 @@ class ConfigureRequest(_message.Message):
     job: str
     generation: int
     timeline: int
-    index: int
-    servers: int
+    shard: int
+    shards: int
     model: _types_pb2.ModelSpec
     layout_digest: str
     consistency: _types_pb2.Consistency
     workers: _containers.RepeatedCompositeFieldContainer[_types_pb2.WorkerInfo]
-    peers: _containers.RepeatedCompositeFieldContainer[_types_pb2.ServerInfo]
+    peers: _containers.RepeatedCompositeFieldContainer[_types_pb2.ShardInfo]
     term: int
     checkpoints: str
     checkpoint_every: int
@@ -386,7 +386,7 @@ class ConfigureRequest(_message.Message):
     record: bytes
     keep: bool
     version: int
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., index: _Optional[int] = ..., servers: _Optional[int] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., layout_digest: _Optional[str] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerInfo, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ServerInfo, _Mapping]]] = ..., term: _Optional[int] = ..., checkpoints: _Optional[str] = ..., checkpoint_every: _Optional[int] = ..., anew: bool = ..., record: _Optional[bytes] = ..., keep: bool = ..., version: _Optional[int] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., layout_digest: _Optional[str] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerInfo, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ShardInfo, _Mapping]]] = ..., term: _Optional[int] = ..., checkpoints: _Optional[str] = ..., checkpoint_every: _Optional[int] = ..., anew: bool = ..., record: _Optional[bytes] = ..., keep: bool = ..., version: _Optional[int] = ...) -> None: ...
 
 class ConfigureResponse(_message.Message):
     __slots__ = ("layout_digest",)
@@ -459,20 +459,20 @@ class SetConsistencyResponse(_message.Message):
     def __init__(self, scheduled: bool = ..., version: _Optional[int] = ...) -> None: ...
 
 class ShareNormsRequest(_message.Message):
-    __slots__ = ("job", "timeline", "step", "server", "chunks", "squares")
+    __slots__ = ("job", "timeline", "step", "shard", "chunks", "squares")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
-    SERVER_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     SQUARES_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     step: int
-    server: int
+    shard: int
     chunks: _containers.RepeatedScalarFieldContainer[int]
     squares: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., step: _Optional[int] = ..., server: _Optional[int] = ..., chunks: _Optional[_Iterable[int]] = ..., squares: _Optional[_Iterable[float]] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., step: _Optional[int] = ..., shard: _Optional[int] = ..., chunks: _Optional[_Iterable[int]] = ..., squares: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ShareNormsResponse(_message.Message):
     __slots__ = ()
@@ -499,7 +499,7 @@ class StatsRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ..., record: bool = ...) -> None: ...
 
 class StatsResponse(_message.Message):
-    __slots__ = ("version", "consistency", "applied", "duplicate", "skipped", "refused", "bytes_pushed", "bytes_pulled", "max_clock_spread", "waiting_for", "generation", "timeline", "clocks", "shard_bytes", "missing", "missing_of", "term", "incarnation", "holds", "active", "scheduled", "committed", "copies", "checkpoint_pause_s", "checkpoint_write_s", "samples", "record", "model", "applied_before")
+    __slots__ = ("version", "consistency", "applied", "duplicate", "skipped", "refused", "bytes_pushed", "bytes_pulled", "max_clock_spread", "waiting_for", "generation", "timeline", "clocks", "shard_bytes", "missing", "missing_of", "term", "incarnation", "holds", "active", "scheduled", "committed", "copies", "checkpoint_pause_s", "checkpoint_write_s", "samples", "record", "model", "applied_before", "shard")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
@@ -529,6 +529,7 @@ class StatsResponse(_message.Message):
     RECORD_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     APPLIED_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
     version: int
     consistency: _types_pb2.Consistency
     applied: int
@@ -558,7 +559,8 @@ class StatsResponse(_message.Message):
     record: bytes
     model: _types_pb2.ModelSpec
     applied_before: int
-    def __init__(self, version: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., applied: _Optional[int] = ..., duplicate: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., bytes_pushed: _Optional[int] = ..., bytes_pulled: _Optional[int] = ..., max_clock_spread: _Optional[int] = ..., waiting_for: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., shard_bytes: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[_types_pb2.Range, _Mapping]]] = ..., missing_of: _Optional[int] = ..., term: _Optional[int] = ..., incarnation: _Optional[int] = ..., holds: _Optional[str] = ..., active: bool = ..., scheduled: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., committed: bool = ..., copies: _Optional[_Iterable[_Union[CopyStatus, _Mapping]]] = ..., checkpoint_pause_s: _Optional[float] = ..., checkpoint_write_s: _Optional[float] = ..., samples: _Optional[int] = ..., record: _Optional[bytes] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., applied_before: _Optional[int] = ...) -> None: ...
+    shard: int
+    def __init__(self, version: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., applied: _Optional[int] = ..., duplicate: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., bytes_pushed: _Optional[int] = ..., bytes_pulled: _Optional[int] = ..., max_clock_spread: _Optional[int] = ..., waiting_for: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., shard_bytes: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[_types_pb2.Range, _Mapping]]] = ..., missing_of: _Optional[int] = ..., term: _Optional[int] = ..., incarnation: _Optional[int] = ..., holds: _Optional[str] = ..., active: bool = ..., scheduled: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., committed: bool = ..., copies: _Optional[_Iterable[_Union[CopyStatus, _Mapping]]] = ..., checkpoint_pause_s: _Optional[float] = ..., checkpoint_write_s: _Optional[float] = ..., samples: _Optional[int] = ..., record: _Optional[bytes] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., applied_before: _Optional[int] = ..., shard: _Optional[int] = ...) -> None: ...
 
 class SavedFile(_message.Message):
     __slots__ = ("name", "bytes", "sha256")

@@ -152,15 +152,15 @@ class DataSpec(_message.Message):
     shuffle: bool
     def __init__(self, samples: _Optional[int] = ..., slice_size: _Optional[int] = ..., drop_last: bool = ..., shuffle: bool = ...) -> None: ...
 
-class ServerInfo(_message.Message):
-    __slots__ = ("index", "address", "name")
+class ShardInfo(_message.Message):
+    __slots__ = ("index", "address", "server")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
+    SERVER_FIELD_NUMBER: _ClassVar[int]
     index: int
     address: str
-    name: str
-    def __init__(self, index: _Optional[int] = ..., address: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+    server: str
+    def __init__(self, index: _Optional[int] = ..., address: _Optional[str] = ..., server: _Optional[str] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
     __slots__ = ("member", "rank", "name")
@@ -203,14 +203,14 @@ class SliceRef(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., index: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class View(_message.Message):
-    __slots__ = ("careful", "poisoned", "generation", "timeline", "state", "workers", "servers", "consistency", "sync_origin", "slices_per_step", "initialiser", "grant", "reason", "term", "draining", "released", "checkpoints", "stalled", "async_from", "schedule_mode", "beginning", "launched", "loading")
+    __slots__ = ("careful", "poisoned", "generation", "timeline", "state", "workers", "shards", "consistency", "sync_origin", "slices_per_step", "initialiser", "grant", "reason", "term", "draining", "released", "checkpoints", "stalled", "async_from", "schedule_mode", "beginning", "launched", "loading")
     CAREFUL_FIELD_NUMBER: _ClassVar[int]
     POISONED_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
-    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
     CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
     SYNC_ORIGIN_FIELD_NUMBER: _ClassVar[int]
     SLICES_PER_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -233,7 +233,7 @@ class View(_message.Message):
     timeline: int
     state: JobState
     workers: _containers.RepeatedCompositeFieldContainer[WorkerInfo]
-    servers: _containers.RepeatedCompositeFieldContainer[ServerInfo]
+    shards: _containers.RepeatedCompositeFieldContainer[ShardInfo]
     consistency: Consistency
     sync_origin: SyncOrigin
     slices_per_step: int
@@ -250,4 +250,4 @@ class View(_message.Message):
     beginning: int
     launched: bool
     loading: bool
-    def __init__(self, careful: bool = ..., poisoned: _Optional[_Iterable[_Union[SliceRef, _Mapping]]] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., state: _Optional[_Union[JobState, str]] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., servers: _Optional[_Iterable[_Union[ServerInfo, _Mapping]]] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., sync_origin: _Optional[_Union[SyncOrigin, _Mapping]] = ..., slices_per_step: _Optional[int] = ..., initialiser: _Optional[int] = ..., grant: _Optional[int] = ..., reason: _Optional[str] = ..., term: _Optional[int] = ..., draining: _Optional[_Iterable[int]] = ..., released: bool = ..., checkpoints: bool = ..., stalled: _Optional[_Iterable[int]] = ..., async_from: _Optional[int] = ..., schedule_mode: _Optional[_Union[Mode, str]] = ..., beginning: _Optional[int] = ..., launched: bool = ..., loading: bool = ...) -> None: ...
+    def __init__(self, careful: bool = ..., poisoned: _Optional[_Iterable[_Union[SliceRef, _Mapping]]] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., state: _Optional[_Union[JobState, str]] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[ShardInfo, _Mapping]]] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., sync_origin: _Optional[_Union[SyncOrigin, _Mapping]] = ..., slices_per_step: _Optional[int] = ..., initialiser: _Optional[int] = ..., grant: _Optional[int] = ..., reason: _Optional[str] = ..., term: _Optional[int] = ..., draining: _Optional[_Iterable[int]] = ..., released: bool = ..., checkpoints: bool = ..., stalled: _Optional[_Iterable[int]] = ..., async_from: _Optional[int] = ..., schedule_mode: _Optional[_Union[Mode, str]] = ..., beginning: _Optional[int] = ..., launched: bool = ..., loading: bool = ...) -> None: ...

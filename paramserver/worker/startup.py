@@ -34,7 +34,7 @@ async def register_model(session: Session, model: types_pb2.ModelSpec, state_dig
     Raises ModelError if another worker registered another model, DeadlineError if servers are missing.
     """
     timeout_s = session.options.join_timeout_s
-    await session.wait_until(lambda view: len(view.servers) > 0, lambda view: view.reason or "servers", timeout_s)
+    await session.wait_until(lambda view: len(view.shards) > 0, lambda view: view.reason or "servers", timeout_s)
     # The coordinator waits for the servers as long, and says so; its answer should come first.
     reply = await session.ask(
         "Coordinator.RegisterModel",
@@ -42,7 +42,7 @@ async def register_model(session: Session, model: types_pb2.ModelSpec, state_dig
         timeout_s + 10.0,
     )
     registered = cast(coordinator_pb2.RegisterModelResponse, reply)
-    plan = plan_of(registered.model, registered.servers)
+    plan = plan_of(registered.model, registered.shards)
     if plan.layout.digest != registered.layout_digest:
         raise errors.VersionMismatchError(
             "the coordinator lays the model out differently: install the same version of paramserver everywhere"
@@ -51,12 +51,12 @@ async def register_model(session: Session, model: types_pb2.ModelSpec, state_dig
 
 
 async def present_model(session: Session) -> tuple[types_pb2.ModelSpec, int]:
-    """The model that the job trains, and the number of servers. Raises UserError if the job has none yet."""
+    """The model that the job trains, and the number of shards. Raises UserError if the job has none yet."""
     reply = await session.ask("Coordinator.Status", lambda: coordinator_pb2.StatusRequest(model=True), _CALL_S)
     status = cast(coordinator_pb2.StatusResponse, reply)
     if not status.HasField("model"):
         raise errors.UserError("the job has no model yet: call init first, or wait until its script has prepared one")
-    return status.model, status.expected_servers
+    return status.model, status.shards
 
 
 async def share_memory(session: Session, links: ShardLinks, plan: Plan, transport: str) -> None:

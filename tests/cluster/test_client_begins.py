@@ -74,7 +74,7 @@ def test_a_job_whose_workers_are_started_for_it_does_not_count_it() -> None:
             seen.set()
 
         threading.Thread(target=look, daemon=True).start()
-        until("the model is there", lambda: cluster.status().view.servers)
+        until("the model is there", lambda: cluster.status().view.shards)
         own = cluster.client(0)
         own.init(ZEROS)
         assert own.rank == 0

@@ -166,10 +166,10 @@ def test_models_that_are_far_too_large_are_refused_by_arithmetic() -> None:
             for what, (spec, refusal) in MODELS.items():
                 request = coordinator_pb2.RegisterModelRequest(member=member, model=spec)
                 check(cluster, COORDINATOR, what, "Coordinator.RegisterModel", refusal, request)
-                configure = shard_pb2.ConfigureRequest(job="test", servers=1, model=spec)
+                configure = shard_pb2.ConfigureRequest(job="test", shards=1, model=spec)
                 if what not in ("an optimizer of megabytes", "terabytes", "many that are large together"):
                     check(cluster, "server-0", what, "Shard.Configure", errors.ParamServerError, configure)
-            many = shard_pb2.ConfigureRequest(job="test", servers=2**32 - 1, model=model(tensor(4)))
+            many = shard_pb2.ConfigureRequest(job="test", shards=2**32 - 1, model=model(tensor(4)))
             check(cluster, "server-0", "billions of servers", "Shard.Configure", errors.ModelError, many)
         client.init({"x": np.zeros(8)})
         client.push({"x": np.ones(8)})
@@ -330,7 +330,7 @@ def shard_messages(raw: Raw, mode: str) -> dict[str, tuple[str, Refusal, Message
                 worker=raw.worker, layout_digest=raw.layout.digest, meeting="m" * 100_000, inbox_bytes=HUGE, **base
             ),
         ),
-        "norms": ("Shard.ShareNorms", bad, v1.ShareNormsRequest(step=HUGE, server=1, **base)),
+        "norms": ("Shard.ShareNorms", bad, v1.ShareNormsRequest(step=HUGE, shard=1, **base)),
         "release": ("Shard.Release", None, v1.ReleaseRequest(term=term, versions=range(50_000), **base)),
         "a cut of everything": ("Shard.Cut", None, cut(v1.CutRequest.STEP_REACH, number=1, slices=epochs)),
         "a cut that waits for ever": ("Shard.Cut", bad, cut(v1.CutRequest.STEP_REACH, number=1, wait_s=NAN)),

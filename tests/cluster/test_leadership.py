@@ -67,7 +67,7 @@ def late_commands(version: int) -> list[tuple[str, Any]]:
     who = {"job": JOB, "term": 1, "generation": 1000}
     another = types_pb2.Consistency(mode=types_pb2.MODE_ASYNC, revision=1, from_version=version + 2)
     return [
-        ("Shard.Configure", shard_pb2.ConfigureRequest(servers=2, **who)),  # type: ignore[arg-type]
+        ("Shard.Configure", shard_pb2.ConfigureRequest(shards=2, **who)),  # type: ignore[arg-type]
         ("Shard.Activate", shard_pb2.ActivateRequest(timeline=1, **who)),  # type: ignore[arg-type]
         ("Shard.SetMembers", shard_pb2.SetMembersRequest(**who)),  # type: ignore[arg-type]
         (

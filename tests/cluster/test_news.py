@@ -32,16 +32,16 @@ def test_a_server_that_hangs_holds_up_no_news() -> None:
         assert leader.service is not None
         hung = fleet.keepers[1]
         fleet.call(hung.process.pause)
-        before = fleet.keepers[0].service.report().generation
+        before = fleet.keepers[0].service.first.report().generation
         session = fleet.hands[0].context.engine.member.session  # type: ignore[union-attr]
         dies.set()
         soon_s = LEASE_S / 2
         until("worker-0 hears of it", lambda: [one.rank for one in session.view.workers] == [0], soon_s)
-        until("server-0 hears of it", lambda: fleet.keepers[0].service.report().generation > before, soon_s)
+        until("server-0 hears of it", lambda: fleet.keepers[0].service.first.report().generation > before, soon_s)
         fleet.work(program(each))
         until("worker-0 hears of the newcomer", lambda: len(session.view.workers) == 2, soon_s)
         assert hung.process.held, "the server was asked, and hung"
-        assert len(leader.service.job.server_infos()) == 2, "it is not given up yet"
+        assert len(leader.service.job.shard_infos()) == 2, "it is not given up yet"
         fleet.call(hung.process.resume)
         held.released.set()
         fleet.finish([fleet.hands[0], fleet.hands[2]])

@@ -238,7 +238,7 @@ def test_memory_does_not_grow_with_the_number_of_contributions(mode: str) -> Non
         async def some(first: int, last: int) -> None:
             for index in range(first, last):
                 name = AsyncName(0, index) if mode == "async" else SyncName(index, 0, 1, 1)
-                while service.report().version < index:
+                while service.first.report().version < index:
                     await asyncio.sleep(0)
                 assert (await raw.upload(raw.frames(raw.header(name, [0]), parts))).outcome == ACCEPTED
 

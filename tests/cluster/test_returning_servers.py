@@ -41,7 +41,7 @@ def given_up(fleet: Fleet) -> bool:
 def back(fleet: Fleet) -> bool:
     """The leader has both servers, or the job has come to its end with them."""
     services = [chief.service for chief in fleet.chiefs if chief.service is not None and not chief.process.killed]
-    return not services or (not services[0].job.seats.away and len(services[0].job.server_infos()) == 2)
+    return not services or (not services[0].job.seats.away and len(services[0].job.shard_infos()) == 2)
 
 
 def cut_off(fleet: Fleet, from_everybody: bool) -> None:
@@ -202,7 +202,7 @@ def test_the_answer_to_its_request_to_join_is_lost() -> None:
         late.process.out.check()
         until("it knows that it is a member", lambda: bool(late.member.session.member))
         assert leader.service is not None
-        assert [server.name for server in leader.service.job.server_infos()] == ["server-0", "server-1"]
+        assert [shard.server for shard in leader.service.job.shard_infos()] == ["server-0", "server-1"]
         held.released.set()
         calm(fleet.finish())
 
@@ -243,13 +243,13 @@ def test_a_change_that_a_server_did_not_hear_the_end_of() -> None:
         fleet.call(lambda: network.serve_in(keeper.process, keeper.address, [("Shard", keeper.service)]))
         assert change_once(fleet, "async")
         until("server-1 is given up", lambda: given_up(fleet))
-        assert keeper.service.report().HasField("scheduled")
+        assert keeper.service.first.report().HasField("scheduled")
         keeper.service.first.set_consistency = real
         fleet.call(lambda: network.kill(keeper.address))
         fleet.call(lambda: network.serve_in(keeper.process, keeper.address, [("Shard", keeper.service)]))
         fleet.call(keeper.heal)
         until("it is back", lambda: back(fleet))
-        until("it has forgotten the change", lambda: not keeper.service.report().HasField("scheduled"))
+        until("it has forgotten the change", lambda: not keeper.service.first.report().HasField("scheduled"))
         held.released.set()
         summary = fleet.finish()
         assert leader.task.result() == 0

@@ -47,7 +47,7 @@ def test_a_server_with_a_shard_is_known_by_its_session_and_by_joining() -> None:
     open_session(
         one,
         coordinator_pb2.SessionRequest(
-            member=1, address="a:1", server=shard_pb2.StatsResponse(holds="layout", term=7, incarnation=1)
+            member=1, address="a:1", shards=[shard_pb2.StatsResponse(holds="layout", term=7, incarnation=1)]
         ),
     )
     open_session(one, coordinator_pb2.SessionRequest(member=2, worker=coordinator_pb2.WorkerReport()))

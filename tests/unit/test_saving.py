@@ -65,7 +65,7 @@ class Shard:
         self.numbers = torch.Generator().manual_seed(1)
         chunks = {chunk.index: self.filled(chunk) for chunk in self.tensors.chunks}
         self.version = Version(0, self.tensors.chunks, chunks)
-        config = shard_pb2.ConfigureRequest(index=0, servers=1, timeline=2, model=self.spec)
+        config = shard_pb2.ConfigureRequest(shard=0, shards=1, timeline=2, model=self.spec)
         self.saver = Saver(place, self.plan, config, lambda address: pytest.fail("there is nobody else"), self.told.set)
 
     async def saved(self) -> shard_pb2.CopyStatus:

@@ -34,14 +34,14 @@ class Job:
         self.answers = answers
         self._folder = place / NAME
 
-    async def server_stats(self) -> list[shard_pb2.StatsResponse]:
+    async def shard_stats(self) -> list[shard_pb2.StatsResponse]:
         answer = self.answers.pop(0)
         self._folder.mkdir(exist_ok=True)
         (self._folder / "model-00001-of-00001.safetensors.tmp").touch()
         await self.open.wait()
         return [answer]
 
-    async def ask_servers(self, *_: Any) -> list[Any]:
+    async def ask_shards(self, *_: Any) -> list[Any]:
         raise NotImplementedError
 
 

@@ -36,7 +36,7 @@ _LOST_S = 1.0
 _HELD_S = 20.0
 
 
-class _Job(ports.Stage, ports.Commands, Protocol):
+class _Job(ports.Stage, ports.Commands, ports.Holding, Protocol):
     confirm: Callable[[], Awaitable[None]]
     promises: Promises
     reports: Reports
@@ -84,8 +84,8 @@ class Checkpoints:
 
     # ---- copies of servers
 
-    def hear(self, index: int, stats: shard_pb2.StatsResponse) -> None:
-        """Server ``index`` reports."""
+    def hear(self, shard: int, stats: shard_pb2.StatsResponse) -> None:
+        """A shard reports."""
         if self.place is None:
             return
         again: list[int] = []
@@ -96,7 +96,7 @@ class Checkpoints:
                 # Also said of a copy that is still written: it may wait for a part that no process has any more.
                 again.append(status.version)
                 continue
-            self._heard.setdefault(status.version, {})[index] = status
+            self._heard.setdefault(status.version, {})[shard] = status
             self.overdue.begun(status.version)
             self._judge(status.version)
         if again:
@@ -120,8 +120,10 @@ class Checkpoints:
             self._settling.add(version)
             if all(status.state == shard_pb2.COPY_STATE_SKIPPED for _, status in broken):
                 self._again[version] = math.inf
-            self._job.tasks.begin(self._give_up(version, f"server-{index}: {status.reason or 'not written'}"))
-        elif len(told) == self._job.options.servers and all(
+            self._job.tasks.begin(
+                self._give_up(version, f"server-{self._job.holders.primaries[index]}: {status.reason or 'not written'}")
+            )
+        elif len(told) == len(self._job.holders) and all(
             status.state == shard_pb2.COPY_STATE_SAVED for status in told.values()
         ):
             self._settling.add(version)
@@ -204,7 +206,7 @@ class Checkpoints:
             job=job.options.job, timeline=job.timeline, term=job.term, versions=list(copies)
         )
         try:
-            await job.ask_servers("Shard.Release", request, shard_pb2.ReleaseResponse, present=True)
+            await job.ask_shards("Shard.Release", request, shard_pb2.ReleaseResponse, present=True)
         except (
             errors.ParamServerError
         ) as error:  # a server that did not hear of it still names the copy in its next report
@@ -240,7 +242,7 @@ class Checkpoints:
         async with self._cutting:
             while time.monotonic() < deadline:
                 self.check(timeline)
-                reached = max(one.version for one in await job.server_stats())
+                reached = max(one.version for one in await job.shard_stats())
                 version, replies = self._pacing.possible(reached + ahead), []
                 try:
                     replies = await self._tell(timeline, shard_pb2.CutRequest.STEP_COPY, version)
@@ -280,7 +282,7 @@ class Checkpoints:
         deadline = time.monotonic() + limit_s
         while True:
             self.check(timeline)
-            stats = await job.server_stats()
+            stats = await job.shard_stats()
             version = stats[0].version if one_version(stats) else -1
             quiet, last = version == last, version
             if version >= 0 and (quiet or job.consistency.mode is Mode.SYNC):
@@ -315,7 +317,7 @@ class Checkpoints:
         )
         # A server that is missing must not keep the others from going on.
         present = step == shard_pb2.CutRequest.STEP_LET_GO
-        return await job.ask_servers("Shard.Cut", request, shard_pb2.CutResponse, present=present)
+        return await job.ask_shards("Shard.Cut", request, shard_pb2.CutResponse, present=present)
 
     async def wait_settled(self, version: int) -> bool:
         """Wait until the checkpoint of ``version`` is complete (True) or given up.
@@ -339,7 +341,7 @@ class Checkpoints:
         if version in self._settling:
             return True
         try:
-            replies = await self._job.server_stats()
+            replies = await self._job.shard_stats()
         except errors.ParamServerError:  # if that server is dead, the job goes back
             return True
         return all(any(copy.version == version for copy in reply.copies) for reply in replies)

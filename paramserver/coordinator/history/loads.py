@@ -184,7 +184,7 @@ class Loads:
     async def _gone_on(self) -> None:
         """Refuse the load if a worker went on to the next step: its script did not call the load."""
         try:
-            stats = await self._job.server_stats()
+            stats = await self._job.shard_stats()
         except errors.ParamServerError:
             return
         newest = max((one.version for one in stats), default=0)
@@ -245,7 +245,7 @@ class Loads:
         await job.mode_change.close()
         table = await lease_table(job)
         await job.leasing.begin(None)
-        stats = await job.server_stats()
+        stats = await job.shard_stats()
         if not job.life.handle(LoadBegins()):  # the job has ended meanwhile
             self.under_way = None
             return
@@ -267,15 +267,15 @@ class Loads:
     async def _configure(self) -> None:
         job = self._job
 
-        def request(member: Member) -> shard_pb2.ConfigureRequest:
-            configure = job.registry.configuration(member)
+        def request(shard: int) -> shard_pb2.ConfigureRequest:
+            configure = job.registry.configuration(shard)
             configure.keep, configure.version = True, self.version
             return configure
 
         deadline = time.monotonic() + job.options.call_timeout_s
         while True:
             try:
-                await job.ask_servers("Shard.Configure", request, shard_pb2.ConfigureResponse)
+                await job.ask_shards("Shard.Configure", request, shard_pb2.ConfigureResponse)
                 return
             except errors.RetryableError as error:
                 if time.monotonic() > deadline:

@@ -32,7 +32,7 @@ def manifest_of(
         timeline=record.view.timeline,
         version=version,
         term=record.view.term,
-        servers=record.expected_servers,
+        servers=len(parts),
         layout_digest=record.layout,
         model=json_format.MessageToDict(model, preserving_proto_field_name=True),
         weights=tuple(_info(part.weights) for part in parts),

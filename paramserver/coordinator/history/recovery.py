@@ -33,7 +33,6 @@ from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.coordinator.work.schedule import Schedule
 from paramserver.coordinator.work.shards import lease_table
 from paramserver.core.job.life import GoesBack, Phase, WentBack
-from paramserver.core.job.membership import Member
 from paramserver.core.work.leases import SliceLeases
 from paramserver.failpoints import reach
 from paramserver.v1 import coordinator_pb2, shard_pb2
@@ -237,7 +236,7 @@ class Recovery:
             if found is None:
                 raise errors.JobFailedError(f"there is no complete checkpoint of this job in {place}")
         await job.registry.place()
-        stats = await job.server_stats()
+        stats = await job.shard_stats()
         self._reached = max([self._reached, *(reply.version for reply in stats if reply.timeline == job.timeline)])
         reach("coord.before_timeline")
         job.life.begin_timeline(*(reply.timeline for reply in stats), found.timeline if found else 0)
@@ -260,7 +259,7 @@ class Recovery:
         if elsewhere:
             await job.checkpoints.save_first(found.version)
         if self.resuming:
-            job.reports.resumed(min(reply.samples for reply in await job.server_stats()))
+            job.reports.resumed(min(reply.samples for reply in await job.shard_stats()))
         self._table = await lease_table(job)
         return found.version
 
@@ -295,12 +294,12 @@ class Recovery:
         consistency = replace(consistency_from_proto(where.view.consistency), revision=job.mode_change.next_revision())
         text = manifest.encode(saved).decode()
 
-        def request(member: Member) -> shard_pb2.RestoreRequest:
-            configure = job.registry.configuration(member)
+        def request(shard: int) -> shard_pb2.RestoreRequest:
+            configure = job.registry.configuration(shard)
             configure.consistency.CopyFrom(consistency_to_proto(consistency))
             return shard_pb2.RestoreRequest(configure=configure, manifest=text, grant=job.registry.grant, place=place)
 
-        restored = await job.ask_servers("Shard.Restore", request, shard_pb2.RestoreResponse, _RESTORE_S)
+        restored = await job.ask_shards("Shard.Restore", request, shard_pb2.RestoreResponse, _RESTORE_S)
         if any(reply.version != saved.version for reply in restored):
             raise errors.CheckpointError(f"the servers did not all restore version {saved.version}")
         job.life.agree(consistency)
@@ -312,12 +311,12 @@ class Recovery:
         """Version 0 was not published: set all servers up, so that a worker can upload it again."""
         job = self._job
 
-        def request(member: Member) -> shard_pb2.ConfigureRequest:
-            configure = job.registry.configuration(member)
+        def request(shard: int) -> shard_pb2.ConfigureRequest:
+            configure = job.registry.configuration(shard)
             configure.anew = True
             return configure
 
-        await job.ask_servers("Shard.Configure", request, shard_pb2.ConfigureResponse)
+        await job.ask_shards("Shard.Configure", request, shard_pb2.ConfigureResponse)
 
     async def _go_on(self, version: int) -> None:
         """All servers have ``version``: let the workers follow."""

@@ -54,6 +54,6 @@ async def make_safe(job: ports.Commands, checkpoints: Checkpoints, version: int)
 async def _room(job: ports.Commands) -> bool:
     """Whether every server has room for another copy. A server without room would skip it."""
     writing = [
-        sum(copy.state != shard_pb2.COPY_STATE_SKIPPED for copy in reply.copies) for reply in await job.server_stats()
+        sum(copy.state != shard_pb2.COPY_STATE_SKIPPED for copy in reply.copies) for reply in await job.shard_stats()
     ]
     return max(writing, default=COPIES_KEPT) < COPIES_KEPT  # no answer at all: not now

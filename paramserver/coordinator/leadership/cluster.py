@@ -1,4 +1,4 @@
-"""The coordinator's side of the servers: it calls each of them, all at once, with a deadline."""
+"""The coordinator's side of the servers: it calls their shards, all at once, with a deadline."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 
 from paramserver import errors
 from paramserver.core.job.membership import Member
+from paramserver.transport.addresses import shard_address
 from paramserver.transport.base import Channel
 
 Connect = Callable[[str], Channel]
@@ -17,11 +18,12 @@ M = TypeVar("M", bound=Message)
 
 
 class Servers:
-    """Channels to the servers of the job, by member number."""
+    """Channels to the shards of the job."""
 
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
-        self._channels: dict[int, Channel] = {}
+        # By the member number of the server, and by shard.
+        self._channels: dict[tuple[int, int], Channel] = {}
 
     async def dial_back(self, address: str, request: Message, timeout_s: float) -> None:
         """Check that a newcomer's address reaches it from here; raises UserError with a hint if not."""
@@ -41,11 +43,12 @@ class Servers:
         finally:
             await channel.close()
 
-    async def call(self, member: Member, method: str, request: Message, timeout_s: float) -> Message:
-        """Call one server; errors name it."""
-        channel = self._channels.get(member.ident)
+    async def call(self, member: Member, shard: int, method: str, request: Message, timeout_s: float) -> Message:
+        """Call one shard at its server; errors name the server."""
+        key = member.ident, shard
+        channel = self._channels.get(key)
         if channel is None:
-            channel = self._channels[member.ident] = self._connect(member.address)
+            channel = self._channels[key] = self._connect(shard_address(member.address, shard))
         try:
             return await channel.call(method, request, timeout=timeout_s)
         except errors.RetryableError as error:
@@ -53,19 +56,20 @@ class Servers:
 
     async def call_all(
         self,
-        members: Sequence[Member],
+        places: Sequence[tuple[int, Member]],
         method: str,
-        request: Message | Callable[[Member], Message],
+        request: Message | Callable[[int], Message],
         reply: type[M],
         timeout_s: float,
     ) -> list[M]:
-        """Call all ``members`` at once, and return their replies in this order. ``request`` may depend on the member.
+        """Call all shards in ``places``, each at its server, at once; return their replies in this order.
 
-        Errors name the server. The first error is raised after all calls have ended.
+        ``request`` may depend on the shard. Errors name the server. The first error is raised after all calls have
+        ended.
         """
         calls = (
-            self.call(member, method, request if isinstance(request, Message) else request(member), timeout_s)
-            for member in members
+            self.call(member, shard, method, request if isinstance(request, Message) else request(shard), timeout_s)
+            for shard, member in places
         )
         results = await asyncio.gather(*calls, return_exceptions=True)
         for result in results:
@@ -74,12 +78,11 @@ class Servers:
         return [result for result in results if isinstance(result, reply)]
 
     async def forget(self, ident: int) -> None:
-        """Close the channel of a server that is gone."""
-        channel = self._channels.pop(ident, None)
-        if channel is not None:
-            await channel.close()
+        """Close the channels of a server that is gone."""
+        for key in [key for key in self._channels if key[0] == ident]:
+            await self._channels.pop(key).close()
 
     async def close(self) -> None:
         """Close all channels."""
-        for ident in list(self._channels):
-            await self.forget(ident)
+        while self._channels:
+            await self._channels.popitem()[1].close()

@@ -33,7 +33,7 @@ class _Registry(Protocol):
     configured: bool
 
 
-class _Job(ports.Stage, ports.Ends, Protocol):
+class _Job(ports.Stage, ports.Ends, ports.Holding, Protocol):
     journal: Journal
     servers: Servers
     term: int
@@ -88,7 +88,10 @@ class Keeping:
         job = self._job
         request, edition = self._news(), job.journal.record_now.edition
         try:
-            await job.servers.call(server, "Shard.SetMembers", request, job.options.call_timeout_s)
+            places = [(shard, server) for shard in job.holders.shards_of(server.index)]
+            await job.servers.call_all(
+                places, "Shard.SetMembers", request, shard_pb2.SetMembersResponse, job.options.call_timeout_s
+            )
         except errors.FencedError as error:
             await job.replaced(str(error))
             return True

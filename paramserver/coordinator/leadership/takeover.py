@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import structlog
 
@@ -183,7 +182,7 @@ def _member(entry: coordinator_pb2.MemberRecord) -> Member:
 async def _ask_servers(
     job: Job, record: coordinator_pb2.JobRecord, patience_s: float, newcomers: Callable[[], int]
 ) -> tuple[Mapping[int, shard_pb2.StatsResponse], list[Member], bool]:
-    """The reports of all servers, by index; the servers whose shard is lost and can be restored; whether one strayed.
+    """The reports of all shards, by index; the servers whose shards are lost and can be restored; whether one strayed.
 
     A server on another timeline has strayed. It is not lost: it goes back with the others.
     """
@@ -193,26 +192,31 @@ async def _ask_servers(
     deadline += patience_s
     strayed = False
     while True:
-        silent = [server for server in job.members.of(Role.SERVER) if server.index not in found]
+        silent = _silent(job, found)
         replies = await asyncio.gather(
-            *(job.servers.call(server, "Shard.Stats", request, _CALL_S) for server in silent), return_exceptions=True
+            *(
+                job.servers.call_all(_places(job, server), "Shard.Stats", request, shard_pb2.StatsResponse, _CALL_S)
+                for server in silent
+            ),
+            return_exceptions=True,
         )
-        for server, reply in zip(silent, replies, strict=True):
-            if isinstance(reply, shard_pb2.StatsResponse):
-                if job.checkpoints.place is not None and reply.incarnation != server.incarnation:
-                    continue  # another process at its address, which asks to join
-                if not _as_recorded(server, reply, record):
-                    if job.checkpoints.place is None:
-                        raise errors.JobFailedError(
-                            f"{server.name} at {server.address} has begun anew: its shard of the model is gone, and "
-                            "the job cannot be taken over"
-                        )
-                    strayed = True
-                found[server.index] = reply
-            elif not isinstance(reply, errors.RetryableError):
-                raise cast(BaseException, reply)
-        silent = [server for server in silent if server.index not in found]
-        if not silent and len(found) == record.expected_servers:
+        for server, told in zip(silent, replies, strict=True):
+            if isinstance(told, BaseException):
+                if not isinstance(told, errors.RetryableError):
+                    raise told
+                continue
+            if job.checkpoints.place is not None and any(reply.incarnation != server.incarnation for reply in told):
+                continue  # another process at its address, which asks to join
+            if not all(_as_recorded(server, reply, record) for reply in told):
+                if job.checkpoints.place is None:
+                    raise errors.JobFailedError(
+                        f"{server.name} at {server.address} has begun anew: its shard of the model is gone, and "
+                        "the job cannot be taken over"
+                    )
+                strayed = True
+            found.update(zip(job.holders.shards_of(server.index), told, strict=True))
+        silent = _silent(job, found)
+        if not silent and len(found) == len(job.holders):
             return found, [], strayed
         if silent and job.checkpoints.place is not None and newcomers() >= len(silent):
             return found, silent, strayed
@@ -227,6 +231,19 @@ async def _ask_servers(
             said = time.monotonic()
             log.info(f"taking over; waiting for {names}")
         await asyncio.sleep(_RETRY_S)
+
+
+def _places(job: Job, server: Member) -> list[tuple[int, Member]]:
+    return [(shard, server) for shard in job.holders.shards_of(server.index)]
+
+
+def _silent(job: Job, found: Collection[int]) -> list[Member]:
+    """Servers some of whose shards are not in ``found``."""
+    return [
+        server
+        for server in job.members.of(Role.SERVER)
+        if any(shard not in found for shard in job.holders.shards_of(server.index))
+    ]
 
 
 def _as_recorded(server: Member, reply: shard_pb2.StatsResponse, record: coordinator_pb2.JobRecord) -> bool:

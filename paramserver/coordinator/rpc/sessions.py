@@ -197,10 +197,11 @@ class Sessions:
             self._job.stalls.hear(member, request.worker)
             self._job.poison.hear(member, request.worker)
             self._job.ending.hear(member, request.worker)
-        if request.HasField("server") and member is not None:
-            self._job.checkpoints.hear(member.index, request.server)
-        if request.server.term > self._job.term:
-            await self._job.replaced(f"a server follows a newer coordinator (term {request.server.term})")
+        for stats in request.shards:
+            if member is not None and stats.holds:
+                self._job.checkpoints.hear(stats.shard, stats)
+            if stats.term > self._job.term:
+                await self._job.replaced(f"a server follows a newer coordinator (term {stats.term})")
         if request.leaving:
             await self._job.confirm()
             member = self._job.members.get(request.member)

@@ -43,6 +43,7 @@ def status_page(job: Job, request: coordinator_pb2.StatusRequest) -> coordinator
         closing=job.ending.closing,
         not_counted=job.ending.not_counted(),
         samples_before=job.reports.samples_before,
+        shards=len(job.holders),
         data=data_to_proto(data) if data else None,
         steps_per_epoch=job.schedule.origin.steps_per_epoch if data and data.slice_size else 0,
         model=job.registry.model if request.model else None,
@@ -99,8 +100,8 @@ def _process(job: Job, member: Member, facts: JobFacts) -> coordinator_pb2.Proce
     if report := job.reports.workers.get(member.ident):
         ready, at_work = report.state not in ("joining", "registering", ""), report.at_work
         waiting_for = report.waiting_for
-    if server := job.reports.servers.get(member.ident):
-        ready, waiting_for = bool(server.holds), process.waiting_for
+    if shards := job.reports.servers.get(member.ident):
+        ready, waiting_for = bool(shards[0].holds), process.waiting_for
     status = member_status(
         MemberFacts(
             job=facts,

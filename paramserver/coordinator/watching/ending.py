@@ -199,14 +199,14 @@ class Ending:
             missing=first.missing,
             of=first.missing_of,
         )
-        await job.ask_servers("Shard.Cut", request, shard_pb2.CutResponse)
+        await job.ask_shards("Shard.Cut", request, shard_pb2.CutResponse)
         log.info(
             "the last step is made of the contributions that came",
             step=first.version,
             slices=f"{first.missing_of - sum(gap.stop - gap.start for gap in first.missing)} of {first.missing_of}",
         )
         deadline = time.monotonic() + _EVEN_S
-        while min(one.version for one in await job.server_stats()) <= first.version:
+        while min(one.version for one in await job.shard_stats()) <= first.version:
             if time.monotonic() > deadline:
                 raise errors.UnavailableError(f"step {first.version} is not complete yet")
             await asyncio.sleep(_LOOK_S)

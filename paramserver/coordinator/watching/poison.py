@@ -89,7 +89,7 @@ class PoisonWatch:
         if not self._poison.careful:
             return
         job = self._job
-        counted = min((report.applied for report in job.reports.servers.values()), default=0)
+        counted = min((report.applied for report in job.reports.shards()), default=0)
         enough = 2 * (job.options.step_slices + len(job.members.of(Role.WORKER)))
         self._poison.look(counted, enough, self._done, time.monotonic())
 
@@ -132,7 +132,7 @@ class PoisonWatch:
         """Whether the slice has counted on all servers."""
         job = self._job
         if place.step is not None:
-            reports = job.reports.servers.values()
+            reports = job.reports.shards()
             return bool(reports) and min(report.version for report in reports) > place.step
         table = job.leasing.table
         return table is None or table.is_done(AsyncName(place.epoch, place.index))

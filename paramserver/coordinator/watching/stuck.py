@@ -65,8 +65,8 @@ class Stuck:
         if not workers and not missed:
             return None
         reports = job.reports.workers
-        servers = job.reports.servers
-        if any(copy.state == shard_pb2.COPY_STATE_WRITING for report in servers.values() for copy in report.copies):
+        shards = job.reports.shards()
+        if any(copy.state == shard_pb2.COPY_STATE_WRITING for report in shards for copy in report.copies):
             return None  # the copy may hold the next version up; `Overdue` warns of one that takes too long
         names = {one.ident: one.name for one in (*workers, *job.members.of(Role.SERVER))}
         return Sight(
@@ -75,7 +75,7 @@ class Stuck:
                 job.consistency.revision,
                 bool(workers),
                 sum(report.slices for report in reports.values()),
-                tuple(sorted((index, r.version, r.applied, r.bytes_pushed) for index, r in servers.items())),
+                tuple(sorted((r.incarnation, r.shard, r.version, r.applied, r.bytes_pushed) for r in shards)),
             ),
             limit_s=max(job.stalls.limit_s or _NOBODY_S, self._moving_s(len(workers))),
             at_work=[names[ident] for ident, report in sorted(reports.items()) if report.at_work and ident in names],
@@ -109,5 +109,5 @@ class Stuck:
 
     def _moving_s(self, workers: int) -> float:
         """The time that all weights and gradients need over one link, in seconds."""
-        nbytes = sum(report.shard_bytes for report in self._job.reports.servers.values())
+        nbytes = sum(report.shard_bytes for report in self._job.reports.shards())
         return 2 * max(workers, 1) * nbytes * 8 / (self._job.options.link_mbps * 1e6)

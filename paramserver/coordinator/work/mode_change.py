@@ -41,7 +41,7 @@ _RETRY_S = 0.5
 _MAX_WAIT_S = 600.0
 
 
-class _Job(ports.Stage, ports.Course, ports.Commands, Protocol):
+class _Job(ports.Stage, ports.Course, ports.Commands, ports.Holding, Protocol):
     leasing: Leasing
     schedule: Schedule
     servers: Servers
@@ -139,7 +139,7 @@ class ModeChange:
 
     async def _now_async(self, changed: Consistency) -> None:
         """Once every shard has reached the boundary, lease what is left of the epoch."""
-        while any(stats.version < changed.from_version for stats in await self._insist(self._job.server_stats)):
+        while any(stats.version < changed.from_version for stats in await self._insist(self._job.shard_stats)):
             await asyncio.sleep(_POLL_S)
         table = self._job.schedule.begin_async(changed.from_version)
         await self._install(changed)
@@ -149,7 +149,7 @@ class ModeChange:
         leasing = self._job.leasing
         if leasing.table is not None:
             await leasing.drain()
-        versions = {stats.version for stats in await self._job.server_stats()}
+        versions = {stats.version for stats in await self._job.shard_stats()}
         if len(versions) != 1:
             raise errors.UnavailableError(f"the shards stand at different versions {sorted(versions)}: try again")
         changed = await self._agree(wanted, boundary=versions.pop())
@@ -230,7 +230,9 @@ class ModeChange:
             request = self._request(aborted, shard_pb2.PHASE_ABORT)
 
             async def tell() -> None:
-                await self._job.servers.call(server, "Shard.SetConsistency", request, self._job.options.call_timeout_s)
+                places = [(shard, server) for shard in self._job.holders.shards_of(server.index)]
+                timeout_s, reply = self._job.options.call_timeout_s, shard_pb2.SetConsistencyResponse
+                await self._job.servers.call_all(places, "Shard.SetConsistency", request, reply, timeout_s)
 
             self._tasks.begin(self._insist(tell))
 
@@ -258,7 +260,7 @@ class ModeChange:
         for _ in range(_ATTEMPTS):
             version = boundary
             if version is None:
-                version = max(stats.version for stats in await self._job.server_stats()) + margin
+                version = max(stats.version for stats in await self._job.shard_stats()) + margin
             self._revision += 1
             proposal = replace(wanted, revision=self._revision, from_version=version)
             try:
@@ -286,7 +288,7 @@ class ModeChange:
 
     async def _tell(self, proposal: Consistency, phase: shard_pb2.Phase) -> list[shard_pb2.SetConsistencyResponse]:
         request = self._request(proposal, phase)
-        return await self._job.ask_servers(
+        return await self._job.ask_shards(
             "Shard.SetConsistency",
             request,
             shard_pb2.SetConsistencyResponse,

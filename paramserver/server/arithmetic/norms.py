@@ -45,11 +45,11 @@ class NormExchange:
         self._connect, self._job, self._wait_s = connect, job, wait_s
         self._index = 0
         self._peers: dict[int, Channel] = {}
-        self._heard: dict[tuple[int, int], dict[int, dict[int, float]]] = {}  # (timeline, step) -> server -> squares
+        self._heard: dict[tuple[int, int], dict[int, dict[int, float]]] = {}  # (timeline, step) -> shard -> squares
         self._news = asyncio.Condition()
         self.waiting_for = ""
 
-    def configure(self, index: int, peers: Sequence[types_pb2.ServerInfo]) -> None:
+    def configure(self, index: int, peers: Sequence[types_pb2.ShardInfo]) -> None:
         """Learn the addresses of the other shards."""
         self._index = index
         self._peers = {peer.index: self._connect(peer.address) for peer in peers if peer.index != index}
@@ -58,8 +58,8 @@ class NormExchange:
         """Another shard tells its norms. What belongs to a published step is forgotten."""
         if len(request.chunks) != len(request.squares):
             raise errors.ProtocolError("as many squares as chunks belong into a message of norms")
-        if request.server not in self._peers:
-            raise errors.ProtocolError(f"server {request.server} is no other shard of this job")
+        if request.shard not in self._peers:
+            raise errors.ProtocolError(f"shard {request.shard} is no other shard of this job")
         if request.step > version + 1:
             raise errors.ProtocolError(f"the norm of step {request.step}, but this shard still works on step {version}")
         if not all(math.isfinite(square) and square >= 0 for square in request.squares):
@@ -67,7 +67,7 @@ class NormExchange:
         async with self._news:
             if request.step >= version:
                 told = self._heard.setdefault((request.timeline, request.step), {})
-                told[request.server] = dict(zip(request.chunks, request.squares, strict=True))
+                told[request.shard] = dict(zip(request.chunks, request.squares, strict=True))
             for key in [key for key in self._heard if key[1] < version]:
                 del self._heard[key]
             self._news.notify_all()
@@ -80,7 +80,7 @@ class NormExchange:
             job=self._job,
             timeline=timeline,
             step=step,
-            server=self._index,
+            shard=self._index,
             chunks=list(mine),
             squares=list(mine.values()),
         )

@@ -80,12 +80,12 @@ class Setup:
 
     async def _plan(self, request: shard_pb2.ConfigureRequest) -> Plan:
         """The plan of a model; made in the thread, since it takes a while for a hundred thousand tensors."""
-        return await self._host.process.arithmetic(lambda: plan_of(request.model, request.servers))
+        return await self._host.process.arithmetic(lambda: plan_of(request.model, request.shards))
 
     def _make(self, request: shard_pb2.ConfigureRequest, plan: Plan) -> RunningShard:
         """A shard as configured, with nothing in it. Raises ProtocolError, ModelError."""
-        if request.index >= request.servers:
-            raise errors.ProtocolError(f"server {request.index} of {request.servers} does not exist")
+        if request.shard >= request.shards:
+            raise errors.ProtocolError(f"shard {request.shard} of {request.shards} does not exist")
         if request.layout_digest and request.layout_digest != plan.layout.digest:
             raise errors.ProtocolError(
                 "the coordinator lays this model out differently: run one version of paramserver"
@@ -99,10 +99,10 @@ class Setup:
         state.timeline = request.timeline
         process = self._host.process
         exchange = NormExchange(process.connect, process.job, process.wait_timeout_s)
-        exchange.configure(request.index, request.peers)
+        exchange.configure(request.shard, request.peers)
         place = place_of(request)
         saver = Saver(place, plan, request, process.connect, lambda: process.news()) if place is not None else None
-        tensors = ShardTensors(plan.layout, plan.chunks_of(request.index), spec.name, process.team)
+        tensors = ShardTensors(plan.layout, plan.chunks_of(request.shard), spec.name, process.team)
         return RunningShard(request, plan, groups, state, tensors, exchange, process.pool, saver, process.fail)
 
     async def restore(self, request: shard_pb2.RestoreRequest) -> shard_pb2.RestoreResponse:

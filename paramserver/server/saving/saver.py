@@ -64,7 +64,7 @@ class Saver:
         self.write_s = 0.0
         self._place, self._plan, self._config = place, plan, config
         self._connect, self.told = connect, told
-        self._peers = {peer.index: peer.address for peer in config.peers if peer.index != config.index}
+        self._peers = {peer.index: peer.address for peer in config.peers if peer.index != config.shard}
         self._channels: dict[int, Channel] = {}
         self._copies: dict[int, Copy] = {}
         self._skipped: dict[int, shard_pb2.CopyStatus] = {}
@@ -74,7 +74,7 @@ class Saver:
         self._newest = -1
         self._news = asyncio.Condition()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._contents = Contents(plan, config.index, self._chunk)
+        self._contents = Contents(plan, config.shard, self._chunk)
         self._loop = asyncio.get_running_loop()
         self._closed = False
 
@@ -173,12 +173,12 @@ class Saver:
 
     def _write(self, copy: Copy, tensors: ShardTensors) -> None:
         number, config = copy.version.number, self._config
-        parameters = [c for c in self._plan.chunks_of(config.index) if c.kind is Kind.PARAMETER]
+        parameters = [c for c in self._plan.chunks_of(config.shard) if c.kind is Kind.PARAMETER]
         if copy.hurry:
             for chunk in parameters:
                 copy.states.keep(chunk.index)
         where = checkpoint_name(number, config.timeline)
-        part = f"{config.index + 1:05d}-of-{config.servers:05d}.safetensors"
+        part = f"{config.shard + 1:05d}-of-{config.shards:05d}.safetensors"
         mine = self._contents.mine()
         weights = write_tensors(
             self._place,

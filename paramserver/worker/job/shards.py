@@ -57,12 +57,12 @@ class Shards:
         member, session, plan = self._member, self._member.session, self.plan
         await self.close()
         view = await session.wait_until(
-            lambda view: len(view.servers) >= plan.servers and view.state != types_pb2.JOB_STATE_RECOVERING,
+            lambda view: len(view.shards) >= plan.servers and view.state != types_pb2.JOB_STATE_RECOVERING,
             lambda view: view.reason or "servers",
             session.options.join_timeout_s,
         )
         self._links = links = ShardLinks(
-            [self._connect(server.address) for server in sorted(view.servers, key=lambda server: server.index)],
+            [self._connect(shard.address) for shard in sorted(view.shards, key=lambda shard: shard.index)],
             plan,
             session.job,
             lambda: member.session.member,

@@ -30,7 +30,7 @@ class Raw:
         self.channel = cluster.job.network.connect(self.address)
         status = self.run(cluster.job.coordinator.status(coordinator_pb2.StatusRequest(model=True)))
         self.job, self.timeline = status.job, status.view.timeline
-        self.plan = plan_of(status.model, status.expected_servers)
+        self.plan = plan_of(status.model, status.shards)
         self.layout = self.plan.layout
         self.optimizer = status.model.optimizer
         self.server = server

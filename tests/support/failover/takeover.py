@@ -414,7 +414,7 @@ class Fleet:
 
     def stats(self) -> list[shard_pb2.StatsResponse]:
         """What the shards count."""
-        return [keeper.service.report() for keeper in self.keepers if not keeper.process.killed]
+        return [keeper.service.first.report() for keeper in self.keepers if not keeper.process.killed]
 
     def record(self) -> coordinator_pb2.JobRecord:
         """What the store has."""
@@ -464,7 +464,9 @@ class Fleet:
             if chief.service is not None:
                 lines.append(str(status_page(chief.service.job, coordinator_pb2.StatusRequest()))[:3000])
         for keeper in self.keepers:
-            lines.append(f"{keeper.address}: {str(keeper.service.report())[:1500]} {keeper.member.session.failure}")
+            lines.append(
+                f"{keeper.address}: {str(keeper.service.first.report())[:1500]} {keeper.member.session.failure}"
+            )
         for hand in self.hands:
             engine = hand.context.engine if hand.context else None
             if engine is not None:
