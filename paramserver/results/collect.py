@@ -96,7 +96,8 @@ async def collect(channels: Sequence[Channel], model: types_pb2.ModelSpec, job: 
     Raises UnavailableError if the shards do not come to hold the same contributions within 5 s.
     """
     plan = plan_of(model, len(channels))
-    links = ShardLinks(channels, plan, job, lambda: 0, timeline, wait_timeout_s=_TIMEOUT_S)
+    names = [f"the server at {channel.address}" for channel in channels]
+    links = ShardLinks(channels, names, plan, job, lambda: 0, timeline, wait_timeout_s=_TIMEOUT_S)
     deadline = time.monotonic() + _SETTLE_S
     while True:
         pulled = await links.pulls.pull(Latest(), frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from paramserver import errors
-from paramserver.core.layout.plan import MAX_SERVERS
+from paramserver.core.layout.plan import MAX_SHARDS
 from paramserver.server.rpc.attaching import Attaching
 from paramserver.server.rpc.contributions import Contributions
 from paramserver.server.rpc.control import Control
@@ -87,8 +87,8 @@ class ServerService:
         if number is None:
             return self.first
         if number not in self.shards and gives:
-            if number >= MAX_SERVERS:
-                raise errors.ProtocolError(f"shard {number} of at most {MAX_SERVERS}")
+            if number >= MAX_SHARDS:
+                raise errors.ProtocolError(f"shard {number} of at most {MAX_SHARDS}")
             self.shards[number] = ShardService(self.process)
         return self.shards.get(number, self._nothing)
 

@@ -135,10 +135,10 @@ def layout_of(message: types_pb2.ModelSpec, most_bytes: int = 0) -> Layout:
         raise ModelError(str(error)) from error
 
 
-def plan_of(message: types_pb2.ModelSpec, servers: int) -> Plan:
+def plan_of(message: types_pb2.ModelSpec, shards: int) -> Plan:
     """The plan that a specification leads to, wherever it is computed. Raises ModelError if there can be none."""
     try:
-        return make_plan(layout_of(message), servers, message.shares)
+        return make_plan(layout_of(message), shards, message.shares)
     except ValueError as error:
         raise ModelError(str(error)) from error
 

@@ -72,21 +72,21 @@ async def share_memory(session: Session, links: ShardLinks, plan: Plan, transpor
     try:
         shared = SharedMemory(plan)
     except OSError as error:
-        refusals = dict.fromkeys(range(plan.servers), str(error))
+        refusals = dict.fromkeys(range(plan.shards), str(error))
     else:
         refusals = await _on_this_timeline(session, links, links.near.attach(shared))
-    for server, reason in refusals.items():
+    for shard, reason in refusals.items():
         if transport == "shm":
             raise errors.UnavailableError(
-                f"cluster.transport = shm, but no memory can be shared with server-{server}: {reason}; "
+                f"cluster.transport = shm, but no memory can be shared with {links.names[shard]}: {reason}; "
                 'start it on this host, or set cluster.transport to "auto"'
             )
-    apart = 0 < len(refusals) < plan.servers
+    apart = 0 < len(refusals) < plan.shards
     if apart and moving_bytes(plan.layout.chunks) >= early.LEAST_BYTES:
         await links.near.detach()
         log.info("weights and gradients go over the network: not all servers are on this host")
     elif refusals:
-        which = ", ".join(f"server-{server}" for server in refusals)
+        which = ", ".join(links.names[shard] for shard in refusals)
         log.info(f"weights and gradients go over the network to {which}", reason=next(iter(refusals.values())))
 
 

@@ -63,7 +63,7 @@ def ends(rest: Rest, error: Exception | None) -> None:
 
 
 def test_each_is_put_in_its_place_when_it_is_read() -> None:
-    first, second = Rest(0, [0, 2, 4]), Rest(1, [1, 3])
+    first, second = Rest("server-0", [0, 2, 4]), Rest("server-1", [1, 3])
     script = Script([first, second])
     comes(first, 0, 2, 4)
     comes(second, 1, 3)
@@ -79,7 +79,7 @@ def test_each_is_put_in_its_place_when_it_is_read() -> None:
 
 
 def test_who_is_waited_for_is_said_and_a_job_that_goes_back_ends_it() -> None:
-    first, second = Rest(0, [0]), Rest(1, [1])
+    first, second = Rest("server-0", [0]), Rest("server-1", [1])
     script = Script([first, second])
     comes(first, 0)
     script.incoming.read(0)
@@ -92,7 +92,7 @@ def test_who_is_waited_for_is_said_and_a_job_that_goes_back_ends_it() -> None:
 
 
 def test_nobody_waits_any_more_once_something_has_failed() -> None:
-    rest = Rest(0, [0, 1])
+    rest = Rest("server-0", [0, 1])
     script = Script([rest])
     ends(rest, errors.GoneError("gone"))
     script.incoming.read_all()
@@ -102,7 +102,7 @@ def test_nobody_waits_any_more_once_something_has_failed() -> None:
 
 
 def test_what_has_come_before_the_end_is_there() -> None:
-    rest = Rest(0, [0, 1])
+    rest = Rest("server-0", [0, 1])
     script = Script([rest])
     comes(rest, 0, 1)
     ends(rest, None)
@@ -111,7 +111,7 @@ def test_what_has_come_before_the_end_is_there() -> None:
 
 
 def test_what_was_read_is_known_and_what_was_here_need_not_be_read() -> None:
-    rest = Rest(0, [0, 2])  # the second tensor was here
+    rest = Rest("server-0", [0, 2])  # the second tensor was here
     script = Script([rest])
     comes(rest, 0, 2)
     assert script.incoming.unread({0, 1, 2}) == {0, 2}
@@ -125,7 +125,7 @@ def test_what_was_read_is_known_and_what_was_here_need_not_be_read() -> None:
 
 
 def test_what_is_not_wanted_any_more_changes_nothing() -> None:
-    rest = Rest(0, [0])
+    rest = Rest("server-0", [0])
     script = Script([rest])
     comes(rest, 0)
     script.incoming.drop()

@@ -360,7 +360,7 @@ def test_digest_is_pinned_and_depends_on_everything() -> None:
 
 
 def loads(plan: Plan, kind: Kind | None = None) -> list[int]:
-    chunks = [plan.chunks_of(server) for server in range(plan.servers)]
+    chunks = [plan.chunks_of(server) for server in range(plan.shards)]
     return [sum(c.nbytes for c in owned if kind in (None, c.kind)) for owned in chunks]
 
 
@@ -431,7 +431,7 @@ def test_equal_chunks_go_round_in_turn() -> None:
 
 
 def test_a_plan_needs_a_server() -> None:
-    with pytest.raises(ValueError, match="1 to 4096 servers, not 0"):
+    with pytest.raises(ValueError, match="1 to 4096 shards, not 0"):
         make_plan(make_layout([]), 0)
 
 
@@ -465,5 +465,5 @@ def test_what_is_too_large_is_refused_by_arithmetic() -> None:
         make_layout([TensorSpec("w", (1 << 38,), "float32")])
     with pytest.raises(ValueError, match="chunk_bytes higher"):
         make_layout([TensorSpec("w", (1 << 24,), "float32")], chunk_bytes=64)
-    with pytest.raises(ValueError, match="1 to 4096 servers, not 4294967295"):
+    with pytest.raises(ValueError, match="1 to 4096 shards, not 4294967295"):
         make_plan(make_layout([TensorSpec("w", (4,), "float32")]), 2**32 - 1)

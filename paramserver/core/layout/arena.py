@@ -17,7 +17,7 @@ from paramserver.core.layout.plan import ITEMSIZE, Chunk, Kind, Layout, Plan
 class Run:
     """``length`` bytes from ``start`` that belong to one server. Within the frozen part, or within a slot."""
 
-    server: int
+    shard: int
     start: int
     length: int
 
@@ -56,16 +56,16 @@ class Arena:
         for chunk in self.layout.chunks:
             if (chunk.kind is Kind.FROZEN) != frozen:
                 continue
-            server, start = plan.owner[chunk.index], self.start(chunk)
-            if runs and runs[-1].server == server and runs[-1].start + runs[-1].length == start:
-                runs[-1] = Run(server, runs[-1].start, runs[-1].length + chunk.nbytes)
+            shard, start = plan.owner[chunk.index], self.start(chunk)
+            if runs and runs[-1].shard == shard and runs[-1].start + runs[-1].length == start:
+                runs[-1] = Run(shard, runs[-1].start, runs[-1].length + chunk.nbytes)
             else:
-                runs.append(Run(server, start, chunk.nbytes))
+                runs.append(Run(shard, start, chunk.nbytes))
         return tuple(runs)
 
     def separable(self, plan: Plan) -> bool:
         """True if no page of memory belongs to two servers, so that each server can lend its own pages."""
-        return plan.servers == 1 or all(
+        return plan.shards == 1 or all(
             run.start % self.page == 0 for frozen in (False, True) for run in self.runs(plan, frozen)
         )
 

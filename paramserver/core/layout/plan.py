@@ -1,7 +1,7 @@
-"""Where every tensor lies in the flat layout, how the layout is cut into chunks, and which server owns which chunk.
+"""Where every tensor lies in the flat layout, how the layout is cut into chunks, and which shard each chunk belongs to.
 
 The layout depends on the model and the size of a chunk alone, so that the arithmetic on a chunk gives the same bits on
-any number of servers. Only the plan, which says who owns what, knows how many servers there are.
+any number of shards. Only the plan knows how many shards there are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MIN_CHUNK_BYTES = 64 * 1024
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
 # A layout of more chunks costs more than can come of it: each is an object here, and a call on the network.
 MAX_CHUNKS = 100_000
-MAX_SERVERS = 4096
+MAX_SHARDS = 4096
 # Element types of segments and chunks, with their sizes in bytes.
 ITEMSIZE = {"float32": 4, "float64": 8}
 
@@ -148,16 +148,16 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which server owns which chunk: ``owner[chunk index]`` is a server index below ``servers``."""
+    """Which shard each chunk belongs to: ``owner[chunk index]`` is a shard index below ``shards``."""
 
     layout: Layout
-    servers: int
+    shards: int
     owner: tuple[int, ...]
 
-    def chunks_of(self, server: int) -> tuple[Chunk, ...]:
-        """The chunks of one server, by index; none if there are more servers than chunks."""
-        assert 0 <= server < self.servers, f"there is no server {server} of {self.servers}"
-        return tuple(chunk for chunk, owner in zip(self.layout.chunks, self.owner, strict=True) if owner == server)
+    def chunks_of(self, shard: int) -> tuple[Chunk, ...]:
+        """The chunks of one shard, by index; none if there are more shards than chunks."""
+        assert 0 <= shard < self.shards, f"there is no shard {shard} of {self.shards}"
+        return tuple(chunk for chunk, owner in zip(self.layout.chunks, self.owner, strict=True) if owner == shard)
 
 
 def master_dtype(dtype: str, kind: Kind) -> str:
@@ -248,33 +248,33 @@ def make_layout(tensors: Sequence[TensorSpec], chunk_bytes: int = 0, whole_tenso
     return Layout(tuple(tensors), segments, tuple(placements), tuple(chunks), chunk_bytes)
 
 
-def make_plan(layout: Layout, servers: int, shares: Sequence[int] = ()) -> Plan:
-    """Spread the chunks over the servers by bytes: the largest first, to the server that lacks most, ties by index.
+def make_plan(layout: Layout, shards: int, shares: Sequence[int] = ()) -> Plan:
+    """Spread the chunks over the shards by bytes: the largest first, to the shard that lacks most, ties by index.
 
     Parameters go first, then buffers, then frozen tensors, so that both the parameters and the whole are in balance:
-    either way two servers differ by one chunk at most. ``shares``: how much each server takes in relation to the
-    others, nothing if 0; without any all take as much. Raises ValueError if there is no server, or none that takes any.
+    either way two shards differ by one chunk at most. ``shares``: how much each shard takes in relation to the
+    others, nothing if 0; without any all take as much. Raises ValueError if there is no shard, or none that takes any.
     """
-    if not 1 <= servers <= MAX_SERVERS:
-        raise ValueError(f"a plan needs 1 to {MAX_SERVERS} servers, not {servers}")
-    parts = shares or [1] * servers
+    if not 1 <= shards <= MAX_SHARDS:
+        raise ValueError(f"a plan needs 1 to {MAX_SHARDS} shards, not {shards}")
+    parts = shares or [1] * shards
     whole = sum(parts)
-    if len(parts) != servers or min(parts) < 0 or not whole:
-        raise ValueError(f"{list(parts)[:16]} cannot be the shares of {servers} servers")
+    if len(parts) != shards or min(parts) < 0 or not whole:
+        raise ValueError(f"{list(parts)[:16]} cannot be the shares of {shards} shards")
     owner = [0] * len(layout.chunks)
-    # Bytes that each server has above its share so far; below 0, bytes that it lacks.
-    above = [0] * servers
+    # Bytes that each shard has above its share so far; below 0, bytes that it lacks.
+    above = [0] * shards
     for kind in _SPREAD_ORDER:
         chunks = [chunk for chunk in layout.chunks if chunk.kind is kind]
         total = sum(chunk.nbytes for chunk in chunks)
-        heap = [(above[server] - part * total // whole, server) for server, part in enumerate(parts) if part]
+        heap = [(above[shard] - part * total // whole, shard) for shard, part in enumerate(parts) if part]
         heapq.heapify(heap)
         for chunk in sorted(chunks, key=lambda c: (-c.nbytes, c.index)):
             has, owner[chunk.index] = heap[0]
             heapq.heapreplace(heap, (has + chunk.nbytes, owner[chunk.index]))
-        for has, server in heap:
-            above[server] = has
-    return Plan(layout, servers, tuple(owner))
+        for has, shard in heap:
+            above[shard] = has
+    return Plan(layout, shards, tuple(owner))
 
 
 def _check_tensors(tensors: Sequence[TensorSpec]) -> None:

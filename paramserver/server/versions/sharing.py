@@ -61,11 +61,11 @@ class _Attachment:
 class Sharing:
     """One shard on one timeline."""
 
-    def __init__(self, plan: Plan, server: int) -> None:
+    def __init__(self, plan: Plan, shard: int) -> None:
         self._plan = plan
-        self._chunks = plan.chunks_of(server)
+        self._chunks = plan.chunks_of(shard)
         self._arena = make_arena(plan.layout, PAGE)
-        runs = [[r for r in self._arena.runs(plan, frozen) if r.server == server] for frozen in (True, False)]
+        runs = [[r for r in self._arena.runs(plan, frozen) if r.shard == shard] for frozen in (True, False)]
         self._frozen_pages, self._slot_pages = ([*pages(part, PAGE)] for part in runs)
         self._slots = Slots(SLOTS)
         self._reserved: set[int] = set()

@@ -25,7 +25,7 @@ def pieces_of(plan: Plan, most: int) -> list[list[Piece]]:
     chunks = plan.layout.chunks
     together = -(-len(chunks) // max(1, most))
     found = []
-    for server in range(plan.servers):
+    for server in range(plan.shards):
         own = plan.chunks_of(server)
         rows = [own[at : at + together] for at in range(0, len(own), together)]
         found.append([_piece([chunk.nbytes for chunk in row], row[0].index, len(chunks)) for row in rows])

@@ -28,7 +28,7 @@ _WINDOW_CHUNKS = 8
 class Flow:
     """The uploads of one contribution to all servers. Lives in the event loop.
 
-    ``bytes_of``: bytes of the contribution by server. ``first``: the server that is sent the first chunk, modulo their
+    ``bytes_of``: bytes of the contribution by shard. ``first``: the server that is sent the first chunk, modulo their
     number. ``window``: in bytes. ``told``: whether all servers send acknowledgements at the moment. ``patience_s``: if
     no chunk is acknowledged for so long, no upload waits any more.
     """
@@ -44,7 +44,7 @@ class Flow:
         self._bytes_of, self._first, self._window = bytes_of, first, window
         self._told, self._patience_s = told, patience_s
         self._sent = [0 for _ in bytes_of]
-        # By server: the sizes of the chunks on their way, in order, and how many chunks before them were acknowledged.
+        # By shard: the sizes of the chunks on their way, in order, and how many chunks before them were acknowledged.
         self._flying: list[deque[int]] = [deque() for _ in bytes_of]
         self._acked = [0 for _ in bytes_of]
         self._under_way = 0
@@ -52,30 +52,30 @@ class Flow:
         self._given_up = False
         self._watch: asyncio.TimerHandle | None = None
 
-    async def keep(self, server: int, frames: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    async def keep(self, shard: int, frames: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
         """The frames for one server, each when it may leave. Every frame but the first, the header, holds one chunk."""
         header = True
         try:
             async for frame in frames:
                 if not header:
-                    await self._room(server, len(frame))
+                    await self._room(shard, len(frame))
                 yield frame
                 header = False
         finally:
-            self._ends(server)
+            self._ends(shard)
 
-    def acknowledged(self, server: int, chunks: int) -> None:
+    def acknowledged(self, shard: int, chunks: int) -> None:
         """A server has acknowledged ``chunks`` chunks in all."""
-        flying = self._flying[server]
-        for _ in range(min(chunks - self._acked[server], len(flying))):
+        flying = self._flying[shard]
+        for _ in range(min(chunks - self._acked[shard], len(flying))):
             self._under_way -= flying.popleft()
-            self._acked[server] += 1
+            self._acked[shard] += 1
         self.grant()
 
-    async def _room(self, server: int, nbytes: int) -> None:
+    async def _room(self, shard: int, nbytes: int) -> None:
         loop = asyncio.get_running_loop()
         granted: asyncio.Future[None] = loop.create_future()
-        self._asking[server] = nbytes, granted
+        self._asking[shard] = nbytes, granted
         loop.call_soon(self.grant)  # when the others have asked, too
         if self._watch is None:
             self._watch = loop.call_later(self._patience_s, self._look, sum(self._acked))
@@ -94,39 +94,39 @@ class Flow:
     def grant(self) -> None:
         """Let the next chunks leave as far as the window has room, or if no server acknowledges any more."""
         while self._asking:
-            server = min(self._asking, key=self._rank)
-            nbytes, granted = self._asking[server]
+            shard = min(self._asking, key=self._rank)
+            nbytes, granted = self._asking[shard]
             room = not self._under_way or self._under_way + nbytes <= self._window
             if not room and not self._given_up and self._told():
                 return
-            del self._asking[server]
-            self._flying[server].append(nbytes)
+            del self._asking[shard]
+            self._flying[shard].append(nbytes)
             self._under_way += nbytes
-            self._sent[server] += nbytes
+            self._sent[shard] += nbytes
             if not granted.done():
                 granted.set_result(None)
 
-    def _rank(self, server: int) -> tuple[float, int]:
+    def _rank(self, shard: int) -> tuple[float, int]:
         """The server that was sent the smallest part of its bytes comes first."""
-        return self._sent[server] / max(1, self._bytes_of[server]), (server - self._first) % len(self._sent)
+        return self._sent[shard] / max(1, self._bytes_of[shard]), (shard - self._first) % len(self._sent)
 
-    def _ends(self, server: int) -> None:
+    def _ends(self, shard: int) -> None:
         """The upload to a server has ended or failed: its chunks no longer fill the window."""
-        self._asking.pop(server, None)
-        self._under_way -= sum(self._flying[server])
-        self._flying[server].clear()
+        self._asking.pop(shard, None)
+        self._under_way -= sum(self._flying[shard])
+        self._flying[shard].clear()
         self.grant()
 
 
 class FlowControl:
     """Flow control of all contributions that a worker is pushing. Lives in the event loop."""
 
-    def __init__(self, servers: int, chunk_bytes: int) -> None:
+    def __init__(self, shards: int, chunk_bytes: int) -> None:
         """``chunk_bytes``: the usual size of a chunk."""
         self._window = max(_WINDOW_BYTES, _WINDOW_CHUNKS * chunk_bytes)
         self._flows: dict[int, Flow] = {}
-        # By server, the number of open pulls whose answers carry acknowledgements.
-        self._telling = [0] * servers
+        # By shard, the number of open pulls whose answers carry acknowledgements.
+        self._telling = [0] * shards
 
     @contextmanager
     def leaving(self, nonce: int, bytes_of: Sequence[int], first: int, workers: int = 1) -> Iterator[None]:
@@ -135,9 +135,9 @@ class FlowControl:
         ``workers``: the number of workers. If there are more workers than servers, the window of each is smaller, since
         the links of the servers are shared.
         """
-        servers = len(bytes_of)
-        window = self._window * servers // max(servers, workers)
-        if nonce and servers > 1 and sum(bytes_of) > window:
+        shards = len(bytes_of)
+        window = self._window * shards // max(shards, workers)
+        if nonce and shards > 1 and sum(bytes_of) > window:
             self._flows[nonce] = Flow(bytes_of, first, window, lambda: all(self._telling), PATIENCE_S)
         try:
             yield
@@ -149,18 +149,18 @@ class FlowControl:
         return self._flows.get(nonce)
 
     @contextmanager
-    def telling(self, server: int, tells: bool) -> Iterator[None]:
+    def telling(self, shard: int, tells: bool) -> Iterator[None]:
         """Context of one open pull; ``tells``: its answer carries acknowledgements of a server."""
-        self._telling[server] += tells
+        self._telling[shard] += tells
         try:
             yield
         finally:
-            self._telling[server] -= tells
+            self._telling[shard] -= tells
             for flow in self._flows.values():
                 flow.grant()
 
-    def acknowledged(self, server: int, news: Iterable[shard_pb2.Ack]) -> None:
+    def acknowledged(self, shard: int, news: Iterable[shard_pb2.Ack]) -> None:
         """A server sent these acknowledgements."""
         for one in news:
             if one.nonce in self._flows:
-                self._flows[one.nonce].acknowledged(server, one.chunks)
+                self._flows[one.nonce].acknowledged(shard, one.chunks)

@@ -57,12 +57,14 @@ class Shards:
         member, session, plan = self._member, self._member.session, self.plan
         await self.close()
         view = await session.wait_until(
-            lambda view: len(view.shards) >= plan.servers and view.state != types_pb2.JOB_STATE_RECOVERING,
+            lambda view: len(view.shards) >= plan.shards and view.state != types_pb2.JOB_STATE_RECOVERING,
             lambda view: view.reason or "servers",
             session.options.join_timeout_s,
         )
+        shards = sorted(view.shards, key=lambda shard: shard.index)
         self._links = links = ShardLinks(
-            [self._connect(shard.address) for shard in sorted(view.shards, key=lambda shard: shard.index)],
+            [self._connect(shard.address) for shard in shards],
+            [shard.server for shard in shards],
             plan,
             session.job,
             lambda: member.session.member,

@@ -9,7 +9,7 @@ from paramserver.core.versions.events import Latest
 from paramserver.worker.links.shards import ShardLinks
 from paramserver.worker.weights.pulled import Pulled
 
-# Gives, by server, versions that hold the same contributions.
+# Gives, by shard, versions that hold the same contributions.
 Snapshot = Callable[[], Awaitable[Sequence[int]]]
 
 
@@ -19,7 +19,7 @@ def same(results: Sequence[Pulled]) -> bool:
 
 
 async def pull_cut(links: ShardLinks, snapshot: Snapshot) -> list[Pulled]:
-    """By server, versions that hold the same contributions, among them all that were counted before this call.
+    """By shard, versions that hold the same contributions, among them all that were counted before this call.
 
     ``snapshot`` has the servers make versions with the same contributions. It is called if the newest ones differ.
     """

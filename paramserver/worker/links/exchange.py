@@ -33,7 +33,7 @@ def exchange(links: ShardLinks, facts: PushFacts, version: int, wait_s: float) -
     if shared is None or ways is None or facts.slot is None or planned("worker.between_shards"):
         return False
     lines = [way.direct for way in ways]
-    requests = [_request(links, server, way, facts, version, wait_s) for server, way in enumerate(ways)]
+    requests = [_request(links, shard, way, facts, version, wait_s) for shard, way in enumerate(ways)]
     answers = cast(
         Sequence[shard_pb2.ExchangeResponse] | None, ask_all(lines, "Shard.Exchange", requests, wait_s + _GRACE_S)
     )
@@ -44,12 +44,12 @@ def exchange(links: ShardLinks, facts: PushFacts, version: int, wait_s: float) -
         return True
     if len({header.version for header in headers}) > 1:
         return True
-    return [pulled_of(header, shared.chunks(server, header.slot, False)) for server, header in enumerate(headers)]
+    return [pulled_of(header, shared.chunks(shard, header.slot, False)) for shard, header in enumerate(headers)]
 
 
 def _request(
-    links: ShardLinks, server: int, way: Attached, facts: PushFacts, version: int, wait_s: float
+    links: ShardLinks, shard: int, way: Attached, facts: PushFacts, version: int, wait_s: float
 ) -> shard_pb2.ExchangeRequest:
-    push = links.pushes.push_header(server, facts, 0, way)
-    pull = links.pulls.pull_request(server, AtLeast(version), wait_s)
+    push = links.pushes.push_header(shard, facts, 0, way)
+    pull = links.pulls.pull_request(shard, AtLeast(version), wait_s)
     return shard_pb2.ExchangeRequest(push=push, pull=pull)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from paramserver.transport.base import Channel
-from paramserver.worker.links.servers import Servers
+from paramserver.worker.links.targets import Targets
 
 if TYPE_CHECKING:
     from paramserver.worker.memory.shared import Attached, SharedMemory
@@ -22,26 +22,26 @@ _ATTACH_S = 10.0
 class Near:
     """The servers that share memory with this worker: no server, some, or all."""
 
-    def __init__(self, servers: Servers) -> None:
-        self._servers = servers
+    def __init__(self, targets: Targets) -> None:
+        self._targets = targets
         # None if this worker shares memory with no server.
         self.shared: SharedMemory | None = None
 
     def ways(self) -> list[Attached] | None:
-        """By server, the connection for the thread that trains; None if there is none to some server."""
+        """By shard, the connection for the thread that trains; None if there is none to some server."""
         if self.shared is None:
             return None
-        found = [self.attached(server) for server in range(len(self._servers))]
+        found = [self.attached(shard) for shard in range(len(self._targets))]
         ways = [one for one in found if one is not None and one.channel.undisturbed and not one.direct.gone]
         return ways if len(ways) == len(found) else None
 
-    def attached(self, server: int) -> Attached | None:
+    def attached(self, shard: int) -> Attached | None:
         """A server that shares memory with this worker, as the member that this worker is now."""
-        return self.shared.attached(server, self._servers.worker()) if self.shared is not None else None
+        return self.shared.attached(shard, self._targets.worker()) if self.shared is not None else None
 
     async def attach(self, shared: SharedMemory) -> dict[int, str]:
-        """Share memory with the servers on this host; by server, why others cannot."""
-        tasks = [asyncio.ensure_future(self._persist(shared, server)) for server in range(len(self._servers))]
+        """Share memory with the servers on this host; by shard, why others cannot."""
+        tasks = [asyncio.ensure_future(self._persist(shared, shard)) for shard in range(len(self._targets))]
         try:
             refusals = await asyncio.gather(*tasks)
         except BaseException:
@@ -50,13 +50,13 @@ class Near:
             await asyncio.gather(*tasks, return_exceptions=True)  # or one would attach after all is closed
             await shared.close()
             raise
-        self.shared = shared if shared.servers else None
-        return {server: refusal for server, refusal in enumerate(refusals) if refusal}
+        self.shared = shared if shared.shards else None
+        return {shard: refusal for shard, refusal in enumerate(refusals) if refusal}
 
-    async def attach_again(self, server: int) -> None:
+    async def attach_again(self, shard: int) -> None:
         """Attach again to a server that knows this worker by an earlier member number."""
-        if self.shared is not None and self.shared.outdated(server, self._servers.worker()):
-            await self._persist(self.shared, server)
+        if self.shared is not None and self.shared.outdated(shard, self._targets.worker()):
+            await self._persist(self.shared, shard)
 
     async def detach(self) -> None:
         """Share memory with no server any more."""
@@ -69,30 +69,30 @@ class Near:
         if self.shared is not None:
             await self.shared.close()
 
-    async def lost(self, server: int) -> None:
+    async def lost(self, shard: int) -> None:
         """A server has said that it shares no memory with this worker any more."""
-        log.info("a server does not share memory with this worker any more", server=f"server-{server}")
+        log.info("a server does not share memory with this worker any more", server=self._targets.names[shard])
         assert self.shared is not None
-        await self.shared.lost(server)
+        await self.shared.lost(shard)
 
-    async def _persist(self, shared: SharedMemory, server: int) -> str:
-        return await self._servers.persist(server, "to attach", partial(self._attach, shared, server))
+    async def _persist(self, shared: SharedMemory, shard: int) -> str:
+        return await self._targets.persist(shard, "to attach", partial(self._attach, shared, shard))
 
-    async def _attach(self, shared: SharedMemory, server: int, timeout_s: float) -> str:
-        servers = self._servers
-        channel, timeout_s = servers.channels[server], min(timeout_s, _ATTACH_S)
-        return await shared.attach(server, channel, servers.job, servers.timeline, servers.worker(), timeout_s)
+    async def _attach(self, shared: SharedMemory, shard: int, timeout_s: float) -> str:
+        targets = self._targets
+        channel, timeout_s = targets.channels[shard], min(timeout_s, _ATTACH_S)
+        return await shared.attach(shard, channel, targets.job, targets.timeline, targets.worker(), timeout_s)
 
-    def way(self, server: int) -> Channel:
+    def way(self, shard: int) -> Channel:
         """The channel for small messages to a server: a socket of this host if the server shares memory."""
-        attached = self.attached(server)
-        return self._servers.channels[server] if attached is None else attached.channel
+        attached = self.attached(shard)
+        return self._targets.channels[shard] if attached is None else attached.channel
 
     @property
     def kind(self) -> str:
         """The transport of weights and gradients, as `status` shows it."""
-        channels = self._servers.channels
+        channels = self._targets.channels
         kind = channels[0].kind if channels else ""
-        if self.shared is None or not self.shared.servers:
+        if self.shared is None or not self.shared.shards:
             return kind
-        return "shm" if len(self.shared.servers) == len(channels) else f"shm+{kind}"
+        return "shm" if len(self.shared.shards) == len(channels) else f"shm+{kind}"

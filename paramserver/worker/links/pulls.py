@@ -20,7 +20,7 @@ from paramserver.v1 import shard_pb2
 from paramserver.wire.messages import assignment_to_proto, put_want
 from paramserver.worker.gradients.flow_control import FlowControl
 from paramserver.worker.links.near import Near
-from paramserver.worker.links.servers import Servers
+from paramserver.worker.links.targets import Targets
 from paramserver.worker.weights.pulled import Answer, Pulled, pulled_of
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ _PARK_S = 5.0
 class Pulls:
     """Asks for versions. ``rounding``: the type that weights are rounded to on their way here."""
 
-    def __init__(self, servers: Servers, near: Near, flow_control: FlowControl, rounding: Cast | None) -> None:
-        self._servers, self._near, self._flow_control = servers, near, flow_control
+    def __init__(self, targets: Targets, near: Near, flow_control: FlowControl, rounding: Cast | None) -> None:
+        self._targets, self._near, self._flow_control = targets, near, flow_control
         self.rounding = rounding
         # The server, in words, for which a pull waits just now.
         self.waiting_for = ""
@@ -48,14 +48,14 @@ class Pulls:
         self._assignment = None if assignment is None else assignment_to_proto(assignment)
 
     async def pull(self, want: Want, frozen: bool = False, ahead: bool = False, begin: bool = False) -> list[Pulled]:
-        """Each shard's answer to ``want``, by server; in asynchronous mode their versions may differ.
+        """Each shard's answer to ``want``, by shard; in asynchronous mode their versions may differ.
 
         ``ahead``: servers may send the version while they make it. ``begin``: return when all answers have begun; the
         part of a large answer that is still to come is its `Pulled.rest`.
         """
         begin = begin and self._near.shared is None and not frozen
         one = self._begin_one if begin else partial(self._pull_one, frozen=frozen)
-        return await asyncio.gather(*(one(server, want, ahead=ahead) for server in range(len(self._servers))))
+        return await asyncio.gather(*(one(shard, want, ahead=ahead) for shard in range(len(self._targets))))
 
     async def pull_version(
         self, at_least: int, frozen: bool = False, ahead: bool = False, begin: bool = False
@@ -66,8 +66,8 @@ class Pulls:
             # The oldest: a shard that is behind may stay so until this worker has done its part of that step.
             oldest = min(result.version for result in results)
             newer = [s for s, result in enumerate(results) if result.version > oldest]
-            for server in newer:
-                results[server].drop()
+            for shard in newer:
+                results[shard].drop()
             try:
                 again = await asyncio.gather(*(self._pull_one(s, Exactly(oldest), frozen) for s in newer))
             except errors.GoneError:  # dropped, so every shard has a later one or will have it
@@ -75,36 +75,36 @@ class Pulls:
                     result.drop()
                 results = await self.pull(AtLeast(oldest + 1), frozen)
                 continue
-            for server, result in zip(newer, again, strict=True):
-                results[server] = result
+            for shard, result in zip(newer, again, strict=True):
+                results[shard] = result
         return results
 
     async def pull_exactly(self, versions: Sequence[int]) -> list[Pulled]:
-        """By server, this version. Raises GoneError if a server has dropped its version."""
-        asked = (self._pull_one(server, Exactly(version), False) for server, version in enumerate(versions))
+        """By shard, this version. Raises GoneError if a server has dropped its version."""
+        asked = (self._pull_one(shard, Exactly(version), False) for shard, version in enumerate(versions))
         return await asyncio.gather(*asked)
 
     async def newest(self) -> list[Pulled]:
-        """By server, its newest version, without the weights."""
-        servers = range(len(self._servers))
-        return await asyncio.gather(*(self._pull_one(server, Latest(), False, bare=True) for server in servers))
+        """By shard, its newest version, without the weights."""
+        shards = range(len(self._targets))
+        return await asyncio.gather(*(self._pull_one(shard, Latest(), False, bare=True) for shard in shards))
 
     async def again(self, versions: Sequence[int]) -> list[Pulled]:
-        """By server, the version of the weights at hand once more. Raises GoneError if a server has dropped one."""
+        """By shard, the version of the weights at hand once more. Raises GoneError if a server has dropped one."""
         results = await self.pull_exactly(versions)
         shared = self._near.shared
-        for server, result in enumerate(results):
+        for shard, result in enumerate(results):
             if result.slot is not None and shared is not None and not shared.copies:
-                result.chunks.update(shared.chunks_in(server, result.slot))
+                result.chunks.update(shared.chunks_in(shard, result.slot))
         return results
 
     async def published(self, version: int) -> bool:
         """Whether all shards have published ``version`` already; False if that cannot be told just now."""
-        servers = self._servers
+        targets = self._targets
 
         async def one(channel: Channel) -> bool:
             request = shard_pb2.PullRequest(
-                job=servers.job, timeline=servers.timeline, worker=servers.worker(), wait_s=0.0, header_only=True
+                job=targets.job, timeline=targets.timeline, worker=targets.worker(), wait_s=0.0, header_only=True
             )
             put_want(request, AtLeast(version))
             ready = False
@@ -113,14 +113,14 @@ class Pulls:
             return ready
 
         try:
-            return all(await asyncio.gather(*(one(channel) for channel in servers.channels)))
+            return all(await asyncio.gather(*(one(channel) for channel in targets.channels)))
         except errors.ParamServerError:
             return False
 
-    async def _begin_one(self, server: int, want: Want, ahead: bool) -> Pulled:
+    async def _begin_one(self, shard: int, want: Want, ahead: bool) -> Pulled:
         """A shard's answer as soon as it is known which version that is."""
         begun: asyncio.Future[Pulled] = asyncio.get_running_loop().create_future()
-        task = asyncio.ensure_future(self._pull_one(server, want, False, ahead, begun))
+        task = asyncio.ensure_future(self._pull_one(shard, want, False, ahead, begun))
         self._begun.add(task)
         task.add_done_callback(self._begun.discard)
         try:
@@ -137,7 +137,7 @@ class Pulls:
 
     async def _pull_one(
         self,
-        server: int,
+        shard: int,
         want: Want,
         frozen: bool,
         ahead: bool = False,
@@ -148,18 +148,18 @@ class Pulls:
 
         ``bare``: without the weights.
         """
-        servers = self._servers
-        deadline = time.monotonic() + servers.wait_timeout_s
+        targets = self._targets
+        deadline = time.monotonic() + targets.wait_timeout_s
         said = time.monotonic()
         try:
             while True:
-                await self._near.attach_again(server)
-                request = self.pull_request(server, want, _PARK_S)
+                await self._near.attach_again(shard)
+                request = self.pull_request(shard, want, _PARK_S)
                 request.include_frozen, request.ahead, request.header_only = frozen, ahead, bare
-                request.acks = ahead and len(servers) > 1
+                request.acks = ahead and len(targets) > 1
                 try:
-                    download = partial(self._download, server, request, begun)
-                    answer = await servers.persist(server, "to pull", download, servers.nbytes[server])
+                    download = partial(self._download, shard, request, begun)
+                    answer = await targets.persist(shard, "to pull", download, targets.nbytes[shard])
                 except errors.RolledBackError:
                     raise
                 except errors.FencedError:
@@ -168,23 +168,23 @@ class Pulls:
                     continue
                 if isinstance(answer, Pulled):
                     return answer
-                self.waiting_for = f"server-{server}: {answer}" if answer else f"server-{server}"
+                self.waiting_for = f"{targets.names[shard]}: {answer}" if answer else targets.names[shard]
                 now = time.monotonic()
                 if now >= deadline:
-                    raise errors.DeadlineError(f"waited {servers.wait_timeout_s:g} s for {self.waiting_for}")
-                if now - said >= servers.log_interval_s:
+                    raise errors.DeadlineError(f"waited {targets.wait_timeout_s:g} s for {self.waiting_for}")
+                if now - said >= targets.log_interval_s:
                     said = now
                     log.info(f"waiting for {self.waiting_for}")
         finally:
             self.waiting_for = ""
 
-    def pull_request(self, server: int, want: Want, wait_s: float) -> shard_pb2.PullRequest:
+    def pull_request(self, shard: int, want: Want, wait_s: float) -> shard_pb2.PullRequest:
         """A question for weights, which the server may answer after up to ``wait_s`` seconds."""
-        servers = self._servers
+        targets = self._targets
         request = shard_pb2.PullRequest(
-            job=servers.job,
-            timeline=servers.timeline,
-            worker=servers.worker(),
+            job=targets.job,
+            timeline=targets.timeline,
+            worker=targets.worker(),
             wait_s=wait_s,
             assignment=self._assignment,
         )
@@ -192,7 +192,7 @@ class Pulls:
         if self.rounding is not None:
             request.encoding = self.rounding.encoding
         elif self._near.shared is not None:
-            question = self._near.shared.question(server, request.worker)
+            question = self._near.shared.question(shard, request.worker)
             if question is not None:
                 request.shared.CopyFrom(question)
         return request
@@ -200,26 +200,26 @@ class Pulls:
     async def _readmitted(self, former: int) -> bool:
         """This worker was given up for lost: True once the session has joined again, under a new member number."""
         for _ in range(100):
-            if self._servers.worker() != former:
+            if self._targets.worker() != former:
                 return True
             await asyncio.sleep(0.05)
         return False
 
     async def _download(
         self,
-        server: int,
+        shard: int,
         request: shard_pb2.PullRequest,
         begun: asyncio.Future[Pulled] | None,
         timeout_s: float,
     ) -> Pulled | str:
-        answer = Answer(self._servers.plan, server, self.rounding, begun)
-        stream = self._near.way(server).download("Shard.Pull", request, timeout=timeout_s + _PARK_S)
-        with self._flow_control.telling(server, request.acks):
+        answer = Answer(self._targets.plan, shard, self._targets.names[shard], self.rounding, begun)
+        stream = self._near.way(shard).download("Shard.Pull", request, timeout=timeout_s + _PARK_S)
+        with self._flow_control.telling(shard, request.acks):
             async with aclosing(stream) as frames:
                 async for raw in frames:
                     frame, parts = split_frame(raw)
                     if frame.acks:
-                        self._flow_control.acknowledged(server, frame.acks)
+                        self._flow_control.acknowledged(shard, frame.acks)
                         continue
                     answer.add(frame, parts)
                     if answer.waiting_for is not None:
@@ -228,9 +228,9 @@ class Pulls:
         slot = header.slot if header.HasField("slot") else None
         if slot is not None:
             shared = self._near.shared
-            if shared is None or server not in shared.servers:
-                raise errors.UnavailableError(f"server-{server} and this worker share no memory any more")
-            chunks = shared.chunks(server, slot, request.include_frozen)
+            if shared is None or shard not in shared.shards:
+                raise errors.UnavailableError(f"{self._targets.names[shard]} and this worker share no memory any more")
+            chunks = shared.chunks(shard, slot, request.include_frozen)
         return pulled_of(header, chunks)
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from paramserver.worker.gradients.contribution import PushFacts, frames_as_ready
 from paramserver.worker.gradients.flow_control import Flow, FlowControl
 from paramserver.worker.gradients.leaving import EarlyChunks
 from paramserver.worker.links.near import Near
-from paramserver.worker.links.servers import Servers
+from paramserver.worker.links.targets import Targets
 
 if TYPE_CHECKING:
     from paramserver.worker.memory.shared import Attached
@@ -32,8 +32,8 @@ Part = tuple[shard_pb2.StateRef, memoryview]
 class Pushes:
     """Pushes to all shards, with retries."""
 
-    def __init__(self, servers: Servers, near: Near, flow_control: FlowControl) -> None:
-        self._servers, self._near, self._flow_control = servers, near, flow_control
+    def __init__(self, targets: Targets, near: Near, flow_control: FlowControl) -> None:
+        self._targets, self._near, self._flow_control = targets, near, flow_control
         self._workers = 1
 
     def shared_by(self, workers: int) -> None:
@@ -50,28 +50,29 @@ class Pushes:
         Returns when every shard has counted it or had it already; the outcomes that there were.
         """
         between = asyncio.Lock() if planned("worker.between_shards") else None
-        servers = len(self._servers)
-        first = 0 if between else self._servers.worker() % servers  # not all workers at the same server
-        wanted = [[c for c in self._servers.plan.chunks_of(server) if c.uses(facts.used)] for server in range(servers)]
+        shards = len(self._targets)
+        first = 0 if between else self._targets.worker() % shards  # not all workers at the same server
+        wanted = [[c for c in self._targets.plan.chunks_of(shard) if c.uses(facts.used)] for shard in range(shards)]
         bytes_of = [sum(chunk.nbytes for chunk in chunks) for chunks in wanted]
         with self._flow_control.leaving(facts.nonce, bytes_of, first, self._workers):
             tasks = {
-                server: asyncio.ensure_future(self._push_in_turn(server, facts, wanted[server], read, between, early))
-                for server in (*range(first, servers), *range(first))
+                shard: asyncio.ensure_future(self._push_in_turn(shard, facts, wanted[shard], read, between, early))
+                for shard in (*range(first, shards), *range(first))
             }
-            results = await asyncio.gather(*(tasks[server] for server in range(servers)), return_exceptions=True)
+            results = await asyncio.gather(*(tasks[shard] for shard in range(shards)), return_exceptions=True)
         failed = [(s, r) for s, r in enumerate(results) if isinstance(r, BaseException)]
         if failed:
-            server, error = failed[0]
+            shard, error = failed[0]
             if len(failed) == 1 or not isinstance(error, errors.ParamServerError):
                 raise error
-            which = ", ".join(f"server-{s}" for s, _ in failed)
-            raise type(error)(f"{facts.name} did not reach {which}; server-{server} said: {error}") from error
+            names = self._targets.names
+            which = ", ".join(names[s] for s, _ in failed)
+            raise type(error)(f"{facts.name} did not reach {which}; {names[shard]} said: {error}") from error
         return frozenset(cast(list[shard_pb2.Outcome], results))
 
     async def _push_in_turn(
         self,
-        server: int,
+        shard: int,
         facts: PushFacts,
         wanted: Sequence[Chunk],
         read: Callable[[int], memoryview],
@@ -80,18 +81,18 @@ class Pushes:
     ) -> shard_pb2.Outcome:
         """Push to one shard; if a fault is planned between two shards, only after the push to the previous one."""
         if between is None:
-            return await self._push_one(server, facts, wanted, read, early)
+            return await self._push_one(shard, facts, wanted, read, early)
         if early is not None:
             await early.whole()
         async with between:
-            outcome = await self._push_one(server, facts, wanted, read)
-            if server + 1 < len(self._servers):
-                reach("worker.between_shards", facts.base_versions[server])
+            outcome = await self._push_one(shard, facts, wanted, read)
+            if shard + 1 < len(self._targets):
+                reach("worker.between_shards", facts.base_versions[shard])
             return outcome
 
     async def _push_one(
         self,
-        server: int,
+        shard: int,
         facts: PushFacts,
         wanted: Sequence[Chunk],
         read: Callable[[int], memoryview],
@@ -107,48 +108,46 @@ class Pushes:
                 await early.whole()
             attached = None
             if facts.slot is not None:
-                attached = self._near.attached(server)
-            header = self.push_header(server, facts, len(wanted), attached)
+                attached = self._near.attached(shard)
+            header = self.push_header(shard, facts, len(wanted), attached)
             if now is not None and attached is None:
                 coming = frames_as_ready(header, {chunk.index: chunk for chunk in wanted}, read, now)
-                return await self._upload(server, coming, mine, self._servers.wait_timeout_s)
+                return await self._upload(shard, coming, mine, self._targets.wait_timeout_s)
             if attached is None:
                 frames = frames_of(header, facts, wanted, read, apart=mine is not None)
-                return await self._upload(server, frames, mine, timeout_s)
+                return await self._upload(shard, frames, mine, timeout_s)
             try:
                 reply = await attached.channel.upload("Shard.Push", chunk_frames(header, ()), timeout=timeout_s)
             except errors.GoneError:
-                await self._near.lost(server)
+                await self._near.lost(shard)
                 return await attempt(timeout_s)
             return cast(shard_pb2.PushResponse, reply)
 
-        reply = await self._servers.persist(server, f"to push {facts.name}", attempt, self._servers.nbytes[server])
+        reply = await self._targets.persist(shard, f"to push {facts.name}", attempt, self._targets.nbytes[shard])
         return shard_pb2.OUTCOME_ACCEPTED if reply.own else reply.outcome
 
-    async def _upload(self, server: int, frames: Frames, flow: Flow | None, timeout_s: float) -> shard_pb2.PushResponse:
+    async def _upload(self, shard: int, frames: Frames, flow: Flow | None, timeout_s: float) -> shard_pb2.PushResponse:
         if flow is None:
-            reply = await self._servers.channels[server].upload("Shard.Push", frames, timeout=timeout_s)
+            reply = await self._targets.channels[shard].upload("Shard.Push", frames, timeout=timeout_s)
             return cast(shard_pb2.PushResponse, reply)
-        async with aclosing(flow.keep(server, each(frames))) as leaving:
-            reply = await self._servers.channels[server].upload("Shard.Push", leaving, timeout=timeout_s)
+        async with aclosing(flow.keep(shard, each(frames))) as leaving:
+            reply = await self._targets.channels[shard].upload("Shard.Push", leaving, timeout=timeout_s)
         return cast(shard_pb2.PushResponse, reply)
 
-    def push_header(
-        self, server: int, facts: PushFacts, chunks: int, attached: Attached | None
-    ) -> shard_pb2.PushHeader:
+    def push_header(self, shard: int, facts: PushFacts, chunks: int, attached: Attached | None) -> shard_pb2.PushHeader:
         """The header of a contribution. ``chunks`` follow, unless the ``attached`` server reads them in place."""
         header = shard_pb2.PushHeader(
-            job=self._servers.job,
-            timeline=self._servers.timeline,
-            worker=self._servers.worker(),
+            job=self._targets.job,
+            timeline=self._targets.timeline,
+            worker=self._targets.worker(),
             samples=facts.samples,
             overflow=facts.overflow,
-            base_version=facts.base_versions[server],
+            base_version=facts.base_versions[shard],
             clock=facts.clock,
             schedule=facts.schedule,
             clip_norm=facts.clip_norm,
             nonce=facts.nonce,
-            used=pack_mask(facts.used, len(self._servers.plan.layout.tensors)),
+            used=pack_mask(facts.used, len(self._targets.plan.layout.tensors)),
             groups=facts.groups,
             chunks=0 if attached is not None else chunks,
         )
@@ -168,16 +167,16 @@ class Pushes:
         Without weights or without state (for ``ctx.load``) shards keep their own.
         """
 
-        async def one(server: int) -> None:
-            chunks = self._servers.plan.chunks_of(server) if read is not None else ()
-            states = state(self._servers.plan.chunks_of(server)) if state is not None else []
+        async def one(shard: int) -> None:
+            chunks = self._targets.plan.chunks_of(shard) if read is not None else ()
+            states = state(self._targets.plan.chunks_of(shard)) if state is not None else []
 
             async def attempt(timeout_s: float) -> None:
                 header = shard_pb2.InitializeHeader(
-                    job=self._servers.job,
-                    timeline=self._servers.timeline,
+                    job=self._targets.job,
+                    timeline=self._targets.timeline,
                     grant=grant,
-                    worker=self._servers.worker(),
+                    worker=self._targets.worker(),
                     chunks=len(chunks),
                     states=len(states),
                     keep_weights=read is None,
@@ -185,9 +184,9 @@ class Pushes:
                 )
                 weights = ((chunk_ref(chunk), read(chunk.index)) for chunk in chunks if read is not None)
                 frames = chunk_frames(header, (*weights, *states))
-                await self._servers.channels[server].upload("Shard.Initialize", frames, timeout=timeout_s)
+                await self._targets.channels[shard].upload("Shard.Initialize", frames, timeout=timeout_s)
 
-            nbytes = self._servers.nbytes[server] + sum(ref.bytes for ref, _ in states)
-            await self._servers.persist(server, "to upload version 0", attempt, nbytes)
+            nbytes = self._targets.nbytes[shard] + sum(ref.bytes for ref, _ in states)
+            await self._targets.persist(shard, "to upload version 0", attempt, nbytes)
 
-        await asyncio.gather(*(one(server) for server in range(len(self._servers))))
+        await asyncio.gather(*(one(shard) for shard in range(len(self._targets))))

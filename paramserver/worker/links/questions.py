@@ -10,7 +10,7 @@ import structlog
 from paramserver import errors
 from paramserver.v1 import shard_pb2
 from paramserver.worker.links.near import Near
-from paramserver.worker.links.servers import Servers
+from paramserver.worker.links.targets import Targets
 
 log = structlog.get_logger("paramserver.worker")
 
@@ -20,29 +20,29 @@ _STEAL_S = 2.0
 class Questions:
     """Messages beside pushes and pulls."""
 
-    def __init__(self, servers: Servers, near: Near) -> None:
-        self._servers, self._near = servers, near
+    def __init__(self, targets: Targets, near: Near) -> None:
+        self._targets, self._near = targets, near
 
     async def idle(self) -> None:
         """Tell every shard that this worker has nothing to do."""
-        servers = self._servers
-        request = shard_pb2.IdleRequest(job=servers.job, timeline=servers.timeline, worker=servers.worker())
+        targets = self._targets
+        request = shard_pb2.IdleRequest(job=targets.job, timeline=targets.timeline, worker=targets.worker())
 
-        async def one(server: int) -> None:
-            await servers.persist(
-                server,
+        async def one(shard: int) -> None:
+            await targets.persist(
+                shard,
                 "to say that this worker is idle",
-                lambda timeout_s: servers.channels[server].call("Shard.Idle", request, timeout=timeout_s),
+                lambda timeout_s: targets.channels[shard].call("Shard.Idle", request, timeout=timeout_s),
             )
 
-        await asyncio.gather(*(one(server) for server in range(len(servers))))
+        await asyncio.gather(*(one(shard) for shard in range(len(targets))))
 
-    async def steal(self, server: int, request: shard_pb2.StealRequest) -> shard_pb2.StealResponse | None:
+    async def steal(self, shard: int, request: shard_pb2.StealRequest) -> shard_pb2.StealResponse | None:
         """Ask a server for a slice of the open step; None if it does not answer."""
-        servers = self._servers
-        request.job, request.timeline, request.worker = servers.job, servers.timeline, servers.worker()
+        targets = self._targets
+        request.job, request.timeline, request.worker = targets.job, targets.timeline, targets.worker()
         try:
-            reply = await self._near.way(server).call("Shard.Steal", request, timeout=_STEAL_S)
+            reply = await self._near.way(shard).call("Shard.Steal", request, timeout=_STEAL_S)
         except errors.ParamServerError as error:
             log.debug("no answer to a question for work", error=str(error))
             return None

@@ -23,7 +23,7 @@ _PARTS, _PART_BYTES = 8, 16 << 20
 
 
 class _Version:
-    """A region, its tensors, and the slots that are mapped there (by server; None: bytes that were sent)."""
+    """A region, its tensors, and the slots that are mapped there (by shard; None: bytes that were sent)."""
 
     def __init__(self, region: Region, space: FlatSpace) -> None:
         self.region, self.space = region, space
@@ -53,24 +53,24 @@ class InPlace:
     def possible(shared: SharedMemory) -> bool:
         """Whether every server shares its memory, in whole pages."""
         arena, plan = shared.arena, shared.plan
-        all_share = len(shared.servers) == plan.servers
+        all_share = len(shared.shards) == plan.shards
         return all_share and arena.separable(plan) and len(arena.runs(plan, frozen=False)) <= _MOST_RUNS
 
     def install(self, results: Sequence[Pulled]) -> FlatSpace:
         """The weights of a pull. The previous version stays mapped, but may change from the next pull on."""
         if self._frozen is None:
             self._map_frozen(results)
-        slots = {server: result.slot for server, result in enumerate(results)}
+        slots = {shard: result.slot for shard, result in enumerate(results)}
         version = self._find(slots)
-        for server, result in enumerate(results):
+        for shard, result in enumerate(results):
             slot = result.slot
-            if slot is None or version.slots.get(server) != slot or version.private:
-                self._map(version, server, slot)
+            if slot is None or version.slots.get(shard) != slot or version.private:
+                self._map(version, shard, slot)
             if slot is None:
                 self._write(version.region, result)
-                self._shared.reading.pop(server, None)
+                self._shared.reading.pop(shard, None)
             else:
-                self._shared.reading[server] = slot
+                self._shared.reading[shard] = slot
         version.slots = slots
         return version.space
 
@@ -94,21 +94,21 @@ class InPlace:
 
         return _Version(region, FlatSpace(self._plan.layout, torch.device("cpu"), memory=place))
 
-    def _map(self, version: _Version, server: int, slot: int | None) -> None:
+    def _map(self, version: _Version, shard: int, slot: int | None) -> None:
         for run in self._runs:
-            if run.server != server:
+            if run.shard != shard:
                 continue
             if slot is None:
                 version.region.own(run.start, run.length)
             else:
                 offset = self._arena.slot_start(slot) + run.start
-                version.region.lend(run.start, run.length, self._shared.file(server), offset)
+                version.region.lend(run.start, run.length, self._shared.file(shard), offset)
 
     def _map_frozen(self, results: Sequence[Pulled]) -> None:
         self._frozen = Region(max(PAGE, self._arena.frozen_bytes))
         for run in self._frozen_runs:
-            if results[run.server].slot is not None:
-                self._frozen.lend(run.start, run.length, self._shared.file(run.server), run.start)
+            if results[run.shard].slot is not None:
+                self._frozen.lend(run.start, run.length, self._shared.file(run.shard), run.start)
         for result in results:
             self._write(self._frozen, result, frozen=True)
 

@@ -46,21 +46,19 @@ class SharedMemory:
         self.inbox = Inbox(self.arena)
         self._digest = plan.layout.digest
         self._attached: dict[int, Attached] = {}
-        # By server, the slots that the weights at hand lie in; empty if they are copied.
+        # By shard, the slots that the weights at hand lie in; empty if they are copied.
         self.reading: dict[int, int] = {}
         # False: the weights are read where they are.
         self.copies = True
 
     # ---- attaching
 
-    async def attach(
-        self, server: int, channel: Channel, job: str, timeline: int, worker: int, timeout_s: float
-    ) -> str:
+    async def attach(self, shard: int, channel: Channel, job: str, timeline: int, worker: int, timeout_s: float) -> str:
         """Exchange memory with a server. Returns an empty string, or why the server is not on this host, in words.
 
         Raises what the call raises.
         """
-        await self.lost(server)
+        await self.lost(shard)
         try:
             meeting = Meeting()
         except OSError as error:
@@ -89,27 +87,27 @@ class SharedMemory:
             return f"no memory could be exchanged with it: {error}"
         finally:
             meeting.close()
-        self._attached[server] = Attached(reply.attachment, worker, weights, channel.beside(line), DirectLine(direct))
+        self._attached[shard] = Attached(reply.attachment, worker, weights, channel.beside(line), DirectLine(direct))
         return ""
 
-    def attached(self, server: int, worker: int) -> Attached | None:
+    def attached(self, shard: int, worker: int) -> Attached | None:
         """The server, if it shares memory with this worker under the present member number."""
-        found = self._attached.get(server)
+        found = self._attached.get(shard)
         return found if found is not None and found.worker == worker else None
 
-    def outdated(self, server: int, worker: int) -> bool:
+    def outdated(self, shard: int, worker: int) -> bool:
         """Whether the server shares memory with this worker under an earlier member number only."""
-        found = self._attached.get(server)
+        found = self._attached.get(shard)
         return found is not None and found.worker != worker
 
-    async def lost(self, server: int) -> None:
+    async def lost(self, shard: int) -> None:
         """The server shares no memory with this worker any more."""
-        former = self._attached.pop(server, None)
+        former = self._attached.pop(shard, None)
         if former is not None:
             await _hang_up(former)
 
     @property
-    def servers(self) -> frozenset[int]:
+    def shards(self) -> frozenset[int]:
         """The servers that share memory with this worker."""
         return frozenset(self._attached)
 
@@ -119,31 +117,31 @@ class SharedMemory:
         """From now on the weights are read where they are, and not copied."""
         self.copies = False
 
-    def question(self, server: int, worker: int) -> shard_pb2.SharedPull | None:
+    def question(self, shard: int, worker: int) -> shard_pb2.SharedPull | None:
         """The part of a pull about shared memory; None: the server has to send the bytes."""
-        attached = self.attached(server, worker)
+        attached = self.attached(shard, worker)
         if attached is None:
             return None
-        reading = [self.reading[server]] if server in self.reading else []
+        reading = [self.reading[shard]] if shard in self.reading else []
         return shard_pb2.SharedPull(attachment=attached.number, reading=reading)
 
-    def chunks(self, server: int, slot: int, frozen: bool) -> dict[int, memoryview]:
+    def chunks(self, shard: int, slot: int, frozen: bool) -> dict[int, memoryview]:
         """The chunks of a version that lies in a slot, if they have to be copied. ``frozen``: also frozen chunks."""
-        return self.chunks_in(server, slot, frozen) if self.copies else {}
+        return self.chunks_in(shard, slot, frozen) if self.copies else {}
 
-    def chunks_in(self, server: int, slot: int, frozen: bool = False) -> dict[int, memoryview]:
+    def chunks_in(self, shard: int, slot: int, frozen: bool = False) -> dict[int, memoryview]:
         """The chunks of a version that lies in a slot. ``frozen``: also frozen chunks."""
-        weights = self._attached[server].weights
+        weights = self._attached[shard].weights
         found = {}
-        for chunk in self.plan.chunks_of(server):
+        for chunk in self.plan.chunks_of(shard):
             if frozen or chunk.kind is not Kind.FROZEN:
                 start = self.arena.in_weights(chunk, slot)
                 found[chunk.index] = weights.view[start : start + chunk.nbytes]
         return found
 
-    def file(self, server: int) -> int:
+    def file(self, shard: int) -> int:
         """The descriptor of a server's weights."""
-        return self._attached[server].weights.fd
+        return self._attached[shard].weights.fd
 
     async def close(self) -> None:
         """Share nothing any more; memory that is mapped stays until no tensor uses it."""

@@ -86,7 +86,7 @@ class IncomingWeights:
         began = None if rest.has(chunk) else time.monotonic()
         try:
             if began is not None:
-                self._waits(f"weights of server-{rest.server}")
+                self._waits(f"weights of {rest.server}")
             data = rest.take(chunk, self._goes_on)
         except errors.ParamServerError as error:
             self._error = error

@@ -47,24 +47,25 @@ class Pulled:
 def checked(
     ref: shard_pb2.ChunkRef | shard_pb2.StateRef,
     plan: Plan,
-    server: int,
+    shard: int,
+    name: str,
     seen: Mapping[int, object],
     rounding: Compressor | None = None,
 ) -> int:
     """The index of a chunk. Raises ProtocolError unless the server may send this chunk, in this shape and rounding."""
     if not isinstance(ref, shard_pb2.ChunkRef):
-        raise errors.ProtocolError(f"server-{server} sent optimizer state where weights were asked for")
-    if ref.index >= len(plan.owner) or plan.owner[ref.index] != server or ref.index in seen:
-        raise errors.ProtocolError(f"server-{server} sent chunk {ref.index}, which is not its to send")
+        raise errors.ProtocolError(f"{name} sent optimizer state where weights were asked for")
+    if ref.index >= len(plan.owner) or plan.owner[ref.index] != shard or ref.index in seen:
+        raise errors.ProtocolError(f"{name} sent chunk {ref.index}, which is not its to send")
     chunk = plan.layout.chunks[ref.index]
     how = rounding if compressible(chunk) else None
     encoding = shard_pb2.ENCODING_EXACT if how is None else how.encoding
     if (ref.start, ref.encoding, ref.dtype) != (chunk.start, encoding, wire_dtype(chunk.dtype)):
-        raise errors.ProtocolError(f"server-{server} sent chunk {ref.index} of another shape")
+        raise errors.ProtocolError(f"{name} sent chunk {ref.index} of another shape")
     if how is not None:
         how.check(ref.bytes, chunk.elements)
     elif ref.bytes != chunk.nbytes:
-        raise errors.ProtocolError(f"server-{server} sent chunk {ref.index} of another shape")
+        raise errors.ProtocolError(f"{name} sent chunk {ref.index} of another shape")
     return ref.index
 
 
@@ -100,9 +101,10 @@ class Answer:
     """
 
     def __init__(
-        self, plan: Plan, server: int, rounding: Compressor | None, begun: asyncio.Future[Pulled] | None
+        self, plan: Plan, shard: int, name: str, rounding: Compressor | None, begun: asyncio.Future[Pulled] | None
     ) -> None:
-        self._plan, self._server, self._rounding, self._begun = plan, server, rounding, begun
+        self._plan, self._shard, self._name = plan, shard, name
+        self._rounding, self._begun = rounding, begun
         self._header: shard_pb2.PullHeader | None = None
         self._draft = 0
         self._chunks: dict[int, memoryview] = {}
@@ -125,7 +127,7 @@ class Answer:
             if self._header.ready:
                 self._begin(self._header)
         for ref, data in parts:
-            index = checked(ref, self._plan, self._server, self._chunks, self._rounding)
+            index = checked(ref, self._plan, self._shard, self._name, self._chunks, self._rounding)
             self._chunks[index] = data
             if self._rest is not None:
                 self._rest.came(index, data)
@@ -143,7 +145,7 @@ class Answer:
             return
         former = self._begun.result()
         if former.version != header.version:
-            raise errors.GoneError(f"server-{self._server} has version {header.version}, no longer {former.version}")
+            raise errors.GoneError(f"{self._name} has version {header.version}, no longer {former.version}")
         self._rest = former.rest
         for index, data in self._chunks.items():
             assert self._rest is not None
@@ -151,15 +153,15 @@ class Answer:
 
     def _much(self, header: shard_pb2.PullHeader) -> Rest | None:
         """The chunks still to come, if the script should begin without them since they are many. None otherwise."""
-        moving = (chunk for chunk in self._plan.chunks_of(self._server) if chunk.kind is not Kind.FROZEN)
+        moving = (chunk for chunk in self._plan.chunks_of(self._shard) if chunk.kind is not Kind.FROZEN)
         left = [chunk for chunk in moving if chunk.index not in self._chunks]
         complete = len(left) + len(self._chunks) == header.chunks
         if not complete or sum(chunk.nbytes for chunk in left) < max(1, rests.LEAST_BYTES):
             return None
-        return Rest(self._server, (chunk.index for chunk in left))
+        return Rest(self._name, (chunk.index for chunk in left))
 
     def whole(self) -> tuple[shard_pb2.PullHeader, dict[int, memoryview]]:
         """The whole answer. Raises UnavailableError if a part is missing."""
         if self._header is None or self._header.chunks != len(self._chunks):
-            raise errors.UnavailableError(f"the answer of server-{self._server} was cut short")
+            raise errors.UnavailableError(f"the answer of {self._name} was cut short")
         return self._header, self._chunks

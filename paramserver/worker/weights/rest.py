@@ -19,7 +19,7 @@ _LOOK_S = 0.1
 class Rest:
     """The chunks of one shard's answer that had not come when its version was known."""
 
-    def __init__(self, server: int, left: Iterable[int]) -> None:
+    def __init__(self, server: str, left: Iterable[int]) -> None:
         self.server = server
         self.left = frozenset(left)
         self._chunks: dict[int, memoryview] = {}

@@ -1,4 +1,4 @@
-"""The servers of a job: their channels, this worker's member number, and retries."""
+"""The shards of a job: the channels to them, this worker's member number, and retries."""
 
 from __future__ import annotations
 
@@ -21,12 +21,16 @@ _BACK_OFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _ATTEMPT_S, _BYTE_S = 60.0, 8e-6
 
 
-class Servers:
-    """The servers on one timeline. ``worker`` tells this worker's present member number."""
+class Targets:
+    """The shards on one timeline. ``names``: by shard, the name of its server.
+
+    ``worker`` tells this worker's present member number.
+    """
 
     def __init__(
         self,
         channels: Sequence[Channel],
+        names: Sequence[str],
         plan: Plan,
         job: str,
         worker: Callable[[], int],
@@ -34,21 +38,21 @@ class Servers:
         wait_timeout_s: float,
         log_interval_s: float,
     ) -> None:
-        self.channels = list(channels)
+        self.channels, self.names = list(channels), names
         self.plan = plan
         self.job = job
         self.worker = worker
         self.timeline = timeline
         self.wait_timeout_s = wait_timeout_s
         self.log_interval_s = log_interval_s
-        # By server, the bytes of its chunks.
-        self.nbytes = [sum(chunk.nbytes for chunk in plan.chunks_of(server)) for server in range(len(self.channels))]
+        # By shard, the bytes of its chunks.
+        self.nbytes = [sum(chunk.nbytes for chunk in plan.chunks_of(shard)) for shard in range(len(self.channels))]
 
     def __len__(self) -> int:
         return len(self.channels)
 
     async def persist(
-        self, server: int, what: str, attempt: Callable[[float], Coroutine[Any, Any, T]], nbytes: int = 0
+        self, shard: int, what: str, attempt: Callable[[float], Coroutine[Any, Any, T]], nbytes: int = 0
     ) -> T:
         """Try until the attempt succeeds, fails for good, or the deadline passes (the error then names the shard).
 
@@ -65,14 +69,14 @@ class Servers:
                 now = time.monotonic()
                 if now >= deadline:
                     raise errors.DeadlineError(
-                        f"server-{server} at {self.channels[server].address} did not let this worker {what[3:]} "
+                        f"{self.names[shard]} at {self.channels[shard].address} did not let this worker {what[3:]} "
                         f"within {self.wait_timeout_s:g} s: {error}"
                     ) from error
                 # A busy server is worth a line in the log only if that lasts.
                 busy = isinstance(error, errors.OverloadedError) and now - started < self.log_interval_s
                 if not busy and (said == 0.0 or now - said >= self.log_interval_s):
                     said = now
-                    log.info("trying again", server=f"server-{server}", what=what, reason=str(error))
+                    log.info("trying again", server=self.names[shard], what=what, reason=str(error))
                 await asyncio.sleep(_BACK_OFF_S[min(tries, len(_BACK_OFF_S) - 1)])
                 tries += 1
 
