@@ -85,6 +85,8 @@ class ServerService:
     def _addressed(self, gives: bool) -> ShardService:
         number = addressed()
         if number is None:
+            if gives:
+                raise errors.ProtocolError("a shard is given to an address that names it")
             return self.first
         if number not in self.shards and gives:
             if number >= MAX_SHARDS:

@@ -92,9 +92,9 @@ def test_it_comes_back_before_the_channel_to_it_is_closed(monkeypatch: pytest.Mo
         fleet.call(fleet.keepers[1].cut)
         assert leader.service is not None
         job = leader.service.job
-        until("server-1 is no member", lambda: len(job.server_infos()) == 1)
+        until("server-1 is no member", lambda: len(job.shard_infos()) == 1)
         fleet.call(fleet.keepers[1].heal)
-        until("it is back", lambda: len(job.server_infos()) == 2)
+        until("it is back", lambda: len(job.shard_infos()) == 2)
         is_back.set()
         held.released.set()
         calm(fleet.finish())
