@@ -168,9 +168,9 @@ def test_models_that_are_far_too_large_are_refused_by_arithmetic() -> None:
                 check(cluster, COORDINATOR, what, "Coordinator.RegisterModel", refusal, request)
                 configure = shard_pb2.ConfigureRequest(job="test", shards=1, model=spec)
                 if what not in ("an optimizer of megabytes", "terabytes", "many that are large together"):
-                    check(cluster, "server-0", what, "Shard.Configure", errors.ParamServerError, configure)
+                    check(cluster, "server-0/0", what, "Shard.Configure", errors.ParamServerError, configure)
             many = shard_pb2.ConfigureRequest(job="test", shards=2**32 - 1, model=model(tensor(4)))
-            check(cluster, "server-0", "billions of servers", "Shard.Configure", errors.ModelError, many)
+            check(cluster, "server-0/0", "billions of shards", "Shard.Configure", errors.ModelError, many)
         client.init({"x": np.zeros(8)})
         client.push({"x": np.ones(8)})
         assert client.pull()["x"].tolist() == [1.0] * 8

@@ -14,6 +14,7 @@ from paramserver.membership import session
 from paramserver.membership.settings import adopted
 from paramserver.server.rpc.process import Process
 from paramserver.store.base import Entry
+from paramserver.transport.addresses import shard_address
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from tests.support.cluster.harness import CALL_S, until, wait
 from tests.support.cluster.programs import LedgerProgram
@@ -78,9 +79,10 @@ def late_commands(version: int) -> list[tuple[str, Any]]:
 
 
 def deliver(fleet: Fleet, method: str, request: Any) -> None:
-    """To both servers."""
+    """To both shards."""
     for keeper in fleet.keepers:
-        fleet.run(fleet.network.connect(keeper.address).call(method, request, timeout=CALL_S))
+        address = shard_address(keeper.address, keeper.index)
+        fleet.run(fleet.network.connect(address).call(method, request, timeout=CALL_S))
 
 
 def test_f02_a_leader_that_was_stopped_is_not_obeyed() -> None:
