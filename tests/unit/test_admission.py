@@ -176,16 +176,17 @@ def admitted(
     present: int = 0,
     model: bool = True,
     silent: int | None = None,
+    published: bool = True,
 ) -> tuple[int, Job]:
     """The index that a server gets where ``present`` servers are there and server ``absent`` is away.
 
-    Server ``silent`` is there, but has no session.
+    Server ``silent`` is there, but has no session. ``published``: version 0 is.
     """
 
     async def work(service: CoordinatorService) -> tuple[int, Job]:
         service.job.life.begin_timeline(1)
         registry = service.job.registry
-        registry.model, registry.digest = types_pb2.ModelSpec(), "digest"
+        registry.model, registry.digest, registry.ready = types_pb2.ModelSpec(), "digest", published
         for number in range(present):
             # A seat has one server at most: those that are there leave the seat of the absent one.
             index = number + (absent is not None and number >= absent)
@@ -253,8 +254,15 @@ def test_an_empty_one_in_the_place_of_one_that_is_missed_ends_the_job() -> None:
     assert caught.value.job.over.result() == "failed"  # type: ignore[attr-defined]
 
 
+def test_an_empty_one_in_the_place_of_one_that_is_missed_gets_its_part_of_version_0() -> None:
+    index, job = admitted(request(incarnation=77), absent=0, present=1, published=False)
+    assert index == 0
+    assert not job.seats.away
+    assert job.life.phase is not Phase.FAILED
+
+
 def test_before_there_is_a_model_any_server_will_do() -> None:
-    index, job = admitted(request(incarnation=77), absent=0, present=1, model=False)
+    index, job = admitted(request(incarnation=77), absent=0, present=1, model=False, published=False)
     assert index == 0
     assert not job.seats.away, "nobody waits for a server that had no shard"
     assert job.life.phase is not Phase.FAILED

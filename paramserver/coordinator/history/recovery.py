@@ -96,8 +96,11 @@ class Recovery:
 
     @property
     def possible(self) -> bool:
-        """Whether there is anything to go back to, should a shard be lost."""
-        return self._job.checkpoints.place is not None and self._job.registry.model is not None
+        """Whether the job can go on should a shard be lost: from a checkpoint, or with version 0 uploaded again."""
+        job = self._job
+        if job.registry.model is None:
+            return False
+        return job.checkpoints.place is not None or not (job.registry.ready or job.loads.under_way)
 
     def begin(self, reason: str) -> None:
         """Go back, for example since a shard is gone, and another server has come in its place."""
@@ -105,7 +108,8 @@ class Recovery:
         if self.under_way:
             self._again = True
             return
-        log.warning("the job goes back to a checkpoint", reason=reason)
+        how = "goes back to a checkpoint" if job.registry.ready else "begins again with version 0"
+        log.warning(f"the job {how}", reason=reason)
         self._reached = job.reports.newest_version()
         if job.loads.under_way is not None:  # the weights before the load are published, and in a checkpoint
             job.registry.load_undone()
@@ -225,10 +229,11 @@ class Recovery:
         """Begin a timeline; return the version that is published on it, or -1 if version 0 has to be uploaded again."""
         job = self._job
         place = job.checkpoints.place
-        assert place is not None
         found: Manifest | None = None
         elsewhere = False
         if job.registry.ready or self.resuming:
+            if place is None:  # version 0 was published just now
+                raise errors.JobFailedError("a shard of the model is gone, and there is no checkpoint")
             found = self._fitting(await asyncio.to_thread(catalog.complete, place, job.options.checkpoints.ours))
             elsewhere = found is None and self._source is not None
             if elsewhere:

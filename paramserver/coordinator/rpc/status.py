@@ -91,7 +91,8 @@ def _away(job: Job, server: Member) -> str:
     if not job.recovery.possible:
         return f"{server.name} is lost; there is no checkpoint to go back to, so it has to come back"
     back_to = job.checkpoints.last or "the last checkpoint"
-    return f"{server.name} is lost; it may come back, or another one takes its place and all go back to {back_to}"
+    then = f"all go back to {back_to}" if job.registry.ready else "version 0 is uploaded again"
+    return f"{server.name} is lost; it may come back, or another one takes its place and {then}"
 
 
 def _process(job: Job, member: Member, facts: JobFacts) -> coordinator_pb2.ProcessStatus:

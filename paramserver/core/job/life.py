@@ -114,7 +114,8 @@ class Life:
                 return self._counted(event)
             case GoesBack(), Phase.WAITING | Phase.INITIALISING | Phase.RUNNING | Phase.RECOVERING:
                 back = event.published or self.phase not in BEFORE
-                self._move(Phase.RECOVERING if back else self.phase, f"{event.why}: going back to a checkpoint")
+                then = "going back to a checkpoint" if back else "version 0 is uploaded again"
+                self._move(Phase.RECOVERING if back else self.phase, f"{event.why}: {then}")
             case WentBack(), Phase.RECOVERING:
                 self._move(Phase.RUNNING)
             case LoadBegins(), Phase.RUNNING:
