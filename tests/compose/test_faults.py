@@ -109,6 +109,8 @@ def test_a_killed_server_costs_what_came_since_the_last_checkpoint(image: str, l
         assert seen & set(checkpoints(cluster)), "servers see the coordinator's directory"
         run("docker", "kill", server.id)
         until("it is missed", lambda: cluster.status().get("state") == "degraded")
+        # Docker does not start again what was killed like this: people are told what to type.
+        assert f"docker start {server.id[:12]}" in cluster.status()["reason"]
         run("docker", "start", server.id)
         summary = cluster.result()
         assert summary["rollbacks"] == 1
