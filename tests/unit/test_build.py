@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from paramserver.core.layout.plan import Chunk, Kind, Layout, TensorSpec, make_layout, make_plan
 from paramserver.core.versions.names import SyncName
 from paramserver.errors import NonFiniteError
+from paramserver.server.arithmetic.combine import Sum
 from paramserver.server.team import Team
 from paramserver.server.versions.shard import Contribution, ShardTensors
 from paramserver.server.versions.version import Version
@@ -94,6 +96,29 @@ def test_same_bits(optimizer: str, threads: int, given: bool) -> None:
             assert (there.data_ptr() == slot[chunk.index].data_ptr()) == (chunk.kind is not Kind.FROZEN)
     shard.team.close()
     assert shard.bits() == plain(optimizer)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_backup_needs_the_sum_alone(optimizer: str) -> None:
+    """A step makes the same bits out of all its contributions, and out of one that is their sum; also of buffers."""
+    shard, backup = Shard(optimizer), Shard(optimizer)
+    for step in range(STEPS):
+        parts = shard.contributions()
+        sums = {
+            index: Sum(
+                [((p.name.lo, p.name.hi), p.chunks[index]) for p in parts if isinstance(p.name, SyncName)], SLICES
+            )
+            for index in parts[0].chunks
+        }
+        whole = replace(
+            parts[0],
+            name=SyncName(step, 0, SLICES, SLICES),
+            samples=sum(part.samples for part in parts),
+            chunks={index: one.whole() for index, one in sums.items()},
+        )
+        shard.version = shard.tensors.build(shard.version, parts)
+        backup.version = backup.tensors.build(backup.version, [whole])
+        assert backup.bits() == shard.bits(), f"step {step}"
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
