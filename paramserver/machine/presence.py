@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paramserver.errors import ConfigError
-from paramserver.machine.runtime import read, runtime_directory, secure_runtime_directory, write
+from paramserver.machine.runtime import read, runtime_directory, secure_runtime_directory, sweep, write
 from paramserver.processes.alive import is_alive, process_birth
 
 # After this silence a process counts as hanging, seconds.
@@ -143,7 +143,9 @@ def list_signs() -> list[Sign]:
     if not runtime_directory().exists():
         return []
     signs = []
-    for path in sorted(secure_runtime_directory().glob(f"*{_SUFFIX}")):
+    directory = secure_runtime_directory()
+    sweep(directory)
+    for path in sorted(directory.glob(f"*{_SUFFIX}")):
         sign = read(path, Sign)
         ours = [sign] if sign is not None and sign.file == path.name else []
         signs += ours

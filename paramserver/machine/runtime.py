@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paramserver.errors import ConfigError
+from paramserver.processes.alive import is_alive
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     D = TypeVar("D", bound=DataclassInstance)
 
 ENV_RUNTIME_DIR = "PARAMSERVER_INTERNAL_RUNTIME_DIR"
+# How the name of a file begins that is not written to its end; the pid of its writer follows.
+_NEW = ".new-"
 _KINDS = {"str": str, "int": int, "bool": bool, "float": float}
 
 
@@ -60,7 +64,7 @@ def write(name: str, facts: DataclassInstance) -> Path:
     Raises ConfigError if the directory cannot be used, OSError if the file cannot be written.
     """
     directory = secure_runtime_directory()  # somebody may have cleaned up the temporary files
-    handle, temporary = tempfile.mkstemp(dir=directory, prefix=".new-")
+    handle, temporary = tempfile.mkstemp(dir=directory, prefix=f"{_NEW}{os.getpid()}-")
     try:
         with os.fdopen(handle, "w") as file:
             json.dump(asdict(facts), file)
@@ -69,6 +73,15 @@ def write(name: str, facts: DataclassInstance) -> Path:
         Path(temporary).unlink(missing_ok=True)
         raise
     return directory / name
+
+
+def sweep(directory: Path) -> None:
+    """Remove the files that processes were writing when they were killed."""
+    for path in directory.glob(f"{_NEW}*"):
+        pid = path.name.removeprefix(_NEW).partition("-")[0]
+        if not (pid.isascii() and pid.isdecimal() and is_alive(int(pid))):
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
 
 
 def read(path: Path, kind: type[D]) -> D | None:

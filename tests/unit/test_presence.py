@@ -174,6 +174,16 @@ def test_whoever_publishes_removes_the_files_of_the_dead(directory: Path) -> Non
     assert not gone.exists()
 
 
+def test_what_a_killed_process_was_writing_is_removed(directory: Path) -> None:
+    Presence.publish("server", "digits", "h:1")
+    left, writing = directory / f".new-{NO_PID}-x1", directory / f".new-{os.getpid()}-x2"
+    strange = directory / ".new-x3"
+    for path in (left, writing, strange):
+        path.touch()
+    assert len(list_signs()) == 1
+    assert [path.exists() for path in (left, writing, strange)] == [False, True, False]
+
+
 def test_another_process_with_the_same_pid_is_not_it(directory: Path) -> None:
     Presence.publish("server", "digits", "h:1")
     born = process_birth(os.getpid())
