@@ -14,7 +14,7 @@ from tests.support.failover.takeover import Fleet
 
 # Those that are long are near another one.
 MOMENTS = [
-    ("call Shard.Configure", 1, "after"),
+    pytest.param("call Shard.Configure", 1, "after", marks=pytest.mark.long),
     pytest.param("answer Coordinator.RegisterModel", 0, "after", marks=pytest.mark.long),
     pytest.param("answer Coordinator.InitializeDone", 0, "before", marks=pytest.mark.long),
     ("call Shard.Activate", 0, "before"),

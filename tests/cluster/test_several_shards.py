@@ -19,7 +19,7 @@ from tests.support.failover.rollback import Rig, same, twin
 from tests.support.failover.takeover import Fleet
 
 # By shard, the server that is its primary; two servers.
-PLACES = [(0, 1, 0), (1, 0), (1, 0, 0, 1, 1)]
+PLACES = [(0, 1, 0), *(pytest.param(more, marks=pytest.mark.long) for more in ((1, 0), (1, 0, 0, 1, 1)))]
 SMALL = {"training__chunk_bytes": 256}
 
 
@@ -74,7 +74,13 @@ def test_another_coordinator_takes_over(monkeypatch: pytest.MonkeyPatch) -> None
     calm(summary)
 
 
-@pytest.mark.parametrize("when", ["half applied (C05)", "both at once (C03)", "a checkpoint is written"])
+@pytest.mark.parametrize(
+    "when",
+    [
+        "half applied (C05)",
+        *(pytest.param(more, marks=pytest.mark.long) for more in ("both at once (C03)", "a checkpoint is written")),
+    ],
+)
 def test_a_server_with_several_shards_dies(when: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """All shards go back to the checkpoint, which has one part for each."""
     expected = twin("faults", program(), slices_per_step=SLICES)
