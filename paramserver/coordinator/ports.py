@@ -47,7 +47,7 @@ class Stage(Protocol):
 
 
 class Course(Protocol):
-    """What parts do that move the job on."""
+    """The change of mode begins anew, for parts that move the job to another timeline."""
 
     def reopen_mode_change(self) -> None:
         """Mode and staleness can be changed again, on the present timeline."""

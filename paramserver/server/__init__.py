@@ -1,1 +1,1 @@
-"""A server: holds one shard of the model and the optimizer state, and counts contributions."""
+"""A server: holds shards of the model and their optimizer state, and counts contributions."""

@@ -223,7 +223,7 @@ class Recovery:
             await job.changes.wait(time.monotonic() + _RETRY_S)
             if time.monotonic() - said > _SAY_S:
                 said = time.monotonic()
-                log.info(f"going back to a checkpoint; waiting for {job.missing() or 'servers'}")
+                log.info(f"waiting for {job.missing() or 'servers'}, to go on with all shards")
 
     async def _attempt(self) -> int:
         """Begin a timeline; return the version that is published on it, or -1 if version 0 has to be uploaded again."""

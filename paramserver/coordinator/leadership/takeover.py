@@ -195,8 +195,8 @@ async def _ask_servers(
         silent = _silent(job, found)
         replies = await asyncio.gather(
             *(
-                job.servers.call_all(_places(job, server), "Shard.Stats", request, shard_pb2.StatsResponse, _CALL_S)
-                for server in silent
+                job.servers.call_all(places, "Shard.Stats", request, shard_pb2.StatsResponse, _CALL_S)
+                for places in map(job.holders.places, silent)
             ),
             return_exceptions=True,
         )
@@ -231,10 +231,6 @@ async def _ask_servers(
             said = time.monotonic()
             log.info(f"taking over; waiting for {names}")
         await asyncio.sleep(_RETRY_S)
-
-
-def _places(job: Job, server: Member) -> list[tuple[int, Member]]:
-    return [(shard, server) for shard in job.holders.shards_of(server.index)]
 
 
 def _silent(job: Job, found: Collection[int]) -> list[Member]:

@@ -37,7 +37,7 @@ _EVEN_S = 10.0
 _KEPT = 256
 
 
-class _Job(ports.Stage, ports.Course, ports.Commands, ports.Ends, Protocol):
+class _Job(ports.Stage, ports.Commands, ports.Ends, Protocol):
     promises: Promises
     schedule: Schedule
     poison: PoisonWatch

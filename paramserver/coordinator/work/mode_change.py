@@ -41,7 +41,7 @@ _RETRY_S = 0.5
 _MAX_WAIT_S = 600.0
 
 
-class _Job(ports.Stage, ports.Course, ports.Commands, ports.Holding, Protocol):
+class _Job(ports.Stage, ports.Commands, ports.Holding, Protocol):
     leasing: Leasing
     schedule: Schedule
     servers: Servers
@@ -230,7 +230,7 @@ class ModeChange:
             request = self._request(aborted, shard_pb2.PHASE_ABORT)
 
             async def tell() -> None:
-                places = [(shard, server) for shard in self._job.holders.shards_of(server.index)]
+                places = self._job.holders.places(server)
                 timeout_s, reply = self._job.options.call_timeout_s, shard_pb2.SetConsistencyResponse
                 await self._job.servers.call_all(places, "Shard.SetConsistency", request, reply, timeout_s)
 

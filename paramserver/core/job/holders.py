@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paramserver.core.job.membership import Member
+
 
 class Holders:
     """``primaries``: by shard, the index of the server that is its primary."""
@@ -26,3 +28,7 @@ class Holders:
     def shards_of(self, server: int) -> list[int]:
         """The shards of which this server is the primary, in rising order."""
         return [shard for shard, primary in enumerate(self.primaries) if primary == server]
+
+    def places(self, server: Member) -> list[tuple[int, Member]]:
+        """The shards of which this server is the primary, each with the server: where commands to them go."""
+        return [(shard, server) for shard in self.shards_of(server.index)]

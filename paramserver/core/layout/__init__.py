@@ -1,1 +1,1 @@
-"""Where the bytes lie: the flat layout, its chunks, which server owns which, places in shared memory."""
+"""Where the bytes lie: the flat layout, its chunks, which shard owns which, places in shared memory."""
