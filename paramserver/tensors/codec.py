@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 Ref = shard.ChunkRef | shard.StateRef
-First = shard.PushHeader | shard.InitializeHeader | shard.PullHeader
+First = shard.PushHeader | shard.InitializeHeader | shard.PullHeader | shard.ForwardHeader | shard.CatchUpHeader
 
 MAX_FRAME_BYTES = 8 * 2**20
 MAX_HEADER_BYTES = 2**20
@@ -158,6 +158,10 @@ def _first_header(first: First | None) -> shard.FrameHeader:
         return shard.FrameHeader(initialize=first)
     if isinstance(first, shard.PullHeader):
         return shard.FrameHeader(pull=first)
+    if isinstance(first, shard.ForwardHeader):
+        return shard.FrameHeader(forward=first)
+    if isinstance(first, shard.CatchUpHeader):
+        return shard.FrameHeader(catch_up=first)
     return shard.FrameHeader()
 
 

@@ -627,7 +627,7 @@ class StopResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class JobRecord(_message.Message):
-    __slots__ = ("view", "settings", "expected_servers", "expected_workers", "members", "next_member", "data", "layout", "ready", "departed", "training_s", "lost", "finished", "summary", "address", "async_from", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "broken_promises", "losses", "missed", "poisoned", "deaths", "deaths_in_a_row", "samples_before", "wanted", "edition", "script_ended", "orderly", "tallies", "epochs_planned", "histories", "loaded", "loading")
+    __slots__ = ("view", "settings", "expected_servers", "expected_workers", "members", "next_member", "data", "layout", "ready", "departed", "training_s", "lost", "finished", "summary", "address", "async_from", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "broken_promises", "losses", "missed", "poisoned", "deaths", "deaths_in_a_row", "samples_before", "wanted", "edition", "script_ended", "orderly", "tallies", "epochs_planned", "histories", "loaded", "loading", "holders", "promotions")
     class SettingsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -678,6 +678,8 @@ class JobRecord(_message.Message):
     HISTORIES_FIELD_NUMBER: _ClassVar[int]
     LOADED_FIELD_NUMBER: _ClassVar[int]
     LOADING_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    PROMOTIONS_FIELD_NUMBER: _ClassVar[int]
     view: _types_pb2.View
     settings: _containers.ScalarMap[str, str]
     expected_servers: int
@@ -714,7 +716,19 @@ class JobRecord(_message.Message):
     histories: _containers.RepeatedScalarFieldContainer[str]
     loaded: LoadPlace
     loading: LoadPlace
-    def __init__(self, view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., settings: _Optional[_Mapping[str, str]] = ..., expected_servers: _Optional[int] = ..., expected_workers: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberRecord, _Mapping]]] = ..., next_member: _Optional[int] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., layout: _Optional[str] = ..., ready: bool = ..., departed: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., training_s: _Optional[float] = ..., lost: _Optional[_Iterable[str]] = ..., finished: bool = ..., summary: _Optional[str] = ..., address: _Optional[str] = ..., async_from: _Optional[int] = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., broken_promises: _Optional[_Mapping[str, str]] = ..., losses: _Optional[int] = ..., missed: _Optional[_Iterable[str]] = ..., poisoned: _Optional[_Iterable[_Union[_types_pb2.SliceRef, _Mapping]]] = ..., deaths: _Optional[_Iterable[_Union[_types_pb2.SliceRef, _Mapping]]] = ..., deaths_in_a_row: _Optional[int] = ..., samples_before: _Optional[int] = ..., wanted: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., edition: _Optional[int] = ..., script_ended: bool = ..., orderly: bool = ..., tallies: _Optional[_Iterable[_Union[Tally, _Mapping]]] = ..., epochs_planned: _Optional[int] = ..., histories: _Optional[_Iterable[str]] = ..., loaded: _Optional[_Union[LoadPlace, _Mapping]] = ..., loading: _Optional[_Union[LoadPlace, _Mapping]] = ...) -> None: ...
+    holders: _containers.RepeatedCompositeFieldContainer[HoldersRecord]
+    promotions: int
+    def __init__(self, view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., settings: _Optional[_Mapping[str, str]] = ..., expected_servers: _Optional[int] = ..., expected_workers: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberRecord, _Mapping]]] = ..., next_member: _Optional[int] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., layout: _Optional[str] = ..., ready: bool = ..., departed: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., training_s: _Optional[float] = ..., lost: _Optional[_Iterable[str]] = ..., finished: bool = ..., summary: _Optional[str] = ..., address: _Optional[str] = ..., async_from: _Optional[int] = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., broken_promises: _Optional[_Mapping[str, str]] = ..., losses: _Optional[int] = ..., missed: _Optional[_Iterable[str]] = ..., poisoned: _Optional[_Iterable[_Union[_types_pb2.SliceRef, _Mapping]]] = ..., deaths: _Optional[_Iterable[_Union[_types_pb2.SliceRef, _Mapping]]] = ..., deaths_in_a_row: _Optional[int] = ..., samples_before: _Optional[int] = ..., wanted: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., edition: _Optional[int] = ..., script_ended: bool = ..., orderly: bool = ..., tallies: _Optional[_Iterable[_Union[Tally, _Mapping]]] = ..., epochs_planned: _Optional[int] = ..., histories: _Optional[_Iterable[str]] = ..., loaded: _Optional[_Union[LoadPlace, _Mapping]] = ..., loading: _Optional[_Union[LoadPlace, _Mapping]] = ..., holders: _Optional[_Iterable[_Union[HoldersRecord, _Mapping]]] = ..., promotions: _Optional[int] = ...) -> None: ...
+
+class HoldersRecord(_message.Message):
+    __slots__ = ("primary", "backups", "catching_up")
+    PRIMARY_FIELD_NUMBER: _ClassVar[int]
+    BACKUPS_FIELD_NUMBER: _ClassVar[int]
+    CATCHING_UP_FIELD_NUMBER: _ClassVar[int]
+    primary: int
+    backups: _containers.RepeatedScalarFieldContainer[int]
+    catching_up: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, primary: _Optional[int] = ..., backups: _Optional[_Iterable[int]] = ..., catching_up: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class MemberRecord(_message.Message):
     __slots__ = ("member", "role", "index", "address", "pid", "incarnation", "beside_worker", "restart_command")

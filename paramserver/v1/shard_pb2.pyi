@@ -72,10 +72,12 @@ class Frame(_message.Message):
     def __init__(self, header: _Optional[_Union[FrameHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class FrameHeader(_message.Message):
-    __slots__ = ("push", "initialize", "pull", "chunks", "states", "draft", "acks")
+    __slots__ = ("push", "initialize", "pull", "forward", "catch_up", "chunks", "states", "draft", "acks")
     PUSH_FIELD_NUMBER: _ClassVar[int]
     INITIALIZE_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_FIELD_NUMBER: _ClassVar[int]
+    CATCH_UP_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
@@ -83,11 +85,13 @@ class FrameHeader(_message.Message):
     push: PushHeader
     initialize: InitializeHeader
     pull: PullHeader
+    forward: ForwardHeader
+    catch_up: CatchUpHeader
     chunks: _containers.RepeatedCompositeFieldContainer[ChunkRef]
     states: _containers.RepeatedCompositeFieldContainer[StateRef]
     draft: int
     acks: _containers.RepeatedCompositeFieldContainer[Ack]
-    def __init__(self, push: _Optional[_Union[PushHeader, _Mapping]] = ..., initialize: _Optional[_Union[InitializeHeader, _Mapping]] = ..., pull: _Optional[_Union[PullHeader, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[ChunkRef, _Mapping]]] = ..., states: _Optional[_Iterable[_Union[StateRef, _Mapping]]] = ..., draft: _Optional[int] = ..., acks: _Optional[_Iterable[_Union[Ack, _Mapping]]] = ...) -> None: ...
+    def __init__(self, push: _Optional[_Union[PushHeader, _Mapping]] = ..., initialize: _Optional[_Union[InitializeHeader, _Mapping]] = ..., pull: _Optional[_Union[PullHeader, _Mapping]] = ..., forward: _Optional[_Union[ForwardHeader, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUpHeader, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[ChunkRef, _Mapping]]] = ..., states: _Optional[_Iterable[_Union[StateRef, _Mapping]]] = ..., draft: _Optional[int] = ..., acks: _Optional[_Iterable[_Union[Ack, _Mapping]]] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("nonce", "chunks")
@@ -351,7 +355,7 @@ class StealResponse(_message.Message):
     def __init__(self, slice: _Optional[int] = ..., complete: bool = ...) -> None: ...
 
 class ConfigureRequest(_message.Message):
-    __slots__ = ("job", "generation", "timeline", "shard", "shards", "model", "layout_digest", "consistency", "workers", "peers", "term", "checkpoints", "checkpoint_every", "anew", "record", "keep", "version")
+    __slots__ = ("job", "generation", "timeline", "shard", "shards", "model", "layout_digest", "consistency", "workers", "peers", "term", "checkpoints", "checkpoint_every", "anew", "record", "keep", "version", "backup")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
@@ -369,6 +373,7 @@ class ConfigureRequest(_message.Message):
     RECORD_FIELD_NUMBER: _ClassVar[int]
     KEEP_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    BACKUP_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     timeline: int
@@ -386,7 +391,8 @@ class ConfigureRequest(_message.Message):
     record: bytes
     keep: bool
     version: int
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., layout_digest: _Optional[str] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerInfo, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ShardInfo, _Mapping]]] = ..., term: _Optional[int] = ..., checkpoints: _Optional[str] = ..., checkpoint_every: _Optional[int] = ..., anew: bool = ..., record: _Optional[bytes] = ..., keep: bool = ..., version: _Optional[int] = ...) -> None: ...
+    backup: bool
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., layout_digest: _Optional[str] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerInfo, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ShardInfo, _Mapping]]] = ..., term: _Optional[int] = ..., checkpoints: _Optional[str] = ..., checkpoint_every: _Optional[int] = ..., anew: bool = ..., record: _Optional[bytes] = ..., keep: bool = ..., version: _Optional[int] = ..., backup: bool = ...) -> None: ...
 
 class ConfigureResponse(_message.Message):
     __slots__ = ("layout_digest",)
@@ -499,7 +505,7 @@ class StatsRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ..., record: bool = ...) -> None: ...
 
 class StatsResponse(_message.Message):
-    __slots__ = ("version", "consistency", "applied", "duplicate", "skipped", "refused", "bytes_pushed", "bytes_pulled", "max_clock_spread", "waiting_for", "generation", "timeline", "clocks", "shard_bytes", "missing", "missing_of", "term", "incarnation", "holds", "active", "scheduled", "committed", "copies", "checkpoint_pause_s", "checkpoint_write_s", "samples", "record", "model", "applied_before", "shard")
+    __slots__ = ("version", "consistency", "applied", "duplicate", "skipped", "refused", "bytes_pushed", "bytes_pulled", "max_clock_spread", "waiting_for", "generation", "timeline", "clocks", "shard_bytes", "missing", "missing_of", "term", "incarnation", "holds", "active", "scheduled", "committed", "copies", "checkpoint_pause_s", "checkpoint_write_s", "samples", "record", "model", "applied_before", "shard", "backup", "whole", "placement", "backups")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
@@ -530,6 +536,10 @@ class StatsResponse(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     APPLIED_BEFORE_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
+    BACKUP_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    BACKUPS_FIELD_NUMBER: _ClassVar[int]
     version: int
     consistency: _types_pb2.Consistency
     applied: int
@@ -560,7 +570,23 @@ class StatsResponse(_message.Message):
     model: _types_pb2.ModelSpec
     applied_before: int
     shard: int
-    def __init__(self, version: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., applied: _Optional[int] = ..., duplicate: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., bytes_pushed: _Optional[int] = ..., bytes_pulled: _Optional[int] = ..., max_clock_spread: _Optional[int] = ..., waiting_for: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., shard_bytes: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[_types_pb2.Range, _Mapping]]] = ..., missing_of: _Optional[int] = ..., term: _Optional[int] = ..., incarnation: _Optional[int] = ..., holds: _Optional[str] = ..., active: bool = ..., scheduled: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., committed: bool = ..., copies: _Optional[_Iterable[_Union[CopyStatus, _Mapping]]] = ..., checkpoint_pause_s: _Optional[float] = ..., checkpoint_write_s: _Optional[float] = ..., samples: _Optional[int] = ..., record: _Optional[bytes] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., applied_before: _Optional[int] = ..., shard: _Optional[int] = ...) -> None: ...
+    backup: bool
+    whole: bool
+    placement: int
+    backups: _containers.RepeatedCompositeFieldContainer[BackupStatus]
+    def __init__(self, version: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., applied: _Optional[int] = ..., duplicate: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., bytes_pushed: _Optional[int] = ..., bytes_pulled: _Optional[int] = ..., max_clock_spread: _Optional[int] = ..., waiting_for: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., shard_bytes: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[_types_pb2.Range, _Mapping]]] = ..., missing_of: _Optional[int] = ..., term: _Optional[int] = ..., incarnation: _Optional[int] = ..., holds: _Optional[str] = ..., active: bool = ..., scheduled: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., committed: bool = ..., copies: _Optional[_Iterable[_Union[CopyStatus, _Mapping]]] = ..., checkpoint_pause_s: _Optional[float] = ..., checkpoint_write_s: _Optional[float] = ..., samples: _Optional[int] = ..., record: _Optional[bytes] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., applied_before: _Optional[int] = ..., shard: _Optional[int] = ..., backup: bool = ..., whole: bool = ..., placement: _Optional[int] = ..., backups: _Optional[_Iterable[_Union[BackupStatus, _Mapping]]] = ...) -> None: ...
+
+class BackupStatus(_message.Message):
+    __slots__ = ("address", "bytes", "of", "whole")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    OF_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    bytes: int
+    of: int
+    whole: bool
+    def __init__(self, address: _Optional[str] = ..., bytes: _Optional[int] = ..., of: _Optional[int] = ..., whole: bool = ...) -> None: ...
 
 class SavedFile(_message.Message):
     __slots__ = ("name", "bytes", "sha256")
@@ -818,3 +844,122 @@ class AttachResponse(_message.Message):
     weights_bytes: int
     refusal: str
     def __init__(self, attachment: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., refusal: _Optional[str] = ...) -> None: ...
+
+class SetHoldersRequest(_message.Message):
+    __slots__ = ("job", "timeline", "term", "placement", "primary", "backups", "peers")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    PRIMARY_FIELD_NUMBER: _ClassVar[int]
+    BACKUPS_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    timeline: int
+    term: int
+    placement: int
+    primary: bool
+    backups: _containers.RepeatedScalarFieldContainer[str]
+    peers: _containers.RepeatedCompositeFieldContainer[_types_pb2.ShardInfo]
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., term: _Optional[int] = ..., placement: _Optional[int] = ..., primary: bool = ..., backups: _Optional[_Iterable[str]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ShardInfo, _Mapping]]] = ...) -> None: ...
+
+class SetHoldersResponse(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
+
+class ContributionRef(_message.Message):
+    __slots__ = ("sync", "worker", "nonce", "filler")
+    SYNC_FIELD_NUMBER: _ClassVar[int]
+    ASYNC_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    FILLER_FIELD_NUMBER: _ClassVar[int]
+    sync: SyncName
+    worker: int
+    nonce: int
+    filler: bool
+    def __init__(self, sync: _Optional[_Union[SyncName, _Mapping]] = ..., worker: _Optional[int] = ..., nonce: _Optional[int] = ..., filler: bool = ..., **kwargs) -> None: ...
+
+class ForwardHeader(_message.Message):
+    __slots__ = ("job", "timeline", "placement", "version", "parts", "samples", "overflow", "used", "groups", "schedule", "chunks", "clocks", "min_clock")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    OVERFLOW_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    CLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MIN_CLOCK_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    timeline: int
+    placement: int
+    version: int
+    parts: _containers.RepeatedCompositeFieldContainer[ContributionRef]
+    samples: int
+    overflow: bool
+    used: bytes
+    groups: _containers.RepeatedCompositeFieldContainer[_types_pb2.GroupHypers]
+    schedule: Schedule
+    chunks: int
+    clocks: _containers.RepeatedCompositeFieldContainer[WorkerClock]
+    min_clock: int
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., placement: _Optional[int] = ..., version: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[ContributionRef, _Mapping]]] = ..., samples: _Optional[int] = ..., overflow: bool = ..., used: _Optional[bytes] = ..., groups: _Optional[_Iterable[_Union[_types_pb2.GroupHypers, _Mapping]]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., chunks: _Optional[int] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., min_clock: _Optional[int] = ...) -> None: ...
+
+class ForwardResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CatchUpHeader(_message.Message):
+    __slots__ = ("job", "timeline", "placement", "version", "chunks", "states", "facts")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    timeline: int
+    placement: int
+    version: int
+    chunks: int
+    states: int
+    facts: ShardFacts
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., placement: _Optional[int] = ..., version: _Optional[int] = ..., chunks: _Optional[int] = ..., states: _Optional[int] = ..., facts: _Optional[_Union[ShardFacts, _Mapping]] = ...) -> None: ...
+
+class CatchUpResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ShardFacts(_message.Message):
+    __slots__ = ("applied", "applied_before", "duplicate", "skipped", "samples", "schedule", "ledger", "consistency", "counted", "clocks", "min_clock")
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATE_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
+    CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_FIELD_NUMBER: _ClassVar[int]
+    CLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MIN_CLOCK_FIELD_NUMBER: _ClassVar[int]
+    applied: int
+    applied_before: int
+    duplicate: int
+    skipped: int
+    samples: int
+    schedule: Schedule
+    ledger: LedgerResponse
+    consistency: _types_pb2.Consistency
+    counted: bytes
+    clocks: _containers.RepeatedCompositeFieldContainer[WorkerClock]
+    min_clock: int
+    def __init__(self, applied: _Optional[int] = ..., applied_before: _Optional[int] = ..., duplicate: _Optional[int] = ..., skipped: _Optional[int] = ..., samples: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., ledger: _Optional[_Union[LedgerResponse, _Mapping]] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., counted: _Optional[bytes] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., min_clock: _Optional[int] = ...) -> None: ...

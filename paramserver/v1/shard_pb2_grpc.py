@@ -140,6 +140,21 @@ class ShardServiceStub(object):
                 request_serializer=paramserver_dot_v1_dot_shard__pb2.AttachRequest.SerializeToString,
                 response_deserializer=paramserver_dot_v1_dot_shard__pb2.AttachResponse.FromString,
                 _registered_method=True)
+        self.SetHolders = channel.unary_unary(
+                '/paramserver.v1.ShardService/SetHolders',
+                request_serializer=paramserver_dot_v1_dot_shard__pb2.SetHoldersRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_shard__pb2.SetHoldersResponse.FromString,
+                _registered_method=True)
+        self.Forward = channel.stream_unary(
+                '/paramserver.v1.ShardService/Forward',
+                request_serializer=paramserver_dot_v1_dot_shard__pb2.Frame.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_shard__pb2.ForwardResponse.FromString,
+                _registered_method=True)
+        self.CatchUp = channel.stream_unary(
+                '/paramserver.v1.ShardService/CatchUp',
+                request_serializer=paramserver_dot_v1_dot_shard__pb2.Frame.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_shard__pb2.CatchUpResponse.FromString,
+                _registered_method=True)
 
 
 class ShardServiceServicer(object):
@@ -283,6 +298,27 @@ class ShardServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetHolders(self, request, context):
+        """The servers that hold this shard from now on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Forward(self, request_iterator, context):
+        """From the primary of a shard to a backup: the content of the next version. The answer says that the backup holds it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CatchUp(self, request_iterator, context):
+        """From the primary of a shard to a new backup: some chunks as they are in one version, with their optimizer state.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ShardServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -390,6 +426,21 @@ def add_ShardServiceServicer_to_server(servicer, server):
                     servicer.Attach,
                     request_deserializer=paramserver_dot_v1_dot_shard__pb2.AttachRequest.FromString,
                     response_serializer=paramserver_dot_v1_dot_shard__pb2.AttachResponse.SerializeToString,
+            ),
+            'SetHolders': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetHolders,
+                    request_deserializer=paramserver_dot_v1_dot_shard__pb2.SetHoldersRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_shard__pb2.SetHoldersResponse.SerializeToString,
+            ),
+            'Forward': grpc.stream_unary_rpc_method_handler(
+                    servicer.Forward,
+                    request_deserializer=paramserver_dot_v1_dot_shard__pb2.Frame.FromString,
+                    response_serializer=paramserver_dot_v1_dot_shard__pb2.ForwardResponse.SerializeToString,
+            ),
+            'CatchUp': grpc.stream_unary_rpc_method_handler(
+                    servicer.CatchUp,
+                    request_deserializer=paramserver_dot_v1_dot_shard__pb2.Frame.FromString,
+                    response_serializer=paramserver_dot_v1_dot_shard__pb2.CatchUpResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -960,6 +1011,87 @@ class ShardService(object):
             '/paramserver.v1.ShardService/Attach',
             paramserver_dot_v1_dot_shard__pb2.AttachRequest.SerializeToString,
             paramserver_dot_v1_dot_shard__pb2.AttachResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetHolders(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.ShardService/SetHolders',
+            paramserver_dot_v1_dot_shard__pb2.SetHoldersRequest.SerializeToString,
+            paramserver_dot_v1_dot_shard__pb2.SetHoldersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Forward(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/paramserver.v1.ShardService/Forward',
+            paramserver_dot_v1_dot_shard__pb2.Frame.SerializeToString,
+            paramserver_dot_v1_dot_shard__pb2.ForwardResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CatchUp(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/paramserver.v1.ShardService/CatchUp',
+            paramserver_dot_v1_dot_shard__pb2.Frame.SerializeToString,
+            paramserver_dot_v1_dot_shard__pb2.CatchUpResponse.FromString,
             options,
             channel_credentials,
             insecure,

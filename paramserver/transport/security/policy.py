@@ -56,6 +56,9 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "Shard.ProbePlace": frozenset({COORDINATOR}),
     "Shard.Copied": frozenset({SERVER}),
     "Shard.Attach": frozenset({WORKER}),
+    "Shard.SetHolders": frozenset({COORDINATOR}),
+    "Shard.Forward": frozenset({SERVER}),
+    "Shard.CatchUp": frozenset({SERVER}),
 }
 
 # Methods that take the admin token in addition.
