@@ -164,10 +164,13 @@ async def admit_server(job: Job, request: coordinator_pb2.JoinRequest, wish: int
 
 def server_gone(job: Job, member: Member, lost: bool, reason: str) -> list[JobFails]:
     """A server is a member no more. If the job fails for that reason, the answer says so, and the caller fails it."""
-    return _handle(job, Gone(member, lost, reason, _facts(job)))
+    covered = job.replication.server_gone(member)
+    if covered:
+        log.warning("a server is gone; backups go on with its shards", server=member.name, reason=reason)
+    return _handle(job, Gone(member, lost, reason, _facts(job, covered)))
 
 
-def _facts(job: Job) -> Facts:
+def _facts(job: Job, covered: bool = False) -> Facts:
     return Facts(
         job=job.options.job,
         servers=job.options.servers,
@@ -176,6 +179,7 @@ def _facts(job: Job) -> Facts:
         can_go_back=job.recovery.possible,
         going_back=job.recovery.under_way,
         over=job.ended or job.over.done(),
+        covered=covered,
     )
 
 

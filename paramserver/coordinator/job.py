@@ -29,6 +29,7 @@ from paramserver.coordinator.leadership.snapshots import Snapshots
 from paramserver.coordinator.model import ModelRegistry
 from paramserver.coordinator.options import JobOptions
 from paramserver.coordinator.promises import Promises
+from paramserver.coordinator.replication import Replication
 from paramserver.coordinator.reports import Reports
 from paramserver.coordinator.scaling import Scaling
 from paramserver.coordinator.tasks import Tasks
@@ -119,6 +120,7 @@ class Job:
         self.schedule = Schedule(self)
         self.leasing = Leasing(self)
         self.mode_change = ModeChange(self)
+        self.replication = Replication(self)
         self.snapshots = Snapshots(self)
         self.watch = Watch(self)
         self.stalls = Stalls(self)
@@ -192,6 +194,7 @@ class Job:
             beginning=self.beginning,
             launched=self.options.launched,
             loading=self.loads.under_way is not None,
+            placement=self.holders.number,
         )
 
     def record(self) -> coordinator_pb2.JobRecord:
@@ -243,6 +246,7 @@ class Job:
             loading=load_to_proto(self.loads.under_way),
         )
         self.poison.write(record)
+        self.replication.write(record)
         return record
 
     def manifest(self, version: int, parts: Sequence[shard_pb2.CopyStatus]) -> Manifest:
@@ -356,6 +360,7 @@ class Job:
         self.poison.restore(record)
         self.loads.restore(record.loaded)
         self.mode_change.restore(record)
+        self.replication.restore(record)
 
     def heard_of(self, term: int) -> None:
         """A server has heard of a coordinator of this term."""
@@ -377,7 +382,7 @@ class Job:
     @property
     def holders(self) -> Holders:
         """The servers that hold the shards."""
-        return Holders.one_each(self.options.servers)
+        return self.replication.holders
 
     async def shard_stats(self) -> list[shard_pb2.StatsResponse]:
         """Ask all shards now."""

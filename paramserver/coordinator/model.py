@@ -49,6 +49,9 @@ class _Job(ports.Stage, ports.Commands, ports.Holding, ports.Ends, Protocol):
     @property
     def loads(self) -> _Loads: ...
 
+    @property
+    def replication(self) -> ports.Replicating: ...
+
     def missing(self) -> str: ...
 
     def shard_infos(self) -> list[types_pb2.ShardInfo]: ...
@@ -180,8 +183,10 @@ class ModelRegistry:
             return
         options = self._job.options
         seats = [Seat(host_of(server.address) or server.address, server.beside_worker) for server in servers]
+        holders = self._job.holders
         try:
-            shares = choose(options.placement, partial(layout_of, self.model), seats, options.workers)
+            by_server = choose(options.placement, partial(layout_of, self.model), seats, options.workers)
+            shares = [by_server[primary] for primary in holders.primaries] if by_server else []
         except ValueError as error:
             raise errors.ConfigError(f"cluster.placement is {options.placement}, but {error}") from error
         placed = types_pb2.ModelSpec(shares=shares)
@@ -260,18 +265,21 @@ class ModelRegistry:
             await self.publish()
         # Members may have come or gone while the servers were being told.
         await self._job.keeping.tell()
-        if self._job.checkpoints.place is None:
+        self._job.replication.begin()
+        if self._job.checkpoints.place is None and not self._job.options.replicas:
             self._published()
         elif self._saving_on != self._job.timeline:
             self._saving_on = self._job.timeline
-            self._job.tasks.begin(self._ready_when_saved())
+            self._job.tasks.begin(self._ready_when_safe())
 
-    async def _ready_when_saved(self) -> None:
-        """Save version 0 as the first checkpoint: workers compute on it only when the job can go back to it."""
+    async def _ready_when_safe(self) -> None:
+        """Workers compute on version 0 only when it is saved as the first checkpoint, and all backups have it."""
+        await self._job.replication.all_whole()
         checkpoints, loads = self._job.checkpoints, self._job.loads
         version = loads.version if loads.under_way is not None else 0
         try:
-            if not await checkpoints.wait_settled(version) and not checkpoints.options.private:
+            kept = checkpoints.place is None or await checkpoints.wait_settled(version)
+            if not kept and not checkpoints.options.private:
                 await checkpoints.sweep(version)
                 await self._job.fail(checkpoints.first_missing())
                 return

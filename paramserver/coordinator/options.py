@@ -55,6 +55,9 @@ class JobOptions:
     placement: str = "auto"
     # How fast the links between hosts are, in Mb/s.
     link_mbps: float = 1000.0
+    # How many further servers hold a copy of each shard, and at which rate a new copy is brought (Mb/s; 0: no limit).
+    replicas: int = 0
+    repair_mbps: float = 0.0
     # How large a model may be.
     max_model_bytes: int = 64 << 30
     # For how long the start waits for its members; 0: for ever.

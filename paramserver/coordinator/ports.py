@@ -95,6 +95,19 @@ class Ends(Protocol):
         """Step down, since another coordinator leads the job."""
 
 
+class Replicating(Protocol):
+    """Backups of the shards; see `coordinator.replication`."""
+
+    def pause(self, stay: bool) -> None:
+        """Another timeline begins: no backup counts any more. ``stay``: primaries stay where they are."""
+
+    def begin(self) -> None:
+        """All primaries have published a version: make backups of all shards."""
+
+    async def all_whole(self) -> None:
+        """Wait until each backup has all of its shard, or is gone."""
+
+
 class GoingBack(Protocol):
     """Going back to a checkpoint; see `coordinator.history.recovery`."""
 

@@ -65,8 +65,8 @@ class Reports:
         return max((report.version for report in self.shards()), default=0)
 
     def shards(self) -> list[shard_pb2.StatsResponse]:
-        """The newest reports of all shards."""
-        return [report for reports in self.servers.values() for report in reports]
+        """The newest reports of all shards, by their primaries."""
+        return [report for reports in self.servers.values() for report in reports if not report.backup]
 
     def admitted(self, member: Member) -> None:
         """A process is a member now, and takes the place of an earlier process of its name."""
@@ -192,7 +192,11 @@ class Reports:
 
 
 def combined(reports: Sequence[shard_pb2.StatsResponse]) -> shard_pb2.StatsResponse:
-    """The reports of a server's shards as one: counters of the shard that is farthest behind, sums of bytes."""
+    """The reports of a server's shards as one: counters of the shard that is farthest behind, sums of bytes.
+
+    Shards of which the server is a backup count only if there are no others.
+    """
+    reports = [report for report in reports if not report.backup] or reports
     slowest: shard_pb2.StatsResponse = min(reports, key=lambda report: (report.version, report.applied))
     if len(reports) == 1:
         return slowest

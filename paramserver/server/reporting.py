@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paramserver.core.versions.shard import ShardState
+from paramserver.server.replicas.facts import ledger_of
 from paramserver.server.running import RunningShard
 from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.wire.messages import consistency_to_proto
@@ -39,40 +39,23 @@ def report(shard: RunningShard | None) -> shard_pb2.StatsResponse:
         samples=tensors.samples,
         applied_before=state.counters.applied_before,
         shard=shard.config.shard,
+        backup=state.backup,
+        whole=state.backup and state.active,
+        placement=shard.placement,
+        backups=shard.backups.statuses(),
     )
 
 
 def waiting_for(shard: RunningShard) -> str:
     """In words, why the next version does not exist yet; empty if it waits for nothing."""
-    if shard.norms.waiting_for:
-        return shard.norms.waiting_for
+    if shard.norms.waiting_for or shard.backups.waiting_for:
+        return shard.norms.waiting_for or shard.backups.waiting_for
     if missing := shard.state.missing():
         return str(missing)
     slow = [shard.names.get(worker, f"worker {worker}") for worker in shard.state.holding_back()]
     return f"clock {shard.state.min_clock}: {', '.join(slow)}" if slow and shard.state.parked else ""
 
 
-def epoch_slices(state: ShardState) -> list[shard_pb2.EpochSlices]:
-    """The asynchronous slices that are in published versions."""
-    return [
-        shard_pb2.EpochSlices(epoch=epoch, slices=[types_pb2.Range(start=lo, stop=hi) for lo, hi in ranges])
-        for epoch, ranges in sorted(state.counted().items())
-    ]
-
-
 def ledger_response(shard: RunningShard) -> shard_pb2.LedgerResponse:
     """The contributions that were counted, and the workers that brought them."""
-    state = shard.state
-    rows = state.ledger.rows()
-    return shard_pb2.LedgerResponse(
-        first=[row[0] for row in rows],
-        lo=[row[1] for row in rows],
-        hi=[row[2] for row in rows],
-        of=[row[3] for row in rows],
-        worker=[row[4] for row in rows],
-        folded_steps=state.ledger.folded_steps,
-        counted=epoch_slices(state),
-        names={ident: name for ident, name in shard.names.items() if ident},
-        version=state.version,
-        timeline=state.timeline,
-    )
+    return ledger_of(shard.state, shard.names)

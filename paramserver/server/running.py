@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
 import structlog
@@ -16,8 +16,8 @@ from torch import Tensor
 from paramserver import errors
 from paramserver.checkpoint.contents import ShardFacts
 from paramserver.core.layout.hypers import Hypers
-from paramserver.core.layout.plan import Plan
-from paramserver.core.versions.consistency import Mode
+from paramserver.core.layout.plan import Chunk, Plan
+from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.versions.events import (
     Activated,
     AnswerPull,
@@ -30,13 +30,14 @@ from paramserver.core.versions.events import (
     DropVersion,
     Effect,
     Event,
+    Forwarded,
     Outcome,
+    Part,
+    Promoted,
     PullAsked,
     Refusal,
     Refuse,
 )
-from paramserver.core.versions.names import SyncName
-from paramserver.core.versions.reduction import cover
 from paramserver.core.versions.shard import ShardState
 from paramserver.core.work.stealing import Stealing
 from paramserver.failpoints import planned, reach
@@ -44,6 +45,11 @@ from paramserver.server.arithmetic import norms
 from paramserver.server.arithmetic.apply import ChunkState
 from paramserver.server.arithmetic.hypers import Hyperparameters
 from paramserver.server.arithmetic.norms import NormExchange
+from paramserver.server.replicas.backups import Backups
+from paramserver.server.replicas.content import catch_up_parcel, forward_header
+from paramserver.server.replicas.facts import Beside
+from paramserver.server.replicas.following import Following
+from paramserver.server.replicas.parcels import CatchUpParcel
 from paramserver.server.saving.holding import Holding
 from paramserver.server.saving.kept import Kept
 from paramserver.server.saving.saver import Saver
@@ -54,7 +60,9 @@ from paramserver.server.versions.repetitions import Repetitions
 from paramserver.server.versions.shard import Contribution, ShardTensors, StateCopy, leading
 from paramserver.server.versions.sharing import Sharing, own
 from paramserver.server.versions.version import Version
+from paramserver.transport.base import Channel
 from paramserver.v1 import shard_pb2
+from paramserver.wire.messages import consistency_from_proto, name_from_proto
 
 log = structlog.get_logger("paramserver.server")
 
@@ -84,6 +92,7 @@ class RunningShard:
     """State machine, tensors and waiting calls of one shard on one timeline. Lives in one event loop.
 
     ``pool`` is the thread for arithmetic; ``failed`` is called once, with the reason, when the shard cannot go on.
+    ``connect`` opens a channel to a backup; ``told`` is called when a backup has all of the shard.
     """
 
     def __init__(
@@ -97,6 +106,8 @@ class RunningShard:
         pool: ThreadPoolExecutor,
         saver: Saver | None,
         failed: Callable[[str], None],
+        connect: Callable[[str], Channel],
+        told: Callable[[], None] = lambda: None,
     ) -> None:
         self.config, self.plan = config, plan
         self.hypers = Hyperparameters(tensors.optimizer, groups)
@@ -119,7 +130,12 @@ class RunningShard:
         self.versions: dict[int, Version] = {}
         self.buffers: dict[int, Contribution] = {}
         self.stealing = Stealing()
-        self.drafting = Drafting(tensors, self.arithmetic)
+        # The number of the placement that the coordinator told last.
+        self.placement = 0
+        self.backups = Backups(self, connect, norms_.wait_s, self._replaced, told)
+        # Of a backup: what there is while it catches up; whether it is to be the primary.
+        self.following, self.promoted = Following(self), False
+        self.drafting = Drafting(tensors, self.arithmetic, lambda: self.backups.present)
         self.acks = Acks()
         self._pool, self._failed = pool, failed
         self._calls = Calls()
@@ -167,28 +183,6 @@ class RunningShard:
         pushed: AnswerPush = await answer
         duplicate = pushed.outcome is Outcome.DUPLICATE
         return pushed, duplicate and self._repetitions.counted(contribution.name, header.nonce)
-
-    async def fill(self, version: int, missing: Sequence[tuple[int, int]], of: int) -> bool:
-        """Make the open step of the slices that came: the ``missing`` ones of ``of`` count as empty. Idempotent.
-
-        False if this is not the open step, or nothing of it has come. Raises ProtocolError for impossible slices.
-        """
-        if not self.can_cut(version):
-            return False
-        opened = (one for one in self.buffers.values() if isinstance(one.name, SyncName) and one.name.step == version)
-        like = next(opened, None)
-        if like is None:
-            return False
-        if not all(0 <= lo < hi <= of for lo, hi in missing):
-            raise errors.ProtocolError(f"slices {list(missing)} lie outside of a step of {of}")
-        header = shard_pb2.PushHeader(timeline=self.state.timeline, nonce=secrets.randbits(63) | 1)
-        for lo, hi in (node for gap in missing for node in cover(*gap, of)):
-            name = SyncName(version, lo, hi, of)
-            empty = replace(
-                like, name=name, worker=0, samples=0, overflow=False, used=frozenset(), chunks={}, checked=False
-            )
-            await self.push(empty, header, filler=True)
-        return True
 
     def drafts(self, contribution: Contribution, header: shard_pb2.PushHeader, lacks: Iterable[int] = ()) -> None:
         """A contribution begins to arrive; the next version may be made ahead of time. ``lacks``: chunks to come."""
@@ -250,6 +244,69 @@ class RunningShard:
         self.happen(Activated(timeline, version.number))
         self.drafting.opened(version)
 
+    # ---- copies of the shard on other servers
+
+    def placed(self, request: shard_pb2.SetHoldersRequest) -> None:
+        """The coordinator has said which servers hold the shards."""
+        self.placement = request.placement
+        self.norms.configure(self.config.shard, request.peers)
+        if self.saver is not None:
+            self.saver.meet(request.peers)
+        if not self.state.backup:
+            places = [(place.address, place.since) for place in request.backups]
+            self.backups.tell(request.placement, places, request.repair_mbps)
+
+    def catch_up(self, chunks: Sequence[Chunk], last: bool) -> CatchUpParcel:
+        """These chunks as they are now, for a backup; ``last``: and all facts beside the tensors."""
+        version, indices = self.versions[self.state.version], [chunk.index for chunk in chunks]
+        states = self.begin(lambda: self.tensors.copied(indices))
+        names = self.names if last else None
+        return catch_up_parcel(self.config.job, self.state, self.tensors, version, chunks, states, names)
+
+    def caught_up(self, beside: Beside) -> None:
+        """This backup has all of the shard: from now on it makes the versions of its primary as a shard does."""
+        version = self.following.version
+        assert version is not None, "all chunks have come"
+        self.begin_with(beside.facts)
+        counters = self.state.counters
+        counters.applied_before, counters.duplicate = beside.applied_before, beside.duplicate
+        self.versions = {version.number: version}
+        self.happen(Activated(self.config.timeline, version.number))
+        self.state.begin_beside(beside.consistency, beside.clocks, beside.floor, version.number, beside.mark)
+
+    def follow(self, header: shard_pb2.ForwardHeader, made_of: Contribution) -> None:
+        """A backup that has all of the shard: the primary has decided what the next version is made of."""
+        buffer = self._calls.number()
+        self.buffers[buffer] = made_of
+        parts = tuple(Part(name_from_proto(part), part.worker, part.filler) for part in header.parts)
+        for part, ref in zip(parts, header.parts, strict=True):
+            self._repetitions.note(part.name, ref.nonce)
+        clocks = {clock.worker: clock.clock for clock in header.clocks}
+        setting = consistency_from_proto(header.consistency)
+        self.happen(Forwarded(header.version, buffer, parts, setting, clocks, header.min_clock))
+
+    def promote(self, agreed: Consistency) -> None:
+        """Become the primary when all versions are made that the former primary has decided."""
+        self.promoted = True
+        if self.saver is not None:
+            self.saver.begin_at(self.state.next_forwarded)
+        self.happen(Promoted(agreed))
+        self._copy_first()
+
+    def _copy_first(self) -> None:
+        """A checkpoint of the version with which this primary begins may be due."""
+        version = self.state.version
+        leads = self.promoted and not self.state.backup and self.saver is not None
+        if leads and self.state.consistency.mode is Mode.SYNC and self.saver is not None and self.saver.due(version):
+            self.copy(self.versions[version])
+
+    def _replaced(self, reason: str) -> None:
+        """Another server is the primary: nothing more is published here."""
+        log.warning("this server is not the primary of a shard any more", shard=self.config.shard, reason=reason)
+        self.end(errors.UnavailableError(reason))
+
+    # ---- the shard of the timeline before, and after
+
     def keep(self) -> Kept:
         """A copy of the newest version of this shard, which is at rest, for its successor. In the arithmetic thread."""
         return Kept.of(self.versions[self.state.version], self.state, self.tensors, self.names)
@@ -308,10 +365,11 @@ class RunningShard:
     async def _build(self, effect: Build, contributions: Sequence[Contribution], draft: Draft | None) -> None:
         base = self.versions[self.state.version]
         try:
-            clipped = await self._clipped(base, contributions)
-            slot = self.sharing.take()
-            version, placed = await self.arithmetic(lambda: self._made(base, contributions, clipped, slot, draft))
-            self.sharing.settle(version, slot, base, placed)
+            given = await self._given(base, contributions, draft)
+            async with self._forwarded(contributions, given or {}):
+                slot = self.sharing.take()
+                version, placed = await self.arithmetic(lambda: self._made(base, contributions, given, slot, draft))
+                self.sharing.settle(version, slot, base, placed)
             reach("commit.before_log", base.number)
             self._publish(version, effect.buffers)
             reach("commit.after_log_before_reply", base.number)
@@ -321,17 +379,34 @@ class RunningShard:
             log.exception("could not apply", step=base.number)
             self._failed(f"could not apply step {base.number}: {error}")
 
+    @asynccontextmanager
+    async def _forwarded(
+        self, contributions: Sequence[Contribution], combined: Mapping[int, Tensor]
+    ) -> AsyncIterator[None]:
+        """Context at whose end all backups hold what the version in the making is made of."""
+        if not self.backups.present:
+            yield
+            return
+        reach("forward.before", self.state.version)
+        header = forward_header(self.config.job, self.state, contributions, len(self.tensors.layout.tensors))
+        held = asyncio.ensure_future(self.backups.forward(header, combined))
+        try:
+            yield
+            await held
+        finally:
+            held.cancel()
+
     def _made(
         self,
         base: Version,
         contributions: Sequence[Contribution],
-        clipped: Mapping[int, Tensor] | None,
+        given: Mapping[int, Tensor] | None,
         slot: int | None,
         draft: Draft | None,
     ) -> tuple[Version, bool]:
         """The next version, and whether it lies in ``slot``. In the arithmetic thread."""
         space = self.sharing.space(slot) if slot is not None else None
-        version = self.tensors.build(base, contributions, clipped, space, draft.made if draft is not None else None)
+        version = self.tensors.build(base, contributions, given, space, draft.made if draft is not None else None)
         if draft is not None:
             draft.becomes(version)
         if space is None and base.slot is not None and not version.same_as(base):
@@ -349,33 +424,59 @@ class RunningShard:
             del self._copies[call]
             if self._calls.waits(call):  # before the next step can change the state
                 self._calls.answer(call, (version.number, self.tensors.copy_states()))
-        if self.state.consistency.mode is Mode.ASYNC:
+        if self.state.consistency.mode is Mode.ASYNC and not self.state.backup:
             self.holding.look(version.number)
         self.drafting.opened(version)
-        self.happen(Built(version.number))
+        if self._calls.ended is None:
+            effects = self.state.handle(Built(version.number))
+            self.backups.between()
+            for effect in effects:
+                self._perform(effect)
+            self._copy_first()
         if self._moved is not None and not self._moved.done():
             self._moved.set_result(None)
         # At once: the next step must not have changed the state yet.
-        if self.saver is not None and self.state.consistency.mode is Mode.SYNC:
+        if self.saver is not None and self.state.consistency.mode is Mode.SYNC and not self.state.backup:
             asked = self.saver.asked_for(version.number)
             if asked or self.saver.due(version.number):
                 self.copy(version)
 
-    async def _clipped(self, base: Version, contributions: Sequence[Contribution]) -> Mapping[int, Tensor] | None:
-        """The step's gradients, clipped by the norm over all shards; None where nothing is to be clipped."""
-        limit = leading(contributions).clip_norm
-        if limit <= 0:
+    async def _given(
+        self, base: Version, contributions: Sequence[Contribution], draft: Draft | None
+    ) -> Mapping[int, Tensor] | None:
+        """What is applied, by chunk; None if it is not clipped by the norm over all shards, and not for backups."""
+        if contributions[0].combined:
+            return contributions[0].chunks
+        limit, backups = leading(contributions).clip_norm, self.backups.present
+        if limit <= 0 and not backups:
             return None
-        gradients = await self.arithmetic(lambda: self.tensors.gradients(base, contributions))
+        done = draft.combined if draft is not None else {}
+        combined = await self.arithmetic(lambda: self.tensors.combined(base, contributions, backups, done))
+        if limit <= 0:
+            return combined
+        gradients = {index: made for index, made in combined.items() if index in self.tensors.states}
         mine = await self.arithmetic(lambda: norms.squares(gradients))
         everybodys = await self.norms.exchange(self.state.timeline, base.number, mine)
-        return await self.arithmetic(lambda: norms.clip(gradients, everybodys, limit))
+        return {**combined, **await self.arithmetic(lambda: norms.clip(gradients, everybodys, limit))}
+
+    def begin(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Begin to compute with the shard's tensors: in the thread for arithmetic, or at once if the shard is small.
+
+        Whatever is begun later is computed later.
+        """
+        loop = asyncio.get_running_loop()
+        if not self._at_once:
+            return loop.run_in_executor(self._pool, work)
+        done: asyncio.Future[T] = loop.create_future()
+        try:
+            done.set_result(work())
+        except Exception as error:
+            done.set_exception(error)
+        return done
 
     async def arithmetic(self, work: Callable[[], T]) -> T:
         """Compute with the shard's tensors: in the thread for arithmetic, or at once if the shard is small."""
-        if self._at_once:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        return await self.begin(work)
 
     # ---- the end
 
@@ -391,6 +492,7 @@ class RunningShard:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.saver is not None:
             await self.saver.close()
+        await self.backups.close()
         await self.drafting.close()
         await self.norms.close()
         self.sharing.close()

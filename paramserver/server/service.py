@@ -14,6 +14,7 @@ from paramserver.server.rpc.facts import Facts
 from paramserver.server.rpc.host import Host
 from paramserver.server.rpc.process import Process
 from paramserver.server.rpc.pulls import Pulls
+from paramserver.server.rpc.replicas import Replicas
 from paramserver.server.rpc.setup import Setup
 from paramserver.transport.base import METHODS, Channel, addressed
 from paramserver.v1 import shard_pb2
@@ -46,6 +47,9 @@ class ShardService:
         self.stats, self.counted, self.ledger = facts.stats, facts.counted, facts.ledger
         self.export, self.copied = facts.export, facts.copied
         self.share_norms, self.probe_place = facts.share_norms, facts.probe_place
+        # Copies of the shard.
+        replicas = Replicas(host)
+        self.set_holders, self.forward, self.catch_up = replicas.set_holders, replicas.forward, replicas.catch_up
 
     def report(self) -> shard_pb2.StatsResponse:
         """The report that the coordinator gets every now and then."""

@@ -721,14 +721,24 @@ class JobRecord(_message.Message):
     def __init__(self, view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., settings: _Optional[_Mapping[str, str]] = ..., expected_servers: _Optional[int] = ..., expected_workers: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberRecord, _Mapping]]] = ..., next_member: _Optional[int] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., layout: _Optional[str] = ..., ready: bool = ..., departed: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., training_s: _Optional[float] = ..., lost: _Optional[_Iterable[str]] = ..., finished: bool = ..., summary: _Optional[str] = ..., address: _Optional[str] = ..., async_from: _Optional[int] = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., broken_promises: _Optional[_Mapping[str, str]] = ..., losses: _Optional[int] = ..., missed: _Optional[_Iterable[str]] = ..., poisoned: _Optional[_Iterable[_Union[_types_pb2.SliceRef, _Mapping]]] = ..., deaths: _Optional[_Iterable[_Union[_types_pb2.SliceRef, _Mapping]]] = ..., deaths_in_a_row: _Optional[int] = ..., samples_before: _Optional[int] = ..., wanted: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., edition: _Optional[int] = ..., script_ended: bool = ..., orderly: bool = ..., tallies: _Optional[_Iterable[_Union[Tally, _Mapping]]] = ..., epochs_planned: _Optional[int] = ..., histories: _Optional[_Iterable[str]] = ..., loaded: _Optional[_Union[LoadPlace, _Mapping]] = ..., loading: _Optional[_Union[LoadPlace, _Mapping]] = ..., holders: _Optional[_Iterable[_Union[HoldersRecord, _Mapping]]] = ..., promotions: _Optional[int] = ...) -> None: ...
 
 class HoldersRecord(_message.Message):
-    __slots__ = ("primary", "backups", "catching_up")
+    __slots__ = ("primary", "backups", "lost")
     PRIMARY_FIELD_NUMBER: _ClassVar[int]
     BACKUPS_FIELD_NUMBER: _ClassVar[int]
-    CATCHING_UP_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     primary: int
-    backups: _containers.RepeatedScalarFieldContainer[int]
-    catching_up: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, primary: _Optional[int] = ..., backups: _Optional[_Iterable[int]] = ..., catching_up: _Optional[_Iterable[int]] = ...) -> None: ...
+    backups: _containers.RepeatedCompositeFieldContainer[BackupRecord]
+    lost: bool
+    def __init__(self, primary: _Optional[int] = ..., backups: _Optional[_Iterable[_Union[BackupRecord, _Mapping]]] = ..., lost: bool = ...) -> None: ...
+
+class BackupRecord(_message.Message):
+    __slots__ = ("server", "since", "whole")
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    server: int
+    since: int
+    whole: bool
+    def __init__(self, server: _Optional[int] = ..., since: _Optional[int] = ..., whole: bool = ...) -> None: ...
 
 class MemberRecord(_message.Message):
     __slots__ = ("member", "role", "index", "address", "pid", "incarnation", "beside_worker", "restart_command")

@@ -577,16 +577,16 @@ class StatsResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., applied: _Optional[int] = ..., duplicate: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., bytes_pushed: _Optional[int] = ..., bytes_pulled: _Optional[int] = ..., max_clock_spread: _Optional[int] = ..., waiting_for: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., shard_bytes: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[_types_pb2.Range, _Mapping]]] = ..., missing_of: _Optional[int] = ..., term: _Optional[int] = ..., incarnation: _Optional[int] = ..., holds: _Optional[str] = ..., active: bool = ..., scheduled: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., committed: bool = ..., copies: _Optional[_Iterable[_Union[CopyStatus, _Mapping]]] = ..., checkpoint_pause_s: _Optional[float] = ..., checkpoint_write_s: _Optional[float] = ..., samples: _Optional[int] = ..., record: _Optional[bytes] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., applied_before: _Optional[int] = ..., shard: _Optional[int] = ..., backup: bool = ..., whole: bool = ..., placement: _Optional[int] = ..., backups: _Optional[_Iterable[_Union[BackupStatus, _Mapping]]] = ...) -> None: ...
 
 class BackupStatus(_message.Message):
-    __slots__ = ("address", "bytes", "of", "whole")
-    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("place", "bytes", "of", "whole")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     OF_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
-    address: str
+    place: BackupPlace
     bytes: int
     of: int
     whole: bool
-    def __init__(self, address: _Optional[str] = ..., bytes: _Optional[int] = ..., of: _Optional[int] = ..., whole: bool = ...) -> None: ...
+    def __init__(self, place: _Optional[_Union[BackupPlace, _Mapping]] = ..., bytes: _Optional[int] = ..., of: _Optional[int] = ..., whole: bool = ...) -> None: ...
 
 class SavedFile(_message.Message):
     __slots__ = ("name", "bytes", "sha256")
@@ -846,7 +846,7 @@ class AttachResponse(_message.Message):
     def __init__(self, attachment: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class SetHoldersRequest(_message.Message):
-    __slots__ = ("job", "timeline", "term", "placement", "primary", "backups", "peers")
+    __slots__ = ("job", "timeline", "term", "placement", "primary", "backups", "peers", "consistency", "repair_mbps")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -854,14 +854,26 @@ class SetHoldersRequest(_message.Message):
     PRIMARY_FIELD_NUMBER: _ClassVar[int]
     BACKUPS_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
+    CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
+    REPAIR_MBPS_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     term: int
     placement: int
     primary: bool
-    backups: _containers.RepeatedScalarFieldContainer[str]
+    backups: _containers.RepeatedCompositeFieldContainer[BackupPlace]
     peers: _containers.RepeatedCompositeFieldContainer[_types_pb2.ShardInfo]
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., term: _Optional[int] = ..., placement: _Optional[int] = ..., primary: bool = ..., backups: _Optional[_Iterable[str]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ShardInfo, _Mapping]]] = ...) -> None: ...
+    consistency: _types_pb2.Consistency
+    repair_mbps: float
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., term: _Optional[int] = ..., placement: _Optional[int] = ..., primary: bool = ..., backups: _Optional[_Iterable[_Union[BackupPlace, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ShardInfo, _Mapping]]] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., repair_mbps: _Optional[float] = ...) -> None: ...
+
+class BackupPlace(_message.Message):
+    __slots__ = ("address", "since")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    since: int
+    def __init__(self, address: _Optional[str] = ..., since: _Optional[int] = ...) -> None: ...
 
 class SetHoldersResponse(_message.Message):
     __slots__ = ("version",)
@@ -883,7 +895,7 @@ class ContributionRef(_message.Message):
     def __init__(self, sync: _Optional[_Union[SyncName, _Mapping]] = ..., worker: _Optional[int] = ..., nonce: _Optional[int] = ..., filler: bool = ..., **kwargs) -> None: ...
 
 class ForwardHeader(_message.Message):
-    __slots__ = ("job", "timeline", "placement", "version", "parts", "samples", "overflow", "used", "groups", "schedule", "chunks", "clocks", "min_clock")
+    __slots__ = ("job", "timeline", "placement", "version", "parts", "samples", "overflow", "used", "groups", "schedule", "chunks", "clocks", "min_clock", "consistency")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
@@ -897,6 +909,7 @@ class ForwardHeader(_message.Message):
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     CLOCKS_FIELD_NUMBER: _ClassVar[int]
     MIN_CLOCK_FIELD_NUMBER: _ClassVar[int]
+    CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     placement: int
@@ -910,14 +923,15 @@ class ForwardHeader(_message.Message):
     chunks: int
     clocks: _containers.RepeatedCompositeFieldContainer[WorkerClock]
     min_clock: int
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., placement: _Optional[int] = ..., version: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[ContributionRef, _Mapping]]] = ..., samples: _Optional[int] = ..., overflow: bool = ..., used: _Optional[bytes] = ..., groups: _Optional[_Iterable[_Union[_types_pb2.GroupHypers, _Mapping]]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., chunks: _Optional[int] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., min_clock: _Optional[int] = ...) -> None: ...
+    consistency: _types_pb2.Consistency
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., placement: _Optional[int] = ..., version: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[ContributionRef, _Mapping]]] = ..., samples: _Optional[int] = ..., overflow: bool = ..., used: _Optional[bytes] = ..., groups: _Optional[_Iterable[_Union[_types_pb2.GroupHypers, _Mapping]]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., chunks: _Optional[int] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., min_clock: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ...) -> None: ...
 
 class ForwardResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class CatchUpHeader(_message.Message):
-    __slots__ = ("job", "timeline", "placement", "version", "chunks", "states", "facts")
+    __slots__ = ("job", "timeline", "placement", "version", "chunks", "states", "facts", "first")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
@@ -925,6 +939,7 @@ class CatchUpHeader(_message.Message):
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     placement: int
@@ -932,7 +947,8 @@ class CatchUpHeader(_message.Message):
     chunks: int
     states: int
     facts: ShardFacts
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., placement: _Optional[int] = ..., version: _Optional[int] = ..., chunks: _Optional[int] = ..., states: _Optional[int] = ..., facts: _Optional[_Union[ShardFacts, _Mapping]] = ...) -> None: ...
+    first: bool
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., placement: _Optional[int] = ..., version: _Optional[int] = ..., chunks: _Optional[int] = ..., states: _Optional[int] = ..., facts: _Optional[_Union[ShardFacts, _Mapping]] = ..., first: bool = ...) -> None: ...
 
 class CatchUpResponse(_message.Message):
     __slots__ = ()

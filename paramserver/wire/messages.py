@@ -219,7 +219,7 @@ def data_from_proto(message: types_pb2.DataSpec) -> DataSpec:
         raise DataError(str(error)) from error
 
 
-def name_from_proto(header: shard_pb2.PushHeader) -> Name:
+def name_from_proto(header: shard_pb2.PushHeader | shard_pb2.ContributionRef) -> Name:
     """The name of a contribution; raises ProtocolError if it has none."""
     match header.WhichOneof("name"):
         case "sync":
@@ -233,7 +233,7 @@ def name_from_proto(header: shard_pb2.PushHeader) -> Name:
             raise ProtocolError("a contribution without a name")
 
 
-def put_name(header: shard_pb2.PushHeader, name: Name) -> None:
+def put_name(header: shard_pb2.PushHeader | shard_pb2.ContributionRef, name: Name) -> None:
     """Write the name into the header."""
     if isinstance(name, SyncName):
         header.sync.CopyFrom(shard_pb2.SyncName(step=name.step, lo=name.lo, hi=name.hi, of=name.of))

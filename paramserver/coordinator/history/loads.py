@@ -59,6 +59,9 @@ class _Job(ports.Stage, ports.Course, ports.Commands, ports.Ends, Protocol):
     @property
     def recovery(self) -> ports.GoingBack: ...
 
+    @property
+    def replication(self) -> ports.Replicating: ...
+
     def missing(self) -> str: ...
 
 
@@ -251,6 +254,7 @@ class Loads:
             return
         job.life.begin_timeline(*(reply.timeline for reply in stats))
         job.registry.begin_load()
+        job.replication.pause(stay=True)
         job.checkpoints.new_timeline(self.version)
         # Under a revision that no worker has heard of.
         job.life.agree(replace(job.consistency, revision=job.mode_change.next_revision()))

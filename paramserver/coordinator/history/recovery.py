@@ -62,6 +62,9 @@ class _Job(ports.Stage, ports.Course, ports.Commands, ports.Ends, Protocol):
     schedule: Schedule
 
     @property
+    def replication(self) -> ports.Replicating: ...
+
+    @property
     def given_up(self) -> bool: ...
 
     def missing(self) -> str: ...
@@ -246,6 +249,7 @@ class Recovery:
         reach("coord.before_timeline")
         job.life.begin_timeline(*(reply.timeline for reply in stats), found.timeline if found else 0)
         job.registry.withdraw()
+        job.replication.pause(stay=False)
         job.checkpoints.new_timeline(found.version if found else 0)
         await job.checkpoints.rolled_back()
         job.write_down()
@@ -329,6 +333,8 @@ class Recovery:
         job.reopen_mode_change()
         job.registry.restored(published=version >= 0)
         await job.leasing.begin(self._table)
+        if version >= 0:
+            job.replication.begin()
         job.life.handle(WentBack())
         await job.keeping.tell()
         await job.refresh()

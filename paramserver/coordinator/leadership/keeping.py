@@ -88,7 +88,7 @@ class Keeping:
         job = self._job
         request, edition = self._news(), job.journal.record_now.edition
         try:
-            places = job.holders.places(server)
+            places = job.holders.copies(server)
             await job.servers.call_all(
                 places, "Shard.SetMembers", request, shard_pb2.SetMembersResponse, job.options.call_timeout_s
             )

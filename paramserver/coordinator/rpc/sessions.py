@@ -43,6 +43,7 @@ _ROLES = {
     types_pb2.ROLE_OBSERVER: Role.OBSERVER,
 }
 _TICK_S = 0.2
+_LOOK_S = 1.0
 
 
 def _replaced(member: Member, request: coordinator_pb2.JoinRequest) -> bool:
@@ -144,6 +145,7 @@ class Sessions:
         await self._carry_out(effects)
         if role is Role.SERVER:
             self._job.mode_change.server_back(member)
+            self._job.replication.server_there()
         log.debug("joined", name=member.name, pid=request.pid, address=request.address)
         return member
 
@@ -168,9 +170,24 @@ class Sessions:
         finally:
             reader.cancel()
             # Before waiting for the reader, since the transport may cancel this call meanwhile.
-            if ident in self._job.members:
+            member = self._job.members.get(ident)
+            if member is not None:
                 await self._happen(Disconnected(ident))
+                if member.role is Role.SERVER and self._job.options.replicas:
+                    self._job.tasks.begin(self._look_for(member))
             await asyncio.gather(reader, return_exceptions=True)
+
+    async def _look_for(self, server: Member) -> None:
+        """The session of a server broke. If nothing answers at its address, do not wait for the end of its lease."""
+        request = shard_pb2.StatsRequest(job=self._job.options.job)
+        try:
+            await self._job.servers.ask(server.address, "Shard.Stats", request, _LOOK_S)
+        except errors.UnavailableError:
+            now = self._job.members.get(server.ident)
+            if now is not None and now.presence is Presence.SILENT:
+                await self._happen(Ended(server.ident))
+        except errors.ParamServerError as error:
+            log.debug("a server without a session", server=server.name, reason=str(error))
 
     def _news(self, edition: int) -> coordinator_pb2.SessionResponse:
         """The view for all members, made once for each edition."""
@@ -198,10 +215,11 @@ class Sessions:
             self._job.poison.hear(member, request.worker)
             self._job.ending.hear(member, request.worker)
         for stats in request.shards:
-            if member is not None and stats.holds:
+            if member is not None and stats.holds and not stats.backup:
                 self._job.checkpoints.hear(stats.shard, stats)
             if stats.term > self._job.term:
                 await self._job.replaced(f"a server follows a newer coordinator (term {stats.term})")
+        self._job.replication.hear(request.shards)
         if request.leaving:
             await self._job.confirm()
             member = self._job.members.get(request.member)
@@ -227,6 +245,7 @@ class Sessions:
                 await self._job.stuck.look()
                 self._job.poison.look()
                 self._job.checkpoints.look()
+                self._job.replication.look()
                 self._job.ending.look()
                 self._job.loads.look()
                 if self._job.journal.fenced.is_set():

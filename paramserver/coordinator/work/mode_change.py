@@ -60,6 +60,8 @@ class ModeChange:
         self._aborted = 0
         # The setting that is agreed on, or was in force before the job went back; see `wanted`.
         self._wanted: Consistency | None = None
+        # A setting that is agreed on and not in force yet.
+        self._coming: Consistency | None = None
         self._closed = False
         self._tasks = Tasks()
 
@@ -68,6 +70,11 @@ class ModeChange:
         """The setting that is agreed on, or that was in force before the job went back; None once it is in force."""
         wanted = self._wanted
         return None if wanted is None or _same(wanted, self._job.consistency) else wanted
+
+    @property
+    def agreed(self) -> Consistency:
+        """The newest setting that all shards have agreed on, in force or not."""
+        return self._coming or self._job.consistency
 
     def restore(self, record: coordinator_pb2.JobRecord) -> None:
         """Go on with the setting that an earlier coordinator had not brought into force yet."""
@@ -175,7 +182,7 @@ class ModeChange:
 
     async def complete(self, changed: Consistency, table: SliceLeases | None) -> None:
         """After a takeover: do the rest of a change that all have committed. ``table``: leases of asynchronous mode."""
-        before = self._job.consistency
+        before, self._coming = self._job.consistency, changed
         if before.mode is changed.mode:
             await self._install(changed)
             await self._job.leasing.begin(table)
@@ -252,6 +259,7 @@ class ModeChange:
 
     async def _install(self, changed: Consistency) -> None:
         self._job.life.agree(changed)
+        self._coming = None
         await self._job.refresh()
 
     async def _agree(self, wanted: Consistency, boundary: int | None) -> Consistency:
@@ -272,7 +280,7 @@ class ModeChange:
                         await self._take_back(proposal)
                 raise
             if all(reply.scheduled for reply in replies):
-                self._committed, self._wanted = True, proposal
+                self._committed, self._wanted, self._coming = True, proposal, proposal
                 await self._insist(partial(self._tell, proposal, shard_pb2.PHASE_COMMIT))
                 if boundary == 0:
                     await self._install(proposal)

@@ -1,34 +1,252 @@
 """Which server holds which shard of the model. A shard is a part of the model; a server is a process.
 
-The *primary* of a shard is the server that counts contributions to it and answers pulls.
+The *primary* of a shard is the server that counts contributions to it and answers pulls. A *backup* has the same shard,
+and becomes the primary when the primary is gone. A new backup *catches up* first. All changes go through
+:meth:`Holders.handle`, which says what follows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from paramserver.core.job.membership import Member
 
+# A server is the primary of at most so many shards at the start. With fewer other servers than that, the shards of a
+# server that is lost go to all others evenly.
+_MOST_SHARDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """A server with a copy of a shard. ``since``: the number of the placement with which it began to catch up.
+
+    ``whole``: it has all of the shard, so that it can become the primary.
+    """
+
+    server: int
+    since: int
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The servers of one shard, by their indices. ``lost``: its primary is gone, and no backup could take its place."""
+
+    primary: int
+    backups: tuple[Backup, ...] = ()
+    lost: bool = False
+
+    def backup(self, server: int) -> Backup | None:
+        """This server as a backup; None if it is none."""
+        return next((one for one in self.backups if one.server == server), None)
+
+
+# ---- events
+
+
+@dataclass(frozen=True, slots=True)
+class ServerGone:
+    """The server is a member no more. ``present``: the servers that are members."""
+
+    server: int
+    present: Collection[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ServersThere:
+    """These servers are members: shards that lack a backup get one, if there is a server for it."""
+
+    present: Collection[int]
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """A backup has all of its shard. ``since``: as in :class:`Backup`."""
+
+    shard: int
+    server: int
+    since: int
+
+
+@dataclass(frozen=True, slots=True)
+class BegunAnew:
+    """Another timeline begins. Shards are at their primaries only: the planned ones, or (``stay``) the present ones."""
+
+    stay: bool
+
+
+Event = ServerGone | ServersThere | CaughtUp | BegunAnew
+
+# ---- effects
+
+
+@dataclass(frozen=True, slots=True)
+class Promote:
+    """The backup ``server`` is the primary of the shard now."""
+
+    shard: int
+    server: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The shard has neither a primary nor a backup that could become one."""
+
+    shard: int
+
+
+Effect = Promote | Lost
+
 
 class Holders:
-    """``primaries``: by shard, the index of the server that is its primary."""
+    """The placement of one job's shards. ``replicas``: how many backups each shard is to have.
 
-    def __init__(self, primaries: Sequence[int]) -> None:
-        self.primaries = tuple(primaries)
+    ``number`` rises with every change.
+    """
+
+    def __init__(self, primaries: Sequence[int], replicas: int = 0) -> None:
+        self.number = self.promotions = 0
+        self.replicas = replicas
+        self.shards = tuple(Held(primary) for primary in primaries)
+        self._planned = tuple(primaries)
 
     @classmethod
-    def one_each(cls, servers: int) -> Holders:
-        """As many shards as servers: shard *i* is on server *i*."""
-        return cls(range(servers))
+    def plan(cls, servers: int, replicas: int = 0) -> Holders:
+        """Shard *i* is on server *i*; with replicas there are several rounds of that, each with other backups."""
+        rounds = min(servers - 1, _MOST_SHARDS) if replicas else 1
+        return cls([server for _ in range(max(1, rounds)) for server in range(servers)], replicas)
+
+    # ---- facts
 
     def __len__(self) -> int:
         """The number of shards."""
-        return len(self.primaries)
+        return len(self.shards)
+
+    @property
+    def primaries(self) -> tuple[int, ...]:
+        """By shard, the index of the server that is its primary."""
+        return tuple(held.primary for held in self.shards)
 
     def shards_of(self, server: int) -> list[int]:
         """The shards of which this server is the primary, in rising order."""
-        return [shard for shard, primary in enumerate(self.primaries) if primary == server]
+        return [shard for shard, held in enumerate(self.shards) if held.primary == server]
 
     def places(self, server: Member) -> list[tuple[int, Member]]:
         """The shards of which this server is the primary, each with the server: where commands to them go."""
         return [(shard, server) for shard in self.shards_of(server.index)]
+
+    def copies(self, server: Member) -> list[tuple[int, Member]]:
+        """The same for the shards of which this server is the primary or a backup that has all of the shard."""
+        return [
+            (shard, server)
+            for shard, held in enumerate(self.shards)
+            if held.primary == server.index or ((backup := held.backup(server.index)) is not None and backup.whole)
+        ]
+
+    def catching_up(self, present: Collection[int]) -> list[tuple[int, int]]:
+        """(shard, server) of the backups that lack a part of their shard."""
+        return [
+            (shard, one.server)
+            for shard, held in enumerate(self.shards)
+            for one in held.backups
+            if not one.whole and one.server in present
+        ]
+
+    def covered(self, server: int, present: Collection[int]) -> bool:
+        """Whether each shard of this primary has another server that can take its place."""
+        return all(
+            any(one.whole and one.server in present for one in held.backups)
+            for held in self.shards
+            if held.primary == server
+        )
+
+    # ---- the one door
+
+    def handle(self, event: Event) -> list[Effect]:
+        """Take an event in; return what follows."""
+        before = self.shards
+        match event:
+            case ServerGone(server, present):
+                effects = self._gone(server, present)
+            case ServersThere(present):
+                effects = []
+                self._fill(present)
+            case CaughtUp(shard, server, since):
+                effects = []
+                if (backup := self.shards[shard].backup(server)) is not None and backup.since == since:
+                    self._change(shard, backups=[*self._others(shard, server), replace(backup, whole=True)])
+            case BegunAnew(stay):
+                effects = []
+                self.shards = tuple(Held(primary) for primary in (self.primaries if stay else self._planned))
+                self.number += 1
+        self.number += self.shards != before
+        return effects
+
+    def _gone(self, server: int, present: Collection[int]) -> list[Effect]:
+        effects: list[Effect] = []
+        for shard, held in enumerate(self.shards):
+            if held.backup(server) is not None:
+                self._change(shard, backups=self._others(shard, server))
+            if held.primary != server:
+                continue
+            able = [one.server for one in held.backups if one.whole and one.server in present]
+            if not able:
+                self._change(shard, lost=True)
+                effects.append(Lost(shard))
+                continue
+            loads = Counter(self.primaries)
+            successor = min(able, key=lambda index: (loads[index], index))
+            # Others may have been sent more or less by the former primary: they begin anew.
+            others = [one.server for one in held.backups if one.server in present and one.server != successor]
+            self._change(shard, primary=successor, backups=[Backup(one, self.number + 1) for one in others])
+            self.promotions += 1
+            effects.append(Promote(shard, successor))
+        return effects
+
+    def _fill(self, present: Collection[int]) -> None:
+        """Find a backup for each shard that lacks one: a server with few shards, and not always the same one."""
+        for shard, held in enumerate(self.shards):
+            if held.lost and held.primary in present:  # it has come back with its shard
+                self._change(shard, lost=False)
+        for shard in range(len(self.shards)):
+            held = self.shards[shard]
+            while not held.lost and len(held.backups) < self.replicas:
+                able = [s for s in present if s != held.primary and held.backup(s) is None]
+                if not able or held.primary not in present:
+                    break
+                loads = Counter(self.primaries)
+                together = Counter[int]()
+                for other in self.shards:
+                    loads.update(one.server for one in other.backups)
+                    if other.primary == held.primary:
+                        together.update(one.server for one in other.backups)
+                chosen = min(able, key=lambda s: (together[s], loads[s], (s - held.primary) % (max(present) + 1)))
+                self._change(shard, backups=[*held.backups, Backup(chosen, self.number + 1)])
+                held = self.shards[shard]
+
+    def _others(self, shard: int, server: int) -> list[Backup]:
+        return [one for one in self.shards[shard].backups if one.server != server]
+
+    def _change(
+        self,
+        shard: int,
+        primary: int | None = None,
+        backups: Iterable[Backup] | None = None,
+        lost: bool | None = None,
+    ) -> None:
+        held = self.shards[shard]
+        changed = Held(
+            held.primary if primary is None else primary,
+            held.backups if backups is None else tuple(backups),
+            held.lost if lost is None else lost,
+        )
+        self.shards = (*self.shards[:shard], changed, *self.shards[shard + 1 :])
+
+    # ---- an earlier coordinator
+
+    def restore(self, number: int, promotions: int, shards: Sequence[Held]) -> None:
+        """Go on from the record of an earlier coordinator."""
+        self.number, self.promotions, self.shards = number, promotions, tuple(shards)
+        self._planned = self._planned if len(self._planned) == len(shards) else self.primaries

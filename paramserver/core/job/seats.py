@@ -27,7 +27,8 @@ class Facts:
 
     ``servers``: the number of seats. ``layout``: digest of the model's layout; empty while no model is known.
     ``can_go_back``: a shard that is lost can be restored from a checkpoint. ``going_back``: this happens just now.
-    ``over``: the job has ended or is about to end.
+    ``over``: the job has ended or is about to end. ``covered``: other servers have taken over all shards of the server
+    that is gone.
     """
 
     job: str
@@ -37,6 +38,7 @@ class Facts:
     can_go_back: bool = False
     going_back: bool = False
     over: bool = False
+    covered: bool = False
 
 
 # ---- events
@@ -161,9 +163,11 @@ class Seats:
                 return [Back(away.member.name, now - away.since, with_shard)] if away else []
 
     def _gone(self, event: Gone, now: float) -> list[Effect]:
-        """Before there is a model, a server has no shard, and its seat is free for any other."""
+        """Before there is a model, a server has no shard, and its seat is free for any other. So it is if backups have
+        taken its place.
+        """
         member, facts = event.member, event.facts
-        if not facts.layout:
+        if not facts.layout or facts.covered:
             return []
         if event.lost or (facts.can_go_back and not facts.over):
             self._away[member.index] = Away(member, now)

@@ -126,6 +126,9 @@ class Combine(Protocol):
     def built(self) -> None:
         """The batch that was taken has become a version."""
 
+    def followed(self, names: Collection[Name]) -> None:
+        """A backup: these contributions, which another server has taken, have become a version."""
+
     def missing(self) -> Missing | None:
         """The slices that the next version lacks; None if it needs no particular ones."""
 
@@ -220,6 +223,10 @@ class PerStep:
         self._reducer, self._of, self._taken = None, 0, False
         self._buffers.clear()
 
+    def followed(self, names: Collection[Name]) -> None:
+        """The step is published."""
+        self.built()
+
     def missing(self) -> Missing | None:
         """The slices that the open step lacks."""
         if self._taken:
@@ -261,7 +268,13 @@ class PerContribution:
         name, self._taken = self._taken, None
         assert name is not None, "what was built was taken before"
         del self._queue[name]
-        self._history.slices_done.setdefault(name.epoch, RangeSet()).add(name.index)
+        self.followed([name])
+
+    def followed(self, names: Collection[Name]) -> None:
+        """The contributions are applied, and from now on duplicates."""
+        for name in names:
+            if isinstance(name, AsyncName):
+                self._history.slices_done.setdefault(name.epoch, RangeSet()).add(name.index)
 
     def missing(self) -> Missing | None:
         """Nothing: every request is served."""

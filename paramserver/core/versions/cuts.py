@@ -82,6 +82,10 @@ class Marks:
         """The version is no longer kept."""
         self._by_version.pop(version, None)
 
+    def restore(self, version: int, mark: bytes) -> None:
+        """Begin with a version whose digest another server of this shard has told."""
+        self._newest = self._by_version[version] = int.from_bytes(mark)
+
 
 def united(shards: Sequence[Counted]) -> dict[int, RangeSet]:
     """The slices that at least one of the shards has counted, by epoch."""

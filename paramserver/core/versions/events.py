@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from paramserver.core.versions.consistency import Consistency
 from paramserver.core.versions.names import Name
@@ -89,6 +90,38 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """A contribution in a version. ``filler``: it stands for slices that will never come, and counts as none."""
+
+    name: Name
+    worker: int
+    filler: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """To a backup: the primary has sent what the version after ``version`` is made of. All of it is in ``buffer``.
+
+    ``parts``: its contributions. ``consistency``: the setting in force. ``clocks``: of the workers at work, and
+    ``floor``: the slowest clock so far, when the next version is published.
+    """
+
+    version: int
+    buffer: int
+    parts: tuple[Part, ...]
+    consistency: Consistency
+    clocks: Mapping[int, int] = field(default_factory=dict)
+    floor: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Promoted:
+    """A backup becomes the primary. ``consistency``: the newest setting that all shards have agreed on."""
+
+    consistency: Consistency
+
+
+@dataclass(frozen=True, slots=True)
 class PullAsked:
     """A worker (or observer: worker 0) asks for weights."""
 
@@ -165,9 +198,13 @@ class ConsistencyPrepared:
 
 @dataclass(frozen=True, slots=True)
 class ConsistencyCommitted:
-    """All shards have prepared the setting of this revision: take it into force at its ``from_version``."""
+    """All shards have prepared the setting of this revision: take it into force at its ``from_version``.
+
+    ``consistency``: the setting itself, for a shard whose former primary has prepared it.
+    """
 
     revision: int
+    consistency: Consistency | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +217,8 @@ class ConsistencyAborted:
 Event = (
     Activated
     | Arrived
+    | Forwarded
+    | Promoted
     | PullAsked
     | CallGone
     | Built

@@ -6,6 +6,7 @@ number, performs the effects, and reports with :class:`Built` when a version sta
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -32,11 +33,14 @@ from paramserver.core.versions.events import (
     Effect,
     Event,
     Exactly,
+    Forwarded,
     Held,
     Joining,
     Latest,
     MembersChanged,
     Outcome,
+    Part,
+    Promoted,
     PullAsked,
     Refusal,
     Refuse,
@@ -70,10 +74,16 @@ class Counters:
 
 
 class ShardState:
-    """One shard. All changes go through :meth:`handle`."""
+    """One shard, at its primary or at a backup. All changes go through :meth:`handle`.
 
-    def __init__(self, consistency: Consistency, workers: Iterable[int] = (), generation: int = 0) -> None:
+    A backup makes the versions that its primary has decided, and answers nobody until it is promoted.
+    """
+
+    def __init__(
+        self, consistency: Consistency, workers: Iterable[int] = (), generation: int = 0, backup: bool = False
+    ) -> None:
         self.consistency = consistency
+        self.backup = backup
         self.generation = generation
         self.timeline = 0
         self.active = False
@@ -107,6 +117,10 @@ class ShardState:
         self._brought_by: dict[int, int] = {}
         # Of them, those that stand for slices that will never come.
         self._fillers: set[int] = set()
+        # A backup: what the next versions are made of, the first of which may be in the making; whether it is promoted
+        # as soon as these versions are made.
+        self._forwarded: deque[Forwarded] = deque()
+        self._promoted = False
 
     def restore(
         self,
@@ -121,6 +135,16 @@ class ShardState:
         self._history.slices_done.update({e: RangeSet.from_ranges(ranges) for e, ranges in counted.items()})
         self.counters.applied = self.counters.applied_before = applied
 
+    def begin_beside(
+        self, consistency: Consistency, clocks: Mapping[int, int], floor: int, version: int, mark: bytes
+    ) -> None:
+        """A backup begins with ``version`` of its primary; see :class:`Forwarded` and `Marks`."""
+        self.consistency = consistency
+        self._gate, self._combine = policies(consistency, self._history)
+        self.clocks = {worker: clock for worker, clock in clocks.items() if worker in self._members}
+        self.floor = max(self.floor, floor)
+        self.marks.restore(version, mark)
+
     # ---- facts
 
     @property
@@ -132,6 +156,11 @@ class ShardState:
     def versions(self) -> tuple[int, ...]:
         """The versions that may be asked for, oldest first."""
         return tuple(self._versions)
+
+    @property
+    def next_forwarded(self) -> int:
+        """A backup: the version that the next message of the primary has to be about."""
+        return self.version + len(self._forwarded)
 
     @property
     def parked(self) -> int:
@@ -172,6 +201,10 @@ class ShardState:
         match event:
             case Arrived():
                 return self._arrived(event)
+            case Forwarded():
+                return self._taken_over(event)
+            case Promoted(consistency):
+                return self._promote(consistency)
             case PullAsked():
                 return self._pull_asked(event)
             case CallGone(call):
@@ -193,8 +226,8 @@ class ShardState:
                 if self.can_schedule(consistency):
                     self._scheduled, self._committed = consistency, False
                 return self._build()
-            case ConsistencyCommitted(revision):
-                return self._committed_revision(revision)
+            case ConsistencyCommitted(revision, consistency):
+                return self._committed_revision(revision, consistency)
             case ConsistencyAborted(revision):
                 self._aborted_revision = max(self._aborted_revision, revision)
                 if self._scheduled is not None and self._scheduled.revision <= revision and not self._committed:
@@ -239,29 +272,93 @@ class ShardState:
             self._waiting[event.buffer] = [event]
         return effects + self._build()
 
-    def _build(self) -> list[Effect]:
-        if self._held():
+    # ---- what a primary tells its backups, and what a backup does with it
+
+    def parts(self) -> tuple[Part, ...]:
+        """The contributions of the version in the making."""
+        batch = self._building
+        if batch is None:
+            return ()
+        if self._forwarded:
+            return self._forwarded[0].parts
+        return tuple(
+            Part(name, self._brought_by.get(buffer, 0), buffer in self._fillers)
+            for name, buffer in zip(batch.names, batch.buffers, strict=True)
+        )
+
+    def clocks_then(self) -> dict[int, int]:
+        """The clocks of the workers at work when the version in the making is published."""
+        clocks = dict(self.clocks)
+        for buffer in self._building.buffers if self._building is not None else ():
+            for push in self._waiting.get(buffer, ()):
+                if push.worker in clocks:
+                    clocks[push.worker] = max(clocks[push.worker], push.clock + 1)
+        return clocks
+
+    def _taken_over(self, event: Forwarded) -> list[Effect]:
+        assert self.backup, "only a backup is told what versions are made of"
+        assert event.version == self.next_forwarded, (event.version, self.next_forwarded)
+        self._forwarded.append(event)
+        return self._build()
+
+    def _promote(self, consistency: Consistency) -> list[Effect]:
+        self._promoted = True
+        if consistency.revision > self.consistency.revision:
+            self._scheduled, self._committed = consistency, True
+        return self._lead() + self._build()
+
+    def _lead(self) -> list[Effect]:
+        """Become the primary, if that is to be, and all versions are made that the former one has decided."""
+        if not (self.backup and self._promoted and not self._forwarded):
             return []
-        batch = self._combine.take(self.cut.only)
+        self.backup = False
+        return self._take_into_force()
+
+    def _follow(self, event: Forwarded) -> None:
+        """The setting and the clocks of the primary, from the version on that was just made."""
+        if event.consistency.revision > self.consistency.revision:
+            before, self.consistency = self.consistency, event.consistency
+            if before.mode is event.consistency.mode:
+                self._gate, _ = policies(event.consistency, History())
+            else:
+                self._gate, self._combine = policies(event.consistency, self._history)
+        self.clocks = {worker: clock for worker, clock in event.clocks.items() if worker in self._members}
+        self.floor = max(self.floor, event.floor)
+
+    def _build(self) -> list[Effect]:
+        if self._building is not None or (self._held() and not self.backup):
+            return []
+        batch: Batch | None = None
+        if self._forwarded:
+            first = self._forwarded[0]
+            batch = Batch(tuple(part.name for part in first.parts), (first.buffer,))
+        elif not self.backup:
+            batch = self._combine.take(self.cut.only)
         if batch is None:
             return []
         self._building = batch
         return [Build(self.version + 1, batch.names, batch.buffers)]
 
     def _built(self, version: int) -> list[Effect]:
+        parts = self.parts()
         batch, self._building = self._building, None
         assert batch is not None, f"nobody asked for version {version}"
         assert version == self.version + 1, f"built {version} on top of {self.version}"
         self._history.version = version
-        self._combine.built()
+        if self._forwarded:
+            self._follow(event := self._forwarded.popleft())
+            self._combine.followed([part.name for part in event.parts])
+        else:
+            self._combine.built()
         self._versions.append(version)
-        for name, buffer in zip(batch.names, batch.buffers, strict=True):
-            self.counters.applied += 0 if buffer in self._fillers else name.slices
+        self.counters.applied += sum(part.name.slices for part in parts if not part.filler)
+        for buffer in batch.buffers:
+            self._brought_by.pop(buffer, None)
         self._fillers.clear()
         self.cut.built(batch.names, version)
         self.marks.built(batch.names, version)
-        self.ledger.note(batch.names, [self._brought_by.pop(buffer, 0) for buffer in batch.buffers])
-        effects: list[Effect] = []
+        self.ledger.note(batch.names, [part.worker for part in parts])
+        effects: list[Effect] = self._lead()
         for buffer in batch.buffers:
             for push in self._waiting.pop(buffer, []):
                 self._tick(push.worker, push.clock)
@@ -401,7 +498,10 @@ class ShardState:
                 self._enter(pull)
         return effects + self._advance()
 
-    def _committed_revision(self, revision: int) -> list[Effect]:
+    def _committed_revision(self, revision: int, consistency: Consistency | None) -> list[Effect]:
+        settled = max(self.consistency.revision, self._aborted_revision)
+        if consistency is not None and self._scheduled is None and revision > settled:
+            self._scheduled = consistency
         if self._scheduled is None or self._scheduled.revision != revision:
             return []
         self._committed = True

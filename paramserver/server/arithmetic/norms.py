@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -18,6 +20,8 @@ from paramserver.v1 import shard_pb2, types_pb2
 
 _CALL_S = 10.0
 _RETRY_S = 0.1
+# A shard that has just got another primary may need the norms of a step that others have finished, and of the next one.
+_KEPT = 2
 # As torch.nn.utils.clip_grad_norm_ has it.
 _EPSILON = 1e-6
 
@@ -42,17 +46,28 @@ class NormExchange:
     """Tells the other shards this one's norms, and waits for theirs."""
 
     def __init__(self, connect: Callable[[str], Channel], job: str, wait_s: float) -> None:
-        self._connect, self._job, self._wait_s = connect, job, wait_s
+        self._connect, self._job, self.wait_s = connect, job, wait_s
         self._index = 0
         self._peers: dict[int, Channel] = {}
+        # The norms that this shard has told last.
+        self._told: deque[shard_pb2.ShareNormsRequest] = deque(maxlen=_KEPT)
+        self._tasks: set[asyncio.Task[None]] = set()
         self._heard: dict[tuple[int, int], dict[int, dict[int, float]]] = {}  # (timeline, step) -> shard -> squares
         self._news = asyncio.Condition()
         self.waiting_for = ""
 
     def configure(self, index: int, peers: Sequence[types_pb2.ShardInfo]) -> None:
-        """Learn the addresses of the other shards."""
+        """Learn the addresses of the other shards. A shard at another address than before may lack the last norms."""
         self._index = index
-        self._peers = {peer.index: self._connect(peer.address) for peer in peers if peer.index != index}
+        for peer in peers:
+            former = self._peers.get(peer.index)
+            if peer.index == index or (former is not None and former.address == peer.address):
+                continue
+            channel = self._peers[peer.index] = self._connect(peer.address)
+            for request in self._told:
+                self._begin(self._tell(channel, request))
+            if former is not None:
+                self._begin(former.close())
 
     async def hear(self, request: shard_pb2.ShareNormsRequest, version: int) -> None:
         """Another shard tells its norms. What belongs to a published step is forgotten."""
@@ -84,17 +99,26 @@ class NormExchange:
             chunks=list(mine),
             squares=list(mine.values()),
         )
-        tell = [asyncio.create_task(self._tell(channel, request)) for channel in self._peers.values()]
+        self._told.append(request)
+        for channel in self._peers.values():  # a slower peer may need the norms of this shard when it has its own
+            self._begin(self._tell(channel, request))
         try:
-            async with asyncio.timeout(self._wait_s):
+            async with asyncio.timeout(self.wait_s):
                 return await self._collect((timeline, step), mine)
         except TimeoutError as error:
-            raise errors.DeadlineError(f"waited {self._wait_s:g} s for {self.waiting_for}") from error
+            raise errors.DeadlineError(f"waited {self.wait_s:g} s for {self.waiting_for}") from error
         finally:
             self.waiting_for = ""
-            # A slower peer may still need the norms of this shard.
-            for task in tell:
-                task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()
 
     async def _collect(self, key: tuple[int, int], mine: Mapping[int, float]) -> dict[int, float]:
         async with self._news:
@@ -109,7 +133,7 @@ class NormExchange:
         return dict(mine) | {index: square for squares_ in told.values() for index, square in squares_.items()}
 
     async def _tell(self, channel: Channel, request: shard_pb2.ShareNormsRequest) -> None:
-        deadline = asyncio.get_running_loop().time() + self._wait_s
+        deadline = asyncio.get_running_loop().time() + self.wait_s
         while asyncio.get_running_loop().time() < deadline:
             try:
                 await channel.call("Shard.ShareNorms", request, timeout=_CALL_S)
@@ -119,4 +143,6 @@ class NormExchange:
 
     async def close(self) -> None:
         """Close the channels to the other shards."""
+        for task in list(self._tasks):
+            task.cancel()
         await asyncio.gather(*(channel.close() for channel in self._peers.values()), return_exceptions=True)

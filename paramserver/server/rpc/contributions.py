@@ -180,6 +180,7 @@ def contribution_of(
         chunks=chunks,
         schedule=header.schedule,
         clip_norm=header.clip_norm,
+        nonce=header.nonce,
         # Gradients in shared memory are checked when they are summed, so that they are read once.
         checked=not (header.HasField("shared") and header.shared.checked),
     )

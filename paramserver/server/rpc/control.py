@@ -14,9 +14,10 @@ from paramserver.core.versions.events import (
     MembersChanged,
 )
 from paramserver.core.versions.shard import ShardState
-from paramserver.server.reporting import epoch_slices
+from paramserver.server.replicas.facts import epoch_slices
 from paramserver.server.rpc.host import Host
 from paramserver.server.versions import cutting
+from paramserver.server.versions.filling import fill
 from paramserver.v1 import shard_pb2
 from paramserver.wire.bounds import seconds
 from paramserver.wire.messages import consistency_from_proto, slices_from_proto
@@ -37,7 +38,7 @@ class Control:
         """Learn the workers of this generation. Older news changes nothing."""
         self._host.process.check_authority(request)
         self._host.process.keep(request.record)
-        shard = self._host.ready(active=False)
+        shard = self._host.ready(active=False, primary=False)
         shard.names.update((w.member, w.name) for w in request.workers)
         workers = frozenset(w.member for w in request.workers)
         if request.generation >= shard.state.generation:
@@ -55,7 +56,7 @@ class Control:
             case shard_pb2.PHASE_PREPARE:
                 shard.happen(ConsistencyPrepared(wanted))
             case shard_pb2.PHASE_COMMIT:
-                shard.happen(ConsistencyCommitted(wanted.revision))
+                shard.happen(ConsistencyCommitted(wanted.revision, wanted))
                 log.debug("consistency changes", to=str(wanted), from_version=wanted.from_version)
             case shard_pb2.PHASE_ABORT:
                 shard.happen(ConsistencyAborted(wanted.revision))
@@ -88,7 +89,7 @@ class Control:
                     taken = True
             case shard_pb2.CutRequest.STEP_FILL:
                 missing = [(gap.start, gap.stop) for gap in request.missing]
-                taken = await shard.fill(request.version, missing, request.of)
+                taken = await fill(shard, request.version, missing, request.of)
             case shard_pb2.CutRequest.STEP_PAUSE:
                 await cutting.pause(shard, request.number)
                 return shard_pb2.CutResponse(version=shard.state.version, counted=epoch_slices(shard.state))

@@ -10,7 +10,8 @@ from paramserver import errors
 from paramserver.checkpoint import probe
 from paramserver.checkpoint.place import Place
 from paramserver.server.arithmetic.apply import StateEntry
-from paramserver.server.reporting import epoch_slices, ledger_response, report
+from paramserver.server.replicas.facts import epoch_slices
+from paramserver.server.reporting import ledger_response, report
 from paramserver.server.rpc.contributions import Contributions
 from paramserver.server.rpc.host import Host
 from paramserver.server.rpc.pulls import Pulls

@@ -32,8 +32,8 @@ class Host:
         if self.shard is not None:
             await self.shard.close()
 
-    def ready(self, active: bool = True) -> RunningShard:
-        """The present shard; ``active``: one that has published a version.
+    def ready(self, active: bool = True, primary: bool = True) -> RunningShard:
+        """The present shard; ``active``: one that has published a version; ``primary``: one that is no backup.
 
         Raises JobFailedError, and UnavailableError while there is no such shard.
         """
@@ -41,6 +41,10 @@ class Host:
             raise errors.JobFailedError(self.process.failure)
         if self.shard is None:
             raise errors.UnavailableError("this server has not been told its part of a model yet: try again")
+        if primary and self.shard.state.backup:
+            raise errors.UnavailableError(
+                "this server is a backup of the shard, and its primary is another one: try again"
+            )
         if active and not self.shard.state.active:
             raise errors.UnavailableError("version 0 is not published yet: try again")
         return self.shard

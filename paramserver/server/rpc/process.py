@@ -19,6 +19,7 @@ T = TypeVar("T")
 _Command = (
     shard_pb2.ConfigureRequest
     | shard_pb2.ActivateRequest
+    | shard_pb2.SetHoldersRequest
     | shard_pb2.SetMembersRequest
     | shard_pb2.SetConsistencyRequest
     | shard_pb2.CutRequest

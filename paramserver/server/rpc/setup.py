@@ -94,7 +94,10 @@ class Setup:
         groups = groups_from_proto(spec.groups)
         validate(spec.name, groups)
         state = ShardState(
-            consistency_from_proto(request.consistency), [w.member for w in request.workers], request.generation
+            consistency_from_proto(request.consistency),
+            [w.member for w in request.workers],
+            request.generation,
+            request.backup,
         )
         state.timeline = request.timeline
         process = self._host.process
@@ -103,7 +106,19 @@ class Setup:
         place = place_of(request)
         saver = Saver(place, plan, request, process.connect, lambda: process.news()) if place is not None else None
         tensors = ShardTensors(plan.layout, plan.chunks_of(request.shard), spec.name, process.team)
-        return RunningShard(request, plan, groups, state, tensors, exchange, process.pool, saver, process.fail)
+        return RunningShard(
+            request,
+            plan,
+            groups,
+            state,
+            tensors,
+            exchange,
+            process.pool,
+            saver,
+            process.fail,
+            process.connect,
+            lambda: process.news(),
+        )
 
     async def restore(self, request: shard_pb2.RestoreRequest) -> shard_pb2.RestoreResponse:
         """Take a checkpoint in, on a new timeline; :meth:`activate` publishes it. May be repeated.

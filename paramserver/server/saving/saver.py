@@ -14,7 +14,7 @@ import inspect
 import itertools
 import json
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,7 @@ from paramserver.tensors.codec import chunk_frames, split_frame
 from paramserver.tensors.dtypes import buffer_of, tensor_from
 from paramserver.tensors.finite import is_finite
 from paramserver.transport.base import Channel
-from paramserver.v1 import shard_pb2
+from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.wire.messages import chunk_ref
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ class Saver:
         self._connect, self.told = connect, told
         self._peers = {peer.index: peer.address for peer in config.peers if peer.index != config.shard}
         self._channels: dict[int, Channel] = {}
+        # Channels to servers that hold their shards no more.
+        self._left: list[Channel] = []
         self._copies: dict[int, Copy] = {}
         self._skipped: dict[int, shard_pb2.CopyStatus] = {}
         # Versions that are not made yet, and will be copied then.
@@ -77,6 +79,18 @@ class Saver:
         self._contents = Contents(plan, config.shard, self._chunk)
         self._loop = asyncio.get_running_loop()
         self._closed = False
+
+    def meet(self, peers: Iterable[types_pb2.ShardInfo]) -> None:
+        """The shards are at these addresses from now on."""
+        for peer in peers:
+            if peer.index != self._config.shard and self._peers.get(peer.index) != peer.address:
+                self._peers[peer.index] = peer.address
+                if (former := self._channels.pop(peer.index, None)) is not None:
+                    self._left.append(former)
+
+    def begin_at(self, version: int) -> None:
+        """This server saves the shard from ``version`` on; there will be no copy of an earlier one."""
+        self._newest = max(self._newest, version - 1)
 
     # ---- taking and letting go
 
@@ -281,7 +295,9 @@ class Saver:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(channel.close() for channel in self._channels.values()), return_exceptions=True)
+        await asyncio.gather(
+            *(channel.close() for channel in (*self._channels.values(), *self._left)), return_exceptions=True
+        )
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 

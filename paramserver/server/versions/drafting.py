@@ -55,6 +55,8 @@ class Draft:
         self.number, self.making, self.rounding = number, making, rounding
         # By chunk: the weights, and the optimizer state that goes with them. Filled in the arithmetic thread.
         self.made: dict[int, tuple[Tensor, ChunkState | None]] = {}
+        # By chunk, what the optimizer applies; filled if backups need it.
+        self.combined: dict[int, Tensor] = {}
         # By chunk, the frame that is sent, encoded once for all pulls; the chunks in the order they were made in.
         self.frames: dict[int, bytes] = {}
         self.order: list[int] = []
@@ -74,9 +76,12 @@ class Draft:
 
 
 class Drafting:
-    """The draft of one shard's next version, if there is one. ``do`` runs a function in the arithmetic thread."""
+    """The draft of one shard's next version, if there is one. ``do`` runs a function in the arithmetic thread.
 
-    def __init__(self, tensors: ShardTensors, do: Do) -> None:
+    ``backups``: whether the shard has backups, which are sent what the optimizer applies.
+    """
+
+    def __init__(self, tensors: ShardTensors, do: Do, backups: Callable[[], bool]) -> None:
         self.draft: Draft | None = None
         # The form in which workers that pull ahead want weights; the same for all of a job.
         self.rounding: Compressor | None = None
@@ -84,7 +89,7 @@ class Drafting:
         self.adopted = self.forgotten = 0
         # All are set when a chunk of the draft is made, and when there is another draft or none.
         self.listeners: set[asyncio.Event] = set()
-        self._tensors, self._do = tensors, do
+        self._tensors, self._do, self._backups = tensors, do, backups
         self._chunks = {chunk.index: chunk for chunk in tensors.chunks if chunk.kind is not Kind.FROZEN}
         self._state = DraftState([*self._chunks], moving_bytes(tensors.chunks))
         self._base: Version | None = None
@@ -152,7 +157,10 @@ class Drafting:
         def work() -> None:
             if self.draft is not draft:
                 return
-            weights, state = self._tensors.drafted(chunk, draft.making)
+            given: Tensor | None = None
+            if self._backups() and draft.making.used_in(chunk):
+                given = draft.combined[chunk.index] = self._tensors.combined_chunk(chunk, draft.making)
+            weights, state = self._tensors.drafted(chunk, draft.making, given)
             draft.made[chunk.index] = weights, state
             draft.frames[chunk.index] = draft.encode(chunk, weights)
             draft.order.append(chunk.index)

@@ -47,6 +47,7 @@ async def receive(
     came: Callable[[int], None] = lambda index: None,
     decode: Decode | None = None,
     state: Callable[[shard_pb2.StateRef, memoryview], None] | None = None,
+    some: bool = False,
 ) -> Upload:
     """Read a whole upload. It is put into ``chunks`` bit by bit, if given, and ``came`` hears of each chunk.
 
@@ -58,6 +59,7 @@ async def receive(
     """
     first: shard_pb2.FrameHeader | None = None
     expected: Mapping[int, Chunk] = {}
+    announced = 0
     chunks = {} if chunks is None else chunks
     encodings = NONE if decode is None else FOR_PUSH
     payload = 0
@@ -68,7 +70,7 @@ async def receive(
                 raise ProtocolError(f"the first frame of this stream must carry a {kind} header")
             first = header
             expected, announced = expect(header)
-            if announced != len(expected):
+            if announced > len(expected) or (announced < len(expected) and not some):
                 raise ProtocolError(f"the stream announces {announced} chunks, but {len(expected)} belong to it")
         elif header.WhichOneof("first") is not None:
             raise ProtocolError("only the first frame of a stream may carry its header")
@@ -86,11 +88,9 @@ async def receive(
             came(chunk.index)
     if first is None:
         raise ProtocolError("the stream ended before its first frame")
-    if len(chunks) != len(expected):
+    if len(chunks) != announced:
         missing = next(index for index in expected if index not in chunks)
-        raise ProtocolError(
-            f"{len(expected) - len(chunks)} of {len(expected)} chunks are missing, the first is {missing}"
-        )
+        raise ProtocolError(f"{announced - len(chunks)} of {announced} chunks are missing, the first is {missing}")
     return Upload(first, chunks, payload)
 
 

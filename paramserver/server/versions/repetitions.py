@@ -24,9 +24,13 @@ class Repetitions:
         """A push has its answer. ``outcome``: None if it was refused."""
         name, nonce = self._pushing.pop(call, (None, 0))
         if name is not None and outcome is Outcome.ACCEPTED:
-            self._counted[name] = nonce
-            if len(self._counted) > _REMEMBERED:
-                del self._counted[next(iter(self._counted))]
+            self.note(name, nonce)
+
+    def note(self, name: Name, nonce: int) -> None:
+        """A contribution counts that came with this nonce."""
+        self._counted[name] = nonce
+        if len(self._counted) > _REMEMBERED:
+            del self._counted[next(iter(self._counted))]
 
     def counted(self, name: Name, nonce: int) -> bool:
         """Whether the contribution that counted under this name came with this nonce."""

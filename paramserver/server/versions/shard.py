@@ -52,6 +52,10 @@ class Contribution:
     schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_UNSPECIFIED
     # All numbers have been seen to be finite by this server, not only by the worker.
     checked: bool = True
+    # Of a backup: the chunks are what the optimizer applies, as `ShardTensors.combined` of the primary has made them.
+    combined: bool = False
+    # As in `PushHeader`.
+    nonce: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +140,14 @@ class ShardTensors:
         self,
         base: Version,
         contributions: Sequence[Contribution],
-        clipped: Mapping[int, torch.Tensor] | None = None,
+        given: Mapping[int, torch.Tensor] | None = None,
         space: Callable[[Chunk], torch.Tensor] | None = None,
         drafted: Mapping[int, tuple[torch.Tensor, ChunkState | None]] | None = None,
     ) -> Version:
         """The version after ``base``: contributions in the order of their slices, combined and applied once.
 
         Skipped (same weights, counted in ``skipped``) if a gradient of the step was not finite; unchanged if no sample
-        counted. ``clipped``: the gradients to apply, by chunk, where they have been combined and clipped already.
+        counted. ``given``: what to apply, by chunk, where :meth:`combined` has made it already.
         ``space``: memory for the new version; then all of its chunks but frozen ones lie there, unless it is the same
         as ``base``. ``drafted``: what :meth:`drafted` has made of the same contributions. Works in several threads.
 
@@ -166,7 +170,7 @@ class ShardTensors:
                     self._copy_first(chunk.index)
                     self.states[chunk.index] = state
                 return weights if out is None else out.copy_(weights)
-            return self._next(chunk, making, None if clipped is None else clipped.get(chunk.index), out)[0]
+            return self._next(chunk, making, None if given is None else given.get(chunk.index), out)[0]
 
         moving = [chunk for chunk in self.chunks if chunk.kind is not Kind.FROZEN]
         made = self._each(following, moving)
@@ -179,33 +183,40 @@ class ShardTensors:
         samples = sum(c.samples for c in contributions)
         return Making(base, tuple(contributions), samples, used_by(contributions), leading(contributions))
 
-    def drafted(self, chunk: Chunk, making: Making) -> tuple[torch.Tensor, ChunkState | None]:
-        """A chunk of a draft. The contributions need to have no more than this chunk.
+    def drafted(
+        self, chunk: Chunk, making: Making, given: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, ChunkState | None]:
+        """A chunk of a draft. The contributions need to have no more than this chunk. ``given``: as in :meth:`build`.
 
-        Changes nothing: the state that goes with it (None: as it is) is a copy. See :meth:`build`.
+        Changes nothing: the state that goes with it (None: as it is) is a copy.
         """
-        return self._next(chunk, making, fork=True)
+        return self._next(chunk, making, given, fork=True)
+
+    def holds(self, chunks: Sequence[Chunk]) -> None:
+        """A backup: these chunks are there."""
+        self.chunks = tuple(chunks)
 
     def _next(
         self,
         chunk: Chunk,
         making: Making,
-        gradient: torch.Tensor | None = None,
+        given: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
         fork: bool = False,
     ) -> tuple[torch.Tensor, ChunkState | None]:
         """The next weights of a chunk, in ``out`` if given, and the state that was updated, if there is any.
 
-        ``gradient``: if it is known already. ``fork``: the state is a copy, and that of the shard stays as it is.
+        ``given``: what to apply, if it is known already. ``fork``: the state is a copy, and that of the shard stays as
+        it is.
         """
         here = making.used_in(chunk)
         weights = making.base.tensors[chunk.index]
         if not here:
             return (weights if out is None else out.copy_(weights)), None
         if chunk.kind is Kind.BUFFER:
-            change = self._change(chunk, making.base, making.parts, making.samples)
+            change = self._change(chunk, making) if given is None else given
             return torch.add(weights, change, out=out), None
-        summed = self._summed(chunk, weights, making.parts, making.samples) if gradient is None else Sum.of(gradient)
+        summed = self._summed(chunk, making) if given is None else Sum.of(given)
         if fork:
             with self._lock:
                 state = self.states[chunk.index].fork()
@@ -225,27 +236,42 @@ class ShardTensors:
             return [work(chunk) for chunk in chunks]
         return self._team.each(work, chunks)
 
-    def gradients(self, base: Version, contributions: Sequence[Contribution]) -> dict[int, torch.Tensor]:
-        """The combined gradient of every chunk of parameters that has one; nothing if the step changes no weights."""
+    def combined(
+        self,
+        base: Version,
+        contributions: Sequence[Contribution],
+        buffers: bool,
+        done: Mapping[int, torch.Tensor],
+    ) -> dict[int, torch.Tensor]:
+        """What the optimizer applies, by chunk: the gradient of the step, over all contributions, by its samples.
+
+        ``buffers``: also the changes of buffers. ``done``: what a draft has combined of the same contributions. Empty
+        if the step changes no weights.
+        """
         making = self.making(base, contributions)
         if not making.samples or any(c.overflow for c in contributions):
             return {}
-        wanted = [chunk for chunk in self.chunks if chunk.kind is Kind.PARAMETER and chunk.uses(making.used)]
+        kinds = (Kind.PARAMETER, Kind.BUFFER) if buffers else (Kind.PARAMETER,)
+        wanted = [chunk for chunk in self.chunks if chunk.kind in kinds and chunk.uses(making.used)]
+        open_ = [chunk for chunk in wanted if chunk.index not in done]
+        found = self._team.each(lambda chunk: self.combined_chunk(chunk, making), open_)
+        made = {chunk.index: one for chunk, one in zip(open_, found, strict=True)}
+        return {chunk.index: made[chunk.index] if chunk.index in made else done[chunk.index] for chunk in wanted}
 
-        def whole(chunk: Chunk) -> torch.Tensor:
-            summed = self._summed(chunk, base.tensors[chunk.index], contributions, making.samples)
-            gradient = summed.whole()
-            self._check(chunk, summed, contributions)
-            return gradient
+    def combined_chunk(self, chunk: Chunk, making: Making) -> torch.Tensor:
+        """A chunk of what :meth:`combined` makes. The contributions need to have no more than this chunk."""
+        if chunk.kind is Kind.BUFFER:
+            return self._change(chunk, making)
+        summed = self._summed(chunk, making)
+        gradient = summed.whole()
+        self._check(chunk, summed, making.parts)
+        return gradient
 
-        found = self._team.each(whole, wanted)
-        return {chunk.index: gradient for chunk, gradient in zip(wanted, found, strict=True)}
-
-    def _summed(self, chunk: Chunk, weights: torch.Tensor, contributions: Sequence[Contribution], samples: int) -> Sum:
+    def _summed(self, chunk: Chunk, making: Making) -> Sum:
         """The gradient of a step. The caller uses it up and then calls :meth:`_check`."""
-        nodes, of = self._nodes(chunk, weights, contributions)
-        divisor = 1.0 if self.optimizer == "sum" else float(samples)
-        return Sum(nodes, of, divisor, look=not all(c.checked for c in contributions))
+        nodes, of = self._nodes(chunk, making.base.tensors[chunk.index], making.parts)
+        divisor = 1.0 if self.optimizer == "sum" else float(making.samples)
+        return Sum(nodes, of, divisor, look=not all(c.checked for c in making.parts))
 
     def _check(self, chunk: Chunk, summed: Sum, contributions: Sequence[Contribution]) -> None:
         """Raises NonFiniteError if a gradient is not finite although its worker says that it is."""
@@ -259,15 +285,15 @@ class ShardTensors:
                     f"the gradient of {bad!r} is not finite, although worker {one.worker} says it has checked it"
                 )
 
-    def _change(self, chunk: Chunk, base: Version, contributions: Sequence[Contribution], samples: int) -> torch.Tensor:
+    def _change(self, chunk: Chunk, making: Making) -> torch.Tensor:
         """The mean change of buffers.
 
         Asynchronous: a change measured on an old version counts one part in the number of versions since.
         """
-        nodes, of = self._nodes(chunk, base.tensors[chunk.index], contributions)
-        first = contributions[0]
-        behind = max(0, base.number - first.base_version) if isinstance(first.name, AsyncName) else 0
-        return combine(nodes, of, float(samples * (behind + 1)))
+        nodes, of = self._nodes(chunk, making.base.tensors[chunk.index], making.parts)
+        first = making.parts[0]
+        behind = max(0, making.base.number - first.base_version) if isinstance(first.name, AsyncName) else 0
+        return combine(nodes, of, float(making.samples * (behind + 1)))
 
     def _nodes(
         self, chunk: Chunk, like: torch.Tensor, contributions: Sequence[Contribution]
@@ -283,6 +309,12 @@ class ShardTensors:
             part = contribution.chunks.get(chunk.index)
             nodes.append((node, part if part is not None else torch.zeros_like(like)))
         return nodes, of
+
+    def copied(self, chunks: Sequence[int]) -> list[StateEntry]:
+        """A copy of the optimizer state of these chunks, as it is now."""
+        with self._lock:
+            entries = [entry for index in chunks if index in self.states for entry in self.states[index].export()]
+            return [(*entry[:3], entry[3].clone(), entry[4]) for entry in entries]
 
     def copy_states(self) -> StateCopy:
         """A copy of the optimizer state as it is now, between two updates; give it back with :meth:`drop_copy`."""

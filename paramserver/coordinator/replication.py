@@ -1,0 +1,279 @@
+"""Replicated shards: which server holds which shard, and telling the servers.
+
+`core/job/holders.py` decides. What it decides is written down before any server hears of it, so that another
+coordinator goes on with it. Each server is told separately, until it has heard of the newest placement: a server that
+hangs delays no other one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import structlog
+
+from paramserver import errors
+from paramserver.coordinator import ports
+from paramserver.coordinator.leadership.cluster import Servers
+from paramserver.coordinator.leadership.journal import Journal
+from paramserver.coordinator.work.mode_change import ModeChange
+from paramserver.core.job.holders import (
+    Backup,
+    BegunAnew,
+    CaughtUp,
+    Effect,
+    Event,
+    Held,
+    Holders,
+    Promote,
+    ServerGone,
+    ServersThere,
+)
+from paramserver.core.job.membership import Member, Role
+from paramserver.transport.addresses import shard_address
+from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+from paramserver.wire.messages import consistency_to_proto
+
+log = structlog.get_logger("paramserver.coordinator")
+
+_RETRY_S = 0.1
+# A server that is gone may be started again: for so long no other server becomes a backup in its place.
+_PATIENCE_S = 10.0
+
+
+class _Registry(Protocol):
+    """See `coordinator.model`."""
+
+    ready: bool
+
+    def configuration(self, shard: int) -> shard_pb2.ConfigureRequest: ...
+
+
+class _Job(ports.Stage, ports.Ends, Protocol):
+    journal: Journal
+    servers: Servers
+    term: int
+
+    @property
+    def registry(self) -> _Registry: ...
+
+    @property
+    def recovery(self) -> ports.GoingBack: ...
+
+    @property
+    def mode_change(self) -> ModeChange: ...
+
+    @property
+    def given_up(self) -> bool: ...
+
+    def shard_infos(self) -> list[types_pb2.ShardInfo]: ...
+
+    def write_down(self) -> None: ...
+
+
+class Replication:
+    """The placement of the job's shards, and which server has heard of which placement."""
+
+    def __init__(self, job: _Job) -> None:
+        self._job = job
+        self.holders = Holders.plan(job.options.servers, job.options.replicas)
+        # Whether backups are made: all shards are at their primaries, and published.
+        self._begun = False
+        # By member number, the placement that a server was told last.
+        self._told: dict[int, int] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        # (shard, member number) to the number since when it is a backup, once it was told so.
+        self._configured: dict[tuple[int, int], int] = {}
+        # When a server was lost that has not been replaced.
+        self._lacks_since: float | None = None
+
+    # ---- the record
+
+    def write(self, record: coordinator_pb2.JobRecord) -> None:
+        """Write the placement into the record of the job."""
+        record.promotions = self.holders.promotions
+        for held in self.holders.shards:
+            backups = [
+                coordinator_pb2.BackupRecord(server=one.server, since=one.since, whole=one.whole)
+                for one in held.backups
+            ]
+            record.holders.add(primary=held.primary, backups=backups, lost=held.lost)
+
+    def restore(self, record: coordinator_pb2.JobRecord) -> None:
+        """Go on from the record of an earlier coordinator."""
+        self.holders = Holders.plan(record.expected_servers, self._job.options.replicas)
+        if record.holders:
+            shards = [
+                Held(
+                    held.primary,
+                    tuple(Backup(one.server, one.since, one.whole) for one in held.backups),
+                    held.lost,
+                )
+                for held in record.holders
+            ]
+            self.holders.restore(record.view.placement, record.promotions, shards)
+
+    # ---- servers come and go
+
+    def server_gone(self, member: Member) -> bool:
+        """A server is a member no more. True if other servers have all of its shards, and have taken its place."""
+        present = self._present()
+        covered = self._begun and self.holders.covered(member.index, present)
+        self._told.pop(member.ident, None)
+        for key in [key for key in self._configured if key[1] == member.ident]:
+            del self._configured[key]
+        if self._begun:
+            self._handle(ServerGone(member.index, present))
+            self._lacks_since = time.monotonic()
+        return covered
+
+    def server_there(self) -> None:
+        """A server has come."""
+        if self._begun:
+            self._handle(ServersThere(self._present()))
+
+    def hear(self, reports: Sequence[shard_pb2.StatsResponse]) -> None:
+        """A server reports about its shards."""
+        for report in reports:
+            if report.backup or not report.backups or report.shard >= len(self.holders):
+                continue
+            for status in report.backups:
+                server = self._server_at(report.shard, status.place.address)
+                if status.whole and server is not None:
+                    self._handle(CaughtUp(report.shard, server.index, status.place.since))
+
+    def look(self) -> None:
+        """A server that was lost has not come back for a while: find other backups."""
+        if self._lacks_since is not None and time.monotonic() - self._lacks_since > _PATIENCE_S:
+            self._lacks_since = None
+            self.server_there()
+
+    # ---- timelines
+
+    def pause(self, stay: bool) -> None:
+        """Another timeline begins, and no backup counts. ``stay``: primaries stay where they are."""
+        self._begun = False
+        self._configured.clear()
+        self._told.clear()
+        self.holders.handle(BegunAnew(stay))
+
+    def begin(self) -> None:
+        """All primaries have published a version: make backups of all shards."""
+        if not self._begun:
+            self._begun = True
+            self.server_there()
+
+    def go_on(self) -> None:
+        """An earlier coordinator has begun: tell all servers the placement that it has left."""
+        self._begun = True
+        self._wake()
+
+    async def all_whole(self) -> None:
+        """Wait until each backup has all of its shard, or is gone."""
+        while self._begun and not self._job.given_up and self.holders.catching_up(self._present()):
+            await self._job.changes.wait(time.monotonic() + 1.0)
+
+    # ---- telling servers
+
+    def _handle(self, event: Event) -> None:
+        number = self.holders.number
+        effects = self.holders.handle(event)
+        for effect in effects:
+            self._say(effect)
+        if self.holders.number != number:
+            self._job.write_down()
+            self._wake()
+            self._job.tasks.begin(self._job.changes.notify())
+
+    def _say(self, effect: Effect) -> None:
+        if isinstance(effect, Promote):
+            log.warning("a backup takes the place of a primary that is gone", shard=effect.shard, server=effect.server)
+
+    def _wake(self) -> None:
+        for server in self._job.members.of(Role.SERVER):
+            task = self._tasks.get(server.ident)
+            if self._lacks(server) and (task is None or task.done()):
+                self._tasks[server.ident] = self._job.tasks.begin(self._inform(server))
+
+    def _lacks(self, server: Member) -> bool:
+        """Whether this server has still to hear of the present placement."""
+        job = self._job
+        if not self._begun or not self.holders.replicas or job.recovery.under_way or job.given_up:
+            return False
+        return server.ident in job.members and self._told.get(server.ident) != self.holders.number
+
+    async def _inform(self, server: Member) -> None:
+        while self._lacks(server):
+            number = self.holders.number
+            await self._job.journal.settled()
+            try:
+                await self._configure(server)
+                await self._tell(server)
+                self._told[server.ident] = number
+            except errors.FencedError as error:
+                if self._job.recovery.under_way:
+                    return
+                await self._job.replaced(str(error))
+                return
+            except errors.ParamServerError as error:
+                log.info("a server has not heard of the placement of shards", error=str(error))
+                await asyncio.sleep(_RETRY_S)
+
+    async def _configure(self, server: Member) -> None:
+        """Make the server a backup of the shards that it is to catch up with."""
+        job = self._job
+        for shard, held in enumerate(self.holders.shards):
+            backup = held.backup(server.index)
+            if backup is None or backup.whole or self._configured.get((shard, server.ident)) == backup.since:
+                continue
+            request = job.registry.configuration(shard)
+            request.anew = request.backup = True
+            await job.servers.call(server, shard, "Shard.Configure", request, job.options.call_timeout_s)
+            self._configured[shard, server.ident] = backup.since
+            if (primary := self._member(held.primary)) is not None:  # it may bring the shard now
+                self._told.pop(primary.ident, None)
+                self._wake()
+
+    async def _tell(self, server: Member) -> None:
+        """Tell a server of which shards it is the primary, and which backups these have."""
+        job, peers = self._job, self._job.shard_infos()
+
+        def request(shard: int) -> shard_pb2.SetHoldersRequest:
+            return shard_pb2.SetHoldersRequest(
+                job=job.options.job,
+                timeline=job.timeline,
+                term=job.term,
+                placement=self.holders.number,
+                primary=True,
+                backups=self._places(shard),
+                peers=peers,
+                consistency=consistency_to_proto(job.mode_change.agreed),
+                repair_mbps=job.options.repair_mbps if job.registry.ready else 0.0,
+            )
+
+        places = self.holders.places(server)
+        await job.servers.call_all(
+            places, "Shard.SetHolders", request, shard_pb2.SetHoldersResponse, job.options.call_timeout_s
+        )
+
+    def _places(self, shard: int) -> list[shard_pb2.BackupPlace]:
+        places = []
+        for one in self.holders.shards[shard].backups:
+            member = self._member(one.server)
+            if member is None:
+                continue
+            if one.whole or self._configured.get((shard, member.ident)) == one.since:
+                places.append(shard_pb2.BackupPlace(address=shard_address(member.address, shard), since=one.since))
+        return places
+
+    def _present(self) -> list[int]:
+        return [server.index for server in self._job.members.of(Role.SERVER)]
+
+    def _member(self, index: int) -> Member | None:
+        return next((server for server in self._job.members.of(Role.SERVER) if server.index == index), None)
+
+    def _server_at(self, shard: int, address: str) -> Member | None:
+        servers = self._job.members.of(Role.SERVER)
+        return next((one for one in servers if shard_address(one.address, shard) == address), None)

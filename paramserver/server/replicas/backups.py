@@ -1,0 +1,293 @@
+"""The backups of a shard, as its primary sees them: what each of them has, and what it is sent, in order.
+
+A new backup *catches up*: the primary sends it the shard, some chunks at a time, while training goes on. Each chunk is
+sent as it is in some version. From then on the backup is also sent what the next versions of this chunk are made of. So
+all chunks at a backup are of one version at any time, and nothing has to be kept until the last chunk is there.
+
+Lives in the event loop. A version is published when all backups hold what it is made of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import structlog
+
+from paramserver import errors
+from paramserver.core.layout.plan import Chunk
+from paramserver.failpoints import reach
+from paramserver.server.replicas.parcels import CatchUpParcel, ForwardParcel, Parcel
+from paramserver.transport.base import Channel
+from paramserver.v1 import shard_pb2
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+log = structlog.get_logger("paramserver.server")
+
+# The address of the shard at a backup, and the number of the placement with which it became one.
+Place = tuple[str, int]
+# Weights that are sent to a new backup at a time. Their optimizer state comes with them.
+_GROUP_BYTES = 2 << 20
+_BACK_OFF_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+_SAY_S = 5.0
+
+
+class Source(Protocol):
+    """What backups are given: the shard at its primary."""
+
+    @property
+    def chunks(self) -> Mapping[int, Chunk]:
+        """All chunks of the shard, by their index."""
+
+    @property
+    def making(self) -> bool:
+        """Whether a version is being made."""
+
+    def catch_up(self, chunks: Sequence[Chunk], last: bool) -> CatchUpParcel:
+        """These chunks as they are now, with no version in the making; ``last``: and all facts beside the tensors."""
+
+
+@dataclass(slots=True, eq=False)
+class _Backup:
+    """One backup. ``has``: the chunks that it has when it has taken in what ``queue`` holds."""
+
+    place: Place
+    channel: Channel
+    begun: bool = False
+    has: set[int] = field(default_factory=set)
+    whole: bool = False
+    queue: asyncio.Queue[tuple[Parcel, asyncio.Future[None]]] = field(default_factory=asyncio.Queue)
+    waiting: set[asyncio.Future[None]] = field(default_factory=set)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @property
+    def address(self) -> str:
+        """Of the shard at the backup."""
+        return self.place[0]
+
+
+class Backups:
+    """``fenced`` is called when a backup says that this server is not the primary any more."""
+
+    def __init__(
+        self,
+        source: Source,
+        connect: Callable[[str], Channel],
+        wait_s: float,
+        fenced: Callable[[str], None],
+        told: Callable[[], None],
+    ) -> None:
+        """``wait_s``: the longest wait for a backup. ``told`` is called when a backup has all of the shard."""
+        self.placement = 0
+        # In words, the backups for which the next version waits.
+        self.waiting_for = ""
+        self._source, self._connect, self._wait_s = source, connect, wait_s
+        self._fenced, self._told = fenced, told
+        self._mbps = 0.0
+        self._backups: dict[Place, _Backup] = {}
+        # What is to be done when no version is in the making.
+        self._at_rest: list[Callable[[], None]] = []
+        self._closing: set[asyncio.Task[None]] = set()
+
+    # ---- which there are
+
+    @property
+    def present(self) -> bool:
+        """Whether there is any backup."""
+        return bool(self._backups)
+
+    def tell(self, placement: int, places: Sequence[Place], mbps: float) -> None:
+        """These are the backups. New ones catch up, at ``mbps`` megabits a second at most (0: no limit)."""
+        if placement < self.placement:
+            return
+        self.placement, self._mbps = placement, mbps
+        for place in set(self._backups) - set(places):
+            self._drop(self._backups.pop(place))
+        for place in places:
+            if place not in self._backups:
+                self._begin(place)
+
+    def statuses(self) -> list[shard_pb2.BackupStatus]:
+        """How far the backups are."""
+        chunks = self._source.chunks
+        of = sum(chunk.nbytes for chunk in chunks.values())
+        return [
+            shard_pb2.BackupStatus(
+                place=shard_pb2.BackupPlace(address=one.place[0], since=one.place[1]),
+                bytes=sum(chunks[index].nbytes for index in one.has),
+                of=of,
+                whole=one.whole,
+            )
+            for one in self._backups.values()
+        ]
+
+    def _begin(self, place: Place) -> None:
+        backup = self._backups[place] = _Backup(place, self._connect(place[0]))
+        backup.tasks = [asyncio.create_task(self._deliver(backup)), asyncio.create_task(self._catch_up(backup))]
+
+    def _drop(self, backup: _Backup) -> None:
+        """Nobody waits for this backup any more."""
+        for task in backup.tasks:
+            task.cancel()
+        for done in backup.waiting:
+            if not done.done():
+                done.set_result(None)
+        self._in_background(backup.channel.close())
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        """Send nothing any more."""
+        tasks = [task for backup in self._backups.values() for task in backup.tasks]
+        for backup in self._backups.values():
+            self._drop(backup)
+        self._backups.clear()
+        await asyncio.gather(*tasks, *self._closing, return_exceptions=True)
+
+    # ---- versions
+
+    def forward(self, header: shard_pb2.ForwardHeader, combined: Mapping[int, Tensor]) -> Awaitable[None]:
+        """Send the backups what the next version is made of; wait for the answer, and all of them hold it.
+
+        ``combined``: by chunk, what the optimizer applies. Raises DeadlineError that names the backups.
+        """
+        header.placement = self.placement
+        waits = []
+        for backup in self._backups.values():
+            if backup.begun:
+                parts = {index: tensor for index, tensor in combined.items() if index in backup.has}
+                parcel = ForwardParcel(header, self._source.chunks, parts)
+                waits.append((backup, self._put(backup, parcel)))
+        return self._held(header.version, waits)
+
+    async def _held(self, version: int, waits: Sequence[tuple[_Backup, asyncio.Future[None]]]) -> None:
+        if not waits:
+            return
+        reach("forward.before_ack", version)
+        futures = [future for _, future in waits]
+        self.waiting_for = f"version {version + 1} at the backups {', '.join(one.address for one, _ in waits)}"
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await asyncio.gather(*futures)
+        except TimeoutError as error:
+            late = ", ".join(one.address for one, future in waits if not future.done())
+            raise errors.DeadlineError(
+                f"waited {self._wait_s:g} s for the backups at {late} to hold version {version + 1}"
+            ) from error
+        finally:
+            self.waiting_for = ""
+        reach("forward.after_ack", version)
+
+    def between(self) -> None:
+        """No version is in the making just now; the next one may be begun when this returns."""
+        todo, self._at_rest = self._at_rest, []
+        for work in todo:
+            work()
+
+    # ---- catching up
+
+    async def _catch_up(self, backup: _Backup) -> None:
+        groups = _groups(self._source.chunks.values())
+        began = time.monotonic()
+        sent = 0
+        for number, group in enumerate(groups):
+            parcel, done = await self._when_at_rest(backup, group, number + 1 == len(groups))
+            await done
+            sent += parcel.nbytes
+            reach("catch_up.after_chunks", number)
+            if self._mbps:
+                await asyncio.sleep(began + sent * 8 / (self._mbps * 1e6) - time.monotonic())
+        backup.whole = True
+        log.info("a backup has all of the shard", at=backup.address, bytes=sent, after_s=_since(began))
+        self._told()
+
+    async def _when_at_rest(
+        self, backup: _Backup, group: Sequence[Chunk], last: bool
+    ) -> tuple[Parcel, asyncio.Future[None]]:
+        ready: asyncio.Future[tuple[Parcel, asyncio.Future[None]]] = asyncio.get_running_loop().create_future()
+
+        def now() -> None:
+            if ready.cancelled():
+                return
+            parcel = self._source.catch_up(group, last)
+            parcel.header.placement, parcel.header.first = self.placement, not backup.begun
+            backup.begun = True
+            backup.has.update(chunk.index for chunk in group)
+            ready.set_result((parcel, self._put(backup, parcel)))
+
+        if self._source.making:
+            self._at_rest.append(now)
+        else:
+            now()
+        return await ready
+
+    def _again(self, backup: _Backup) -> None:
+        """The backup has begun anew, and has nothing: bring it all of the shard."""
+        log.warning("a backup has begun anew", at=backup.address)
+        self._drop(backup)
+        self._begin(backup.place)
+
+    # ---- sending, in order
+
+    def _put(self, backup: _Backup, parcel: Parcel) -> asyncio.Future[None]:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        backup.waiting.add(done)
+        done.add_done_callback(backup.waiting.discard)
+        backup.queue.put_nowait((parcel, done))
+        return done
+
+    async def _deliver(self, backup: _Backup) -> None:
+        """Send what is in the queue, each until the backup has it."""
+        while True:
+            parcel, done = await backup.queue.get()
+            if not await self._insist(backup, parcel):
+                return
+            if not done.done():
+                done.set_result(None)
+
+    async def _insist(self, backup: _Backup, parcel: Parcel) -> bool:
+        """Send until the backup has it; False if that will never be."""
+        tries, said = 0, 0.0
+        while True:
+            try:
+                await parcel.send(backup.channel)
+                return True
+            except errors.GoneError:
+                self._again(backup)
+                return False
+            except errors.FencedError as error:
+                self._fenced(str(error))
+                for done in list(backup.waiting):
+                    done.set_exception(error)
+                return False
+            except errors.ParamServerError as error:
+                if time.monotonic() - said > _SAY_S:
+                    said = time.monotonic()
+                    log.info("trying again to reach a backup", at=backup.address, reason=str(error))
+                await asyncio.sleep(_BACK_OFF_S[min(tries, len(_BACK_OFF_S) - 1)])
+                tries += 1
+
+
+def _groups(chunks: Iterable[Chunk]) -> list[list[Chunk]]:
+    """The chunks in groups of about the same size; one empty group if there are none."""
+    groups: list[list[Chunk]] = [[]]
+    size = 0
+    for chunk in chunks:
+        if groups[-1] and size + chunk.nbytes > _GROUP_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(chunk)
+        size += chunk.nbytes
+    return groups
+
+
+def _since(began: float) -> float:
+    return round(time.monotonic() - began, 2)

@@ -1,0 +1,97 @@
+"""What a shard has beside its tensors, as its primary tells a new backup."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paramserver.checkpoint.contents import ShardFacts
+from paramserver.core.versions.consistency import Consistency
+from paramserver.core.versions.shard import ShardState
+from paramserver.server.versions.shard import ShardTensors
+from paramserver.v1 import shard_pb2, types_pb2
+from paramserver.wire.messages import consistency_from_proto, consistency_to_proto
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """All that a backup begins with, beside the tensors. ``mark``: see `Marks`."""
+
+    facts: ShardFacts
+    applied_before: int
+    duplicate: int
+    consistency: Consistency
+    clocks: dict[int, int]
+    floor: int
+    mark: bytes
+
+
+def epoch_slices(state: ShardState) -> list[shard_pb2.EpochSlices]:
+    """The asynchronous slices that are in published versions."""
+    return [
+        shard_pb2.EpochSlices(epoch=epoch, slices=[types_pb2.Range(start=lo, stop=hi) for lo, hi in ranges])
+        for epoch, ranges in sorted(state.counted().items())
+    ]
+
+
+def ledger_of(state: ShardState, names: Mapping[int, str]) -> shard_pb2.LedgerResponse:
+    """The contributions that were counted, and the workers that brought them. ``names``: by member number."""
+    rows = state.ledger.rows()
+    return shard_pb2.LedgerResponse(
+        first=[row[0] for row in rows],
+        lo=[row[1] for row in rows],
+        hi=[row[2] for row in rows],
+        of=[row[3] for row in rows],
+        worker=[row[4] for row in rows],
+        folded_steps=state.ledger.folded_steps,
+        counted=epoch_slices(state),
+        names={ident: name for ident, name in names.items() if ident},
+        version=state.version,
+        timeline=state.timeline,
+    )
+
+
+def clocks_to_proto(clocks: Mapping[int, int]) -> list[shard_pb2.WorkerClock]:
+    """The clocks of workers, by member number."""
+    return [shard_pb2.WorkerClock(worker=worker, clock=clock) for worker, clock in sorted(clocks.items())]
+
+
+def facts_to_proto(state: ShardState, tensors: ShardTensors, names: Mapping[int, str]) -> shard_pb2.ShardFacts:
+    """The facts of a shard that makes no version just now."""
+    return shard_pb2.ShardFacts(
+        applied=state.counters.applied,
+        applied_before=state.counters.applied_before,
+        duplicate=state.counters.duplicate,
+        skipped=tensors.skipped,
+        samples=tensors.samples,
+        schedule=tensors.schedule,
+        ledger=ledger_of(state, names),
+        consistency=consistency_to_proto(state.consistency),
+        counted=state.marks.of(state.version),
+        clocks=clocks_to_proto(state.clocks),
+        min_clock=state.floor,
+    )
+
+
+def facts_from_proto(message: shard_pb2.ShardFacts) -> Beside:
+    """The same, at the backup. Raises ProtocolError."""
+    ledger = message.ledger
+    facts = ShardFacts(
+        applied=message.applied,
+        skipped=message.skipped,
+        samples=message.samples,
+        schedule=message.schedule,
+        counted={e.epoch: tuple((part.start, part.stop) for part in e.slices) for e in ledger.counted},
+        rows=list(zip(ledger.first, ledger.lo, ledger.hi, ledger.of, ledger.worker, strict=True)),
+        folded_steps=ledger.folded_steps,
+        names=dict(ledger.names),
+    )
+    return Beside(
+        facts,
+        message.applied_before,
+        message.duplicate,
+        consistency_from_proto(message.consistency),
+        {clock.worker: clock.clock for clock in message.clocks},
+        message.min_clock,
+        message.counted,
+    )

@@ -1,0 +1,174 @@
+"""Calls about the copies of a shard: of the coordinator, which says who holds it, and of the primary to a backup."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+
+import structlog
+from torch import Tensor
+
+from paramserver import errors
+from paramserver.core.layout.plan import Chunk
+from paramserver.failpoints import reach
+from paramserver.server.arithmetic.apply import ChunkState
+from paramserver.server.replicas.facts import facts_from_proto
+from paramserver.server.rpc.host import Host
+from paramserver.server.running import RunningShard
+from paramserver.server.saving.brought import BroughtState
+from paramserver.server.versions.receive import receive
+from paramserver.server.versions.shard import Contribution
+from paramserver.server.versions.version import room_for
+from paramserver.v1 import shard_pb2
+from paramserver.wire.messages import consistency_from_proto, name_from_proto, unpack_mask
+
+log = structlog.get_logger("paramserver.server")
+
+_REPLACED = "this server is not the primary of the shard any more"
+
+
+class Replicas:
+    """The shard as one of several copies."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        # Messages of a primary are taken in one after the other.
+        self._turn = asyncio.Lock()
+
+    async def set_holders(self, request: shard_pb2.SetHoldersRequest) -> shard_pb2.SetHoldersResponse:
+        """Learn which servers hold this shard. A backup that is named as the primary is promoted.
+
+        Raises UnavailableError if the backup does not have all of the shard.
+        """
+        self._host.process.check_authority(request)
+        shard = self._host.ready(active=False, primary=False)
+        if request.timeline != shard.config.timeline:
+            raise errors.FencedError(f"this server is on timeline {shard.config.timeline}, not {request.timeline}")
+        if request.placement < shard.placement:
+            return shard_pb2.SetHoldersResponse(version=shard.state.version)
+        if request.primary and shard.state.backup:
+            if not shard.state.active:
+                raise errors.UnavailableError("this backup does not have all of the shard")
+            reach("promote.before", shard.state.version)
+            # From now on it takes nothing from the former primary.
+            shard.promote(consistency_from_proto(request.consistency))
+            reach("promote.after", shard.state.version)
+            log.warning("this backup becomes the primary", shard=shard.config.shard, version=shard.state.version)
+        shard.placed(request)
+        return shard_pb2.SetHoldersResponse(version=shard.state.version)
+
+    async def forward(self, frames: AsyncIterator[bytes]) -> shard_pb2.ForwardResponse:
+        """Take in what the next version is made of; the answer says that all of it is here. It may be repeated."""
+        shard, used = self._backup(), frozenset[int]()
+
+        def expect(header: shard_pb2.FrameHeader) -> tuple[Mapping[int, Chunk], int]:
+            nonlocal used
+            self._check(shard, header.forward.job, header.forward.timeline, header.forward.placement)
+            used = unpack_mask(header.forward.used, len(shard.tensors.layout.tensors))
+            _fits(shard, header.forward.version)
+            return shard.tensors.chunks_used(used), header.forward.chunks
+
+        async with self._turn:
+            upload = await receive(frames, "forward", expect)
+            header = upload.header.forward
+            self._check(shard, header.job, header.timeline, header.placement)
+            reach("forward.received", header.version)
+            if _fits(shard, header.version):
+                made_of = _contribution(header, upload.chunks, used, shard)
+                if shard.state.active:
+                    shard.follow(header, made_of)
+                else:
+                    await shard.arithmetic(lambda: shard.following.make(made_of))
+        return shard_pb2.ForwardResponse()
+
+    async def catch_up(self, frames: AsyncIterator[bytes]) -> shard_pb2.CatchUpResponse:
+        """Take in chunks as they are in one version; with the last ones the backup has all of the shard."""
+        shard = self._backup()
+        brought = BroughtState(shard.tensors, trusted=True)
+        room: dict[int, Tensor] = {}
+
+        def expect(header: shard_pb2.FrameHeader) -> tuple[Mapping[int, Chunk], int]:
+            message = header.catch_up
+            self._check(shard, message.job, message.timeline, message.placement)
+            if shard.state.active:
+                return shard.chunks, message.chunks
+            if not message.first:
+                shard.following.here(message.version)
+            return shard.chunks, message.chunks
+
+        def keep(chunk: Chunk, values: Tensor) -> Tensor:
+            room.update(room_for([chunk]))
+            return room[chunk.index].copy_(values)
+
+        async with self._turn:
+            upload = await receive(frames, "catch_up", expect, keep, state=brought.take, some=True)
+            header = upload.header.catch_up
+            self._check(shard, header.job, header.timeline, header.placement)
+            if shard.state.active:  # the answer to the last message was lost
+                return shard_pb2.CatchUpResponse()
+            if header.first:
+                shard.following.begin(header.version)
+            shard.following.here(header.version)
+
+            def load() -> Mapping[int, ChunkState]:
+                return brought.load(header.states, shard.hypers.first)
+
+            shard.following.take(upload.chunks, await shard.arithmetic(load))
+            if header.HasField("facts"):
+                if missing := shard.following.lacks():
+                    raise errors.ProtocolError(f"the last chunks have come, but chunk {missing[0]} is missing")
+                shard.caught_up(facts_from_proto(header.facts))
+                log.info("this backup has all of its shard", shard=shard.config.shard, version=header.version)
+        return shard_pb2.CatchUpResponse()
+
+    def _backup(self) -> RunningShard:
+        shard = self._host.ready(active=False, primary=False)
+        if not shard.state.backup:
+            raise errors.FencedError(_REPLACED)
+        return shard
+
+    def _check(self, shard: RunningShard, job: str, timeline: int, placement: int) -> None:
+        """Refuse a sender that is not the primary of the shard any more."""
+        self._host.process.check_job(job)
+        if self._host.shard is not shard:
+            raise errors.UnavailableError("this backup has begun anew: try again")
+        if timeline != shard.config.timeline:
+            raise errors.FencedError(f"this server is on timeline {shard.config.timeline}, not {timeline}")
+        if not shard.state.backup or shard.promoted or placement < shard.placement:
+            raise errors.FencedError(_REPLACED)
+
+
+def _fits(shard: RunningShard, version: int) -> bool:
+    """Whether the backup needs what comes after ``version``; False: it has that already.
+
+    Raises GoneError if the backup has not come as far as that version.
+    """
+    if not shard.state.active:
+        there = shard.following.version
+        if there is None or version >= there.number:
+            shard.following.here(version)
+            return True
+        return False
+    if version > shard.state.next_forwarded:
+        raise errors.GoneError(f"this backup has version {shard.state.next_forwarded}, and not version {version}")
+    return version == shard.state.next_forwarded
+
+
+def _contribution(
+    header: shard_pb2.ForwardHeader, chunks: Mapping[int, Tensor], used: frozenset[int], shard: RunningShard
+) -> Contribution:
+    """What the primary has combined, as one contribution. Raises ProtocolError."""
+    if not header.parts:
+        raise errors.ProtocolError("a version that is made of nothing")
+    return Contribution(
+        name=name_from_proto(header.parts[0]),
+        worker=header.parts[0].worker,
+        samples=header.samples,
+        overflow=header.overflow,
+        base_version=header.version,
+        used=used,
+        groups=shard.hypers.of(header.groups),
+        chunks=chunks,
+        schedule=header.schedule,
+        combined=True,
+    )
