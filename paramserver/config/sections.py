@@ -84,6 +84,22 @@ class Cluster(Section):
         default=1000.0,
         description="How fast a host's link is, in Mb/s. Chunks are chosen by it where servers are on other hosts.",
     )
+    replicas: Annotated[
+        Annotated[int, Field(ge=0, le=8)] | Literal["auto"],
+        BeforeValidator(refuse_bool),
+        Must('an integer from 0 to 8, or "auto"'),
+    ] = Field(
+        default="auto",
+        description="How many further servers hold a copy of each part of the model. auto: 1 if there are two or more "
+        "servers and `run` did not start them, else 0.",
+    )
+    repair_mbps: Annotated[
+        float, BeforeValidator(refuse_bool), Field(ge=0, le=1e6, allow_inf_nan=False), Must("a number of 0 or more")
+    ] = Field(
+        default=0.0,
+        description="The rate at which a server gets a copy of a part of the model during training, in Mb/s. 0: half "
+        "of cluster.link_mbps.",
+    )
     max_model_bytes: Annotated[
         int, BeforeValidator(refuse_bool), Field(ge=1, le=1 << 50), Must("an integer from 1 to 2**50")
     ] = Field(

@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from paramserver.config.secrets import SECRETS
 from paramserver.config.sections import Checkpoint, Cluster, Consistency, Log, Run, Section, Security, Training
 from paramserver.config.values import Must
+from paramserver.errors import ConfigError
 
 ENV_PREFIX = "PARAMSERVER_"
 # The variable that names the configuration file; empty: read no file at all.
@@ -55,6 +56,21 @@ class Settings(BaseSettings):
                 "taken only where nothing is left out: make checkpoint.every a multiple of it"
             )
         return self
+
+    def replicas(self, launched: bool) -> int:
+        """How many backups each shard is to have. ``launched``: `paramserver run` starts the servers.
+
+        Raises ConfigError if there are not enough servers.
+        """
+        wanted, servers = self.cluster.replicas, self.cluster.servers
+        if wanted == "auto":
+            return int(servers > 1 and not launched)
+        if wanted >= servers:
+            raise ConfigError(
+                f"cluster.replicas is {wanted}, so each part of the model is to be on {wanted + 1} servers, but "
+                f"cluster.servers is {servers}: set cluster.servers to {wanted + 1} or more, or cluster.replicas lower"
+            )
+        return wanted
 
     @property
     def flush_every(self) -> int:

@@ -29,7 +29,6 @@ from paramserver.coordinator.leadership.snapshots import Snapshots
 from paramserver.coordinator.model import ModelRegistry
 from paramserver.coordinator.options import JobOptions
 from paramserver.coordinator.promises import Promises
-from paramserver.coordinator.replication import Replication
 from paramserver.coordinator.reports import Reports
 from paramserver.coordinator.scaling import Scaling
 from paramserver.coordinator.tasks import Tasks
@@ -41,6 +40,7 @@ from paramserver.coordinator.watching.stuck import Stuck
 from paramserver.coordinator.watching.watch import Watch
 from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.mode_change import ModeChange
+from paramserver.coordinator.work.replication import Replication
 from paramserver.coordinator.work.schedule import Schedule
 from paramserver.core.job.holders import Holders
 from paramserver.core.job.life import Counted, Ends, Life, Phase

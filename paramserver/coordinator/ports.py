@@ -96,7 +96,7 @@ class Ends(Protocol):
 
 
 class Replicating(Protocol):
-    """Backups of the shards; see `coordinator.replication`."""
+    """Backups of the shards; see `coordinator.work.replication`."""
 
     def pause(self, stay: bool) -> None:
         """Another timeline begins: no backup counts any more. ``stay``: primaries stay where they are."""

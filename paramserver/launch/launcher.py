@@ -65,6 +65,7 @@ class Launcher:
                 f"cluster.coordinator is {settings.cluster.coordinator}, but paramserver run serves this machine only: "
                 "use a port of 127.0.0.1, or leave it empty"
             )
+        settings.replicas(launched=True)  # refuses a wish that cannot be
         job = settings.cluster.job or f"{_job_stem(script)}-{secrets.token_hex(3)}"
         self._settings = settings.model_copy(update={"cluster": settings.cluster.model_copy(update={"job": job})})
         self._script, self._script_args = script, script_args

@@ -260,6 +260,8 @@ class Coordinating:
             call_timeout_s=cluster.join_timeout_s,
             placement=cluster.placement,
             link_mbps=cluster.link_mbps,
+            replicas=self._settings.replicas(launched=not self._options.gather),
+            repair_mbps=cluster.repair_mbps or cluster.link_mbps / 2,
             max_model_bytes=cluster.max_model_bytes,
             join_timeout_s=cluster.join_timeout_s if self._options.gather else 0.0,
             max_idle_s=cluster.max_idle_s,

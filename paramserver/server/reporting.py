@@ -41,15 +41,15 @@ def report(shard: RunningShard | None) -> shard_pb2.StatsResponse:
         shard=shard.config.shard,
         backup=state.backup,
         whole=state.backup and state.active,
-        placement=shard.placement,
-        backups=shard.backups.statuses(),
+        placement=shard.copies.placement,
+        backups=shard.copies.backups.statuses(),
     )
 
 
 def waiting_for(shard: RunningShard) -> str:
     """In words, why the next version does not exist yet; empty if it waits for nothing."""
-    if shard.norms.waiting_for or shard.backups.waiting_for:
-        return shard.norms.waiting_for or shard.backups.waiting_for
+    if shard.norms.waiting_for or shard.copies.backups.waiting_for:
+        return shard.norms.waiting_for or shard.copies.backups.waiting_for
     if missing := shard.state.missing():
         return str(missing)
     slow = [shard.names.get(worker, f"worker {worker}") for worker in shard.state.holding_back()]

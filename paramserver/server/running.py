@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
@@ -16,8 +15,8 @@ from torch import Tensor
 from paramserver import errors
 from paramserver.checkpoint.contents import ShardFacts
 from paramserver.core.layout.hypers import Hypers
-from paramserver.core.layout.plan import Chunk, Plan
-from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.core.layout.plan import Plan
+from paramserver.core.versions.consistency import Mode
 from paramserver.core.versions.events import (
     Activated,
     AnswerPull,
@@ -30,10 +29,7 @@ from paramserver.core.versions.events import (
     DropVersion,
     Effect,
     Event,
-    Forwarded,
     Outcome,
-    Part,
-    Promoted,
     PullAsked,
     Refusal,
     Refuse,
@@ -45,11 +41,7 @@ from paramserver.server.arithmetic import norms
 from paramserver.server.arithmetic.apply import ChunkState
 from paramserver.server.arithmetic.hypers import Hyperparameters
 from paramserver.server.arithmetic.norms import NormExchange
-from paramserver.server.replicas.backups import Backups
-from paramserver.server.replicas.content import catch_up_parcel, forward_header
-from paramserver.server.replicas.facts import Beside
-from paramserver.server.replicas.following import Following
-from paramserver.server.replicas.parcels import CatchUpParcel
+from paramserver.server.replicas.copies import Copies
 from paramserver.server.saving.holding import Holding
 from paramserver.server.saving.kept import Kept
 from paramserver.server.saving.saver import Saver
@@ -62,7 +54,6 @@ from paramserver.server.versions.sharing import Sharing, own
 from paramserver.server.versions.version import Version
 from paramserver.transport.base import Channel
 from paramserver.v1 import shard_pb2
-from paramserver.wire.messages import consistency_from_proto, name_from_proto
 
 log = structlog.get_logger("paramserver.server")
 
@@ -130,18 +121,14 @@ class RunningShard:
         self.versions: dict[int, Version] = {}
         self.buffers: dict[int, Contribution] = {}
         self.stealing = Stealing()
-        # The number of the placement that the coordinator told last.
-        self.placement = 0
-        self.backups = Backups(self, connect, norms_.wait_s, self._replaced, told)
-        # Of a backup: what there is while it catches up; whether it is to be the primary.
-        self.following, self.promoted = Following(self), False
-        self.drafting = Drafting(tensors, self.arithmetic, lambda: self.backups.present)
+        self.copies = Copies(self, connect, norms_.wait_s, told)
+        self.drafting = Drafting(tensors, self.arithmetic, lambda: self.copies.backups.present)
         self.acks = Acks()
         self._pool, self._failed = pool, failed
         self._calls = Calls()
         # Calls that wait for a copy of the optimizer state, and from which version on they take it.
         self._copies: dict[int, int] = {}
-        self._repetitions = Repetitions()
+        self.repetitions = Repetitions()
         self._tasks: set[asyncio.Task[None]] = set()
         self._building = False
         # Done when the next version is published.
@@ -173,16 +160,21 @@ class RunningShard:
 
         ``filler``: it stands for slices that will never come.
         """
-        call, buffer = self._calls.number(), self._calls.number()
-        self.buffers[buffer] = contribution
+        call, buffer = self._calls.number(), self.have(contribution)
         reach("push.after_stage", contribution.base_version)
         answer = self._calls.expect(call)
-        self._repetitions.pushed(call, contribution.name, header.nonce)
+        self.repetitions.pushed(call, contribution.name, header.nonce)
         reach("step.before_decide", contribution.base_version)
         self.happen(Arrived(call, contribution.name, buffer, header.worker, header.timeline, header.clock, filler))
         pushed: AnswerPush = await answer
         duplicate = pushed.outcome is Outcome.DUPLICATE
-        return pushed, duplicate and self._repetitions.counted(contribution.name, header.nonce)
+        return pushed, duplicate and self.repetitions.counted(contribution.name, header.nonce)
+
+    def have(self, contribution: Contribution) -> int:
+        """Keep a contribution; the number of its buffer."""
+        buffer = self._calls.number()
+        self.buffers[buffer] = contribution
+        return buffer
 
     def drafts(self, contribution: Contribution, header: shard_pb2.PushHeader, lacks: Iterable[int] = ()) -> None:
         """A contribution begins to arrive; the next version may be made ahead of time. ``lacks``: chunks to come."""
@@ -244,69 +236,6 @@ class RunningShard:
         self.happen(Activated(timeline, version.number))
         self.drafting.opened(version)
 
-    # ---- copies of the shard on other servers
-
-    def placed(self, request: shard_pb2.SetHoldersRequest) -> None:
-        """The coordinator has said which servers hold the shards."""
-        self.placement = request.placement
-        self.norms.configure(self.config.shard, request.peers)
-        if self.saver is not None:
-            self.saver.meet(request.peers)
-        if not self.state.backup:
-            places = [(place.address, place.since) for place in request.backups]
-            self.backups.tell(request.placement, places, request.repair_mbps)
-
-    def catch_up(self, chunks: Sequence[Chunk], last: bool) -> CatchUpParcel:
-        """These chunks as they are now, for a backup; ``last``: and all facts beside the tensors."""
-        version, indices = self.versions[self.state.version], [chunk.index for chunk in chunks]
-        states = self.begin(lambda: self.tensors.copied(indices))
-        names = self.names if last else None
-        return catch_up_parcel(self.config.job, self.state, self.tensors, version, chunks, states, names)
-
-    def caught_up(self, beside: Beside) -> None:
-        """This backup has all of the shard: from now on it makes the versions of its primary as a shard does."""
-        version = self.following.version
-        assert version is not None, "all chunks have come"
-        self.begin_with(beside.facts)
-        counters = self.state.counters
-        counters.applied_before, counters.duplicate = beside.applied_before, beside.duplicate
-        self.versions = {version.number: version}
-        self.happen(Activated(self.config.timeline, version.number))
-        self.state.begin_beside(beside.consistency, beside.clocks, beside.floor, version.number, beside.mark)
-
-    def follow(self, header: shard_pb2.ForwardHeader, made_of: Contribution) -> None:
-        """A backup that has all of the shard: the primary has decided what the next version is made of."""
-        buffer = self._calls.number()
-        self.buffers[buffer] = made_of
-        parts = tuple(Part(name_from_proto(part), part.worker, part.filler) for part in header.parts)
-        for part, ref in zip(parts, header.parts, strict=True):
-            self._repetitions.note(part.name, ref.nonce)
-        clocks = {clock.worker: clock.clock for clock in header.clocks}
-        setting = consistency_from_proto(header.consistency)
-        self.happen(Forwarded(header.version, buffer, parts, setting, clocks, header.min_clock))
-
-    def promote(self, agreed: Consistency) -> None:
-        """Become the primary when all versions are made that the former primary has decided."""
-        self.promoted = True
-        if self.saver is not None:
-            self.saver.begin_at(self.state.next_forwarded)
-        self.happen(Promoted(agreed))
-        self._copy_first()
-
-    def _copy_first(self) -> None:
-        """A checkpoint of the version with which this primary begins may be due."""
-        version = self.state.version
-        leads = self.promoted and not self.state.backup and self.saver is not None
-        if leads and self.state.consistency.mode is Mode.SYNC and self.saver is not None and self.saver.due(version):
-            self.copy(self.versions[version])
-
-    def _replaced(self, reason: str) -> None:
-        """Another server is the primary: nothing more is published here."""
-        log.warning("this server is not the primary of a shard any more", shard=self.config.shard, reason=reason)
-        self.end(errors.UnavailableError(reason))
-
-    # ---- the shard of the timeline before, and after
-
     def keep(self) -> Kept:
         """A copy of the newest version of this shard, which is at rest, for its successor. In the arithmetic thread."""
         return Kept.of(self.versions[self.state.version], self.state, self.tensors, self.names)
@@ -342,12 +271,12 @@ class RunningShard:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case AnswerPush(call, outcome):
-                self._repetitions.answered(call, outcome)
+                self.repetitions.answered(call, outcome)
                 self._calls.answer(call, effect)
             case AnswerPull(call):
                 self._calls.answer(call, effect)
             case Refuse(call, refusal, reason):
-                self._repetitions.answered(call, None)
+                self.repetitions.answered(call, None)
                 self._calls.answer(call, _REFUSALS[refusal](reason))
             case DropBuffer(buffer):
                 self.buffers.pop(buffer, None)
@@ -366,7 +295,7 @@ class RunningShard:
         base = self.versions[self.state.version]
         try:
             given = await self._given(base, contributions, draft)
-            async with self._forwarded(contributions, given or {}):
+            async with self.copies.hold(contributions, given):
                 slot = self.sharing.take()
                 version, placed = await self.arithmetic(lambda: self._made(base, contributions, given, slot, draft))
                 self.sharing.settle(version, slot, base, placed)
@@ -378,23 +307,6 @@ class RunningShard:
                 return
             log.exception("could not apply", step=base.number)
             self._failed(f"could not apply step {base.number}: {error}")
-
-    @asynccontextmanager
-    async def _forwarded(
-        self, contributions: Sequence[Contribution], combined: Mapping[int, Tensor]
-    ) -> AsyncIterator[None]:
-        """Context at whose end all backups hold what the version in the making is made of."""
-        if not self.backups.present:
-            yield
-            return
-        reach("forward.before", self.state.version)
-        header = forward_header(self.config.job, self.state, contributions, len(self.tensors.layout.tensors))
-        held = asyncio.ensure_future(self.backups.forward(header, combined))
-        try:
-            yield
-            await held
-        finally:
-            held.cancel()
 
     def _made(
         self,
@@ -429,10 +341,10 @@ class RunningShard:
         self.drafting.opened(version)
         if self._calls.ended is None:
             effects = self.state.handle(Built(version.number))
-            self.backups.between()
+            self.copies.backups.between()
             for effect in effects:
                 self._perform(effect)
-            self._copy_first()
+            self.copies.published()
         if self._moved is not None and not self._moved.done():
             self._moved.set_result(None)
         # At once: the next step must not have changed the state yet.
@@ -447,7 +359,7 @@ class RunningShard:
         """What is applied, by chunk; None if it is not clipped by the norm over all shards, and not for backups."""
         if contributions[0].combined:
             return contributions[0].chunks
-        limit, backups = leading(contributions).clip_norm, self.backups.present
+        limit, backups = leading(contributions).clip_norm, self.copies.backups.present
         if limit <= 0 and not backups:
             return None
         done = draft.combined if draft is not None else {}
@@ -492,7 +404,7 @@ class RunningShard:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.saver is not None:
             await self.saver.close()
-        await self.backups.close()
+        await self.copies.close()
         await self.drafting.close()
         await self.norms.close()
         self.sharing.close()

@@ -22,6 +22,7 @@ def run(
     *,
     servers: _Text = None,
     workers: _Text = None,
+    replicas: _Text = None,
     mode: _Text = None,
     staleness: _Text = None,
     slices_per_step: _Text = None,
@@ -53,6 +54,8 @@ def run(
         Servers that share the model.
     workers
         Workers that share the data.
+    replicas
+        How many further servers hold a copy of each part of the model, so that training goes on when a server dies.
     mode
         "sync" or "async".
     staleness
@@ -97,6 +100,7 @@ def run(
         "checkpoint.resume": resume,
         "cluster.servers": servers,
         "cluster.workers": workers,
+        "cluster.replicas": replicas,
         "cluster.store": store,
         "cluster.job": job,
         "consistency.mode": mode,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
@@ -16,6 +16,7 @@ from paramserver import errors
 from paramserver.coordinator.admission import server_gone
 from paramserver.coordinator.job import Job
 from paramserver.coordinator.work.shards import lease_table
+from paramserver.core.job.holders import Found
 from paramserver.core.job.life import Phase
 from paramserver.core.job.membership import Member, Presence, Role
 from paramserver.core.versions.consistency import Consistency
@@ -33,6 +34,8 @@ _ENDED = (
     types_pb2.JOB_STATE_STOPPED,
 )
 _CALL_S = 5.0
+# A server that cannot be reached for so long is taken for gone, if others have its shards.
+_UNREACHABLE_S = 0.2
 _RETRY_S = 0.5
 # Members look for another coordinator about once a second, but notice a silent connection only this late.
 _FIND_S = 20.0
@@ -73,7 +76,7 @@ async def take_over(
     if record.layout and model is None:
         raise errors.JobFailedError("the store has lost the description of the model: the job cannot be taken over")
     if model is not None:
-        stats, lost, strayed = await _ask_servers(job, record, patience_s, newcomers)
+        stats, lost, strayed, gone = await _ask_servers(job, record, patience_s, newcomers)
         if not job.known_term and stats:
             job.heard_of(max(reply.term for reply in stats.values()))
             if job.known_term >= job.term:
@@ -93,14 +96,16 @@ async def take_over(
         # The earlier coordinator may have published version 0 on some servers only, or not have written that down.
         published = record.ready or any(reply.active for reply in stats.values())
         job.registry.restore(model, record, [m.ident for m in members if m.role is Role.WORKER], published)
+        await job.replication.take_over(gone)
         # From here on the servers obey no earlier coordinator, so that their next answers will stand.
         if not await job.keeping.tell():
             raise errors.UnavailableError("a server did not hear of the new coordinator")
         if published:
             await job.registry.publish()
-        stats, lost, strayed = await _ask_servers(job, record, patience_s, newcomers)
-        if lost or strayed:
-            raise errors.UnavailableError(f"{', '.join(_names(lost))} was lost just now")
+        members = [member for member in members if member not in gone]
+        stats, lost, strayed, gone = await _ask_servers(job, record, patience_s, newcomers)
+        if lost or strayed or gone:
+            raise errors.UnavailableError(f"{', '.join(_names([*lost, *gone]))} was lost just now")
     else:
         job.members.generation += 1
         published = False
@@ -114,6 +119,8 @@ async def take_over(
     # From now on the leases of the members run.
     job.members.restore(members, time.monotonic() + job.options.lease_s + _FIND_S)
     _stop(job, record)
+    if published:
+        job.replication.begin()
     if job.life.phase is Phase.RUNNING:
         job.mode_change.bring_back()
     await job.refresh()
@@ -181,45 +188,26 @@ def _member(entry: coordinator_pb2.MemberRecord) -> Member:
 
 async def _ask_servers(
     job: Job, record: coordinator_pb2.JobRecord, patience_s: float, newcomers: Callable[[], int]
-) -> tuple[Mapping[int, shard_pb2.StatsResponse], list[Member], bool]:
-    """The reports of all shards, by index; the servers whose shards are lost and can be restored; whether one strayed.
+) -> tuple[Mapping[int, shard_pb2.StatsResponse], list[Member], bool, list[Member]]:
+    """The reports of all shards, by index; the servers whose shards are lost and can be restored; whether one strayed;
+    the servers that do not answer, and whose shards others have.
 
     A server on another timeline has strayed. It is not lost: it goes back with the others.
     """
-    request = shard_pb2.StatsRequest(job=job.options.job)
-    found: dict[int, shard_pb2.StatsResponse] = {}
-    deadline = said = time.monotonic()
-    deadline += patience_s
-    strayed = False
+    answers = _Answers(job, record)
+    began = said = time.monotonic()
+    deadline = began + patience_s
     while True:
-        silent = _silent(job, found)
-        replies = await asyncio.gather(
-            *(
-                job.servers.call_all(places, "Shard.Stats", request, shard_pb2.StatsResponse, _CALL_S)
-                for places in map(job.holders.places, silent)
-            ),
-            return_exceptions=True,
-        )
-        for server, told in zip(silent, replies, strict=True):
-            if isinstance(told, BaseException):
-                if not isinstance(told, errors.RetryableError):
-                    raise told
-                continue
-            if job.checkpoints.place is not None and any(reply.incarnation != server.incarnation for reply in told):
-                continue  # another process at its address, which asks to join
-            if not all(_as_recorded(server, reply, record) for reply in told):
-                if job.checkpoints.place is None:
-                    raise errors.JobFailedError(
-                        f"{server.name} at {server.address} has begun anew: its shard of the model is gone, and "
-                        "the job cannot be taken over"
-                    )
-                strayed = True
-            found.update(zip(job.holders.shards_of(server.index), told, strict=True))
-        silent = _silent(job, found)
+        await answers.ask()
+        found, silent = answers.found(), answers.silent()
         if not silent and len(found) == len(job.holders):
-            return found, [], strayed
+            return found, [], answers.strayed, []
+        there = [server.index for server in job.members.of(Role.SERVER) if server not in silent]
+        covered = bool(silent) and all(job.holders.covered(server.index, there) for server in silent)
+        if covered and time.monotonic() - began > _UNREACHABLE_S:
+            return found, [], answers.strayed, silent
         if silent and job.checkpoints.place is not None and newcomers() >= len(silent):
-            return found, silent, strayed
+            return found, silent, answers.strayed, []
         names = ", ".join(f"{server.name} at {server.address}" for server in silent) or "servers that never joined"
         if job.checkpoints.place is None and newcomers() >= record.expected_servers:
             raise errors.JobFailedError("all servers have begun anew: the model is gone")
@@ -230,21 +218,73 @@ async def _ask_servers(
         if time.monotonic() - said >= _SAY_S:
             said = time.monotonic()
             log.info(f"taking over; waiting for {names}")
-        await asyncio.sleep(_RETRY_S)
+        await asyncio.sleep(_UNREACHABLE_S if covered else _RETRY_S)
 
 
-def _silent(job: Job, found: Collection[int]) -> list[Member]:
-    """Servers some of whose shards are not in ``found``."""
-    return [
-        server
-        for server in job.members.of(Role.SERVER)
-        if any(shard not in found for shard in job.holders.shards_of(server.index))
-    ]
+class _Answers:
+    """The reports of the recorded servers, as far as they have answered."""
+
+    def __init__(self, job: Job, record: coordinator_pb2.JobRecord) -> None:
+        self._job, self._record = job, record
+        # By the member number of a server: the reports of the shards that it holds.
+        self._told: dict[int, list[shard_pb2.StatsResponse]] = {}
+        self.strayed = False
+
+    def found(self) -> dict[int, shard_pb2.StatsResponse]:
+        """By shard, the report of its primary."""
+        found: dict[int, shard_pb2.StatsResponse] = {}
+        for reports in self._told.values():
+            for report in reports:
+                newer = report.shard not in found or report.placement > found[report.shard].placement
+                if not report.backup and newer:
+                    found[report.shard] = report
+        return found
+
+    def silent(self) -> list[Member]:
+        """Servers that have not answered."""
+        return [server for server in self._job.members.of(Role.SERVER) if server.ident not in self._told]
+
+    async def ask(self) -> None:
+        """Ask all servers that have not answered."""
+        job = self._job
+        request = shard_pb2.StatsRequest(job=job.options.job)
+        servers = [server for server in job.members.of(Role.SERVER) if server.ident not in self._told]
+        replies = await asyncio.gather(
+            *(
+                job.servers.call_all(places, "Shard.Stats", request, shard_pb2.StatsResponse, _CALL_S)
+                for places in map(job.holders.copies, servers)
+            ),
+            return_exceptions=True,
+        )
+        for server, told in zip(servers, replies, strict=True):
+            if isinstance(told, BaseException):
+                if not isinstance(told, errors.RetryableError):
+                    raise told
+                continue
+            self._take(server, told)
+
+    def _take(self, server: Member, told: list[shard_pb2.StatsResponse]) -> None:
+        job, record = self._job, self._record
+        others = [one.index for one in job.members.of(Role.SERVER) if one.index != server.index]
+        replaceable = job.checkpoints.place is not None or job.holders.covered(server.index, others)
+        if replaceable and any(reply.incarnation != server.incarnation for reply in told):
+            return  # another process at its address, which asks to join
+        if not all(_as_recorded(server, reply, record) for reply in told):
+            if not replaceable:
+                raise errors.JobFailedError(
+                    f"{server.name} at {server.address} has begun anew: its shard of the model is gone, and "
+                    "the job cannot be taken over"
+                )
+            self.strayed = self.strayed or any(not reply.backup for reply in told)
+        self._told[server.ident] = told
+        for reply in told:
+            if not reply.backup and reply.active and reply.placement > record.view.placement:
+                job.holders.handle(Found(reply.shard, server.index))
 
 
 def _as_recorded(server: Member, reply: shard_pb2.StatsResponse, record: coordinator_pb2.JobRecord) -> bool:
     """Whether a server still has the shard that the record speaks of."""
-    same = reply.incarnation == server.incarnation and reply.holds == record.layout
+    same = reply.incarnation == server.incarnation and (reply.holds == record.layout or reply.backup)
     return same and (not record.ready or (reply.active and reply.timeline == record.view.timeline))
 
 

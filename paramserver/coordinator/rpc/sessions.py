@@ -63,6 +63,8 @@ class Sessions:
         self._ticker: asyncio.Task[None] | None = None
         # The newest view that members were told, and its edition.
         self._edition, self._view = -1, coordinator_pb2.SessionResponse()
+        # By member number, the attempts to reach servers without a session.
+        self._looking: dict[int, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
         """Begin to watch leases."""
@@ -173,12 +175,18 @@ class Sessions:
             member = self._job.members.get(ident)
             if member is not None:
                 await self._happen(Disconnected(ident))
-                if member.role is Role.SERVER and self._job.options.replicas:
-                    self._job.tasks.begin(self._look_for(member))
+                if member.role is Role.SERVER:
+                    self._look_for(member)
             await asyncio.gather(reader, return_exceptions=True)
 
-    async def _look_for(self, server: Member) -> None:
-        """The session of a server broke. If nothing answers at its address, do not wait for the end of its lease."""
+    def _look_for(self, server: Member) -> None:
+        """A server has no session. If others have its shards, look whether it is there at all."""
+        task = self._looking.get(server.ident)
+        if self._job.options.replicas and (task is None or task.done()):
+            self._looking[server.ident] = self._job.tasks.begin(self._knock(server))
+
+    async def _knock(self, server: Member) -> None:
+        """If nothing answers at the address of a server, do not wait for the end of its lease."""
         request = shard_pb2.StatsRequest(job=self._job.options.job)
         try:
             await self._job.servers.ask(server.address, "Shard.Stats", request, _LOOK_S)
@@ -238,6 +246,9 @@ class Sessions:
             # Nothing runs in this process while it is stopped or gets no processor.
             late_s = time.monotonic() - slept_at - _TICK_S
             try:
+                for server in self._job.members.of(Role.SERVER):
+                    if server.presence is Presence.SILENT:
+                        self._look_for(server)
                 await self._happen(Tick(late_s if late_s > _TICK_S else 0.0))
                 await self._job.watch.look()
                 await self._job.stalls.look()

@@ -71,13 +71,21 @@ class CaughtUp:
 
 
 @dataclass(frozen=True, slots=True)
+class Found:
+    """A coordinator that takes over has found that this server is the primary of the shard."""
+
+    shard: int
+    server: int
+
+
+@dataclass(frozen=True, slots=True)
 class BegunAnew:
     """Another timeline begins. Shards are at their primaries only: the planned ones, or (``stay``) the present ones."""
 
     stay: bool
 
 
-Event = ServerGone | ServersThere | CaughtUp | BegunAnew
+Event = ServerGone | ServersThere | CaughtUp | Found | BegunAnew
 
 # ---- effects
 
@@ -177,6 +185,11 @@ class Holders:
                 effects = []
                 if (backup := self.shards[shard].backup(server)) is not None and backup.since == since:
                     self._change(shard, backups=[*self._others(shard, server), replace(backup, whole=True)])
+            case Found(shard, server):
+                effects = []
+                if self.shards[shard].primary != server:
+                    self._change(shard, primary=server, backups=(), lost=False)
+                    self.promotions += 1
             case BegunAnew(stay):
                 effects = []
                 self.shards = tuple(Held(primary) for primary in (self.primaries if stay else self._planned))

@@ -15,9 +15,9 @@ from paramserver.core.versions.events import (
 )
 from paramserver.core.versions.shard import ShardState
 from paramserver.server.replicas.facts import epoch_slices
+from paramserver.server.rpc.filling import fill
 from paramserver.server.rpc.host import Host
 from paramserver.server.versions import cutting
-from paramserver.server.versions.filling import fill
 from paramserver.v1 import shard_pb2
 from paramserver.wire.bounds import seconds
 from paramserver.wire.messages import consistency_from_proto, slices_from_proto

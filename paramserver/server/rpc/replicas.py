@@ -44,17 +44,17 @@ class Replicas:
         shard = self._host.ready(active=False, primary=False)
         if request.timeline != shard.config.timeline:
             raise errors.FencedError(f"this server is on timeline {shard.config.timeline}, not {request.timeline}")
-        if request.placement < shard.placement:
+        if request.placement < shard.copies.placement:
             return shard_pb2.SetHoldersResponse(version=shard.state.version)
         if request.primary and shard.state.backup:
             if not shard.state.active:
                 raise errors.UnavailableError("this backup does not have all of the shard")
             reach("promote.before", shard.state.version)
             # From now on it takes nothing from the former primary.
-            shard.promote(consistency_from_proto(request.consistency))
+            shard.copies.promote(consistency_from_proto(request.consistency))
             reach("promote.after", shard.state.version)
             log.warning("this backup becomes the primary", shard=shard.config.shard, version=shard.state.version)
-        shard.placed(request)
+        shard.copies.placed(request)
         return shard_pb2.SetHoldersResponse(version=shard.state.version)
 
     async def forward(self, frames: AsyncIterator[bytes]) -> shard_pb2.ForwardResponse:
@@ -76,9 +76,9 @@ class Replicas:
             if _fits(shard, header.version):
                 made_of = _contribution(header, upload.chunks, used, shard)
                 if shard.state.active:
-                    shard.follow(header, made_of)
+                    shard.copies.follow(header, made_of)
                 else:
-                    await shard.arithmetic(lambda: shard.following.make(made_of))
+                    await shard.arithmetic(lambda: shard.copies.following.make(made_of))
         return shard_pb2.ForwardResponse()
 
     async def catch_up(self, frames: AsyncIterator[bytes]) -> shard_pb2.CatchUpResponse:
@@ -93,7 +93,7 @@ class Replicas:
             if shard.state.active:
                 return shard.chunks, message.chunks
             if not message.first:
-                shard.following.here(message.version)
+                shard.copies.following.here(message.version)
             return shard.chunks, message.chunks
 
         def keep(chunk: Chunk, values: Tensor) -> Tensor:
@@ -107,17 +107,17 @@ class Replicas:
             if shard.state.active:  # the answer to the last message was lost
                 return shard_pb2.CatchUpResponse()
             if header.first:
-                shard.following.begin(header.version)
-            shard.following.here(header.version)
+                shard.copies.following.begin(header.version)
+            shard.copies.following.here(header.version)
 
             def load() -> Mapping[int, ChunkState]:
                 return brought.load(header.states, shard.hypers.first)
 
-            shard.following.take(upload.chunks, await shard.arithmetic(load))
+            shard.copies.following.take(upload.chunks, await shard.arithmetic(load))
             if header.HasField("facts"):
-                if missing := shard.following.lacks():
+                if missing := shard.copies.following.lacks():
                     raise errors.ProtocolError(f"the last chunks have come, but chunk {missing[0]} is missing")
-                shard.caught_up(facts_from_proto(header.facts))
+                shard.copies.caught_up(facts_from_proto(header.facts))
                 log.info("this backup has all of its shard", shard=shard.config.shard, version=header.version)
         return shard_pb2.CatchUpResponse()
 
@@ -134,7 +134,7 @@ class Replicas:
             raise errors.UnavailableError("this backup has begun anew: try again")
         if timeline != shard.config.timeline:
             raise errors.FencedError(f"this server is on timeline {shard.config.timeline}, not {timeline}")
-        if not shard.state.backup or shard.promoted or placement < shard.placement:
+        if not shard.state.backup or shard.copies.promoted or placement < shard.copies.placement:
             raise errors.FencedError(_REPLACED)
 
 
@@ -144,9 +144,9 @@ def _fits(shard: RunningShard, version: int) -> bool:
     Raises GoneError if the backup has not come as far as that version.
     """
     if not shard.state.active:
-        there = shard.following.version
+        there = shard.copies.following.version
         if there is None or version >= there.number:
-            shard.following.here(version)
+            shard.copies.following.here(version)
             return True
         return False
     if version > shard.state.next_forwarded:

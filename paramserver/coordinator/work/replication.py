@@ -124,7 +124,7 @@ class Replication:
         self._told.pop(member.ident, None)
         for key in [key for key in self._configured if key[1] == member.ident]:
             del self._configured[key]
-        if self._begun:
+        if self._begun and not self._job.given_up:
             self._handle(ServerGone(member.index, present))
             self._lacks_since = time.monotonic()
         return covered
@@ -164,11 +164,19 @@ class Replication:
         if not self._begun:
             self._begun = True
             self.server_there()
+            self._wake()
 
-    def go_on(self) -> None:
-        """An earlier coordinator has begun: tell all servers the placement that it has left."""
-        self._begun = True
-        self._wake()
+    async def take_over(self, gone: Sequence[Member]) -> None:
+        """Go on from an earlier coordinator. The servers ``gone`` do not answer, and others have their shards.
+
+        Raises what the calls to servers raise.
+        """
+        for server in gone:
+            self._job.members.forget(server.ident)
+            for effect in self.holders.handle(ServerGone(server.index, self._present())):
+                self._say(effect)
+        if self.holders.replicas:
+            await asyncio.gather(*(self._tell(server) for server in self._job.members.of(Role.SERVER)))
 
     async def all_whole(self) -> None:
         """Wait until each backup has all of its shard, or is gone."""
