@@ -266,6 +266,9 @@ class Session:
                 await asyncio.wait([self._task], timeout=timeout_s - self.options.log_interval_s)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        async with self._changed:  # no view comes any more
+            self.editions += 1
+            self._changed.notify_all()
 
     # ---- the view
 

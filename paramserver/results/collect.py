@@ -22,6 +22,7 @@ from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.wire.messages import plan_of
 from paramserver.worker.links import ShardLinks
 from paramserver.worker.links.cuts import same
+from paramserver.worker.links.targets import Targets
 from paramserver.worker.weights.pulled import merge
 
 _TIMEOUT_S = 600.0
@@ -97,7 +98,7 @@ async def collect(channels: Sequence[Channel], model: types_pb2.ModelSpec, job: 
     """
     plan = plan_of(model, len(channels))
     names = [f"the server at {channel.address}" for channel in channels]
-    links = ShardLinks(channels, names, plan, job, lambda: 0, timeline, wait_timeout_s=_TIMEOUT_S)
+    links = ShardLinks(Targets(channels, names, plan, job, lambda: 0, timeline, _TIMEOUT_S))
     deadline = time.monotonic() + _SETTLE_S
     while True:
         pulled = await links.pulls.pull(Latest(), frozen=True)

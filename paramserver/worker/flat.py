@@ -170,11 +170,15 @@ class PartialSumPool:
         self._free.append(partial.space)
 
     def lend(self, partial: PartialSum, step: int, sent: Callable[[], bool]) -> None:
-        """Servers read the partial sum in place until the step is done, even if the push that names it is over."""
+        """The partial sum is needed until the step is done, even if its push is over.
+
+        Servers may read it in place, and a server to which a shard moves is sent it again.
+        """
+        partial.space.written |= partial.used
         self._lent.append((step, partial.space, sent))
 
     def installed(self, version: int) -> None:
-        """All shards have published ``version``: servers read no contributions of earlier steps any more."""
+        """All shards have published ``version``: nobody needs contributions of earlier steps any more."""
         back = [lent for lent in self._lent if lent[0] < version and lent[2]()]
         self._lent = [lent for lent in self._lent if lent not in back]
         self._free += [space for _, space, _ in back]

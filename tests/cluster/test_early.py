@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -129,7 +129,7 @@ def test_a_contribution_of_other_tensors_than_those_expected_is_pushed_once_and_
     monkeypatch: pytest.MonkeyPatch, count: Counter[str]
 ) -> None:
     free: dict[int, PartialSum] = {}
-    take, give = PartialSumPool.take, PartialSumPool.give
+    take, give, lend = PartialSumPool.take, PartialSumPool.give, PartialSumPool.lend
 
     def taken(self: PartialSumPool) -> PartialSum:
         partial = take(self)
@@ -141,8 +141,14 @@ def test_a_contribution_of_other_tensors_than_those_expected_is_pushed_once_and_
         free[id(partial.space)] = partial
         give(self, partial)
 
+    def lent(self: PartialSumPool, partial: PartialSum, step: int, sent: Callable[[], bool]) -> None:
+        assert id(partial.space) not in free
+        free[id(partial.space)] = partial
+        lend(self, partial, step, sent)
+
     monkeypatch.setattr(PartialSumPool, "take", taken)
     monkeypatch.setattr(PartialSumPool, "give", given)
+    monkeypatch.setattr(PartialSumPool, "lend", lent)
     program = Program(DATA, 4, 3, Now, adamw)
     options = {**OPTIONS, "slices_per_step": 2}
     digests = train(program, **options).digests

@@ -16,6 +16,7 @@ from paramserver.core.versions.names import SyncName
 from paramserver.transport.base import Channel
 from paramserver.worker.gradients.contribution import PushFacts
 from paramserver.worker.links import ShardLinks
+from paramserver.worker.links.targets import Targets
 
 
 class Silent:
@@ -50,7 +51,8 @@ class Silent:
 def test_what_is_large_may_take_long(elements: int, wait_s: float, longest_s: float) -> None:
     plan = make_plan(make_layout([TensorSpec("w", (elements,), "float32")]), 1)
     server = Silent()
-    links = ShardLinks([cast(Channel, server)], ["server-0"], plan, "job", lambda: 1, wait_timeout_s=wait_s)
+    targets = Targets([cast(Channel, server)], ["server-0"], plan, "job", lambda: 1, wait_timeout_s=wait_s)
+    links = ShardLinks(targets)
     facts = PushFacts(SyncName(0, 0, 1, 1), 1, False, frozenset({0}), (), [0])
 
     async def go() -> None:

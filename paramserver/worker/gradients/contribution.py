@@ -26,6 +26,7 @@ class PushFacts:
     """All of a contribution except its bytes. ``base_versions``: by server, the version it was computed on.
 
     ``slot``: its place in this worker's inbox, if it lies there. ``encoded``: the compressed chunks by their index.
+    ``by_data``: contributions of the same name are equal.
     """
 
     name: Name
@@ -40,6 +41,7 @@ class PushFacts:
     nonce: int = 0
     slot: int | None = None
     encoded: Mapping[int, Encoded] = field(default_factory=dict)
+    by_data: bool = True
 
 
 def frames_of(

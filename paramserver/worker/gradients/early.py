@@ -34,14 +34,10 @@ class Early:
     push: concurrent.futures.Future[Outcomes]
     pool: PartialSumPool
 
-    def give_back(self) -> None:
-        """The memory of the partial sum goes back to the pool once the push is over; the script is done with it."""
-        self.push.add_done_callback(lambda _: self.pool.give(self.partial))
-
     def break_off(self) -> None:
         """The contribution is not wanted: cancel its push and return its memory."""
         self.push.cancel()
-        self.give_back()
+        self.push.add_done_callback(lambda _: self.pool.give(self.partial))
 
 
 class EarlyPushes:
@@ -55,7 +51,7 @@ class EarlyPushes:
     def begin(
         self, links: ShardLinks, partial: PartialSum, facts: PushFacts, pool: PartialSumPool, begin_pull: bool = False
     ) -> EarlyChunks:
-        """Begin to push a contribution to all shards; the memory of ``partial`` returns to the pool after the push.
+        """Begin to push a contribution to all shards. The memory of ``partial`` returns to the pool if it breaks off.
 
         ``begin_pull``: the script may begin with the first weights of the pulled version.
         """
@@ -79,7 +75,6 @@ class EarlyPushes:
             return None
         if partial is early.partial and replace(facts, nonce=early.facts.nonce) == early.facts:
             early.chunks.seal()
-            early.give_back()
             return early.push
         if partial is early.partial:
             early.push.cancel()

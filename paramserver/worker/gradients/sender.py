@@ -87,7 +87,7 @@ class Sender:
     def push(
         self, name: Name, partial: PartialSum, groups: Sequence[types_pb2.GroupHypers], clock: int, flush: bool
     ) -> PushFuture:
-        """Begin to bring a contribution to all shards; its memory is reused afterwards.
+        """Begin to bring a contribution to all shards; its memory is reused when no server needs it any more.
 
         ``flush``: nothing of it is left for later ones. Raises what `Outgoing.encode` raises.
         """
@@ -108,15 +108,13 @@ class Sender:
         if not self._slices.named_by_data:
             self.handed.pushed(future)
         future.add_done_callback(self._pushing.discard)
-        if begun is not None:  # gives the memory back itself
-            return future
         if staging is not None:
             gpu = self._places.pool
             future.add_done_callback(lambda _: gpu.give(of_device))
-        if space.number is None:
-            future.add_done_callback(lambda _: pool.give(partial))
-        elif isinstance(name, SyncName):  # servers read it when they have all of the step
+        if isinstance(name, SyncName):  # read by servers, or sent again to a shard that moves, until the step is done
             pool.lend(partial, name.step, future.done)
+        elif space.number is None:
+            future.add_done_callback(lambda _: pool.give(partial))
         else:  # answered when it is in a version; after an error a server may still be about to read it
             future.add_done_callback(lambda done: pool.give(partial) if _succeeded(done) else None)
         return future
@@ -133,13 +131,16 @@ class Sender:
         if lossy or member.rolled_back() or not member.session.goes_on:
             return None
         wait_s = min(patience_s, exchanges.MOST_S)
+        links = self._shards.links
+        channels = list(links.channels)
         with member.waiting():
             facts = self._facts(name, partial, groups, 0, {})
-            found = exchanges.exchange(self._shards.links, facts, name.step + 1, wait_s)
+            found = exchanges.exchange(links, facts, name.step + 1, wait_s)
         if found is False:
             return None
         self._places.pool.lend(partial, name.step, lambda: True)
         if found is True:
+            member.submit(links.pushes.exchanged(facts, partial.space.read, channels))
             return False
         self._weights.install(found)
         return True
@@ -261,6 +262,7 @@ class Sender:
             nonce=secrets.randbits(63) | 1,
             slot=partial.space.number,
             encoded=encoded,
+            by_data=self._slices.named_by_data,
         )
 
 

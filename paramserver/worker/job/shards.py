@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from paramserver.compress.casts import Cast
@@ -10,7 +11,9 @@ from paramserver.transport.base import Channel
 from paramserver.v1 import types_pb2
 from paramserver.worker import startup
 from paramserver.worker.job.member import Member
+from paramserver.worker.job.moves import Moves
 from paramserver.worker.links import ShardLinks
+from paramserver.worker.links.targets import Targets
 
 Connect = Callable[[str], Channel]
 
@@ -27,6 +30,8 @@ class Shards:
         # Exists after a model was registered.
         self.plan: Plan
         self._links: ShardLinks | None = None
+        # Follows shards that move, while there are links.
+        self._following: asyncio.Task[None] | None = None
         # The type that weights are rounded to on their way here.
         self.rounding: Cast | None = None
 
@@ -62,18 +67,19 @@ class Shards:
             session.options.join_timeout_s,
         )
         shards = sorted(view.shards, key=lambda shard: shard.index)
-        self._links = links = ShardLinks(
+        targets = Targets(
             [self._connect(shard.address) for shard in shards],
             [shard.server for shard in shards],
             plan,
             session.job,
             lambda: member.session.member,
             view.timeline,
-            self.rounding,
             member.wait_timeout_s,
             session.options.log_interval_s,
         )
+        self._links = links = ShardLinks(targets, self.rounding)
         member.follows(links.timeline)
+        self._following = asyncio.ensure_future(Moves(member, links, self._connect, view).follow())
         # An observer needs no memory of its own.
         transport = self.transport if session.options.role == types_pb2.ROLE_WORKER else "grpc"
         await startup.share_memory(session, links, plan, transport)
@@ -81,5 +87,9 @@ class Shards:
 
     async def close(self) -> None:
         """Close the links, if there are any."""
+        following, self._following = self._following, None
+        if following is not None:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
         if self._links is not None:
             await self._links.close()

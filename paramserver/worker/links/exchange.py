@@ -16,7 +16,7 @@ from paramserver.v1 import shard_pb2
 from paramserver.worker.gradients.contribution import PushFacts
 from paramserver.worker.links.shards import ShardLinks
 from paramserver.worker.memory.shared import Attached
-from paramserver.worker.weights.pulled import Pulled, pulled_of
+from paramserver.worker.weights.pulled import Pulled, Slot, pulled_of
 
 # The longest wait. Meanwhile the thread does not hear that the membership has changed, or that the job has ended.
 MOST_S = 0.25
@@ -44,12 +44,16 @@ def exchange(links: ShardLinks, facts: PushFacts, version: int, wait_s: float) -
         return True
     if len({header.version for header in headers}) > 1:
         return True
-    return [pulled_of(header, shared.chunks(shard, header.slot, False)) for shard, header in enumerate(headers)]
+    slots = [Slot(way.weights, header.slot) for way, header in zip(ways, headers, strict=True)]
+    return [
+        pulled_of(header, shared.chunks(shard, slot, False), slot=slot)
+        for shard, (header, slot) in enumerate(zip(headers, slots, strict=True))
+    ]
 
 
 def _request(
     links: ShardLinks, shard: int, way: Attached, facts: PushFacts, version: int, wait_s: float
 ) -> shard_pb2.ExchangeRequest:
     push = links.pushes.push_header(shard, facts, 0, way)
-    pull = links.pulls.pull_request(shard, AtLeast(version), wait_s)
+    pull = links.pulls.pull_request(shard, AtLeast(version), wait_s, way)
     return shard_pb2.ExchangeRequest(push=push, pull=pull)

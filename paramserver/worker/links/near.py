@@ -26,6 +26,8 @@ class Near:
         self._targets = targets
         # None if this worker shares memory with no server.
         self.shared: SharedMemory | None = None
+        # By shard: this worker attaches once at a time, since an attachment ends the former one.
+        self._attaching = [asyncio.Lock() for _ in range(len(targets))]
 
     def ways(self) -> list[Attached] | None:
         """By shard, the connection for the thread that trains; None if there is none to some server."""
@@ -37,7 +39,9 @@ class Near:
 
     def attached(self, shard: int) -> Attached | None:
         """A server that shares memory with this worker, as the member that this worker is now."""
-        return self.shared.attached(shard, self._targets.worker()) if self.shared is not None else None
+        if self.shared is None:
+            return None
+        return self.shared.attached(shard, self._targets.worker(), self._targets.channels[shard])
 
     async def attach(self, shared: SharedMemory) -> dict[int, str]:
         """Share memory with the servers on this host; by shard, why others cannot."""
@@ -53,10 +57,20 @@ class Near:
         self.shared = shared if shared.shards else None
         return {shard: refusal for shard, refusal in enumerate(refusals) if refusal}
 
-    async def attach_again(self, shard: int) -> None:
-        """Attach again to a server that knows this worker by an earlier member number."""
-        if self.shared is not None and self.shared.outdated(shard, self._targets.worker()):
-            await self._persist(self.shared, shard)
+    async def attach_again(self, shard: int, timeout_s: float) -> None:
+        """Attach to a server to which the shard has moved, or which knows this worker by an earlier member number.
+
+        Makes one attempt, and raises what it fails with. If the server is on another host, bytes go over the channel.
+        """
+        shared, targets = self.shared, self._targets
+        if shared is None or not shared.outdated(shard, targets.worker(), targets.channels[shard]):
+            return
+        async with self._attaching[shard]:
+            if not shared.outdated(shard, targets.worker(), targets.channels[shard]):
+                return
+            refusal = await self._attach(shared, shard, timeout_s)
+        if refusal:
+            log.info(f"weights and gradients go over the network to {targets.names[shard]}", reason=refusal)
 
     async def detach(self) -> None:
         """Share memory with no server any more."""
@@ -68,6 +82,11 @@ class Near:
         """Close the ways; where weights lie stays readable."""
         if self.shared is not None:
             await self.shared.close()
+
+    async def moved(self, shard: int) -> None:
+        """Another server has this shard: calls over the sockets to the former one end. Its memory stays readable."""
+        if self.shared is not None:
+            await self.shared.lost(shard)
 
     async def lost(self, shard: int) -> None:
         """A server has said that it shares no memory with this worker any more."""

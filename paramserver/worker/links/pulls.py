@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from paramserver import errors
-from paramserver.core.versions.events import AtLeast, Exactly, Latest, Want
+from paramserver.core.versions.events import AtClock, AtLeast, Exactly, Joining, Latest, Want
 from paramserver.core.work.stealing import Assignment
 from paramserver.tensors.codec import split_frame
 from paramserver.transport.base import Channel
@@ -20,11 +20,13 @@ from paramserver.v1 import shard_pb2
 from paramserver.wire.messages import assignment_to_proto, put_want
 from paramserver.worker.gradients.flow_control import FlowControl
 from paramserver.worker.links.near import Near
+from paramserver.worker.links.questions import Questions
 from paramserver.worker.links.targets import Targets
-from paramserver.worker.weights.pulled import Answer, Pulled, pulled_of
+from paramserver.worker.weights.pulled import Answer, Pulled, Slot, pulled_of
 
 if TYPE_CHECKING:
     from paramserver.compress.casts import Cast
+    from paramserver.worker.memory.shared import Attached
 
 log = structlog.get_logger("paramserver.worker")
 
@@ -34,8 +36,11 @@ _PARK_S = 5.0
 class Pulls:
     """Asks for versions. ``rounding``: the type that weights are rounded to on their way here."""
 
-    def __init__(self, targets: Targets, near: Near, flow_control: FlowControl, rounding: Cast | None) -> None:
+    def __init__(
+        self, targets: Targets, near: Near, questions: Questions, flow_control: FlowControl, rounding: Cast | None
+    ) -> None:
         self._targets, self._near, self._flow_control = targets, near, flow_control
+        self._questions = questions
         self.rounding = rounding
         # The server, in words, for which a pull waits just now.
         self.waiting_for = ""
@@ -53,6 +58,8 @@ class Pulls:
         ``ahead``: servers may send the version while they make it. ``begin``: return when all answers have begun; the
         part of a large answer that is still to come is its `Pulled.rest`.
         """
+        if isinstance(want, AtClock | Joining):
+            await self._questions.at_work()
         begin = begin and self._near.shared is None and not frozen
         one = self._begin_one if begin else partial(self._pull_one, frozen=frozen)
         return await asyncio.gather(*(one(shard, want, ahead=ahead) for shard in range(len(self._targets))))
@@ -153,17 +160,14 @@ class Pulls:
         said = time.monotonic()
         try:
             while True:
-                await self._near.attach_again(shard)
-                request = self.pull_request(shard, want, _PARK_S)
-                request.include_frozen, request.ahead, request.header_only = frozen, ahead, bare
-                request.acks = ahead and len(targets) > 1
+                member = targets.worker()
                 try:
-                    download = partial(self._download, shard, request, begun)
-                    answer = await targets.persist(shard, "to pull", download, targets.nbytes[shard])
+                    ask = partial(self._ask, shard, want, frozen, ahead, begun, bare)
+                    answer = await targets.persist(shard, "to pull", ask, targets.nbytes[shard])
                 except errors.RolledBackError:
                     raise
                 except errors.FencedError:
-                    if not await self._readmitted(request.worker):
+                    if not await self._readmitted(member):
                         raise
                     continue
                 if isinstance(answer, Pulled):
@@ -178,7 +182,7 @@ class Pulls:
         finally:
             self.waiting_for = ""
 
-    def pull_request(self, shard: int, want: Want, wait_s: float) -> shard_pb2.PullRequest:
+    def pull_request(self, shard: int, want: Want, wait_s: float, attached: Attached | None) -> shard_pb2.PullRequest:
         """A question for weights, which the server may answer after up to ``wait_s`` seconds."""
         targets = self._targets
         request = shard_pb2.PullRequest(
@@ -191,10 +195,8 @@ class Pulls:
         put_want(request, want)
         if self.rounding is not None:
             request.encoding = self.rounding.encoding
-        elif self._near.shared is not None:
-            question = self._near.shared.question(shard, request.worker)
-            if question is not None:
-                request.shared.CopyFrom(question)
+        elif self._near.shared is not None and attached is not None:
+            request.shared.CopyFrom(self._near.shared.question(shard, attached))
         return request
 
     async def _readmitted(self, former: int) -> bool:
@@ -205,14 +207,23 @@ class Pulls:
             await asyncio.sleep(0.05)
         return False
 
-    async def _download(
+    async def _ask(
         self,
         shard: int,
-        request: shard_pb2.PullRequest,
+        want: Want,
+        frozen: bool,
+        ahead: bool,
         begun: asyncio.Future[Pulled] | None,
+        bare: bool,
         timeout_s: float,
     ) -> Pulled | str:
-        answer = Answer(self._targets.plan, shard, self._targets.names[shard], self.rounding, begun)
+        """One attempt: a shard's answer, or for whom it waits."""
+        await self._near.attach_again(shard, timeout_s)
+        targets, attached = self._targets, self._near.attached(shard)
+        request = self.pull_request(shard, want, _PARK_S, attached)
+        request.include_frozen, request.ahead, request.header_only = frozen, ahead, bare
+        request.acks = ahead and len(targets) > 1
+        answer = Answer(targets.plan, shard, targets.names[shard], self.rounding, begun)
         stream = self._near.way(shard).download("Shard.Pull", request, timeout=timeout_s + _PARK_S)
         with self._flow_control.telling(shard, request.acks):
             async with aclosing(stream) as frames:
@@ -225,13 +236,13 @@ class Pulls:
                     if answer.waiting_for is not None:
                         return answer.waiting_for
         header, chunks = answer.whole()
-        slot = header.slot if header.HasField("slot") else None
-        if slot is not None:
-            shared = self._near.shared
-            if shared is None or shard not in shared.shards:
-                raise errors.UnavailableError(f"{self._targets.names[shard]} and this worker share no memory any more")
-            chunks = shared.chunks(shard, slot, request.include_frozen)
-        return pulled_of(header, chunks)
+        if not header.HasField("slot"):
+            return pulled_of(header, chunks)
+        shared = self._near.shared
+        if shared is None or attached is None or self._near.attached(shard) is not attached:
+            raise errors.UnavailableError(f"{targets.names[shard]} and this worker share no memory any more")
+        slot = Slot(attached.weights, header.slot)
+        return pulled_of(header, shared.chunks(shard, slot, frozen), slot=slot)
 
     def close(self) -> None:
         """Break off the pulls whose caller has been given the first part."""

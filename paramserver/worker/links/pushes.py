@@ -7,11 +7,15 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, cast
 
+import structlog
+
 from paramserver import errors
 from paramserver.core.layout.plan import Chunk
+from paramserver.core.versions.names import SyncName
+from paramserver.core.work.unpublished import Unpublished
 from paramserver.failpoints import planned, reach
 from paramserver.tensors.codec import chunk_frames
-from paramserver.transport.base import Frames, each
+from paramserver.transport.base import Channel, Frames, each
 from paramserver.v1 import shard_pb2
 from paramserver.wire.messages import chunk_ref, pack_mask, put_name
 from paramserver.worker.gradients.contribution import PushFacts, frames_as_ready, frames_of
@@ -23,43 +27,50 @@ from paramserver.worker.links.targets import Targets
 if TYPE_CHECKING:
     from paramserver.worker.memory.shared import Attached
 
+log = structlog.get_logger("paramserver.worker")
+
 # Of one push to all shards: the outcomes that there were.
 Outcomes = frozenset[shard_pb2.Outcome]
 # A piece of optimizer state, and its bytes.
 Part = tuple[shard_pb2.StateRef, memoryview]
+# The bytes of a chunk by its index.
+Read = Callable[[int], memoryview]
 
 
 class Pushes:
-    """Pushes to all shards, with retries."""
+    """Pushes to all shards, with retries. A shard that moves gets again what its former server had counted."""
 
     def __init__(self, targets: Targets, near: Near, flow_control: FlowControl) -> None:
         self._targets, self._near, self._flow_control = targets, near, flow_control
         self._workers = 1
+        self._unpublished: Unpublished[tuple[PushFacts, Read]] = Unpublished()
 
     def shared_by(self, workers: int) -> None:
         """So many workers share a step, and the links of the servers."""
         self._workers = workers
 
-    async def push(
-        self, facts: PushFacts, read: Callable[[int], memoryview], early: EarlyChunks | None = None
-    ) -> Outcomes:
+    async def push(self, facts: PushFacts, read: Read, early: EarlyChunks | None = None) -> Outcomes:
         """Bring a contribution to every shard. ``read`` gives the bytes of a chunk by its index.
 
-        ``early``: the contribution is still being computed, and this object tells which chunks are ready.
+        ``early``: the contribution is still being computed, and this object tells which chunks are ready. The bytes of
+        a synchronous contribution stay as they are until a later version is published, or the push is cancelled.
 
         Returns when every shard has counted it or had it already; the outcomes that there were.
         """
         between = asyncio.Lock() if planned("worker.between_shards") else None
         shards = len(self._targets)
         first = 0 if between else self._targets.worker() % shards  # not all workers at the same server
-        wanted = [[c for c in self._targets.plan.chunks_of(shard) if c.uses(facts.used)] for shard in range(shards)]
-        bytes_of = [sum(chunk.nbytes for chunk in chunks) for chunks in wanted]
+        bytes_of = [sum(chunk.nbytes for chunk in self._wanted(shard, facts)) for shard in range(shards)]
         with self._flow_control.leaving(facts.nonce, bytes_of, first, self._workers):
             tasks = {
-                shard: asyncio.ensure_future(self._push_in_turn(shard, facts, wanted[shard], read, between, early))
+                shard: asyncio.ensure_future(self._push_in_turn(shard, facts, read, between, early))
                 for shard in (*range(first, shards), *range(first))
             }
-            results = await asyncio.gather(*(tasks[shard] for shard in range(shards)), return_exceptions=True)
+            try:
+                results = await asyncio.gather(*(tasks[shard] for shard in range(shards)), return_exceptions=True)
+            except asyncio.CancelledError:
+                self._unpublished.dropped(facts.nonce)
+                raise
         failed = [(s, r) for s, r in enumerate(results) if isinstance(r, BaseException)]
         if failed:
             shard, error = failed[0]
@@ -70,34 +81,33 @@ class Pushes:
             raise type(error)(f"{facts.name} did not reach {which}; {names[shard]} said: {error}") from error
         return frozenset(cast(list[shard_pb2.Outcome], results))
 
+    def _wanted(self, shard: int, facts: PushFacts) -> list[Chunk]:
+        """The chunks of a shard for which there are gradients or changes."""
+        return [chunk for chunk in self._targets.plan.chunks_of(shard) if chunk.uses(facts.used)]
+
     async def _push_in_turn(
         self,
         shard: int,
         facts: PushFacts,
-        wanted: Sequence[Chunk],
-        read: Callable[[int], memoryview],
+        read: Read,
         between: asyncio.Lock | None,
         early: EarlyChunks | None,
     ) -> shard_pb2.Outcome:
         """Push to one shard; if a fault is planned between two shards, only after the push to the previous one."""
         if between is None:
-            return await self._push_one(shard, facts, wanted, read, early)
+            return await self._push_one(shard, facts, read, early)
         if early is not None:
             await early.whole()
         async with between:
-            outcome = await self._push_one(shard, facts, wanted, read)
+            outcome = await self._push_one(shard, facts, read)
             if shard + 1 < len(self._targets):
                 reach("worker.between_shards", facts.base_versions[shard])
             return outcome
 
     async def _push_one(
-        self,
-        shard: int,
-        facts: PushFacts,
-        wanted: Sequence[Chunk],
-        read: Callable[[int], memoryview],
-        early: EarlyChunks | None = None,
+        self, shard: int, facts: PushFacts, read: Read, early: EarlyChunks | None = None
     ) -> shard_pb2.Outcome:
+        targets, wanted = self._targets, self._wanted(shard, facts)
         begin, flow = early, self._flow_control.flow(facts.nonce)  # only the first attempt
 
         async def attempt(timeout_s: float) -> shard_pb2.PushResponse:
@@ -106,33 +116,78 @@ class Pushes:
             mine, flow = flow, None
             if early is not None and now is None:
                 await early.whole()
-            attached = None
             if facts.slot is not None:
-                attached = self._near.attached(shard)
+                await self._near.attach_again(shard, timeout_s)
+            channel = targets.channels[shard]
+            attached = self._near.attached(shard) if facts.slot is not None else None
             header = self.push_header(shard, facts, len(wanted), attached)
             if now is not None and attached is None:
                 coming = frames_as_ready(header, {chunk.index: chunk for chunk in wanted}, read, now)
-                return await self._upload(shard, coming, mine, self._targets.wait_timeout_s)
-            if attached is None:
+                reply = await self._upload(shard, channel, coming, mine, targets.wait_timeout_s)
+            elif attached is None:
                 frames = frames_of(header, facts, wanted, read, apart=mine is not None)
-                return await self._upload(shard, frames, mine, timeout_s)
-            try:
-                reply = await attached.channel.upload("Shard.Push", chunk_frames(header, ()), timeout=timeout_s)
-            except errors.GoneError:
-                await self._near.lost(shard)
-                return await attempt(timeout_s)
-            return cast(shard_pb2.PushResponse, reply)
+                reply = await self._upload(shard, channel, frames, mine, timeout_s)
+            else:
+                try:
+                    reply = await self._upload(shard, attached.channel, chunk_frames(header, ()), None, timeout_s)
+                except errors.GoneError:
+                    if self._near.attached(shard) is attached:
+                        await self._near.lost(shard)
+                    return await attempt(timeout_s)
+            targets.still(shard, channel)
+            return reply
 
-        reply = await self._targets.persist(shard, f"to push {facts.name}", attempt, self._targets.nbytes[shard])
-        return shard_pb2.OUTCOME_ACCEPTED if reply.own else reply.outcome
+        reply = await targets.persist(shard, f"to push {facts.name}", attempt, targets.nbytes[shard])
+        outcome = shard_pb2.OUTCOME_ACCEPTED if reply.own else reply.outcome
+        self._counted(shard, facts, read, outcome)
+        return outcome
 
-    async def _upload(self, shard: int, frames: Frames, flow: Flow | None, timeout_s: float) -> shard_pb2.PushResponse:
+    async def _upload(
+        self, shard: int, channel: Channel, frames: Frames, flow: Flow | None, timeout_s: float
+    ) -> shard_pb2.PushResponse:
         if flow is None:
-            reply = await self._targets.channels[shard].upload("Shard.Push", frames, timeout=timeout_s)
+            reply = await channel.upload("Shard.Push", frames, timeout=timeout_s)
             return cast(shard_pb2.PushResponse, reply)
         async with aclosing(flow.keep(shard, each(frames))) as leaving:
-            reply = await self._targets.channels[shard].upload("Shard.Push", leaving, timeout=timeout_s)
+            reply = await channel.upload("Shard.Push", leaving, timeout=timeout_s)
         return cast(shard_pb2.PushResponse, reply)
+
+    # ---- contributions that are counted, and in no version yet
+
+    def _counted(self, shard: int, facts: PushFacts, read: Read, outcome: shard_pb2.Outcome) -> None:
+        """The present server of a shard has answered a push.
+
+        Where names do not determine contributions, the script hears of a duplicate, and such a one must never count.
+        """
+        if isinstance(facts.name, SyncName) and (facts.by_data or outcome == shard_pb2.OUTCOME_ACCEPTED):
+            self._unpublished.counted(facts.nonce, facts.name.step, shard, (facts, read))
+
+    async def exchanged(self, facts: PushFacts, read: Read, channels: Sequence[Channel]) -> None:
+        """The thread that trains has brought a contribution to the servers at the end of ``channels`` (by shard)."""
+        for shard, channel in enumerate(channels):
+            if self._targets.channels[shard] is channel:
+                self._counted(shard, facts, read, shard_pb2.OUTCOME_ACCEPTED)
+            else:
+                self._targets.beside(self._push_again(shard, facts, read))
+
+    def published(self, version: int) -> None:
+        """All shards have published ``version``. From any thread."""
+        self._unpublished.published(version)
+
+    def moved(self, shard: int) -> None:
+        """Another server has this shard: bring the contributions again that the former one had counted."""
+        for facts, read in self._unpublished.moved(shard):
+            self._targets.beside(self._push_again(shard, facts, read))
+
+    async def _push_again(self, shard: int, facts: PushFacts, read: Read) -> None:
+        try:
+            outcome = await self._push_one(shard, facts, read)
+        except errors.ParamServerError as error:
+            log.warning("a contribution did not come again to a shard that moved", what=facts.name, reason=str(error))
+            return
+        log.info("a contribution was brought again to a shard that moved", what=str(facts.name), shard=shard)
+        if outcome == shard_pb2.OUTCOME_DUPLICATE and not facts.by_data:
+            log.warning("another worker's contribution of the same name counts there", what=facts.name, shard=shard)
 
     def push_header(self, shard: int, facts: PushFacts, chunks: int, attached: Attached | None) -> shard_pb2.PushHeader:
         """The header of a contribution. ``chunks`` follow, unless the ``attached`` server reads them in place."""
@@ -159,7 +214,7 @@ class Pushes:
     async def initialize(
         self,
         grant: int,
-        read: Callable[[int], memoryview] | None,
+        read: Read | None,
         state: Callable[[Sequence[Chunk]], list[Part]] | None,
     ) -> None:
         """Upload version 0 to every shard. ``state`` gives the optimizer state that goes with chunks.
@@ -172,6 +227,7 @@ class Pushes:
             states = state(self._targets.plan.chunks_of(shard)) if state is not None else []
 
             async def attempt(timeout_s: float) -> None:
+                channel = self._targets.channels[shard]
                 header = shard_pb2.InitializeHeader(
                     job=self._targets.job,
                     timeline=self._targets.timeline,
@@ -184,7 +240,8 @@ class Pushes:
                 )
                 weights = ((chunk_ref(chunk), read(chunk.index)) for chunk in chunks if read is not None)
                 frames = chunk_frames(header, (*weights, *states))
-                await self._targets.channels[shard].upload("Shard.Initialize", frames, timeout=timeout_s)
+                await channel.upload("Shard.Initialize", frames, timeout=timeout_s)
+                self._targets.still(shard, channel)
 
             nbytes = self._targets.nbytes[shard] + sum(ref.bytes for ref, _ in states)
             await self._targets.persist(shard, "to upload version 0", attempt, nbytes)

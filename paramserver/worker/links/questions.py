@@ -22,20 +22,45 @@ class Questions:
 
     def __init__(self, targets: Targets, near: Near) -> None:
         self._targets, self._near = targets, near
+        # Whether this worker has said that it is idle, and has not asked for weights at a clock since.
+        self._idle = False
+        # Says so to shards that have moved.
+        self._telling: set[asyncio.Task[None]] = set()
 
     async def idle(self) -> None:
         """Tell every shard that this worker has nothing to do."""
+        self._idle = True
+        await asyncio.gather(*(self._say_idle(shard) for shard in range(len(self._targets))))
+
+    async def _say_idle(self, shard: int) -> None:
         targets = self._targets
         request = shard_pb2.IdleRequest(job=targets.job, timeline=targets.timeline, worker=targets.worker())
 
-        async def one(shard: int) -> None:
-            await targets.persist(
-                shard,
-                "to say that this worker is idle",
-                lambda timeout_s: targets.channels[shard].call("Shard.Idle", request, timeout=timeout_s),
-            )
+        async def attempt(timeout_s: float) -> None:
+            channel = targets.channels[shard]
+            await channel.call("Shard.Idle", request, timeout=timeout_s)
+            targets.still(shard, channel)
 
-        await asyncio.gather(*(one(shard) for shard in range(len(targets))))
+        await targets.persist(shard, "to say that this worker is idle", attempt)
+
+    def moved(self, shard: int) -> None:
+        """Another server has this shard, and may believe that this worker is at work: tell it if it is not."""
+        if self._idle:
+            telling = self._targets.beside(self._tell_again(shard))
+            self._telling.add(telling)
+            telling.add_done_callback(self._telling.discard)
+
+    async def _tell_again(self, shard: int) -> None:
+        try:
+            await self._say_idle(shard)
+        except errors.ParamServerError as error:
+            log.info("a server was not told that this worker is idle", shard=shard, reason=str(error))
+
+    async def at_work(self) -> None:
+        """This worker is about to ask for weights at a clock. No shard hears after this that the worker is idle."""
+        self._idle = False
+        if self._telling:
+            await asyncio.wait(self._telling, timeout=self._targets.wait_timeout_s)
 
     async def steal(self, shard: int, request: shard_pb2.StealRequest) -> shard_pb2.StealResponse | None:
         """Ask a server for a slice of the open step; None if it does not answer."""

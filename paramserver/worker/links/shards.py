@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from paramserver.core.layout.plan import Plan
 from paramserver.transport.base import Channel
 from paramserver.worker.gradients.flow_control import FlowControl
 from paramserver.worker.links.near import Near
@@ -22,33 +20,30 @@ if TYPE_CHECKING:
 class ShardLinks:
     """Pushes, pulls, questions, with retries, back-off and a deadline; on one timeline of the job.
 
-    ``names``: by shard, the name of its server. ``worker`` tells this worker's present member number, 0 for a process
-    that is no member. ``rounding``: the type that weights are rounded to on their way here.
+    ``rounding``: the type that weights are rounded to on their way here.
     """
 
-    def __init__(
-        self,
-        channels: Sequence[Channel],
-        names: Sequence[str],
-        plan: Plan,
-        job: str,
-        worker: Callable[[], int],
-        timeline: int = 0,
-        rounding: Cast | None = None,
-        wait_timeout_s: float = 600.0,
-        log_interval_s: float = 5.0,
-    ) -> None:
-        self._targets = Targets(channels, names, plan, job, worker, timeline, wait_timeout_s, log_interval_s)
+    def __init__(self, targets: Targets, rounding: Cast | None = None) -> None:
+        self._targets = targets
         # By shard, the channel to it, and the name of its server.
-        self.channels, self.names = self._targets.channels, self._targets.names
-        flow_control = FlowControl(len(channels), plan.layout.chunk_bytes)
-        self.plan = plan
-        self.timeline = timeline
-        self.near = Near(self._targets)
-        self.pulls = Pulls(self._targets, self.near, flow_control, rounding)
-        self.pushes = Pushes(self._targets, self.near, flow_control)
-        self.questions = Questions(self._targets, self.near)
-        self.states = States(self._targets)
+        self.channels, self.names = targets.channels, targets.names
+        self.plan, self.timeline = targets.plan, targets.timeline
+        flow_control = FlowControl(len(targets), targets.plan.layout.chunk_bytes)
+        self.near = Near(targets)
+        self.questions = Questions(targets, self.near)
+        self.pulls = Pulls(targets, self.near, self.questions, flow_control, rounding)
+        self.pushes = Pushes(targets, self.near, flow_control)
+        self.states = States(targets)
+
+    async def move(self, shard: int, channel: Channel, name: str) -> None:
+        """Another server, called ``name``, has this shard from now on: ``channel`` leads to it.
+
+        Calls under way are made again there. The server is told what the former one knew and it may not know.
+        """
+        self._targets.move(shard, channel, name)
+        self.pushes.moved(shard)
+        self.questions.moved(shard)
+        await self.near.moved(shard)
 
     async def close(self) -> None:
         """Close the channels."""

@@ -12,7 +12,7 @@ from paramserver.transport.shm.segments import PAGE
 from paramserver.worker.flat import FlatSpace
 from paramserver.worker.memory.regions import Region
 from paramserver.worker.memory.shared import SharedMemory
-from paramserver.worker.weights.pulled import Pulled
+from paramserver.worker.weights.pulled import Pulled, Slot
 
 # So many regions are kept with their mappings. Servers use fewer slots while all members keep step.
 _REGIONS = 5
@@ -27,7 +27,7 @@ class _Version:
 
     def __init__(self, region: Region, space: FlatSpace) -> None:
         self.region, self.space = region, space
-        self.slots: dict[int, int | None] = {}
+        self.slots: dict[int, Slot | None] = {}
         self.part = 0
 
     @property
@@ -74,7 +74,7 @@ class InPlace:
         version.slots = slots
         return version.space
 
-    def _find(self, slots: dict[int, int | None]) -> _Version:
+    def _find(self, slots: dict[int, Slot | None]) -> _Version:
         """The region in which these slots are mapped already, else a region that is not in use."""
         index = next((i for i, kept in enumerate(self._kept) if kept.slots == slots), None)
         if index is None and len(self._kept) >= _REGIONS:
@@ -94,21 +94,22 @@ class InPlace:
 
         return _Version(region, FlatSpace(self._plan.layout, torch.device("cpu"), memory=place))
 
-    def _map(self, version: _Version, shard: int, slot: int | None) -> None:
+    def _map(self, version: _Version, shard: int, slot: Slot | None) -> None:
         for run in self._runs:
             if run.shard != shard:
                 continue
             if slot is None:
                 version.region.own(run.start, run.length)
             else:
-                offset = self._arena.slot_start(slot) + run.start
-                version.region.lend(run.start, run.length, self._shared.file(shard), offset)
+                offset = self._arena.slot_start(slot.number) + run.start
+                version.region.lend(run.start, run.length, slot.memory.fd, offset)
 
     def _map_frozen(self, results: Sequence[Pulled]) -> None:
         self._frozen = Region(max(PAGE, self._arena.frozen_bytes))
         for run in self._frozen_runs:
-            if results[run.shard].slot is not None:
-                self._frozen.lend(run.start, run.length, self._shared.file(run.shard), run.start)
+            slot = results[run.shard].slot
+            if slot is not None:
+                self._frozen.lend(run.start, run.length, slot.memory.fd, run.start)
         for result in results:
             self._write(self._frozen, result, frozen=True)
 

@@ -30,7 +30,7 @@ class Places:
         self.pool = PartialSumPool(layout, space.device, inbox if self.mover is None else no_space)
 
     def installed(self, version: int) -> None:
-        """All shards have published ``version``: servers read no contributions of earlier steps any more."""
+        """All shards have published ``version``: nobody needs contributions of earlier steps any more."""
         self.pool.installed(version)
         if self.staging is not None:
             self.staging.pool.installed(version)

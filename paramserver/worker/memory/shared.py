@@ -6,6 +6,7 @@ worker maps. What a server says goes over its channel as always, without the byt
 
 from __future__ import annotations
 
+import os
 import socket
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,17 +20,19 @@ from paramserver.transport.shm.meeting import Meeting
 from paramserver.transport.shm.segments import PAGE, Foreign, available
 from paramserver.v1 import shard_pb2
 from paramserver.worker.memory.inbox import Inbox
+from paramserver.worker.weights.pulled import Slot
 
 
 @dataclass(frozen=True, slots=True)
 class Attached:
     """A server that shares memory: its number for this worker (a member of that time), its weights, the ways to it.
 
-    ``direct``: for the thread that trains.
+    ``main``: the channel over which this worker has attached. ``direct``: for the thread that trains.
     """
 
     number: int
     worker: int
+    main: Channel
     weights: Foreign
     channel: Neighbour
     direct: DirectLine
@@ -46,8 +49,10 @@ class SharedMemory:
         self.inbox = Inbox(self.arena)
         self._digest = plan.layout.digest
         self._attached: dict[int, Attached] = {}
+        # By shard: as which member, and over which channel, its server was last asked to share memory.
+        self._asked: dict[int, tuple[int, Channel]] = {}
         # By shard, the slots that the weights at hand lie in; empty if they are copied.
-        self.reading: dict[int, int] = {}
+        self.reading: dict[int, Slot] = {}
         # False: the weights are read where they are.
         self.copies = True
 
@@ -73,13 +78,14 @@ class SharedMemory:
                 inbox_bytes=self.inbox.memory.nbytes,
             )
             reply = cast(shard_pb2.AttachResponse, await channel.call("Shard.Attach", request, timeout=timeout_s))
+            self._asked[shard] = worker, channel
             if not reply.attachment:
                 return reply.refusal
             weights_fd, line_fd, direct_fd = meeting.swap(self.inbox.memory.reading_fd, take=3)
             with ExitStack() as unless_well:
                 line = unless_well.enter_context(socket.socket(fileno=line_fd))
                 direct = unless_well.enter_context(socket.socket(fileno=direct_fd))
-                weights = Foreign(weights_fd, reply.weights_bytes)
+                weights = self._known(shard, Foreign(weights_fd, reply.weights_bytes))
                 if (reply.weights_bytes - self.arena.frozen_bytes) % self.arena.slot_bytes:
                     return "it lays its memory out differently"
                 unless_well.pop_all()
@@ -87,18 +93,24 @@ class SharedMemory:
             return f"no memory could be exchanged with it: {error}"
         finally:
             meeting.close()
-        self._attached[shard] = Attached(reply.attachment, worker, weights, channel.beside(line), DirectLine(direct))
+        ways = channel.beside(line), DirectLine(direct)
+        self._attached[shard] = Attached(reply.attachment, worker, channel, weights, *ways)
         return ""
 
-    def attached(self, shard: int, worker: int) -> Attached | None:
-        """The server, if it shares memory with this worker under the present member number."""
-        found = self._attached.get(shard)
-        return found if found is not None and found.worker == worker else None
+    def _known(self, shard: int, weights: Foreign) -> Foreign:
+        """The memory that the weights at hand lie in, if ``weights`` is the same file: the server is the same one."""
+        slot = self.reading.get(shard)
+        same = slot is not None and os.path.sameopenfile(slot.memory.fd, weights.fd)
+        return slot.memory if slot is not None and same else weights
 
-    def outdated(self, shard: int, worker: int) -> bool:
-        """Whether the server shares memory with this worker under an earlier member number only."""
+    def attached(self, shard: int, worker: int, channel: Channel) -> Attached | None:
+        """The server at the end of ``channel``, if it shares memory with this worker under this member number."""
         found = self._attached.get(shard)
-        return found is not None and found.worker != worker
+        return found if found is not None and (found.worker, found.main) == (worker, channel) else None
+
+    def outdated(self, shard: int, worker: int, channel: Channel) -> bool:
+        """Whether this server has not been asked yet to share memory with this worker under this member number."""
+        return self._asked.get(shard) != (worker, channel)
 
     async def lost(self, shard: int) -> None:
         """The server shares no memory with this worker any more."""
@@ -117,31 +129,24 @@ class SharedMemory:
         """From now on the weights are read where they are, and not copied."""
         self.copies = False
 
-    def question(self, shard: int, worker: int) -> shard_pb2.SharedPull | None:
-        """The part of a pull about shared memory; None: the server has to send the bytes."""
-        attached = self.attached(shard, worker)
-        if attached is None:
-            return None
-        reading = [self.reading[shard]] if shard in self.reading else []
+    def question(self, shard: int, attached: Attached) -> shard_pb2.SharedPull:
+        """The part of a pull about shared memory. A server does not hear of slots of a former server of the shard."""
+        slot = self.reading.get(shard)
+        reading = [slot.number] if slot is not None and slot.memory is attached.weights else []
         return shard_pb2.SharedPull(attachment=attached.number, reading=reading)
 
-    def chunks(self, shard: int, slot: int, frozen: bool) -> dict[int, memoryview]:
+    def chunks(self, shard: int, slot: Slot, frozen: bool) -> dict[int, memoryview]:
         """The chunks of a version that lies in a slot, if they have to be copied. ``frozen``: also frozen chunks."""
         return self.chunks_in(shard, slot, frozen) if self.copies else {}
 
-    def chunks_in(self, shard: int, slot: int, frozen: bool = False) -> dict[int, memoryview]:
+    def chunks_in(self, shard: int, slot: Slot, frozen: bool = False) -> dict[int, memoryview]:
         """The chunks of a version that lies in a slot. ``frozen``: also frozen chunks."""
-        weights = self._attached[shard].weights
         found = {}
         for chunk in self.plan.chunks_of(shard):
             if frozen or chunk.kind is not Kind.FROZEN:
-                start = self.arena.in_weights(chunk, slot)
-                found[chunk.index] = weights.view[start : start + chunk.nbytes]
+                start = self.arena.in_weights(chunk, slot.number)
+                found[chunk.index] = slot.memory.view[start : start + chunk.nbytes]
         return found
-
-    def file(self, shard: int) -> int:
-        """The descriptor of a server's weights."""
-        return self._attached[shard].weights.fd
 
     async def close(self) -> None:
         """Share nothing any more; memory that is mapped stays until no tensor uses it."""

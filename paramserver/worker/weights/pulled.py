@@ -13,10 +13,19 @@ from paramserver.core.layout.plan import Kind, Plan
 from paramserver.core.versions.consistency import Consistency
 from paramserver.tensors.codec import Ref
 from paramserver.tensors.dtypes import wire_dtype
+from paramserver.transport.shm.segments import Foreign
 from paramserver.v1 import shard_pb2
 from paramserver.wire.messages import consistency_from_proto
 from paramserver.worker.weights import rest as rests
 from paramserver.worker.weights.rest import Rest
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The slot ``number`` of a server's weights. ``memory`` stays readable after the server has gone."""
+
+    memory: Foreign
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +41,7 @@ class Pulled:
     # Slices of the previous step that were given to other workers than their owners; server 0 knows.
     taken: frozenset[int] = frozenset()
     # Where the weights lie in memory shared with the server, if they do.
-    slot: int | None = None
+    slot: Slot | None = None
     # The chunks still to come, if the caller accepts that; then ``chunks`` are the chunks that have come.
     rest: Rest | None = None
     # A digest of the contributions that the version holds.
@@ -77,7 +86,9 @@ def merge(results: Sequence[Pulled]) -> Mapping[int, memoryview]:
     return chunks
 
 
-def pulled_of(header: shard_pb2.PullHeader, chunks: dict[int, memoryview], rest: Rest | None = None) -> Pulled:
+def pulled_of(
+    header: shard_pb2.PullHeader, chunks: dict[int, memoryview], rest: Rest | None = None, slot: Slot | None = None
+) -> Pulled:
     """The answer to a pull."""
     return Pulled(
         header.version,
@@ -87,7 +98,7 @@ def pulled_of(header: shard_pb2.PullHeader, chunks: dict[int, memoryview], rest:
         chunks,
         header.schedule,
         frozenset(header.taken),
-        header.slot if header.HasField("slot") else None,
+        slot,
         rest,
         header.counted,
     )

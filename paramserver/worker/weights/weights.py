@@ -106,6 +106,7 @@ class Weights:
         self.version = min(self.versions)
         kept = all(result.slot is None and result.rest is None for result in results)
         self._received = results if kept and not self._modes.together else []
+        self._shards.links.pushes.published(self.version)
         self._places.installed(self.version)
         self.skipped = max(result.skipped for result in results)
         self.taken = results[0].taken

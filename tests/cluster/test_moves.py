@@ -1,0 +1,187 @@
+"""A shard moves to another server on the same timeline: workers go on there, with the same bits and counts."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paramserver.worker.context import Context
+from paramserver.worker.gradients import early
+from paramserver.worker.links import exchange
+from tests.support.cluster import small_job
+from tests.support.cluster.early import OPTIONS, script
+from tests.support.cluster.harness import Cluster, Outcome, at_once, recorded, train, until
+from tests.support.cluster.moving import Moving, computed_once, pushed_again
+from tests.support.cluster.programs import LedgerProgram, Program, adamw, dataset, network
+from tests.support.cluster.small_job import SLICES, calm
+from tests.support.failover.ledger import BATCH, CELLS, PER_EPOCH, counted_once
+
+PAGES = {"training__chunk_bytes": 16384}
+# A worker that waits for what never comes ends the test with a sentence.
+WAIT_S = 8.0
+
+
+def with_losses(
+    program: Program,
+    losses: list[tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
+    settings: Any = None,
+    **options: Any,
+) -> tuple[Outcome, Moving]:
+    """Train while servers die with what they have counted of these steps: (shard, step)."""
+    options = {"workers": 3, "servers": 2, "slices_per_step": SLICES, "wait_timeout_s": WAIT_S, **options}
+    with Cluster(**options) as cluster, monkeypatch.context() as patch:
+        moving = Moving(cluster, patch)
+        for shard, step in losses:
+            moving.lose(shard, step)
+        for _ in range(options["workers"]):
+            cluster.start(program, settings)
+        for shard, step in losses:
+            moving.loss(shard, step, options["workers"])
+        cluster.join()
+        outcome = cluster.outcome()
+    assert {(shard, name.step) for shard, name, _ in moving.lost} == {*losses}
+    return outcome, moving
+
+
+@pytest.mark.parametrize("transport", ["grpc", "shm"])
+def test_contributions_that_die_with_a_server_are_brought_again(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome, moving = with_losses(small_job.program(), [(0, 2), (1, 5)], monkeypatch, transport=transport)
+    calm(outcome)
+    # On one host, the call that pushes and pulls breaks; then the contribution is pushed as another one of its name.
+    assert pushed_again(moving) if transport == "grpc" else computed_once(moving)
+
+
+def test_contributions_of_the_thread_that_trains_are_brought_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "MOST_S", 0.0)
+    program = Program(dataset(48), 8, model=lambda: network(hidden=1500))
+    quiet = train(program, workers=2, servers=2, settings=PAGES).digests
+    options = {"workers": 2, "slices_per_step": 2, "transport": "shm", "settings": PAGES}
+    outcome, moving = with_losses(program, [(0, 1), (1, 3)], monkeypatch, **options)
+    assert outcome.digests == quiet
+    assert pushed_again(moving)
+
+
+def test_compressed_contributions_are_brought_again_byte_by_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"training__push_compression": "int8", "training__chunk_bytes": 832}
+    quiet = train(script(), 2, 2, settings, slices_per_step=SLICES).digests
+    outcome, moving = with_losses(script(), [(0, 1), (1, 2)], monkeypatch, settings, workers=2)
+    assert outcome.digests == quiet
+    assert pushed_again(moving)
+
+
+def test_contributions_that_left_early_are_brought_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early, "LEAST_BYTES", 0)
+    options = {**OPTIONS, "slices_per_step": 2}
+    quiet = train(script(), **options).digests
+    outcome, moving = with_losses(script(), [(0, 3), (1, 4)], monkeypatch, **options)
+    assert outcome.digests == quiet
+    assert pushed_again(moving)
+
+
+@pytest.mark.parametrize("transport", ["grpc", "shm"])
+@pytest.mark.parametrize("hidden", [37, 1500])
+def test_moves_at_any_moment(hidden: int, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The former server's contributions are there: what is brought again is a duplicate."""
+
+    def each(ctx: Context, slices: int) -> None:
+        if slices % 2:
+            moving.move((ctx.rank + slices // 2) % 2)
+
+    program = Program(dataset(107), 8, 2, lambda: network(norm=True, hidden=hidden), adamw)
+    settings = PAGES if hidden == 1500 else {}
+    quiet = train(program, 3, 2, settings, slices_per_step=SLICES).digests
+    program.each = each
+    with Cluster(3, 2, slices_per_step=SLICES, transport=transport, wait_timeout_s=WAIT_S) as cluster:
+        moving = Moving(cluster, monkeypatch)
+        outcome = cluster.train(program, settings)
+        kinds = {worker.context.engine.shards.links.near.kind for worker in cluster.workers if worker.context}
+    assert moving.moves.total() >= 6
+    assert outcome.digests == quiet
+    assert outcome.summary["contributions_applied"] == 28
+    assert kinds <= ({"shm", "shm+memory"} if transport == "shm" else {"memory"})
+
+
+@pytest.mark.parametrize("transport", ["grpc", "shm"])
+def test_asynchronous_slices_count_once(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def each(ctx: Context, slices: int) -> None:
+        if slices % 3 == 1:
+            moving.move((ctx.rank + slices // 3) % 2)
+
+    epochs = 2
+    with recorded() as log, Cluster(3, 2, "async", transport=transport, wait_timeout_s=WAIT_S) as cluster:
+        moving = Moving(cluster, monkeypatch)
+        outcome = cluster.train(LedgerProgram(CELLS, BATCH, epochs, each), {"training__chunk_bytes": 64})
+    assert moving.moves.total() >= 6
+    counted_once(log, epochs)
+    assert outcome.summary["contributions_applied"] == PER_EPOCH * epochs
+
+
+@pytest.mark.parametrize("transport", ["grpc", "shm"])
+def test_a_worker_that_is_idle_says_so_to_the_next_server(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which may believe that the worker is at work, and would have all others wait for it."""
+    holder: list[int] = []
+    with Cluster(2, 1, "async", 0, transport=transport, wait_timeout_s=WAIT_S) as cluster:
+        moving = Moving(cluster, monkeypatch)
+
+        def others() -> list[int]:
+            workers = cluster.job.coordinator.job.worker_infos()
+            return [worker.member for worker in workers if worker.member not in holder]
+
+        def alone() -> bool:
+            return len(others()) == 1 and [*moving.running(0).state.clocks] == holder
+
+        def each(ctx: Context, slices: int) -> None:
+            if not holder:  # it has the only slice
+                holder.append(ctx.engine.member.session.member)
+                until("the other worker is idle", alone)
+                moving.move(0, others())
+
+        outcome = cluster.train(LedgerProgram(2, 2, 1, each))
+    assert outcome.summary["contributions_applied"] == 1
+
+
+def test_clients_and_readers_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that becomes a worker after it has looked on."""
+    with Cluster(1, 2, wait_timeout_s=WAIT_S) as cluster:
+        moving = Moving(cluster, monkeypatch)
+        client = cluster.client(0)
+        client.init({"w": np.zeros(64, np.float32)})
+        reader = cluster.reader()
+        total = 0.0
+        for shard in (0, 1, 0):
+            assert reader.pull()["w"].tolist() == [total] * 64
+            moving.move(shard)
+            client.push({"w": np.ones(64, np.float32)})
+            total += 1.0
+        assert reader.pull()["w"].tolist() == [total] * 64
+        client.close()
+        reader.push({"w": np.ones(64, np.float32)})
+        moving.move(1)
+        assert reader.pull()["w"].tolist() == [total + 1] * 64
+        reader.push({"w": np.ones(64, np.float32)})
+        reader.close()
+
+
+def test_contributions_without_a_data_set_are_brought_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else could compute them. The accounts of the job hold."""
+    with Cluster(2, 1, wait_timeout_s=WAIT_S) as cluster:
+        moving = Moving(cluster, monkeypatch)
+        clients = [cluster.client(index) for index in range(2)]
+        at_once(cluster, *(partial(client.init, {"w": np.zeros(8, np.float32)}) for client in clients))
+        moving.lose(0, 1)
+        for step in range(3):
+            pushes = [partial(client.push, {"w": np.ones(8, np.float32)}) for client in clients]
+            loss = [partial(moving.loss, 0, 1, 2)] if step == 1 else []
+            assert at_once(cluster, *pushes, *loss)[:2] == [step + 1] * 2
+        assert clients[0].pull()["w"].tolist() == [6.0] * 8
+        for client in clients:
+            client.close()
+        assert cluster.outcome().summary["contributions_applied"] == 6
+    assert len(moving.lost) == 2
+    assert pushed_again(moving)
