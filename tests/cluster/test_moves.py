@@ -21,10 +21,10 @@ from paramserver.worker.memory.shared import SharedMemory
 from tests.support.cluster import small_job
 from tests.support.cluster.early import OPTIONS, script
 from tests.support.cluster.harness import Cluster, Outcome, at_once, recorded, train, until
-from tests.support.cluster.moving import Moving, computed_once, pushed_again
 from tests.support.cluster.programs import LedgerProgram, Program, adamw, dataset, model_of, network
 from tests.support.cluster.small_job import SLICES, calm
 from tests.support.failover.ledger import BATCH, CELLS, PER_EPOCH, counted_once
+from tests.support.failover.moving import Moving, computed_once, pushed_again
 
 PAGES = {"training__chunk_bytes": 16384}
 # A worker that waits for what never comes ends the test with a sentence.
