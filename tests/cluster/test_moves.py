@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import weakref
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from paramserver.transport.base import Channel
+from paramserver.transport.shm.segments import Foreign
 from paramserver.worker.context import Context
 from paramserver.worker.gradients import early
-from paramserver.worker.links import exchange
+from paramserver.worker.links import ShardLinks, exchange
+from paramserver.worker.memory.shared import SharedMemory
 from tests.support.cluster import small_job
 from tests.support.cluster.early import OPTIONS, script
 from tests.support.cluster.harness import Cluster, Outcome, at_once, recorded, train, until
-from tests.support.cluster.moving import Moving, computed_once, pushed_again
-from tests.support.cluster.programs import LedgerProgram, Program, adamw, dataset, network
+from tests.support.cluster.programs import LedgerProgram, Program, adamw, dataset, model_of, network
 from tests.support.cluster.small_job import SLICES, calm
 from tests.support.failover.ledger import BATCH, CELLS, PER_EPOCH, counted_once
+from tests.support.failover.moving import Moving, computed_once, pushed_again
 
 PAGES = {"training__chunk_bytes": 16384}
 # A worker that waits for what never comes ends the test with a sentence.
@@ -43,7 +50,7 @@ def with_losses(
             moving.loss(shard, step, options["workers"])
         cluster.join()
         outcome = cluster.outcome()
-    assert {(shard, name.step) for shard, name, _ in moving.lost} == {*losses}
+    assert moving.lost_steps() == {*losses}
     return outcome, moving
 
 
@@ -134,7 +141,7 @@ def test_a_worker_that_is_idle_says_so_to_the_next_server(transport: str, monkey
             return [worker.member for worker in workers if worker.member not in holder]
 
         def alone() -> bool:
-            return len(others()) == 1 and [*moving.running(0).state.clocks] == holder
+            return {*others()} == {*moving.idle} and [*moving.running(0).state.clocks] == holder
 
         def each(ctx: Context, slices: int) -> None:
             if not holder:  # it has the only slice
@@ -143,6 +150,7 @@ def test_a_worker_that_is_idle_says_so_to_the_next_server(transport: str, monkey
                 moving.move(0, others())
 
         outcome = cluster.train(LedgerProgram(2, 2, 1, each))
+        assert len(moving.idle) >= 2
     assert outcome.summary["contributions_applied"] == 1
 
 
@@ -185,3 +193,91 @@ def test_contributions_without_a_data_set_are_brought_again(monkeypatch: pytest.
         assert cluster.outcome().summary["contributions_applied"] == 6
     assert len(moving.lost) == 2
     assert pushed_again(moving)
+
+
+@pytest.mark.parametrize("where", ["on this host", "elsewhere", "there and back"])
+def test_weights_that_lie_in_memory_of_servers_that_are_gone(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With frozen weights, buffers, and writes of the script, which the worker looks up in the weights at hand."""
+    attach = SharedMemory.attach
+
+    async def refusing(self: SharedMemory, shard: int, channel: Channel, *about: Any) -> str:
+        moves = moving.moves[shard]
+        if moves and (where == "elsewhere" or (where == "there and back" and moves % 2)):
+            return "it is on another host"
+        return await attach(self, shard, channel, *about)
+
+    def each(ctx: Context, slices: int) -> None:
+        for parameter in model_of(ctx).parameters():
+            with torch.no_grad():  # what is put back is no change
+                mine = parameter.detach().clone()
+                parameter.data.zero_()
+                parameter.data.copy_(mine)
+        if moves and slices in (1, 2, 4):
+            moving.move((ctx.rank + slices) % 2)
+        near = ctx.engine.shards.links.near
+        if slices == 0:
+            first.extend(weakref.ref(found.weights) for shard in (0, 1) if (found := near.attached(shard)))
+        if slices == 10:
+            gc.collect()
+            left.append(sum(weights() is not None for weights in first))
+
+    def second_layer(parameters: Any) -> torch.optim.Optimizer:
+        return adamw([*parameters][2:])
+
+    program = Program(dataset(48), 8, 4, lambda: network(hidden=1500, norm=True), second_layer, each=each)
+    first: list[weakref.ref[Foreign]] = []
+    left: list[int] = []
+    moves = False
+    quiet = train(program, 2, 2, PAGES).digests
+    moves = True
+    monkeypatch.setattr(SharedMemory, "attach", refusing)
+    with Cluster(2, 2, transport="shm", wait_timeout_s=WAIT_S) as cluster:
+        moving = Moving(cluster, monkeypatch)
+        outcome = cluster.train(program, PAGES)
+        kinds = {worker.context.engine.shards.links.near.kind for worker in cluster.workers if worker.context}
+    assert min(moving.moves.values()) >= 2
+    assert outcome.digests == quiet
+    assert left[2:] == [0, 0] if where != "elsewhere" else True, "memory of servers that are gone is let go"
+    assert kinds == {"on this host": {"shm"}, "elsewhere": {"memory"}}.get(where, kinds)
+
+
+def test_memory_of_a_contribution_is_not_used_again_before_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker has two contributions in a step, whose bytes are those of its memory: int8 leaves float64 alone."""
+    program = Program(dataset(64, torch.float64), 8, 1, lambda: network(dtype=torch.float64), adamw)
+    settings = {"training__push_compression": "int8"}
+    options = {"workers": 1, "servers": 1, "slices_per_step": 2}
+    quiet = train(program, settings=settings, **options).digests
+    outcome, moving = with_losses(program, [(0, 1), (0, 2)], monkeypatch, settings, **options)
+    assert len(moving.lost) == 4
+    assert outcome.digests == quiet
+    assert pushed_again(moving)
+
+
+def test_a_shard_moves_while_a_worker_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has attached to the former server, and not to the others yet."""
+    attach, move = SharedMemory.attach, ShardLinks.move
+    moved: list[int] = []
+
+    async def attached(self: SharedMemory, shard: int, *about: Any) -> str:
+        refusal = await attach(self, shard, *about)
+        if shard == 0 and not moving.moves:
+            await asyncio.to_thread(moving.move, 0)
+            async with asyncio.timeout(WAIT_S):
+                while not moved:
+                    await asyncio.sleep(0.001)
+        return refusal
+
+    async def follows(self: ShardLinks, shard: int, *about: Any) -> None:
+        await move(self, shard, *about)
+        moved.append(shard)
+
+    program = Program(dataset(48), 8, 1, lambda: network(hidden=1500, norm=True), adamw)
+    quiet = train(program, 1, 2, PAGES).digests
+    monkeypatch.setattr(SharedMemory, "attach", attached)
+    monkeypatch.setattr(ShardLinks, "move", follows)
+    with Cluster(1, 2, transport="shm", wait_timeout_s=WAIT_S) as cluster:
+        moving = Moving(cluster, monkeypatch)
+        outcome = cluster.train(program, PAGES)
+        kinds = {worker.context.engine.shards.links.near.kind for worker in cluster.workers if worker.context}
+    assert outcome.digests == quiet
+    assert kinds == {"shm"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -29,6 +29,11 @@ class _Version:
         self.region, self.space = region, space
         self.slots: dict[int, Slot | None] = {}
         self.part = 0
+
+    def gone(self, slots: Mapping[int, Slot | None]) -> bool:
+        """Whether a shard of it lies in memory of another server than the one of ``slots``."""
+        pairs = ((old, slots[shard]) for shard, old in self.slots.items())
+        return any(old is not None and (new is None or new.memory is not old.memory) for old, new in pairs)
 
     @property
     def private(self) -> bool:
@@ -75,8 +80,13 @@ class InPlace:
         return version.space
 
     def _find(self, slots: dict[int, Slot | None]) -> _Version:
-        """The region in which these slots are mapped already, else a region that is not in use."""
+        """The region in which these slots are mapped already, else a region that is not in use.
+
+        Memory of a server that is gone ends with the last region that shows it, so these regions are used first.
+        """
         index = next((i for i, kept in enumerate(self._kept) if kept.slots == slots), None)
+        if index is None:  # the last one is at hand
+            index = next((i for i, kept in enumerate(self._kept[:-1]) if kept.gone(slots)), None)
         if index is None and len(self._kept) >= _REGIONS:
             index = 0
         version = self._kept.pop(index) if index is not None else self._make()

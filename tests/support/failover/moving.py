@@ -38,9 +38,11 @@ class Moving:
         self.lost: list[tuple[int, SyncName, int]] = []
         # Contributions that came to a shard after it had moved.
         self.brought: list[tuple[int, SyncName, int]] = []
+        # Members that have said to a shard that they are idle.
+        self.idle: list[int] = []
         self._loses: set[tuple[int, int]] = set()
         self._tell(monkeypatch)
-        self._lose(monkeypatch)
+        self._look(monkeypatch)
         self._tasks: set[asyncio.Task[object]] = set()
         for shard in range(len(cluster.job.servers)):
             self._serve(shard)
@@ -58,7 +60,7 @@ class Moving:
 
         monkeypatch.setattr(Job, "view", moved)
 
-    def _lose(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _look(self, monkeypatch: pytest.MonkeyPatch) -> None:
         count = Contributions.count
 
         async def counted(
@@ -80,6 +82,13 @@ class Moving:
             return await count(contributions, shard, contribution, header, nbytes)
 
         monkeypatch.setattr(Contributions, "count", counted)
+        idle = Contributions.idle
+
+        async def heard(contributions: Contributions, request: shard_pb2.IdleRequest) -> shard_pb2.IdleResponse:
+            self.idle.append(request.worker)
+            return await idle(contributions, request)
+
+        monkeypatch.setattr(Contributions, "idle", heard)
 
     def _place(self, shard: int) -> str:
         return f"place-{shard}-{self.moves[shard]}"
@@ -93,6 +102,10 @@ class Moving:
         assert found is not None
         return found
 
+    def lost_steps(self) -> set[tuple[int, int]]:
+        """(shard, step) of all contributions that were lost."""
+        return {(shard, name.step) for shard, name, _ in self.lost}
+
     # ---- what happens to a shard
 
     def lose(self, shard: int, step: int) -> None:
@@ -104,7 +117,7 @@ class Moving:
         until(
             f"{workers} workers that wait for shard {shard} in step {step}",
             lambda: (
-                any(index == shard and name.step == step for index, name, _ in self.lost)
+                (shard, step) in self.lost_steps()
                 and self._cluster.call_in_loop(lambda: self.running(shard).state.parked) >= workers
             ),
         )
@@ -124,7 +137,7 @@ class Moving:
 
         def go() -> None:
             self.moves[shard] += 1
-            self._loses = {(index, step) for index, step in self._loses if index != shard}
+            self._loses.difference_update({one for one in self.lost_steps() if one[0] == shard})
             running = self.running(shard)
             former, running.sharing = running.sharing, Sharing(running.plan, shard)
             for version in running.versions.values():
