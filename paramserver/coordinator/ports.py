@@ -104,6 +104,9 @@ class Replicating(Protocol):
     def begin(self) -> None:
         """All primaries have published a version: make backups of all shards."""
 
+    def wake(self) -> None:
+        """Tell servers the newest placement in the background."""
+
     async def all_whole(self) -> None:
         """Wait until each backup has all of its shard, or is gone."""
 

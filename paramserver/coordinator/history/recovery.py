@@ -157,6 +157,7 @@ class Recovery:
             return
         self.under_way = False
         job.keeping.wake()  # members may have come or gone meanwhile
+        job.replication.wake()
         if job.life.phase is Phase.RUNNING:
             job.mode_change.bring_back()
 

@@ -102,7 +102,8 @@ async def take_over(
             raise errors.UnavailableError("a server did not hear of the new coordinator")
         if published:
             await job.registry.publish()
-        members = [member for member in members if member not in gone]
+        left = {server.ident for server in gone}
+        members = [member for member in members if member.ident not in left]
         stats, lost, strayed, gone = await _ask_servers(job, record, patience_s, newcomers)
         if lost or strayed or gone:
             raise errors.UnavailableError(f"{', '.join(_names([*lost, *gone]))} was lost just now")
@@ -206,7 +207,7 @@ async def _ask_servers(
         covered = bool(silent) and all(job.holders.covered(server.index, there) for server in silent)
         if covered and time.monotonic() - began > _UNREACHABLE_S:
             return found, [], answers.strayed, silent
-        if silent and job.checkpoints.place is not None and newcomers() >= len(silent):
+        if not covered and silent and job.checkpoints.place is not None and newcomers() >= len(silent):
             return found, silent, answers.strayed, []
         names = ", ".join(f"{server.name} at {server.address}" for server in silent) or "servers that never joined"
         if job.checkpoints.place is None and newcomers() >= record.expected_servers:

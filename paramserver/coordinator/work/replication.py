@@ -120,11 +120,12 @@ class Replication:
     def server_gone(self, member: Member) -> bool:
         """A server is a member no more. True if other servers have all of its shards, and have taken its place."""
         present = self._present()
-        covered = self._begun and self.holders.covered(member.index, present)
+        counts = self._begun and not self._job.given_up
+        covered = counts and self.holders.covered(member.index, present)
         self._told.pop(member.ident, None)
         for key in [key for key in self._configured if key[1] == member.ident]:
             del self._configured[key]
-        if self._begun and not self._job.given_up:
+        if counts:
             self._handle(ServerGone(member.index, present))
             self._lacks_since = time.monotonic()
         return covered
@@ -164,7 +165,7 @@ class Replication:
         if not self._begun:
             self._begun = True
             self.server_there()
-            self._wake()
+            self.wake()
 
     async def take_over(self, gone: Sequence[Member]) -> None:
         """Go on from an earlier coordinator. The servers ``gone`` do not answer, and others have their shards.
@@ -192,14 +193,15 @@ class Replication:
             self._say(effect)
         if self.holders.number != number:
             self._job.write_down()
-            self._wake()
+            self.wake()
             self._job.tasks.begin(self._job.changes.notify())
 
     def _say(self, effect: Effect) -> None:
         if isinstance(effect, Promote):
             log.warning("a backup takes the place of a primary that is gone", shard=effect.shard, server=effect.server)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Tell servers the newest placement in the background, each of them until it has heard of it."""
         for server in self._job.members.of(Role.SERVER):
             task = self._tasks.get(server.ident)
             if self._lacks(server) and (task is None or task.done()):
@@ -242,7 +244,7 @@ class Replication:
             self._configured[shard, server.ident] = backup.since
             if (primary := self._member(held.primary)) is not None:  # it may bring the shard now
                 self._told.pop(primary.ident, None)
-                self._wake()
+                self.wake()
 
     async def _tell(self, server: Member) -> None:
         """Tell a server of which shards it is the primary, and which backups these have."""

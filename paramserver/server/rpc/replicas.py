@@ -111,7 +111,7 @@ class Replicas:
             shard.copies.following.here(header.version)
 
             def load() -> Mapping[int, ChunkState]:
-                return brought.load(header.states, shard.hypers.first)
+                return brought.load(header.states, shard.hypers.first, upload.chunks)
 
             shard.copies.following.take(upload.chunks, await shard.arithmetic(load))
             if header.HasField("facts"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from paramserver.core.layout.hypers import RULES, Hypers
 from paramserver.core.layout.plan import Piece
@@ -55,15 +55,17 @@ class BroughtState:
         self._seen.add(name)
         self._entries.setdefault(ref.tensor, []).append((ref.tensor, ref.key, ref.start, values, ref.scalar))
 
-    def load(self, announced: int, groups: Sequence[Hypers]) -> dict[int, ChunkState]:
-        """The state of all chunks that were brought any, by chunk.
+    def load(
+        self, announced: int, groups: Sequence[Hypers], chunks: Iterable[int] | None = None
+    ) -> dict[int, ChunkState]:
+        """The state of all chunks that were brought any, or of these ``chunks``, by chunk.
 
         ``groups``: the hyper-parameters, which say what state there must be. Raises ProtocolError if some is missing.
         """
         if announced != len(self._seen):
             raise ProtocolError(f"the stream announces {announced} pieces of state, but {len(self._seen)} came")
         made: dict[int, ChunkState] = {}
-        for index in self._tensors.states:
+        for index in self._tensors.states if chunks is None else self._tensors.states.keys() & set(chunks):
             chunk = self._tensors.layout.chunks[index]
             entries = [entry for piece in chunk.pieces for entry in self._entries.get(piece.tensor, ())]
             if entries:

@@ -241,7 +241,7 @@ class Orders(Commands):
             configure = request.configure
             version = int(json.loads(request.manifest)["version"])
             self.timelines.append((address, configure.term, configure.timeline, version))
-        elif isinstance(request, shard_pb2.ConfigureRequest) and request.anew:
+        elif isinstance(request, shard_pb2.ConfigureRequest) and request.anew and not request.backup:
             self.timelines.append((address, request.term, request.timeline, -1))
 
     def begun_with(self) -> int:
