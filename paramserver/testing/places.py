@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Place:
     """One place. ``role`` reaches it; ``steps``: it says on which step; ``error``: what an error there means.
 
-    ``when``: what has happened by then, for the documentation.
+    ``when``: what has happened by then, for the documentation. ``replicas``: only shards with backups come there.
     """
 
     role: str
@@ -18,6 +18,7 @@ class Place:
     steps: bool = True
     # "": an error makes no sense there, since nobody asks again.
     error: str = ""
+    replicas: bool = False
 
 
 _ASKED_AGAIN = "the caller asks again"
@@ -34,6 +35,13 @@ PLACES: Mapping[str, Place] = {
     "apply.after_weights_before_opt": Place("server", "weights and state of one chunk are new, nothing is published"),
     "commit.before_log": Place("server", "the next version is about to be published"),
     "commit.after_log_before_reply": Place("server", "it is published, and nobody has been told"),
+    "forward.before": Place("server", "a primary is about to send a version to its backups", replicas=True),
+    "forward.received": Place("server", "a backup has received it, and not answered", replicas=True),
+    "forward.before_ack": Place("server", "a primary is about to wait for its backups", replicas=True),
+    "forward.after_ack": Place("server", "all backups have answered, nothing is published", replicas=True),
+    "promote.before": Place("server", "a backup is about to become the primary", replicas=True),
+    "promote.after": Place("server", "a backup has become the primary", replicas=True),
+    "catch_up.after_chunks": Place("server", "a new backup has got some chunks of its shard", replicas=True),
     "reply.drop": Place("server", "a contribution is counted, the answer not sent", error=_ASKED_AGAIN),
     "ckpt.tmp_open": Place("server", "the temporary file is open", error=_STORAGE),
     "ckpt.mid_write": Place("server", "a part of it is written", error=_STORAGE),

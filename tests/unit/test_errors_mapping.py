@@ -196,7 +196,7 @@ def test_the_kinds_of_methods_follow_from_the_protos() -> None:
     for name, method in METHODS.items():
         assert name == method.name
         kinds[method.kind].append(name)
-    assert kinds[MethodKind.UPLOAD] == ["Shard.Initialize", "Shard.Push"]
+    assert kinds[MethodKind.UPLOAD] == ["Shard.Initialize", "Shard.Push", "Shard.Forward", "Shard.CatchUp"]
     assert kinds[MethodKind.DOWNLOAD] == ["Shard.Pull", "Shard.Export", "Shard.Copied"]
     assert kinds[MethodKind.SESSION] == ["Coordinator.Session"]
     assert METHODS["Shard.SetConsistency"].handler == "set_consistency"

@@ -8,7 +8,7 @@ from paramserver.v1 import shard_pb2
 
 
 def test_one_shard_on_each_server() -> None:
-    holders = Holders.one_each(3)
+    holders = Holders.plan(3)
     assert holders.primaries == (0, 1, 2)
     assert [holders.shards_of(server) for server in range(4)] == [[0], [1], [2], []]
 

@@ -202,7 +202,7 @@ class Backups:
             parcel, done = await self._when_at_rest(backup, group, number + 1 == len(groups))
             await done
             sent += parcel.nbytes
-            reach("catch_up.after_chunks", number)
+            reach("catch_up.after_chunks", parcel.header.version)
             if self._mbps:
                 await asyncio.sleep(began + sent * 8 / (self._mbps * 1e6) - time.monotonic())
         backup.whole = True
@@ -211,8 +211,8 @@ class Backups:
 
     async def _when_at_rest(
         self, backup: _Backup, group: Sequence[Chunk], last: bool
-    ) -> tuple[Parcel, asyncio.Future[None]]:
-        ready: asyncio.Future[tuple[Parcel, asyncio.Future[None]]] = asyncio.get_running_loop().create_future()
+    ) -> tuple[CatchUpParcel, asyncio.Future[None]]:
+        ready: asyncio.Future[tuple[CatchUpParcel, asyncio.Future[None]]] = asyncio.get_running_loop().create_future()
 
         def now() -> None:
             if ready.cancelled():

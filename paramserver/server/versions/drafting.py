@@ -81,7 +81,7 @@ class Drafting:
     ``backups``: whether the shard has backups, which are sent what the optimizer applies.
     """
 
-    def __init__(self, tensors: ShardTensors, do: Do, backups: Callable[[], bool]) -> None:
+    def __init__(self, tensors: ShardTensors, do: Do, backups: Callable[[], bool] = lambda: False) -> None:
         self.draft: Draft | None = None
         # The form in which workers that pull ahead want weights; the same for all of a job.
         self.rounding: Compressor | None = None

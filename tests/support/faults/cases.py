@@ -32,6 +32,7 @@ class Job:
     pace_s: float = 0.0
     checkpoints: bool = True
     keep: int = 3
+    replicas: int = 0
 
     @property
     def steps(self) -> int:
@@ -52,6 +53,7 @@ class Job:
         """The words after "paramserver"."""
         words = ["run", script, "--servers", str(SERVERS), "--workers", str(self.workers), "--summary", summary]
         words += ["--set", "training.chunk_bytes=64"]
+        words += ["--replicas", str(self.replicas)] if self.replicas else []
         words += ["--slices-per-step", str(SLICES)] if self.mode == "sync" else ["--mode", "async"]
         if self.checkpoints:
             every = CHECKPOINT_EVERY * (1 if self.mode == "sync" else SLICES)
@@ -82,20 +84,21 @@ class Case:
 
 def matrix() -> list[Case]:
     """Every place × who comes there × when. The order is fixed, so that a range of numbers is a range of cases."""
-    return [*_of_servers(), *_of_workers(), *_of_coordinator(), *_of_processes(), *_of_answers(), *_of_calls()]
+    without = [*_of_servers(), *_of_workers(), *_of_coordinator(), *_of_processes(), *_of_answers(), *_of_calls()]
+    return [*without, *_of_copies()]
 
 
-def _case(fault: Planned, when: str, *before: Planned, mode: str = "sync") -> Case:
+def _case(fault: Planned, when: str, *before: Planned, mode: str = "sync", replicas: int = 0) -> Case:
     place = "(anywhere)" if fault.kind == "process" else fault.what
     if fault.do != "kill":
         place = f"{place}: {fault.do}"
-    name = f"{fault.who} {place} {when}" + (" async" if mode == "async" else "")
-    return Case(name, fault.who, place, when, Job(mode), Plan((fault, *before)))
+    name = f"{fault.who} {place} {when}" + (" async" if mode == "async" else "") + (" replicas" if replicas else "")
+    return Case(name, fault.who, place, when, Job(mode, replicas=replicas), Plan((fault, *before)))
 
 
 def _of_servers() -> Iterator[Case]:
     for place, facts in PLACES.items():
-        if facts.role != "server":
+        if facts.role != "server" or facts.replicas:
             continue
         for who in ("server-0", "server-1"):
             for when, step in WHEN.items():
@@ -109,6 +112,31 @@ def _of_servers() -> Iterator[Case]:
                         yield _case(Planned("at", place, "kill", who, step=step, nth=chunk), f"{when}, chunk {chunk}")
                 else:
                     yield _case(Planned("at", place, "kill", who, step=step), when)
+
+
+def _of_copies() -> Iterator[Case]:
+    """Shards have backups: a primary, a backup, both or a new backup are killed, or the coordinator with them."""
+    for place, facts in PLACES.items():
+        for who in ("server-0", "server-1") if facts.replicas else ():
+            other = "server-1" if who == "server-0" else "server-0"
+            for when, step in WHEN.items():
+                if place.startswith("promote."):  # then all copies of a shard are gone
+                    lost = Planned("at", "push.after_stage", "kill", other, step=step)
+                    yield _case(Planned("at", place, "kill", who), when, lost, replicas=1)
+                elif place.startswith("catch_up."):  # the first copy, or that of a server that has come back
+                    yield _case(Planned("at", place, "kill", who, step=0 if when == "first" else None), when, replicas=1)
+                else:
+                    yield _case(Planned("at", place, "kill", who, step=step), when, replicas=1)
+    for place in ("push.after_stage", "apply.mid", "commit.before_log", "commit.after_log_before_reply"):
+        for who in ("server-0", "server-1"):
+            for when, step in WHEN.items():
+                yield _case(Planned("at", place, "kill", who, step=step), when, replicas=1)
+    for who in ("coordinator", "store", "server-0", "server-1", "worker-0"):
+        for when, step in WHEN.items():
+            yield _case(Planned("process", who, "kill", who, step=step), when, replicas=1)
+    for when, step in WHEN.items():
+        both = Planned("process", "coordinator", "kill", "coordinator", step=step)
+        yield _case(Planned("at", "forward.after_ack", "kill", "server-1", step=step), f"{when}, with it", both, replicas=1)
 
 
 def _of_answers() -> Iterator[Case]:
