@@ -100,6 +100,9 @@ class Serving:
         while not stop.is_set():
             if failure := member.service.process.failure:
                 raise errors.JobFailedError(failure)
+            if isinstance(member.session.failure, errors.EndedError):
+                log.info(str(member.session.failure))
+                return
             if member.session.failure is not None:
                 raise member.session.failure
             view = member.session.view

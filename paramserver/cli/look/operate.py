@@ -11,19 +11,22 @@ from paramserver.errors import ConfigError
 WAIT_S = 60.0
 
 
-def drain(worker: str, /, *, where: Where = NEAR) -> int:
-    """Ask a worker to leave: it hands in what it is computing, and its share goes to the others.
+def drain(name: str, /, *, where: Where = NEAR) -> int:
+    """Ask a worker or a server to leave a running job.
+
+    A worker hands in what it is computing, and its share goes to the others. A server leaves when others hold all of
+    its parts of the model (cluster.replicas); another one may be started in its place at any time.
 
     Parameters
     ----------
-    worker
-        Its name, such as worker-3 ("paramserver status" lists them).
+    name
+        Its name, such as worker-3 or server-1 ("paramserver status" lists them).
     """
     from paramserver.v1.coordinator_pb2 import DrainRequest
 
     target = find_target(where)
-    target.call("Coordinator.Drain", DrainRequest(name=worker, wait_s=WAIT_S), WAIT_S + 10.0)
-    print(f"{worker} has left.")
+    target.call("Coordinator.Drain", DrainRequest(name=name, wait_s=WAIT_S), WAIT_S + 10.0)
+    print(f"{name} has left.")
     return 0
 
 

@@ -55,6 +55,18 @@ class ServerGone:
 
 
 @dataclass(frozen=True, slots=True)
+class Retires(ServerGone):
+    """An operator wants the server to leave: others take over its shards, and it becomes no backup again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """Let a server that is the primary of few shards take one over from a server with more; ``present`` as above."""
+
+    present: Collection[int]
+
+
+@dataclass(frozen=True, slots=True)
 class ServersThere:
     """These servers are members: shards that lack a backup get one, if there is a server for it."""
 
@@ -85,7 +97,7 @@ class BegunAnew:
     stay: bool
 
 
-Event = ServerGone | ServersThere | CaughtUp | Found | BegunAnew
+Event = ServerGone | Balance | ServersThere | CaughtUp | Found | BegunAnew
 
 # ---- effects
 
@@ -118,6 +130,8 @@ class Holders:
         self.number = self.promotions = 0
         self.replicas = replicas
         self.shards = tuple(Held(primary) for primary in primaries)
+        # Servers that are about to leave.
+        self.retiring: frozenset[int] = frozenset()
         self._planned = tuple(primaries)
 
     @classmethod
@@ -176,8 +190,15 @@ class Holders:
         """Take an event in; return what follows."""
         before = self.shards
         match event:
-            case ServerGone(server, present):
+            case Retires(server, present):
+                self.retiring |= {server}
                 effects = self._gone(server, present)
+            case ServerGone(server, present):
+                self.retiring -= {server}
+                effects = self._gone(server, present)
+                self.promotions += sum(isinstance(effect, Promote) for effect in effects)
+            case Balance(present):
+                effects = self._balance(present)
             case ServersThere(present):
                 effects = []
                 self._fill(present)
@@ -214,9 +235,24 @@ class Holders:
             # Others may have been sent more or less by the former primary: they begin anew.
             others = [one.server for one in held.backups if one.server in present and one.server != successor]
             self._change(shard, primary=successor, backups=[Backup(one, self.number + 1) for one in others])
-            self.promotions += 1
             effects.append(Promote(shard, successor))
         return effects
+
+    def _balance(self, present: Collection[int]) -> list[Effect]:
+        """One shard at a time, and only while all copies are whole: a copy that gives way has to catch up again."""
+        if any(held.lost or len(held.backups) < self.replicas for held in self.shards) or self.catching_up(present):
+            return []
+        loads = Counter(self.primaries)
+        for shard, held in enumerate(self.shards):
+            able = [one.server for one in held.backups if one.server in present and one.server not in self.retiring]
+            if not able:
+                continue
+            chosen = min(able, key=lambda server: (loads[server], server != self._planned[shard], server))
+            if loads[held.primary] - loads[chosen] >= 2:
+                others = [Backup(one.server, self.number + 1) for one in held.backups if one.server != chosen]
+                self._change(shard, primary=chosen, backups=[*others, Backup(held.primary, self.number + 1)])
+                return [Promote(shard, chosen)]
+        return []
 
     def _fill(self, present: Collection[int]) -> None:
         """Find a backup for each shard that lacks one: a server with few shards, and not always the same one."""
@@ -226,7 +262,7 @@ class Holders:
         for shard in range(len(self.shards)):
             held = self.shards[shard]
             while not held.lost and len(held.backups) < self.replicas:
-                able = [s for s in present if s != held.primary and held.backup(s) is None]
+                able = [s for s in present if s not in {held.primary, *self.retiring} and held.backup(s) is None]
                 if not able or held.primary not in present:
                     break
                 loads = Counter(self.primaries)
