@@ -100,7 +100,8 @@ class Serving:
         while not stop.is_set():
             if failure := member.service.process.failure:
                 raise errors.JobFailedError(failure)
-            if isinstance(member.session.failure, errors.EndedError):
+            failed = member.session.failure
+            if isinstance(failed, errors.EndedError) and not isinstance(failed, errors.RestartError):
                 log.info(str(member.session.failure))
                 return
             if member.session.failure is not None:

@@ -1,4 +1,4 @@
-"""``paramserver drain``, ``scale`` and ``stop``: commands that change a running job."""
+"""``paramserver drain``, ``restart``, ``scale`` and ``stop``: commands that change a running job."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from paramserver.config import MAX_PROCESSES
 from paramserver.errors import ConfigError
 
 WAIT_S = 60.0
+# A server that comes back gets a copy of its parts of the model.
+RESTART_S = 600.0
+CALL_S = 10.0
 
 
 def drain(name: str, /, *, where: Where = NEAR) -> int:
@@ -27,6 +30,30 @@ def drain(name: str, /, *, where: Where = NEAR) -> int:
     target = find_target(where)
     target.call("Coordinator.Drain", DrainRequest(name=name, wait_s=WAIT_S), WAIT_S + 10.0)
     print(f"{name} has left.")
+    return 0
+
+
+def restart(name: str, /, *, where: Where = NEAR) -> int:
+    """Restart servers of a running job, one after the other, while training goes on.
+
+    Each server leaves when others hold all of its parts of the model (cluster.replicas), and ends with exit code 75.
+    "run", --restart, Docker, systemd and Kubernetes start it again. The next one follows when this one has its parts
+    again.
+
+    Parameters
+    ----------
+    name
+        A server, such as server-1, or "servers" for all of them.
+    """
+    from paramserver.v1.coordinator_pb2 import DrainRequest, StatusRequest, StatusResponse
+
+    target = find_target(where)
+    status = target.call("Coordinator.Status", StatusRequest(), CALL_S)
+    assert isinstance(status, StatusResponse)
+    there = [process.name for process in status.processes if process.role == "server" and not process.gone]
+    for one in there if name == "servers" else [name]:
+        target.call("Coordinator.Drain", DrainRequest(name=one, wait_s=RESTART_S, restart=True), RESTART_S + 10.0)
+        print(f"{one} has been restarted.", flush=True)
     return 0
 
 

@@ -67,14 +67,20 @@ class Operators:
             raise errors.ConfigError(
                 f"there is no worker or server {request.name[:100]!r}; there are: {', '.join(there) or 'none'}"
             )
+        if request.restart and member.role is not Role.SERVER:
+            raise errors.ConfigError(f"{request.name} is no server: drain it, and start another worker")
         if member.role is Role.SERVER:
             await self._job.replication.retire(member)
+        if request.restart:
+            self._job.restarting.add(member.ident)
         self._job.draining.add(member.ident)
         await self._job.refresh()
         deadline = time.monotonic() + (wait_s or 60.0)
         while member.ident in self._job.members:
             if not await self._job.changes.wait(deadline):
                 raise errors.DeadlineError(f"{request.name} was asked to leave, but has not done so yet")
+        if request.restart:
+            await self._job.replication.settled(deadline)
         return coordinator_pb2.DrainResponse()
 
     async def ledger(self, request: coordinator_pb2.AccountsRequest) -> coordinator_pb2.AccountsResponse:

@@ -163,6 +163,17 @@ class Replication:
             ):
                 raise errors.DeadlineError(f"other servers have not taken over the shards of {server.name} yet")
 
+    async def settled(self, deadline: float) -> None:
+        """Wait until all servers are there, and all shards have their backups. ``deadline``: monotonic seconds."""
+        while len(self._present()) < self._job.options.servers or not self.holders.settled(self._present()):
+            missing = self._job.options.servers - len(self._present())
+            if not await self._job.changes.wait(deadline):
+                raise errors.DeadlineError(
+                    f"{missing} of {self._job.options.servers} servers are missing; start them again"
+                    if missing
+                    else "all servers are there, but not all shards have backups again yet"
+                )
+
     def _successors(self, server: Member) -> list[Member]:
         servers = self._job.members.of(Role.SERVER)
         return [one for one in servers if one.ident != server.ident and self.holders.places(one)]

@@ -176,6 +176,15 @@ class Holders:
             if not one.whole and one.server in present
         ]
 
+    def settled(self, present: Collection[int]) -> bool:
+        """Whether all shards have all of their backups, and are spread evenly over the servers that are there."""
+        loads = Counter(self.primaries)
+        even = max(loads[server] for server in present) - min(loads[server] for server in present) < 2
+        return even and all(
+            not held.lost and len(held.backups) == self.replicas and all(one.whole for one in held.backups)
+            for held in self.shards
+        )
+
     def covered(self, server: int, present: Collection[int]) -> bool:
         """Whether each shard of this primary has another server that can take its place."""
         return all(
@@ -240,7 +249,9 @@ class Holders:
 
     def _balance(self, present: Collection[int]) -> list[Effect]:
         """One shard at a time, and only while all copies are whole: a copy that gives way has to catch up again."""
-        if any(held.lost or len(held.backups) < self.replicas for held in self.shards) or self.catching_up(present):
+        if any(held.lost or len(held.backups) < self.replicas for held in self.shards):
+            return []
+        if self.retiring or self.catching_up(present):
             return []
         loads = Counter(self.primaries)
         for shard, held in enumerate(self.shards):
