@@ -178,8 +178,10 @@ class Holders:
 
     def settled(self, present: Collection[int]) -> bool:
         """Whether all shards have all of their backups, and are spread evenly over the servers that are there."""
-        loads = Counter(self.primaries)
-        even = max(loads[server] for server in present) - min(loads[server] for server in present) < 2
+        even = all(
+            max(loads[server] for server in present) - min(loads[server] for server in present) < 2
+            for loads in (Counter(self.primaries), self._copies())
+        )
         return even and all(
             not held.lost and len(held.backups) == self.replicas and all(one.whole for one in held.backups)
             for held in self.shards
@@ -213,8 +215,7 @@ class Holders:
                 self._fill(present)
             case CaughtUp(shard, server, since):
                 effects = []
-                if (backup := self.shards[shard].backup(server)) is not None and backup.since == since:
-                    self._change(shard, backups=[*self._others(shard, server), replace(backup, whole=True)])
+                self._caught_up(shard, server, since)
             case Found(shard, server):
                 effects = []
                 if self.shards[shard].primary != server:
@@ -247,6 +248,23 @@ class Holders:
             effects.append(Promote(shard, successor))
         return effects
 
+    def _caught_up(self, shard: int, server: int, since: int) -> None:
+        backup = self.shards[shard].backup(server)
+        if backup is None or backup.since != since:
+            return
+        others = self._others(shard, server)
+        if len(others) >= self.replicas:  # it takes the place of one on a server that has more copies
+            copies = self._copies()
+            others.remove(max(others, key=lambda one: copies[one.server]))
+        self._change(shard, backups=[*others, replace(backup, whole=True)])
+
+    def _copies(self) -> Counter[int]:
+        """How many shards each server holds, as primary or backup."""
+        copies = Counter(self.primaries)
+        for held in self.shards:
+            copies.update(one.server for one in held.backups)
+        return copies
+
     def _balance(self, present: Collection[int]) -> list[Effect]:
         """One shard at a time, and only while all copies are whole: a copy that gives way has to catch up again."""
         if any(held.lost or len(held.backups) < self.replicas for held in self.shards):
@@ -254,16 +272,34 @@ class Holders:
         if self.retiring or self.catching_up(present):
             return []
         loads = Counter(self.primaries)
+        most = max(present, key=lambda server: (loads[server], -server))
+        least = min(present, key=lambda server: (loads[server], server))
+        if loads[most] - loads[least] >= 2:
+            return self._give(most, least)
+        copies = self._copies()
+        light = min(present, key=lambda server: (copies[server], server))
+        heavy = [server for server in present if copies[server] - copies[light] >= 2]
         for shard, held in enumerate(self.shards):
-            able = [one.server for one in held.backups if one.server in present and one.server not in self.retiring]
-            if not able:
-                continue
-            chosen = min(able, key=lambda server: (loads[server], server != self._planned[shard], server))
-            if loads[held.primary] - loads[chosen] >= 2:
-                others = [Backup(one.server, self.number + 1) for one in held.backups if one.server != chosen]
-                self._change(shard, primary=chosen, backups=[*others, Backup(held.primary, self.number + 1)])
-                return [Promote(shard, chosen)]
+            elsewhere = held.primary != light and held.backup(light) is None
+            if elsewhere and any(one.server in heavy for one in held.backups):
+                self._add_backup(shard, light)  # in place of one of the others, when it has caught up
+                break
         return []
+
+    def _give(self, most: int, least: int) -> list[Effect]:
+        """Let server ``least`` take over a shard from ``most``. It needs a copy of one first."""
+        mine = [(shard, held) for shard, held in enumerate(self.shards) if held.primary == most]
+        for shard, held in mine:
+            if held.backup(least) is not None:
+                others = [one.server for one in held.backups if one.server != least]
+                backups = [Backup(server, self.number + 1) for server in (*others, most)]
+                self._change(shard, primary=least, backups=backups)
+                return [Promote(shard, least)]
+        self._add_backup(mine[0][0], least)
+        return []
+
+    def _add_backup(self, shard: int, server: int) -> None:
+        self._change(shard, backups=[*self.shards[shard].backups, Backup(server, self.number + 1)])
 
     def _fill(self, present: Collection[int]) -> None:
         """Find a backup for each shard that lacks one: a server with few shards, and not always the same one."""
@@ -276,14 +312,13 @@ class Holders:
                 able = [s for s in present if s not in {held.primary, *self.retiring} and held.backup(s) is None]
                 if not able or held.primary not in present:
                     break
-                loads = Counter(self.primaries)
+                loads = self._copies()
                 together = Counter[int]()
                 for other in self.shards:
-                    loads.update(one.server for one in other.backups)
                     if other.primary == held.primary:
                         together.update(one.server for one in other.backups)
                 chosen = min(able, key=lambda s: (together[s], loads[s], (s - held.primary) % (max(present) + 1)))
-                self._change(shard, backups=[*held.backups, Backup(chosen, self.number + 1)])
+                self._add_backup(shard, chosen)
                 held = self.shards[shard]
 
     def _others(self, shard: int, server: int) -> list[Backup]:
