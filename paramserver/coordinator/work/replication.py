@@ -192,7 +192,8 @@ class Replication:
                 server = self._server_at(report.shard, status.place.address)
                 if status.whole and server is not None:
                     self._handle(CaughtUp(report.shard, server.index, status.place.since))
-        if self._begun and not self._job.ended and self._job.registry.ready:
+        trains = self._job.registry.ready and not (self._job.ended or self._job.recovery.under_way)
+        if self._begun and trains:
             self._handle(Balance(self._present()))
 
     def look(self) -> None:
