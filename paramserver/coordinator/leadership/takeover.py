@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import structlog
 
 from paramserver import errors
+from paramserver.checkpoint import catalog
 from paramserver.coordinator.admission import server_gone
 from paramserver.coordinator.job import Job
 from paramserver.coordinator.work.shards import lease_table
@@ -101,6 +102,7 @@ async def take_over(
         stats, lost, strayed = await _ask_servers(job, record, patience_s, newcomers)
         if lost or strayed:
             raise errors.UnavailableError(f"{', '.join(_names(lost))} was lost just now")
+        await _find_complete(job)
     else:
         job.members.generation += 1
         published = False
@@ -127,6 +129,23 @@ def _restore(job: Job, record: coordinator_pb2.JobRecord) -> list[Member]:
     members = [_member(entry) for entry in record.members]
     job.members.restore(members, math.inf)
     return members
+
+
+async def _find_complete(job: Job) -> None:
+    """Find the checkpoints of this timeline that earlier coordinators completed. The record may lack the newest ones.
+
+    Raises UnavailableError if their place cannot be read.
+    """
+    place, holding = job.checkpoints.place, job.options.checkpoints.holding
+    if place is None:
+        return
+    try:
+        found = await asyncio.to_thread(
+            catalog.complete, place, lambda history: holding is None or history == holding.history
+        )
+    except errors.CheckpointError as error:
+        raise errors.UnavailableError(str(error)) from error
+    job.checkpoints.completed([saved.name for saved in found if saved.timeline == job.timeline])
 
 
 def _stop(job: Job, record: coordinator_pb2.JobRecord) -> None:
