@@ -206,6 +206,23 @@ def test_something_that_is_no_grpc_server_is_unavailable() -> None:
     run(GrpcWires, test)
 
 
+@pytest.mark.parametrize("steps", range(6))
+def test_a_channel_that_is_closed_while_it_connects_ends_an_upload(steps: int) -> None:
+    """The peer takes the connection and says nothing, as a server that is about to die."""
+
+    async def test(w: GrpcWires) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as mute:
+            channel = w.connect(f"127.0.0.1:{mute.getsockname()[1]}")
+            upload = asyncio.ensure_future(channel.upload(PUSH, [b"frame"], timeout=600.0))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            await channel.close()
+            with pytest.raises(errors.UnavailableError, match="closed"):
+                await asyncio.wait_for(upload, T)
+
+    run(GrpcWires, test)
+
+
 # ---- processes
 
 

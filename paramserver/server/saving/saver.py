@@ -243,14 +243,14 @@ class Saver:
         """A chunk of another server's copy of the same version. Raises CheckpointError if it cannot be had."""
         version = copy.version.number
         server = self._plan.owner[chunk.index]
-        channel = self._channels.get(server)
-        if channel is None:
-            channel = self._channels[server] = self._connect(self._peers[server])
         request = shard_pb2.CopiedRequest(
             job=self._config.job, timeline=self._config.timeline, version=version, chunks=[chunk.index]
         )
         deadline = time.monotonic() + _FETCH_S
         while True:
+            channel = self._channels.get(server)  # another one after the shard has moved
+            if channel is None:
+                channel = self._channels[server] = self._connect(self._peers[server])
             try:
                 async with aclosing(channel.download("Shard.Copied", request, timeout=_CALL_S)) as frames:
                     async for raw in frames:

@@ -169,7 +169,7 @@ class GrpcChannel:
         for wire in wires:
             assert wire is not None
             for call in list(wire.calls):
-                call.under.cancel()
+                call.end()
             await wire.close()
         if self._closing:
             await asyncio.wait(self._closing)
@@ -229,6 +229,9 @@ class _Call:
         self._timeout = timeout or 0.0
         self.under = under
         self._end: tuple[grpc.StatusCode, str, Any] | None = None
+        self._begun = False
+        # Done when this channel is closed.
+        self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         under.add_done_callback(self._note_end)
         wire.calls.add(self)
 
@@ -243,10 +246,28 @@ class _Call:
     async def write(self, raw: bytes) -> bool:
         """Send a message when there is room. False if the call has ended already; how, the next `step` tells."""
         try:
-            await self._cancellable(self.under.write(raw))
+            await self._cancellable(self.under.write(raw) if self._begun else self._first(raw))
         except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
             return False
         return True
+
+    async def _first(self, raw: bytes) -> None:
+        """Send the first message. gRPC never wakes the writer of a call that is cancelled before it has begun."""
+        writing = asyncio.ensure_future(self.under.write(raw))
+        try:
+            await asyncio.wait([writing, self._closed], return_when=asyncio.FIRST_COMPLETED)
+            if not writing.done():
+                raise asyncio.InvalidStateError("this channel is closed")
+            writing.result()
+            self._begun = True
+        finally:
+            writing.cancel()
+
+    def end(self) -> None:
+        """This channel is closed."""
+        self.under.cancel()
+        if not self._closed.done():
+            self._closed.set_result(None)
 
     async def step(self, step: Awaitable[Any]) -> Any:
         """Wait for something that the call does."""
