@@ -124,7 +124,7 @@ def test_asynchronous_slices_count_once(at: str | None, transport: str, tmp_path
     epochs = 3
     kills = Kills((20, ("server-1",))) if at is None else None
     strikes = [] if at is None else [Strike(at, "server-1", 9)]
-    options = {"cluster__replicas": 1, "cluster__transport": transport, "mode": "async"}
+    options: dict[str, Any] = {"cluster__replicas": 1, "cluster__transport": transport, "mode": "async"}
     with Rig(tmp_path, 0, strikes, **options) as rig:
         if kills is not None:
             kills.rig = rig
@@ -161,7 +161,7 @@ def test_a_death_while_a_backup_catches_up(who: str, tmp_path: Path, monkeypatch
     """Server 1 dies, comes back and catches up; meanwhile its primary, itself, or the leader dies."""
     monkeypatch.setattr(backups, "_GROUP_BYTES", 600)  # a few chunks at a time
     wanted = expected()
-    catching_up = Strike("catch_up.after_chunks", "server-0", 2, nth=2, do=lambda: rig.strike(who))
+    catching_up = Strike("catch_up.after_chunks", "server-0", nth=4, do=lambda: rig.strike(who))
     pause = WholeAgain(7)
     with Rig(tmp_path, 3, [Strike("apply.mid", "server-1", 3), catching_up], cluster__replicas=1) as rig:
         pause.rig = rig
@@ -200,7 +200,7 @@ def test_a_server_is_drained_and_another_one_comes(tmp_path: Path) -> None:
         ({"cluster__replicas": 1}, "has left"),
     ],
 )
-def test_wishes_that_cannot_be(options: dict[str, int], refusal: str, tmp_path: Path) -> None:
+def test_wishes_that_cannot_be(options: dict[str, Any], refusal: str, tmp_path: Path) -> None:
     hold = Stop(2)
     with Rig(tmp_path, 0, [], **options) as rig:
         rig.begin(program(hold))

@@ -37,6 +37,10 @@ def shard(setting: Consistency, backup: bool = False) -> ShardState:
     return state
 
 
+def leads(state: ShardState) -> bool:
+    return not state.backup
+
+
 class Pair:
     """A primary and its backup, with all that is on its way between them."""
 
@@ -96,12 +100,12 @@ def test_a_promoted_backup_first_makes_all_that_it_holds() -> None:
     assert pair.arrives() == [], "one version at a time"
     assert pair.backup.next_forwarded == 2
     assert pair.backup.handle(Promoted(SYNC)) == []
-    assert pair.backup.backup
+    assert not leads(pair.backup)
     assert isinstance(first, Build)
     (second,) = pair.backup.handle(Built(1))
     assert isinstance(second, Build)
     assert pair.backup.handle(Built(2)) == [DropVersion(0)]
-    assert not pair.backup.backup
+    assert leads(pair.backup)
     pair.same()
     repeated, fresh = SyncName(1, 0, 1, 1), SyncName(2, 0, 1, 1)
     assert [e.outcome for e in pair.push(pair.backup, repeated, 2) if isinstance(e, AnswerPush)] == [Outcome.DUPLICATE]
