@@ -24,12 +24,14 @@ class ServerMember:
         log_interval_s: float = 5.0,
         replaces: Sequence[int] = (),
         beside_worker: bool = False,
+        pid: int = 0,
     ) -> None:
+        """``pid``: of the process, if it is not this one (for tests)."""
         options = JoinOptions(
             role=types_pb2.ROLE_SERVER,
             job=service.process.job,
             index=index,
-            pid=os.getpid(),
+            pid=pid or os.getpid(),
             address=address,
             join_timeout_s=join_timeout_s,
             log_interval_s=log_interval_s,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context as Variables
@@ -189,7 +188,7 @@ class Rig(Fleet):
         if self.ending:
             return
         if isinstance(dead, Keeper):
-            self.keepers.append(Keeper(self, dead.index, dead.address, (), replaces=[os.getpid()]))
+            self.keepers.append(Keeper(self, dead.index, dead.address, (), replaces=[dead.pid]))
         else:
             self.chiefs.append(Chief(self, dead.place, Options(resume=True), self.settings))
 

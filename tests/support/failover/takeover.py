@@ -7,6 +7,7 @@ store is one `FragileStore`, whose clock a test can put forward. Every wait has 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import threading
@@ -45,6 +46,7 @@ from tests.support.failover.stores import FragileStore
 T = TypeVar("T")
 Script = Callable[[Context], object]
 JOB = "test"
+_PIDS = itertools.count(5_000_000)
 
 
 class Chief:
@@ -116,7 +118,9 @@ class Keeper:
         connect = fleet.network.connect_from(self.process.out)
         coordinator = coordinator_channel(fleet.places, connect)
         self.service = ServerService(JOB, connect, JOB_S)
-        self.member = ServerMember(self.service, coordinator, address, index, JOB_S, replaces=replaces)
+        # A number that no other process of the fleet has, as if each were one of its own.
+        self.pid = next(_PIDS)
+        self.member = ServerMember(self.service, coordinator, address, index, JOB_S, replaces=replaces, pid=self.pid)
         self._serving = Serving(fleet.settings, Security(), coordinator, index)
         fleet.network.serve_in(self.process, address, [("Shard", self.service)])
         self.task = self.process.start(self._run())
