@@ -246,18 +246,18 @@ class _Answers:
 
     def __init__(self, job: Job, record: coordinator_pb2.JobRecord) -> None:
         self._job, self._record = job, record
-        # By the member number of a server: the reports of the shards that it holds.
-        self._told: dict[int, list[shard_pb2.StatsResponse]] = {}
+        # By the member number of a server: the reports of its shards, by their index.
+        self._told: dict[int, dict[int, shard_pb2.StatsResponse]] = {}
         self.strayed = False
 
     def found(self) -> dict[int, shard_pb2.StatsResponse]:
         """By shard, the report of its primary."""
         found: dict[int, shard_pb2.StatsResponse] = {}
         for reports in self._told.values():
-            for report in reports:
-                newer = report.shard not in found or report.placement > found[report.shard].placement
+            for shard, report in reports.items():
+                newer = shard not in found or report.placement > found[shard].placement
                 if not report.backup and newer:
-                    found[report.shard] = report
+                    found[shard] = report
         return found
 
     def silent(self) -> list[Member]:
@@ -296,10 +296,11 @@ class _Answers:
                     "the job cannot be taken over"
                 )
             self.strayed = self.strayed or any(not reply.backup for reply in told)
-        self._told[server.ident] = told
-        for reply in told:
+        shards = [shard for shard, _ in job.holders.copies(server)]
+        self._told[server.ident] = dict(zip(shards, told, strict=True))
+        for shard, reply in self._told[server.ident].items():
             if not reply.backup and reply.active and reply.placement > record.view.placement:
-                job.holders.handle(Found(reply.shard, server.index))
+                job.holders.handle(Found(shard, server.index))
 
 
 def _as_recorded(server: Member, reply: shard_pb2.StatsResponse, record: coordinator_pb2.JobRecord) -> bool:
