@@ -48,7 +48,7 @@ class Job:
     @property
     def limit_s(self) -> float:
         """After this a run counts as hanging, on a busy machine, too."""
-        return max(240.0, 0.1 * self.contributions) if self.pace_s else 120.0
+        return max(240.0 if self.pace_s else 120.0, 0.1 * self.contributions)
 
     @property
     def contributions(self) -> int:
@@ -285,7 +285,7 @@ def kills_of_copies(mode: str, runs: int, each: int) -> list[Case]:
     cases = []
     for number in range(runs):
         epochs = math.ceil(2 * _WHOLE[mode] * each / (STEPS if mode == "sync" else ASYNC_SLICES))
-        job = Job(mode, 3, epochs, _PACE_S, replicas=1)
+        job = Job(mode, 3, epochs, _PACE_S, checkpoints=False, replicas=1)  # there is nothing to go back to
         whos = [f"server-{(number + time) % SERVERS}" for time in range(each)]
         plan = Plan(tuple(Planned("process", who, "kill", who, step=NEVER) for who in whos), number)
         name = f"kills of servers with replicas, {mode}, run {number}"
