@@ -23,7 +23,8 @@ ParamServerError
 ├── StoreError                         the store cannot be reached or used; exit code 3
 ├── CheckpointError                    a checkpoint cannot be written or read; exit code 1
 ├── JobFailedError                     the job has ended badly; exit code 1
-└── EndedError                         nothing is left to do: the job is done, or this worker is drained; exit code 0
+└── EndedError                         nothing is left to do: the job is done, or this member is drained; exit code 0
+    └── RestartError                   this process is to be started again; exit code 75
 """
 
 from __future__ import annotations
@@ -134,6 +135,12 @@ class JobFailedError(ParamServerError):
 
 
 class EndedError(ParamServerError):
-    """There is nothing left to do here: the job is done or stopped, or this worker was asked to leave."""
+    """There is nothing left to do here: the job is done or stopped, or this member was asked to leave."""
 
     exit_code = 0
+
+
+class RestartError(EndedError):
+    """This process was asked to end so that it is started again; the exit code says so to who watches it."""
+
+    exit_code = 75

@@ -108,7 +108,9 @@ class Job:
         self.keeping = Keeping(self)
         self._begin(journal.generation, self._first_ident())
         self.scaling = Scaling(self)
+        # Members that are asked to leave; of them, those that are to be started again.
         self.draining: set[int] = set()
+        self.restarting: set[int] = set()
 
     def _begin(self, generation: int, first_ident: int, losses: int = 0) -> None:
         """Begin without members. ``generation``: the newest one so far; ``first_ident``: of the next member."""
@@ -184,6 +186,7 @@ class Job:
             reason=self.reason,
             term=self.term,
             draining=sorted(self.draining),
+            restarting=sorted(self.restarting),
             released=self.life.released,
             stalled=sorted(self.stalls.members),
             careful=self.poison.careful,

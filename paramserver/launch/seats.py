@@ -81,6 +81,10 @@ class Seats:
 
         Raises ChildFailedError with the exit code ``fatal`` if it has failed too often.
         """
+        if code in (0, errors.RestartError.exit_code):  # an operator has asked the process to leave, or to restart
+            seat.due = time.monotonic()
+            self._say(f"{seat.name} has left, and is started again")
+            return
         pause_s = self.count(seat.name, code, fatal)
         if not told:
             self._say(f"{seat.name} ended unexpectedly ({how(code)})")

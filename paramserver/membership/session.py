@@ -288,7 +288,11 @@ class Session:
         self._check_term(view.term)
         if view.term == self.view.term and view.generation < self.view.generation:
             return
-        if self.member in view.draining:
+        if self.member in view.restarting:
+            await self._fail(
+                errors.RestartError(f"{self.name} was asked to restart: it ends, and is to be started again")
+            )
+        elif self.member in view.draining:
             await self._fail(errors.EndedError(f"{self.name} was asked to leave, and leaves"))
         async with self._changed:
             self.view = view

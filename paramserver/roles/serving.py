@@ -100,6 +100,10 @@ class Serving:
         while not stop.is_set():
             if failure := member.service.process.failure:
                 raise errors.JobFailedError(failure)
+            failed = member.session.failure
+            if isinstance(failed, errors.EndedError) and not isinstance(failed, errors.RestartError):
+                log.info(str(member.session.failure))
+                return
             if member.session.failure is not None:
                 raise member.session.failure
             view = member.session.view

@@ -56,6 +56,7 @@ CODES: Mapping[type[errors.ParamServerError], grpc.StatusCode] = {
     errors.CheckpointError: grpc.StatusCode.INTERNAL,
     errors.JobFailedError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.EndedError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.RestartError: grpc.StatusCode.FAILED_PRECONDITION,
 }
 
 # A code without the name of one of our classes. OK: the peer has ended the call before we were through with the call.

@@ -464,12 +464,14 @@ class ProbeResponse(_message.Message):
     def __init__(self, reached: bool = ..., reason: _Optional[str] = ..., wall_time_s: _Optional[float] = ..., protocol: _Optional[int] = ..., versions: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
-    __slots__ = ("name", "wait_s")
+    __slots__ = ("name", "wait_s", "restart")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    RESTART_FIELD_NUMBER: _ClassVar[int]
     name: str
     wait_s: float
-    def __init__(self, name: _Optional[str] = ..., wait_s: _Optional[float] = ...) -> None: ...
+    restart: bool
+    def __init__(self, name: _Optional[str] = ..., wait_s: _Optional[float] = ..., restart: bool = ...) -> None: ...
 
 class DrainResponse(_message.Message):
     __slots__ = ()

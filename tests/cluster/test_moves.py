@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import weakref
 from functools import partial
 from typing import Any
@@ -12,14 +13,18 @@ import numpy as np
 import pytest
 import torch
 
+from paramserver.errors import StaleViewError
 from paramserver.transport.base import Channel
 from paramserver.transport.shm.segments import Foreign
 from paramserver.worker.context import Context
 from paramserver.worker.gradients import early
 from paramserver.worker.links import ShardLinks, exchange
 from paramserver.worker.memory.shared import SharedMemory
+from paramserver.worker.weights import rest
+from paramserver.worker.weights.incoming import IncomingWeights
+from paramserver.worker.weights.rest import Rest
 from tests.support.cluster import small_job
-from tests.support.cluster.early import OPTIONS, script
+from tests.support.cluster.early import OPTIONS, clip, script
 from tests.support.cluster.harness import Cluster, Outcome, at_once, recorded, train, until
 from tests.support.cluster.programs import LedgerProgram, Program, adamw, dataset, model_of, network
 from tests.support.cluster.small_job import SLICES, calm
@@ -281,3 +286,44 @@ def test_a_shard_moves_while_a_worker_begins(monkeypatch: pytest.MonkeyPatch) ->
         kinds = {worker.context.engine.shards.links.near.kind for worker in cluster.workers if worker.context}
     assert outcome.digests == quiet
     assert kinds == {"shm"}
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_weights_on_their_way_come_from_the_next_server(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script computes with the first of them. In synchronous mode nothing is computed again."""
+    monkeypatch.setattr(rest, "LEAST_BYTES", 0)
+    monkeypatch.setattr("paramserver.server.versions.version._FRAME_BYTES", 1)
+    came, settle = Rest.came, IncomingWeights.settle
+    begun: list[Rest] = []
+    broken: list[int] = []
+    in_vain: list[Exception] = []
+
+    def cut(self: Rest, chunk: int, data: memoryview) -> None:
+        came(self, chunk, data)
+        if self not in begun:
+            begun.append(self)
+            if len(begun) % 3 == 0:
+                moving.kill(0)
+                broken.append(len(self.left))
+                threading.Thread(target=moving.announce, args=(0,)).start()
+
+    def settled(self: IncomingWeights) -> None:
+        try:
+            settle(self)
+        except StaleViewError as error:
+            in_vain.append(error)
+            raise
+
+    options: dict[str, Any] = {"workers": 2, "servers": 1, "mode": mode}
+    quiet = train(script(clip), settings=OPTIONS["settings"], **options).digests
+    monkeypatch.setattr(Rest, "came", cut)
+    monkeypatch.setattr(IncomingWeights, "settle", settled)
+    with Cluster(**options, wait_timeout_s=WAIT_S) as cluster:
+        moving = Moving(cluster, monkeypatch)
+        outcome = cluster.train(script(clip), OPTIONS["settings"])
+    assert moving.moves[0] >= 3
+    assert min(broken) > 4, "more than what is on its way at the moment"
+    if mode == "sync":
+        assert outcome.digests == quiet
+        assert not in_vain
+    assert outcome.summary["contributions_applied"] == 12

@@ -58,7 +58,7 @@ COMMANDS = [
     ("call Shard.Activate", 1, "after"),
     ("answer Coordinator.InitializeDone", 0, "before"),
     ("answer Coordinator.InitializeDone", 0, "after"),
-    ("call Shard.Release", 0, "before"),
+    ("call Shard.Release 0", 0, "before"),
     ("answer Coordinator.Finish", 0, "before"),
     ("answer Coordinator.Finish", 1, "before"),
 ]

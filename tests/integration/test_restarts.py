@@ -38,7 +38,7 @@ def wanted() -> Iterator[dict[str, Any]]:
 class Run:
     """A run that is slow until told to hurry."""
 
-    def __init__(self, place: Place, workers: int, *flags: str) -> None:
+    def __init__(self, place: Place, workers: int, *flags: str, pace_s: float = 0.3) -> None:
         self.place = place
         self.summary: Path = place.work / "out.json"
         self.hurry: Path = place.work / "hurry"
@@ -56,7 +56,7 @@ class Run:
             ),
             "--summary",
             self.summary,
-            *("--", *EPOCHS, "--pace", "0.3", "--hurry"),
+            *("--", *EPOCHS, "--pace", str(pace_s), "--hurry"),
             self.hurry,
         )
         self.running.wait_for(r"worker-\d \| rank \d of \d trains", count=workers)
@@ -112,6 +112,19 @@ def test_a_coordinator_and_a_server_that_hang_are_started_again(place: Place, wa
     run.running.wait_for(r"the job went back to version \d+ on timeline 1")
     found = run.finish()
     assert found["restarts"] == {"coordinator": 1, "server-1": 1}
+    same(found, wanted)
+
+
+def test_servers_with_backups_are_killed_and_restarted_while_training_goes_on(
+    place: Place, wanted: dict[str, Any]
+) -> None:
+    run = Run(place, 2, "--replicas", "1", pace_s=1.0)
+    run.kill("server-1")
+    run.running.wait_for("server-1 is started again")
+    run.running.wait_for("a backup has all of the shard", count=4)
+    place.paramserver("restart", "servers").check()
+    found = run.finish()
+    assert found["rollbacks"] == found["steps_redone"] == 0
     same(found, wanted)
 
 

@@ -94,10 +94,6 @@ class Counting:
         await self.answers.wait()
         return shard_pb2.PushResponse(outcome=self.outcome)
 
-    async def call(self, method: str, request: Message, *, timeout: float) -> Message:
-        self.heard.set()
-        raise errors.UnavailableError("nobody is here")
-
     async def close(self) -> None:
         self.closed = True
 
@@ -131,16 +127,20 @@ async def turns(until: Callable[[], bool]) -> None:
 def test_a_move_ends_the_pause_before_the_next_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paramserver.worker.links.targets._BACK_OFF_S", (1000.0,))
 
+    class Gone(Counting):
+        async def upload(self, method: str, frames: Any, *, timeout: float) -> Message:
+            self.heard.set()
+            raise errors.UnavailableError("nobody is here")
+
     async def main() -> None:
-        gone, there = Counting("gone"), Counting("there")
+        gone, there = Gone("gone"), Counting("there")
         targets, links = linked(gone)
-        idle = asyncio.ensure_future(links.questions.idle())
+        push = asyncio.ensure_future(links.pushes.push(contribution(), nothing))
         await gone.heard.wait()
-        await asyncio.sleep(0)
+        await turns(lambda: True)
         await links.move(0, cast(Channel, there), "server-1")
         async with asyncio.timeout(5.0):
-            await there.heard.wait()
-        idle.cancel()
+            await push
         await links.close()
         assert (gone.closed, there.closed, targets.names) == (True, True, ["server-1"])
 

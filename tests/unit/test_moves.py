@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
+from google.protobuf.message import Message
 
 from paramserver import errors
 from paramserver.core.layout.plan import TensorSpec, make_layout, make_plan
 from paramserver.membership.session import JoinOptions, Session
 from paramserver.transport.base import Channel
-from paramserver.transport.shm.segments import Foreign, Segment
-from paramserver.v1 import coordinator_pb2, types_pb2
+from paramserver.transport.shm.segments import Segment
+from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.worker.job.member import Member
 from paramserver.worker.job.moves import Moves
 from paramserver.worker.links import ShardLinks
@@ -99,18 +101,63 @@ def test_who_waits_for_a_view_hears_that_the_session_is_over() -> None:
     asyncio.run(main())
 
 
-@pytest.fixture
-def shared() -> SharedMemory:
-    return SharedMemory(make_plan(make_layout([TensorSpec("w", (4096,), "float32")]), 1))
+class Host:
+    """A server with memory, at the end of a channel, that a worker attaches to."""
+
+    kind = address = "here"
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+
+    def beside(self, sock: socket.socket) -> Host:
+        sock.close()
+        return self
+
+    async def call(self, method: str, request: Message, *, timeout: float) -> Message:
+        return shard_pb2.AttachResponse(attachment=1, weights_bytes=self.segment.nbytes)
+
+    async def close(self) -> None:
+        """Nothing to close."""
 
 
-def attached(number: int, segment: Segment) -> Attached:
-    anything = cast(Any, None)
-    return Attached(number, 1, anything, Foreign(os.dup(segment.reading_fd), segment.nbytes), anything, anything)
+async def attach(shared: SharedMemory, host: Host, worker: int, monkeypatch: pytest.MonkeyPatch) -> Attached:
+    """Attach to the shard as this member."""
+
+    class Meeting:
+        name = "here"
+
+        def swap(self, fd: int, take: int) -> list[int]:
+            ours, theirs = socket.socketpair()
+            return [os.dup(host.segment.reading_fd), ours.detach(), theirs.detach()]
+
+        def close(self) -> None:
+            """Nothing to close."""
+
+    monkeypatch.setattr("paramserver.worker.memory.shared.Meeting", Meeting)
+    channel = cast(Channel, host)
+    assert await shared.attach(0, channel, "job", 1, worker, 5.0) == ""
+    found = shared.attached(0, worker, channel)
+    assert found is not None
+    return found
 
 
-def test_a_server_hears_of_its_own_slots_only(shared: SharedMemory) -> None:
-    first, second = attached(1, Segment(8192)), attached(1, Segment(8192))
-    shared.reading[0] = Slot(first.weights, 2)
-    assert [*shared.question(0, first).reading] == [2]
-    assert [*shared.question(0, second).reading] == []
+def test_a_server_hears_of_its_own_slots_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all of them: it would write over weights that this worker still reads."""
+    shared = SharedMemory(make_plan(make_layout([TensorSpec("w", (4096,), "float32")]), 1))
+    first, second = (Host(Segment(shared.arena.weights_bytes(3))) for _ in range(2))
+
+    async def main() -> None:
+        at_first = await attach(shared, first, 1, monkeypatch)
+        shared.reading[0] = Slot(at_first.weights, 2)
+        assert [*shared.question(0, at_first).reading] == [2]
+        # As another member, since this worker was given up for lost.
+        at_first = await attach(shared, first, 5, monkeypatch)
+        assert [*shared.question(0, at_first).reading] == [2]
+        assert shared.outdated(0, 5, cast(Channel, second))
+        at_second = await attach(shared, second, 5, monkeypatch)
+        assert [*shared.question(0, at_second).reading] == []
+        assert shared.attached(0, 5, cast(Channel, first)) is None
+        assert not shared.outdated(0, 5, cast(Channel, second))
+        await shared.close()
+
+    asyncio.run(main())

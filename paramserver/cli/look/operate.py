@@ -1,4 +1,4 @@
-"""``paramserver drain``, ``scale`` and ``stop``: commands that change a running job."""
+"""``paramserver drain``, ``restart``, ``scale`` and ``stop``: commands that change a running job."""
 
 from __future__ import annotations
 
@@ -9,21 +9,51 @@ from paramserver.config import MAX_PROCESSES
 from paramserver.errors import ConfigError
 
 WAIT_S = 60.0
+# A server that comes back gets a copy of its parts of the model.
+RESTART_S = 600.0
+CALL_S = 10.0
 
 
-def drain(worker: str, /, *, where: Where = NEAR) -> int:
-    """Ask a worker to leave: it hands in what it is computing, and its share goes to the others.
+def drain(name: str, /, *, where: Where = NEAR) -> int:
+    """Ask a worker or a server to leave a running job.
+
+    A worker hands in what it is computing, and its share goes to the others. A server leaves when others hold all of
+    its parts of the model (cluster.replicas); another one may be started in its place at any time.
 
     Parameters
     ----------
-    worker
-        Its name, such as worker-3 ("paramserver status" lists them).
+    name
+        Its name, such as worker-3 or server-1 ("paramserver status" lists them).
     """
     from paramserver.v1.coordinator_pb2 import DrainRequest
 
     target = find_target(where)
-    target.call("Coordinator.Drain", DrainRequest(name=worker, wait_s=WAIT_S), WAIT_S + 10.0)
-    print(f"{worker} has left.")
+    target.call("Coordinator.Drain", DrainRequest(name=name, wait_s=WAIT_S), WAIT_S + 10.0)
+    print(f"{name} has left.")
+    return 0
+
+
+def restart(name: str, /, *, where: Where = NEAR) -> int:
+    """Restart servers of a running job, one after the other, while training goes on.
+
+    Each server leaves when others hold all of its parts of the model (cluster.replicas), and ends with exit code 75.
+    "run", --restart, Docker, systemd and Kubernetes start it again. The next one follows when this one has its parts
+    again.
+
+    Parameters
+    ----------
+    name
+        A server, such as server-1, or "servers" for all of them.
+    """
+    from paramserver.v1.coordinator_pb2 import DrainRequest, StatusRequest, StatusResponse
+
+    target = find_target(where)
+    status = target.call("Coordinator.Status", StatusRequest(), CALL_S)
+    assert isinstance(status, StatusResponse)
+    there = [process.name for process in status.processes if process.role == "server" and not process.gone]
+    for one in there if name == "servers" else [name]:
+        target.call("Coordinator.Drain", DrainRequest(name=one, wait_s=RESTART_S, restart=True), RESTART_S + 10.0)
+        print(f"{one} has been restarted.", flush=True)
     return 0
 
 

@@ -73,6 +73,11 @@ class Checkpoints:
         """Go on with this newest checkpoint of an earlier coordinator or run; empty: there is none."""
         self.last = name
 
+    def completed(self, names: Sequence[str]) -> None:
+        """Earlier coordinators have completed these checkpoints of this timeline: they are not saved again."""
+        self._settled |= {catalog.order(name)[1]: True for name in names}
+        self.last = max(filter(None, (self.last, *names)), key=catalog.order, default="")
+
     def new_timeline(self, version: int) -> None:
         """The job goes on from ``version``, on another timeline."""
         self._heard.clear()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 
 from paramserver import errors
+from paramserver.checkpoint import catalog
 from paramserver.coordinator.admission import server_gone
 from paramserver.coordinator.job import Job
 from paramserver.coordinator.work.shards import lease_table
@@ -107,6 +108,7 @@ async def take_over(
         stats, lost, strayed, gone = await _ask_servers(job, record, patience_s, newcomers)
         if lost or strayed or gone:
             raise errors.UnavailableError(f"{', '.join(_names([*lost, *gone]))} was lost just now")
+        await _find_complete(job)
     else:
         job.members.generation += 1
         published = False
@@ -135,6 +137,23 @@ def _restore(job: Job, record: coordinator_pb2.JobRecord) -> list[Member]:
     members = [_member(entry) for entry in record.members]
     job.members.restore(members, math.inf)
     return members
+
+
+async def _find_complete(job: Job) -> None:
+    """Find the checkpoints of this timeline that earlier coordinators completed. The record may lack the newest ones.
+
+    Raises UnavailableError if their place cannot be read.
+    """
+    place, holding = job.checkpoints.place, job.options.checkpoints.holding
+    if place is None:
+        return
+    try:
+        found = await asyncio.to_thread(
+            catalog.complete, place, lambda history: holding is None or history == holding.history
+        )
+    except errors.CheckpointError as error:
+        raise errors.UnavailableError(str(error)) from error
+    job.checkpoints.completed([saved.name for saved in found if saved.timeline == job.timeline])
 
 
 def _stop(job: Job, record: coordinator_pb2.JobRecord) -> None:

@@ -59,23 +59,28 @@ class Operators:
         return coordinator_pb2.ChangeConsistencyResponse(consistency=consistency_to_proto(changed))
 
     async def drain(self, request: coordinator_pb2.DrainRequest) -> coordinator_pb2.DrainResponse:
-        """Ask a worker to leave; return when it has left. Raises ConfigError if there is no such worker."""
+        """Ask a member to leave; return when it has left. Raises ConfigError if there is none, or if it has to stay."""
         wait_s = patience("wait_s", request.wait_s, 600.0)
-        workers = {m.name: m for m in self._job.members.of(Role.WORKER)}
-        member = workers.get(request.name)
+        there = {m.name: m for role in (Role.WORKER, Role.SERVER) for m in self._job.members.of(role)}
+        member = there.get(request.name)
         if member is None:
-            if any(m.name == request.name for m in self._job.members.of(Role.SERVER)):
-                raise errors.ConfigError(
-                    f"{request.name} holds a part of the model and cannot leave while the job runs; drain a worker"
-                )
-            there = ", ".join(workers) or "none"
-            raise errors.ConfigError(f"there is no worker {request.name[:100]!r}; there are: {there}")
+            raise errors.ConfigError(
+                f"there is no worker or server {request.name[:100]!r}; there are: {', '.join(there) or 'none'}"
+            )
+        if request.restart and member.role is not Role.SERVER:
+            raise errors.ConfigError(f"{request.name} is no server: drain it, and start another worker")
+        if member.role is Role.SERVER:
+            await self._job.replication.retire(member)
+        if request.restart:
+            self._job.restarting.add(member.ident)
         self._job.draining.add(member.ident)
         await self._job.refresh()
         deadline = time.monotonic() + (wait_s or 60.0)
         while member.ident in self._job.members:
             if not await self._job.changes.wait(deadline):
                 raise errors.DeadlineError(f"{request.name} was asked to leave, but has not done so yet")
+        if request.restart:
+            await self._job.replication.settled(deadline)
         return coordinator_pb2.DrainResponse()
 
     async def ledger(self, request: coordinator_pb2.AccountsRequest) -> coordinator_pb2.AccountsResponse:

@@ -321,6 +321,8 @@ class Sessions:
         self._job.reports.removed(member, lost, reason)
         if member.role is Role.SERVER:
             await self._job.servers.forget(member.ident)
+            self._job.draining.discard(member.ident)
+            self._job.restarting.discard(member.ident)
         if member.role is Role.WORKER:
             self._job.leasing.give_back(member.ident)
             self._job.stalls.gone(member.ident)

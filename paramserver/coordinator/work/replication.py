@@ -21,6 +21,7 @@ from paramserver.coordinator.leadership.journal import Journal
 from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.core.job.holders import (
     Backup,
+    Balance,
     BegunAnew,
     CaughtUp,
     Effect,
@@ -28,6 +29,7 @@ from paramserver.core.job.holders import (
     Held,
     Holders,
     Promote,
+    Retires,
     ServerGone,
     ServersThere,
 )
@@ -39,7 +41,7 @@ from paramserver.wire.messages import consistency_to_proto
 
 log = structlog.get_logger("paramserver.coordinator")
 
-_RETRY_S = 0.1
+_RETRY_S, _LOOK_S = 0.1, 0.02
 # A server that is gone may be started again: for so long no other server becomes a backup in its place.
 _PATIENCE_S = 10.0
 
@@ -68,6 +70,9 @@ class _Job(ports.Stage, ports.Ends, Protocol):
 
     @property
     def given_up(self) -> bool: ...
+
+    @property
+    def ended(self) -> bool: ...
 
     def shard_infos(self) -> list[types_pb2.ShardInfo]: ...
 
@@ -132,6 +137,49 @@ class Replication:
             self._lacks_since = time.monotonic()
         return covered
 
+    async def retire(self, server: Member) -> None:
+        """Let other servers take over all shards of this one; return when they know.
+
+        Raises ConfigError if that cannot be.
+        """
+        if not self.holders.replicas:
+            raise errors.ConfigError(
+                f"{server.name} holds a part of the model of which there is no copy (cluster.replicas is 0), so it "
+                "cannot leave while the job runs"
+            )
+        if self.holders.retiring - {server.index}:
+            other = ", ".join(f"server-{index}" for index in sorted(self.holders.retiring))
+            raise errors.ConfigError(f"{other} is about to leave: drain {server.name} when that is done")
+        present = [index for index in self._present() if index != server.index]
+        if not self._begun or not self.holders.covered(server.index, present):
+            raise errors.ConfigError(
+                f"{server.name} holds a part of the model of which no other server has a copy just now: wait until "
+                "`paramserver status` shows all shards as replicated"
+            )
+        self._handle(Retires(server.index, present))
+        number = self.holders.number
+        deadline = time.monotonic() + self._job.options.call_timeout_s
+        while any(self._told.get(one.ident, -1) < number for one in self._successors(server)):
+            if not await self._job.changes.wait(min(deadline, time.monotonic() + _LOOK_S)) and (
+                time.monotonic() > deadline
+            ):
+                raise errors.DeadlineError(f"other servers have not taken over the shards of {server.name} yet")
+
+    async def settled(self, deadline: float) -> None:
+        """Wait until all servers are there, and all shards have their backups. ``deadline``: monotonic seconds."""
+        while len(self._present()) < self._job.options.servers or not self.holders.settled(self._present()):
+            missing = self._job.options.servers - len(self._present())
+            if not await self._job.changes.wait(deadline):
+                raise errors.DeadlineError(
+                    f"{missing} of {self._job.options.servers} servers are missing; start them again"
+                    if missing
+                    else "all servers are there, but not all shards have backups again yet"
+                )
+
+    def _successors(self, server: Member) -> list[Member]:
+        servers = self._job.members.of(Role.SERVER)
+        return [one for one in servers if one.ident != server.ident and self.holders.places(one)]
+
     def server_there(self) -> None:
         """A server has come."""
         if self._begun:
@@ -146,6 +194,9 @@ class Replication:
                 server = self._server_at(report.shard, status.place.address)
                 if status.whole and server is not None:
                     self._handle(CaughtUp(report.shard, server.index, status.place.since))
+        trains = self._job.registry.ready and not (self._job.ended or self._job.recovery.under_way)
+        if self._begun and trains:
+            self._handle(Balance(self._present()))
 
     def look(self) -> None:
         """A server that was lost has not come back for a while: find other backups."""
@@ -200,7 +251,7 @@ class Replication:
 
     def _say(self, effect: Effect) -> None:
         if isinstance(effect, Promote):
-            log.warning("a backup takes the place of a primary that is gone", shard=effect.shard, server=effect.server)
+            log.info("another server is the primary of a shard", shard=effect.shard, server=f"server-{effect.server}")
 
     def wake(self) -> None:
         """Tell servers the newest placement in the background, each of them until it has heard of it."""

@@ -55,6 +55,18 @@ class ServerGone:
 
 
 @dataclass(frozen=True, slots=True)
+class Retires(ServerGone):
+    """An operator wants the server to leave: others take over its shards, and it becomes no backup again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """Let a server that is the primary of few shards take one over from a server with more; ``present`` as above."""
+
+    present: Collection[int]
+
+
+@dataclass(frozen=True, slots=True)
 class ServersThere:
     """These servers are members: shards that lack a backup get one, if there is a server for it."""
 
@@ -85,7 +97,7 @@ class BegunAnew:
     stay: bool
 
 
-Event = ServerGone | ServersThere | CaughtUp | Found | BegunAnew
+Event = ServerGone | Balance | ServersThere | CaughtUp | Found | BegunAnew
 
 # ---- effects
 
@@ -118,6 +130,8 @@ class Holders:
         self.number = self.promotions = 0
         self.replicas = replicas
         self.shards = tuple(Held(primary) for primary in primaries)
+        # Servers that are about to leave.
+        self.retiring: frozenset[int] = frozenset()
         self._planned = tuple(primaries)
 
     @classmethod
@@ -162,6 +176,17 @@ class Holders:
             if not one.whole and one.server in present
         ]
 
+    def settled(self, present: Collection[int]) -> bool:
+        """Whether all shards have all of their backups, and are spread evenly over the servers that are there."""
+        even = all(
+            max(loads[server] for server in present) - min(loads[server] for server in present) < 2
+            for loads in (Counter(self.primaries), self._copies())
+        )
+        return even and all(
+            not held.lost and len(held.backups) == self.replicas and all(one.whole for one in held.backups)
+            for held in self.shards
+        )
+
     def covered(self, server: int, present: Collection[int]) -> bool:
         """Whether each shard of this primary has another server that can take its place."""
         return all(
@@ -176,15 +201,21 @@ class Holders:
         """Take an event in; return what follows."""
         before = self.shards
         match event:
-            case ServerGone(server, present):
+            case Retires(server, present):
+                self.retiring |= {server}
                 effects = self._gone(server, present)
+            case ServerGone(server, present):
+                self.retiring -= {server}
+                effects = self._gone(server, present)
+                self.promotions += sum(isinstance(effect, Promote) for effect in effects)
+            case Balance(present):
+                effects = self._balance(present)
             case ServersThere(present):
                 effects = []
                 self._fill(present)
             case CaughtUp(shard, server, since):
                 effects = []
-                if (backup := self.shards[shard].backup(server)) is not None and backup.since == since:
-                    self._change(shard, backups=[*self._others(shard, server), replace(backup, whole=True)])
+                self._caught_up(shard, server, since)
             case Found(shard, server):
                 effects = []
                 if self.shards[shard].primary != server:
@@ -214,9 +245,61 @@ class Holders:
             # Others may have been sent more or less by the former primary: they begin anew.
             others = [one.server for one in held.backups if one.server in present and one.server != successor]
             self._change(shard, primary=successor, backups=[Backup(one, self.number + 1) for one in others])
-            self.promotions += 1
             effects.append(Promote(shard, successor))
         return effects
+
+    def _caught_up(self, shard: int, server: int, since: int) -> None:
+        backup = self.shards[shard].backup(server)
+        if backup is None or backup.since != since:
+            return
+        others = self._others(shard, server)
+        if len(others) >= self.replicas:  # it takes the place of one on a server that has more copies
+            copies = self._copies()
+            others.remove(max(others, key=lambda one: copies[one.server]))
+        self._change(shard, backups=[*others, replace(backup, whole=True)])
+
+    def _copies(self) -> Counter[int]:
+        """How many shards each server holds, as primary or backup."""
+        copies = Counter(self.primaries)
+        for held in self.shards:
+            copies.update(one.server for one in held.backups)
+        return copies
+
+    def _balance(self, present: Collection[int]) -> list[Effect]:
+        """One shard at a time, and only while all copies are whole: a copy that gives way has to catch up again."""
+        if any(held.lost or len(held.backups) < self.replicas for held in self.shards):
+            return []
+        if self.retiring or self.catching_up(present):
+            return []
+        loads = Counter(self.primaries)
+        most = max(present, key=lambda server: (loads[server], -server))
+        least = min(present, key=lambda server: (loads[server], server))
+        if loads[most] - loads[least] >= 2:
+            return self._give(most, least)
+        copies = self._copies()
+        light = min(present, key=lambda server: (copies[server], server))
+        heavy = [server for server in present if copies[server] - copies[light] >= 2]
+        for shard, held in enumerate(self.shards):
+            elsewhere = held.primary != light and held.backup(light) is None
+            if elsewhere and any(one.server in heavy for one in held.backups):
+                self._add_backup(shard, light)  # in place of one of the others, when it has caught up
+                break
+        return []
+
+    def _give(self, most: int, least: int) -> list[Effect]:
+        """Let server ``least`` take over a shard from ``most``. It needs a copy of one first."""
+        mine = [(shard, held) for shard, held in enumerate(self.shards) if held.primary == most]
+        for shard, held in mine:
+            if held.backup(least) is not None:
+                others = [one.server for one in held.backups if one.server != least]
+                backups = [Backup(server, self.number + 1) for server in (*others, most)]
+                self._change(shard, primary=least, backups=backups)
+                return [Promote(shard, least)]
+        self._add_backup(mine[0][0], least)
+        return []
+
+    def _add_backup(self, shard: int, server: int) -> None:
+        self._change(shard, backups=[*self.shards[shard].backups, Backup(server, self.number + 1)])
 
     def _fill(self, present: Collection[int]) -> None:
         """Find a backup for each shard that lacks one: a server with few shards, and not always the same one."""
@@ -226,17 +309,16 @@ class Holders:
         for shard in range(len(self.shards)):
             held = self.shards[shard]
             while not held.lost and len(held.backups) < self.replicas:
-                able = [s for s in present if s != held.primary and held.backup(s) is None]
+                able = [s for s in present if s not in {held.primary, *self.retiring} and held.backup(s) is None]
                 if not able or held.primary not in present:
                     break
-                loads = Counter(self.primaries)
+                loads = self._copies()
                 together = Counter[int]()
                 for other in self.shards:
-                    loads.update(one.server for one in other.backups)
                     if other.primary == held.primary:
                         together.update(one.server for one in other.backups)
                 chosen = min(able, key=lambda s: (together[s], loads[s], (s - held.primary) % (max(present) + 1)))
-                self._change(shard, backups=[*held.backups, Backup(chosen, self.number + 1)])
+                self._add_backup(shard, chosen)
                 held = self.shards[shard]
 
     def _others(self, shard: int, server: int) -> list[Backup]:

@@ -20,6 +20,8 @@ class Host:
         """Serve another shard from now on; the former one ends."""
         former, self.shard = self.shard, made
         if former is not None:
+            if former.config.timeline == made.config.timeline:
+                former.end(errors.UnavailableError("this server is not the primary of the shard any more: try again"))
             former.end(errors.RolledBackError(f"this server is on timeline {made.config.timeline} now"))
             await former.close()
 

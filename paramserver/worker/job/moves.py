@@ -31,7 +31,10 @@ class Moves:
         while True:
             session = self._member.session  # another one after an observer has become a worker
             seen = session.editions
-            await self._look(session.view)
+            try:
+                await self._look(session.view)
+            except Exception:  # the top of a task: the calls to this shard end with their own errors
+                log.exception("a shard that has moved could not be followed")
             if self._member.session is session:
                 await session.changed(seen)
 

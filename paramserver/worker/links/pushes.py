@@ -182,12 +182,15 @@ class Pushes:
     async def _push_again(self, shard: int, facts: PushFacts, read: Read) -> None:
         try:
             outcome = await self._push_one(shard, facts, read)
-        except errors.ParamServerError as error:
-            log.warning("a contribution did not come again to a shard that moved", what=facts.name, reason=str(error))
+        except errors.FencedError:  # the job goes on elsewhere
             return
-        log.info("a contribution was brought again to a shard that moved", what=str(facts.name), shard=shard)
+        except errors.ParamServerError as error:
+            name, reason = str(facts.name), str(error)
+            log.warning("a shard that has moved took a contribution not again", what=name, shard=shard, reason=reason)
+            return
         if outcome == shard_pb2.OUTCOME_DUPLICATE and not facts.by_data:
-            log.warning("another worker's contribution of the same name counts there", what=facts.name, shard=shard)
+            name = str(facts.name)
+            log.warning("another worker's contribution counts in a shard that has moved", what=name, shard=shard)
 
     def push_header(self, shard: int, facts: PushFacts, chunks: int, attached: Attached | None) -> shard_pb2.PushHeader:
         """The header of a contribution. ``chunks`` follow, unless the ``attached`` server reads them in place."""

@@ -22,7 +22,8 @@ After = Callable[[str, int], Awaitable[None]]
 class Trap:
     """Kills the first leader at the ``nth`` (from 0) thing it does that matches ``what``.
 
-    Things are "call Shard.Activate", "call Shard.SetConsistency COMMIT", "answer Coordinator.Join", "store save state".
+    Things are "call Shard.Activate", "call Shard.SetConsistency COMMIT", "call Shard.Release 8" (a version),
+    "answer Coordinator.Join", "store save state".
     ``when``: "before" it is done, "after", or "between": another one of the kind, begun at about the same time, is
     done, this one never.
     """
@@ -103,6 +104,8 @@ class TappedChannel:
         what = f"call {method}"
         if isinstance(request, shard_pb2.SetConsistencyRequest):
             what += " " + shard_pb2.Phase.Name(request.phase).removeprefix("PHASE_")
+        elif isinstance(request, shard_pb2.ReleaseRequest):
+            what += f" {' '.join(map(str, request.versions))}"
         number = await self._before(what)
         reply = await self._inner.call(method, request, timeout=timeout)
         self._commands.take(self.address, request)

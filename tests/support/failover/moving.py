@@ -130,7 +130,11 @@ class Moving:
 
     def cut(self, shard: int) -> None:
         """The server dies."""
-        self._cluster.call_in_loop(lambda: self._network.kill(self._place(shard)))
+        self._cluster.call_in_loop(lambda: self.kill(shard))
+
+    def kill(self, shard: int) -> None:
+        """The server dies. In the loop."""
+        self._network.kill(self._place(shard))
 
     def announce(self, shard: int, at_work: Sequence[int] = ()) -> None:
         """Another server has the shard of one that died. It believes that the members ``at_work`` are at work."""
