@@ -1,8 +1,8 @@
 """The tests of this folder as a program: ``python -m tests.faults.matrix WHAT [--range A:B] ...``.
 
 WHAT is "matrix", "campaign", "kills" or "kills_of_copies": these tests are run by pytest, with the options of
-conftest.py and of pytest. "list" shows the cases of the matrix; "document" writes docs/reliability.md from the results. Ends with 0 if all of
-the cases that were run went well.
+conftest.py and of pytest. "list" shows the cases of the matrix; "document" writes docs/reliability.md from the results.
+Ends with 0 if all of the cases that were run went well.
 """
 
 from __future__ import annotations

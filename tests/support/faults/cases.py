@@ -277,7 +277,7 @@ def kills(role: str, runs: int, each: int) -> list[Case]:
 
 _PACE_S = 0.02
 # Steps, or asynchronous slices, in which a server that was killed has copies of all shards again.
-_WHOLE = {"sync": 130, "async": 600}
+_WHOLE = {"sync": 60, "async": 300}
 
 
 def kills_of_copies(mode: str, runs: int, each: int) -> list[Case]:
