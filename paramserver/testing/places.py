@@ -41,7 +41,8 @@ PLACES: Mapping[str, Place] = {
     "forward.after_ack": Place("server", "all backups have answered, nothing is published", replicas=True),
     "promote.before": Place("server", "a backup is about to become the primary", replicas=True),
     "promote.after": Place("server", "a backup has become the primary", replicas=True),
-    "catch_up.after_chunks": Place("server", "a new backup has got some chunks of its shard", replicas=True),
+    "catch_up.received": Place("server", "a new backup has received some chunks of its shard", replicas=True),
+    "catch_up.after_chunks": Place("server", "a primary has sent a new backup some chunks", replicas=True),
     "reply.drop": Place("server", "a contribution is counted, the answer not sent", error=_ASKED_AGAIN),
     "ckpt.tmp_open": Place("server", "the temporary file is open", error=_STORAGE),
     "ckpt.mid_write": Place("server", "a part of it is written", error=_STORAGE),
@@ -54,6 +55,9 @@ PLACES: Mapping[str, Place] = {
     "ckpt.gc": Place("coordinator", "old checkpoints are about to be removed", error=_STORAGE),
     "coord.before_generation": Place("coordinator", "a new membership is about to be told", steps=False),
     "coord.after_generation": Place("coordinator", "a new membership has been told", steps=False),
+    "coord.before_promotion": Place(
+        "coordinator", "a server is gone, backups are about to take its place", steps=False, replicas=True
+    ),
     "coord.before_timeline": Place("coordinator", "the job is about to go back to a checkpoint", steps=False),
     "coord.after_timeline": Place("coordinator", "the job has gone back to a checkpoint", steps=False),
     "restore.before_load": Place("server", "it is about to read its part of a checkpoint", steps=False),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.faults.cases import Case, campaign, kills, matrix
+from tests.support.faults.cases import Case, campaign, kills, kills_of_copies, matrix
 from tests.support.faults.results import RESULTS, Results
 from tests.support.faults.runs import Bench
 
@@ -22,7 +22,8 @@ OPTIONS: dict[str, tuple[Any, str]] = {
     "faults": (200, "of the campaign, in all"),
     "each": (4, "of the campaign, in one run"),
     "kinds": ("worker,server,coordinator,store,network", "of the campaign"),
-    "kills": (50, "of each role"),
+    "replicas": (0, "of the campaign"),
+    "kills": (50, "of each role, or mode"),
     "seconds": (1e9, "begin no case after so many seconds"),
     "no-checkpoints": (False, "run without checkpoints"),
     "results": (RESULTS, "the file of results"),
@@ -48,10 +49,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     config, name = metafunc.config, metafunc.function.__name__
     if name == "test_campaign":
         each, kinds = option(config, "each"), tuple(option(config, "kinds").split(","))
-        cases = campaign(option(config, "seed"), -(-option(config, "faults") // each), each, kinds)
+        runs, replicas = -(-option(config, "faults") // each), option(config, "replicas")
+        cases = campaign(option(config, "seed"), runs, each, kinds, replicas)
     elif name == "test_kills":
         runs = -(-option(config, "kills") // 10)
         cases = [case for role in ("worker", "server") for case in kills(role, runs, 10)]
+    elif name == "test_kills_of_copies":
+        runs = -(-option(config, "kills") // 10)
+        cases = [case for mode in ("sync", "async") for case in kills_of_copies(mode, runs, 10)]
     else:
         cases = matrix()
     first, _, last = option(config, "range").partition(":")

@@ -1,8 +1,8 @@
 """The tests of this folder as a program: ``python -m tests.faults.matrix WHAT [--range A:B] ...``.
 
-WHAT is "matrix", "campaign" or "kills": these tests are run by pytest, with the options of conftest.py and of pytest.
-"list" shows the cases of the matrix; "document" writes docs/reliability.md from the results. Ends with 0 if all of
-the cases that were run went well.
+WHAT is "matrix", "campaign", "kills" or "kills_of_copies": these tests are run by pytest, with the options of
+conftest.py and of pytest. "list" shows the cases of the matrix; "document" writes docs/reliability.md from the results.
+Ends with 0 if all of the cases that were run went well.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DOCUMENT = ROOT / "docs" / "reliability.md"
 def main(argv: Sequence[str] | None = None) -> int:
     """Do one of these things; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.matrix", description=__doc__, add_help=False)
-    parser.add_argument("what", choices=["matrix", "campaign", "kills", "document", "list"])
+    parser.add_argument("what", choices=["matrix", "campaign", "kills", "kills_of_copies", "document", "list"])
     parser.add_argument("--results", type=Path, default=RESULTS)
     args, options = parser.parse_known_args(argv)
     if args.what == "list":

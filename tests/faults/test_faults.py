@@ -37,3 +37,8 @@ def test_campaign(case: Case, bench: Bench, results: Results) -> None:
 def test_kills(case: Case, bench: Bench, results: Results) -> None:
     """Processes of one role are killed again and again. The times until training goes on are in the document."""
     judge(case, bench, results)
+
+
+def test_kills_of_copies(case: Case, bench: Bench, results: Results) -> None:
+    """Servers are killed again and again. Their shards have backups, so the job never goes back."""
+    judge(case, bench, results)

@@ -12,7 +12,8 @@ from paramserver.testing.fired import Fired
 from paramserver.testing.places import PLACES
 from paramserver.testing.plan import Plan, Planned, parse
 from tests.support.faults import document, runs
-from tests.support.faults.cases import WHEN, Case, Job, campaign, kills, matrix, sampled
+from tests.support.faults.cases import WHEN, Case, Job, campaign, kills, kills_of_copies, matrix, sampled
+from tests.support.faults.history import Seen
 
 
 def outcome(name: str, place: str, when: str, verdict: str = "ok", total_s: float | None = None) -> runs.Outcome:
@@ -100,6 +101,40 @@ def test_quantiles_of_recovery_times() -> None:
     text = document.text({run.name: run})
     assert "| server | 20 | detection | 1.00 s | 1.90 s | 2.00 s |" in text
     assert "| server | 20 | total | 2.00 s | 2.90 s | 3.00 s |" in text
+
+
+def test_kills_of_servers_with_replicas_have_a_table_of_their_own() -> None:
+    measured = [runs.Recovery("server-0", 0.05, 0.01 * n) for n in range(6, 26)]
+    name = "kills of servers with replicas, sync, run 0"
+    run = runs.Outcome(name, "server, sync", "", "", "ok", "", 60.0, 20, 20, 0, measured)
+    other = runs.Outcome("kills of servers, run 0", "server", "", "", "ok", "", 60.0, 1, 1, 0, [])
+    text = document.text({run.name: run, other.name: other})
+    assert "| sync | 20 | promotion | 0.10 s | 0.19 s | 0.20 s |" in text
+    assert "| sync | 20 | total | 0.15 s | 0.24 s | 0.25 s |" in text
+    assert "1 runs with 20 kills: 1 runs ok. The jobs went back 0 times, and 0 steps were done again." in text
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_kills_of_copies_go_round_and_never_strike_by_themselves(mode: str) -> None:
+    first, second = kills_of_copies(mode, 2, 3)
+    assert [fault.who for fault in first.plan.faults] == ["server-0", "server-1", "server-0"]
+    assert second.plan.faults[0].who == "server-1"
+    assert all(fault.step is not None and fault.step > first.job.contributions for fault in first.plan.faults)
+    assert first.stays
+    assert not first.job.checkpoints
+
+
+def test_recovery_with_replicas_is_until_a_worker_has_the_next_version() -> None:
+    fault = Planned("process", "server-1", "kill", "server-1", step=3)
+    case = Case("x", "server-1", "(anywhere)", "middle", Job(replicas=1), Plan((fault,)))
+    noted = [
+        Fired(0, "server-1", "", "kill", 3, 12, 100.0),
+        Fired(1, "coordinator", "coord.before_promotion", "note", -1, 10, 100.125),
+    ]
+    versions = [(99.0, 3), (100.0625, 3), (100.25, 4)]
+    seen = [Seen("w", 0.0, at, 0, (one, one), ("", ""), (0.0, 0.0), 0.0) for at, one in versions]
+    assert runs.recoveries(case, noted, seen) == [runs.Recovery("server-1", 0.125, 0.25)]
+    assert runs.recoveries(case, noted, seen[:2]) == [runs.Recovery("server-1", 0.125, None)]
 
 
 def test_results_can_be_read_again(tmp_path: Path) -> None:

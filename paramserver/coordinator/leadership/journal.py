@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from contextlib import suppress
 
 import structlog
 from google.protobuf import json_format
@@ -49,6 +50,8 @@ class Journal:
         self.record_now = coordinator_pb2.JobRecord()
         self._text = ""
         self._wake = asyncio.Event()
+        # Set by each write that the store has taken.
+        self._saved = asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
         self._closing = False
 
@@ -141,6 +144,7 @@ class Journal:
                 try:
                     self._revisions[key] = await self._store.save(key, value, self._revisions.get(key, 0), self.term)
                     self._written[key] = value
+                    self._saved.set()
                     failures = 0
                 except errors.FencedError as error:
                     log.warning("the store is another coordinator's now", error=str(error))
@@ -170,7 +174,10 @@ class Journal:
         """Wait until the store has the last record; 2 s at most, since the store may be away."""
         deadline = time.monotonic() + _CLOSE_S
         while self._pending() and not self.fenced.is_set() and time.monotonic() < deadline:
-            await asyncio.sleep(_LOOK_S)
+            self._saved.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._saved.wait()
 
     async def forget_model(self) -> None:
         """Delete the model from the store: the job has ended, and no coordinator will take it over."""

@@ -34,6 +34,7 @@ from paramserver.core.job.holders import (
     ServersThere,
 )
 from paramserver.core.job.membership import Member, Role
+from paramserver.failpoints import reach
 from paramserver.transport.addresses import shard_address
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.messages import consistency_to_proto
@@ -131,6 +132,7 @@ class Replication:
         for key in [key for key in self._configured if key[1] == member.ident]:
             del self._configured[key]
         if counts:
+            reach("coord.before_promotion")
             self._handle(ServerGone(member.index, present))
             self._lacks_since = time.monotonic()
         return covered

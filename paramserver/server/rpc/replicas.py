@@ -104,6 +104,7 @@ class Replicas:
             upload = await receive(frames, "catch_up", expect, keep, state=brought.take, some=True)
             header = upload.header.catch_up
             self._check(shard, header.job, header.timeline, header.placement)
+            reach("catch_up.received", header.version)
             if shard.state.active:  # the answer to the last message was lost
                 return shard_pb2.CatchUpResponse()
             if header.first:

@@ -17,7 +17,7 @@ from paramserver.transport.base import Channel
 log = structlog.get_logger("paramserver.worker")
 
 T = TypeVar("T")
-_BACK_OFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+_BACK_OFF_S = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0)
 # How long an attempt may take, and how much longer for each byte, which is the time on a link of 1 Mb/s.
 _ATTEMPT_S, _BYTE_S = 60.0, 8e-6
 # How long the links wait at their end for channels of former servers that are being closed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,13 +19,18 @@ CHECKPOINT_EVERY = 3
 WHEN = {"first": 0, "second": 1, "middle": 6, "last": STEPS - 1}
 # Every server has at least so many.
 CHUNKS = 2
+# The step of a process's fault that the test itself carries out.
+NEVER = 10**9
 # Checkpoints are of versions: the first one is of the initial weights.
 _SAVED = {"first": 0, "second": CHECKPOINT_EVERY, "middle": 2 * CHECKPOINT_EVERY, "last": STEPS}
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The command that is run under faults. ``pace_s``: how long a slice takes at least."""
+    """The command that is run under faults. ``pace_s``: how long a slice takes at least.
+
+    With replicas, workers write down what they see (`history`).
+    """
 
     mode: str = "sync"
     workers: int = WORKERS
@@ -42,14 +48,14 @@ class Job:
     @property
     def limit_s(self) -> float:
         """After this a run counts as hanging, on a busy machine, too."""
-        return 240.0 if self.pace_s else 120.0
+        return max(240.0 if self.pace_s else 120.0, 0.1 * self.contributions)
 
     @property
     def contributions(self) -> int:
         """What every server must have counted in the end."""
         return ASYNC_SLICES * self.epochs // 2
 
-    def words(self, script: str, summary: str, checkpoints: str) -> list[str]:
+    def words(self, script: str, summary: str, checkpoints: str, history: str) -> list[str]:
         """The words after "paramserver"."""
         words = ["run", script, "--servers", str(SERVERS), "--workers", str(self.workers), "--summary", summary]
         words += ["--set", "training.chunk_bytes=64"]
@@ -67,12 +73,17 @@ class Job:
             ]
         words += ["--", "--epochs", str(self.epochs)]
         words += ["--pace", str(self.pace_s)] if self.pace_s else []
+        words += ["--history", history] if self.replicas else []
         return [*words, "--ledger"] if self.mode == "async" else words
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run. ``fault``: the one whose recovery is timed; the others, if any, bring about that it can strike."""
+    """One run of a plan of faults.
+
+    ``stays``: kills of servers whose shards have backups. The job must not go back to a checkpoint, and do no step
+    again. The test kills as many of them as the run leaves time for.
+    """
 
     name: str
     who: str
@@ -80,6 +91,7 @@ class Case:
     when: str
     job: Job
     plan: Plan
+    stays: bool = False
 
 
 def matrix() -> list[Case]:
@@ -117,14 +129,14 @@ def _of_servers() -> Iterator[Case]:
 def _of_copies() -> Iterator[Case]:
     """Shards have backups: a primary, a backup, both or a new backup are killed, or the coordinator with them."""
     for place, facts in PLACES.items():
-        for who in ("server-0", "server-1") if facts.replicas else ():
+        for who in ("server-0", "server-1") if facts.replicas and facts.role == "server" else ():
             other = "server-1" if who == "server-0" else "server-0"
             for when, step in WHEN.items():
                 if place.startswith("promote."):  # then all copies of a shard are gone
                     lost = Planned("at", "push.after_stage", "kill", other, step=step)
                     yield _case(Planned("at", place, "kill", who), when, lost, replicas=1)
-                elif place.startswith("catch_up."):  # the first copy, or that of a server that has come back
-                    yield _case(Planned("at", place, "kill", who, step=0 if when == "first" else None), when, replicas=1)
+                elif place.startswith("catch_up."):
+                    yield _while_catching_up(place, who, other, when)
                 else:
                     yield _case(Planned("at", place, "kill", who, step=step), when, replicas=1)
     for place in ("push.after_stage", "apply.mid", "commit.before_log", "commit.after_log_before_reply"):
@@ -135,8 +147,28 @@ def _of_copies() -> Iterator[Case]:
         for when, step in WHEN.items():
             yield _case(Planned("process", who, "kill", who, step=step), when, replicas=1)
     for when, step in WHEN.items():
-        both = Planned("process", "coordinator", "kill", "coordinator", step=step)
-        yield _case(Planned("at", "forward.after_ack", "kill", "server-1", step=step), f"{when}, with it", both, replicas=1)
+        lost = Planned("at", "push.after_stage", "kill", "server-1", step=step)
+        yield _case(Planned("at", "coord.before_promotion", "kill", "coordinator"), when, lost, replicas=1)
+        for beside in ("coordinator", "server-0"):
+            both = Planned("process", beside, "kill", beside, step=step)
+            fault = Planned("at", "forward.after_ack", "kill", "server-1", step=step)
+            yield _case(fault, f"{when}, with {beside}", both, replicas=1)
+
+
+def _while_catching_up(place: str, who: str, other: str, when: str) -> Case:
+    """A server brings another one its shard, or is brought it: the first copy, or that of a server that has come back.
+
+    Slices take long enough for a server to be back before the last step.
+    """
+    if when == "first":
+        return _case(Planned("at", place, "kill", who), when, replicas=1)
+    brings = place == "catch_up.after_chunks"
+    # A server that has been started again is brought two shards, and the first copies are of one shard.
+    fault = Planned("at", place, "kill", who, nth=2)
+    step = {"second": 1, "middle": 3, "last": STEPS - 1}[when]
+    lost = Planned("at", "push.after_stage", "kill", other if brings else who, step=step)
+    case = _case(fault, when, lost, replicas=1)
+    return replace(case, job=replace(case.job, pace_s=0.0 if when == "last" else 0.3))
 
 
 def _of_answers() -> Iterator[Case]:
@@ -214,14 +246,15 @@ def sampled() -> list[Case]:
     return [found[0] for found in cases.values()]
 
 
-def campaign(seed: int, runs: int, each: int, kinds: tuple[str, ...] = KINDS) -> list[Case]:
+def campaign(seed: int, runs: int, each: int, kinds: tuple[str, ...] = KINDS, replicas: int = 0) -> list[Case]:
     """Random runs of several faults; every fourth one is asynchronous."""
     cases = []
     for number in range(runs):
-        job = Job("async" if number % 4 == 3 else "sync", workers=2 + number % 2, epochs=4)
+        job = Job("async" if number % 4 == 3 else "sync", workers=2 + number % 2, epochs=4, replicas=replicas)
         shape = Shape(SERVERS, job.workers, job.steps, job.mode)
         plan = made(seed * 1000 + number, each, shape, kinds)
-        cases.append(Case(f"campaign {seed}, run {number}", "several", "several", "random", job, plan))
+        name = f"campaign {seed}{' with replicas' if replicas else ''}, run {number}"
+        cases.append(Case(name, "several", "several", "random", job, plan))
     return cases
 
 
@@ -231,7 +264,7 @@ def kills(role: str, runs: int, each: int) -> list[Case]:
     # A worker that is lost stops nobody, so others go on until its successor is there.
     gap = {"worker": 120, "server": 40}[role]
     for number in range(runs):
-        job = Job(workers=3, epochs=-(-2 * (each + 1) * gap // STEPS), pace_s=0.02)
+        job = Job(workers=3, epochs=-(-2 * (each + 1) * gap // STEPS), pace_s=_PACE_S)
         faults = []
         for time in range(each):
             who = f"{role}-{(number + time) % (SERVERS if role == 'server' else job.workers)}"
@@ -239,4 +272,22 @@ def kills(role: str, runs: int, each: int) -> list[Case]:
         cases.append(
             Case(f"kills of {role}s, run {number}", role, "(anywhere)", "every so often", job, Plan(tuple(faults)))
         )
+    return cases
+
+
+_PACE_S = 0.02
+# Steps, or asynchronous slices, in which a server that was killed has copies of all shards again.
+_WHOLE = {"sync": 60, "async": 300}
+
+
+def kills_of_copies(mode: str, runs: int, each: int) -> list[Case]:
+    """The same with replicas. Servers are killed at random moments at which all shards have backups (`strikes`)."""
+    cases = []
+    for number in range(runs):
+        epochs = math.ceil(2 * _WHOLE[mode] * each / (STEPS if mode == "sync" else ASYNC_SLICES))
+        job = Job(mode, 3, epochs, _PACE_S, checkpoints=False, replicas=1)  # there is nothing to go back to
+        whos = [f"server-{(number + time) % SERVERS}" for time in range(each)]
+        plan = Plan(tuple(Planned("process", who, "kill", who, step=NEVER) for who in whos), number)
+        name = f"kills of servers with replicas, {mode}, run {number}"
+        cases.append(Case(name, f"server, {mode}", "(anywhere)", "at random moments", job, plan, stays=True))
     return cases

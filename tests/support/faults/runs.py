@@ -13,15 +13,24 @@ from paramserver.testing.arming import environment
 from paramserver.testing.fired import Fired, FiredLog
 from paramserver.testing.plan import Plan, Planned
 from paramserver.testing.report import Report
+from tests.support.faults import history
 from tests.support.faults.cases import Case, Job
+from tests.support.faults.history import Seen
+from tests.support.faults.strikes import BROUGHT, Strikes
 from tests.support.integration.harness import Done, Place, read_summary
 
 SCRIPT = Path(__file__).parent / "scripts" / "small.py"
 # What is only written down, to time recoveries.
-NOTES = (
-    Planned("at", "commit.after_log_before_reply", "note", "server-*", times=0),
+_ACTS = (
     Planned("at", "coord.before_generation", "note", times=0),
     Planned("at", "coord.before_timeline", "note", times=0),
+)
+NOTES = (Planned("at", "commit.after_log_before_reply", "note", "server-*", times=0), *_ACTS)
+# With replicas, workers write down each version. It is not the time of a successor that counts.
+NOTES_OF_REPLICAS = (
+    Planned("at", "coord.before_promotion", "note", times=0),
+    Planned("at", BROUGHT, "note", "server-*", times=0),
+    *_ACTS,
 )
 
 
@@ -56,6 +65,8 @@ class Outcome:
     struck: int
     duplicate: int
     recoveries: list[Recovery] = field(default_factory=list)
+    rollbacks: int = 0
+    steps_redone: int = 0
     plan: str = ""
     # What the run said, if it did not go well; not kept in the results.
     log: str = ""
@@ -76,39 +87,47 @@ class Bench:
 
     def __init__(self, log: Path | None = None, checkpoints: bool = True) -> None:
         """``log``: a directory for the output of runs that did not go well."""
-        self._twins: dict[Job, dict[str, Any]] = {}
+        self._twins: dict[Job, tuple[dict[str, Any], list[Seen]]] = {}
         self._log = log
         self._checkpoints = checkpoints
 
-    def twin(self, job: Job) -> dict[str, Any]:
-        """The summary of the job without faults."""
+    def twin(self, job: Job) -> tuple[dict[str, Any], list[Seen]]:
+        """The summary of the job without faults, and what its workers saw."""
+        job = replace(job, pace_s=0.0)  # which changes no bits
         if job not in self._twins:
             with Place() as place:
                 done, summary = _run(place, job, {})
                 done.check()
                 assert summary is not None
                 assert summary["contributions_applied"] == job.contributions, summary
-                self._twins[job] = summary
+                self._twins[job] = summary, _history(place)
         return self._twins[job]
 
     def run(self, case: Case) -> Outcome:
         """Run a case to its end, whatever that is."""
         case = replace(case, job=replace(case.job, checkpoints=self._checkpoints and case.job.checkpoints))
-        twin = self.twin(case.job)
+        twin, quiet = self.twin(case.job)
         begun = time.time()
         with Place() as place:
             path = place.work / "plan.toml"
-            path.write_text(Plan((*case.plan.faults, *NOTES), case.plan.seed).to_toml())
+            notes = NOTES_OF_REPLICAS if case.job.replicas else NOTES
+            path.write_text(Plan((*case.plan.faults, *notes), case.plan.seed).to_toml())
             try:
-                done, summary = _run(place, case.job, environment(path))
+                with Strikes(case, path):
+                    done, summary = _run(place, case.job, environment(path))
             except AssertionError as error:  # it hangs
                 done, summary = Done(124, "", str(error), case.job.limit_s), None
             noted = FiredLog.beside(path).read()
             left = _residue(place) if done.code != 124 else ""
+            seen = _history(place)
         faults = len(case.plan.faults)
         fired = [entry for entry in noted if entry.fault < faults]
         report = Report(case.plan, fired, begun, done.code, summary, twin)
-        verdict, detail = _judge(report, summary, case.job, left)
+        verdict, detail = _judge(report, summary, case, left)
+        if verdict == "ok" and case.job.replicas:
+            synchronous = case.job.mode == "sync"
+            broken = history.problems(seen, quiet if synchronous else (), None if synchronous else case.job.epochs)
+            verdict, detail = ("differs", "; ".join(broken)) if broken else (verdict, detail)
         log = "\n".join([case.plan.to_toml(), *report.lines(), done.text]) if verdict != "ok" else ""
         if log and self._log is not None:
             self._log.mkdir(parents=True, exist_ok=True)
@@ -125,7 +144,9 @@ class Bench:
             planned=faults,
             struck=len(fired),
             duplicate=summary["contributions_duplicate"] if summary else 0,
-            recoveries=recoveries(case, noted),
+            recoveries=recoveries(case, noted, seen),
+            rollbacks=summary["rollbacks"] if summary else 0,
+            steps_redone=summary["steps_redone"] if summary else 0,
             plan=case.plan.to_toml(),
             log=log,
         )
@@ -133,9 +154,13 @@ class Bench:
 
 def _run(place: Place, job: Job, variables: dict[str, str]) -> tuple[Done, dict[str, Any] | None]:
     summary = place.work / "summary.json"
-    words = job.words(str(SCRIPT), str(summary), str(place.work / "checkpoints"))
+    words = job.words(str(SCRIPT), str(summary), str(place.work / "checkpoints"), str(place.work / "history"))
     done = place.launch(*words, environ=variables).wait(job.limit_s)
     return done, read_summary(summary) if summary.exists() else None
+
+
+def _history(place: Place) -> list[Seen]:
+    return history.read(place.work / "history")
 
 
 def _residue(place: Place) -> str:
@@ -148,7 +173,8 @@ def _residue(place: Place) -> str:
     return f"temporary files are left: {', '.join(left)}" if left else ""
 
 
-def _judge(report: Report, summary: dict[str, Any] | None, job: Job, left: str) -> tuple[str, str]:
+def _judge(report: Report, summary: dict[str, Any] | None, case: Case, left: str) -> tuple[str, str]:
+    job = case.job
     if report.code == 124:
         return "failed", "it hangs"
     if report.code or summary is None:
@@ -159,15 +185,20 @@ def _judge(report: Report, summary: dict[str, Any] | None, job: Job, left: str) 
         return "differs", "the ledger of samples"
     if summary["contributions_applied"] != job.contributions:
         return "differs", f"{summary['contributions_applied']} contributions, not {job.contributions}"
+    if case.stays and (summary["rollbacks"] or summary["steps_redone"]):
+        return "differs", f"went back {summary['rollbacks']} times, {summary['steps_redone']} steps done again"
     if left:
         return "failed", left
-    if report.unfired:
+    if report.unfired and not case.stays:
         return "did not fire", ", ".join(str(report.plan.faults[number]) for number in report.unfired)
     return "ok", ""
 
 
-def recoveries(case: Case, noted: Sequence[Fired]) -> list[Recovery]:
-    """One for each kill of a server or worker of the plan, from what was noted after it and before the next kill."""
+def recoveries(case: Case, noted: Sequence[Fired], seen: Sequence[Seen] = ()) -> list[Recovery]:
+    """One for each kill of a server or worker of the plan, from what was noted after it and before the next kill.
+
+    ``seen``: with replicas, what workers saw. Then a version counts when a worker has it.
+    """
     faults = len(case.plan.faults)
     kills = [e for e in noted if e.fault < faults and e.do == "kill" and e.who.startswith(("server", "worker"))]
     found = []
@@ -176,7 +207,10 @@ def recoveries(case: Case, noted: Sequence[Fired]) -> list[Recovery]:
         after = [e for e in noted if e.fault >= faults and kill.at < e.at < until]
         acted = next((e.at for e in after if e.what.startswith("coord.")), None)
         commits = [e for e in after if e.what.startswith("commit.")]
-        if kill.who.startswith("server"):  # its successor has to publish something
+        if case.job.replicas:
+            total = history.until_next(seen, kill.at)
+            published = None if total is None or kill.at + total >= until else kill.at + total
+        elif kill.who.startswith("server"):  # its successor has to publish something
             published = next((e.at for e in commits if e.who == kill.who and e.pid != kill.pid), None)
         else:  # the step at which it was lost, on all servers
             first = {e.who: e.at for e in reversed(commits) if e.step >= kill.step}

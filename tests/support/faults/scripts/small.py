@@ -1,13 +1,18 @@
-"""Twelve steps of a small model: `small.py [--ledger] [--epochs N] [--pace SECONDS]`.
+"""Twelve steps of a small model: `small.py [--ledger] [--epochs N] [--pace SECONDS] [--history FOLDER]`.
 
 Adam on a linear layer. With --ledger there is only a tensor with one number per sample, to which each epoch adds
 exactly 1 for each sample that counts: its bits do not depend on the order, so asynchronous runs can be compared, too.
+With --history each worker writes down all versions that it computes with, for `tests/support/faults/history.py`.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
+import os
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -37,14 +42,48 @@ class Ledger(nn.Module):
         return -self.seen[index].sum()
 
 
+class History:
+    """The versions that this worker computes with, a line each."""
+
+    def __init__(self, ctx: ps.Context, model: nn.Module, folder: Path, began: float) -> None:
+        self._ctx, self._tensors = ctx, dict(model.named_parameters())
+        folder.mkdir(exist_ok=True)
+        self._file = (folder / f"worker-{ctx.rank}-{os.getpid()}.jsonl").open("a", buffering=1)
+        self._file.write(f"{began}\n")
+        self._last: tuple[int, list[int]] = (-1, [])
+
+    def see(self) -> None:
+        """Take down the weights at hand, if they are new. All of them have arrived."""
+        engine = self._ctx.engine
+        now = engine.shards.links.timeline, list(engine.weights.versions)
+        if now == self._last:
+            return
+        self._last = now
+        digests, sums = [], []
+        plan = engine.shards.plan
+        for shard in range(plan.shards):
+            content, total = hashlib.sha256(), 0.0
+            for chunk in plan.chunks_of(shard):
+                for piece in chunk.pieces:
+                    flat = self._tensors[plan.layout.tensors[piece.tensor].name].detach().reshape(-1)
+                    part = flat[piece.tensor_start : piece.tensor_start + piece.elements]
+                    content.update(part.numpy().tobytes())
+                    total += float(part.sum())
+            digests.append(content.hexdigest()[:16])
+            sums.append(total)
+        most = max(float(tensor.detach().max()) for tensor in self._tensors.values())
+        self._file.write(json.dumps([time.time(), *now, digests, sums, most]) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ledger", action="store_true")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--pace", type=float, default=0.0, help="seconds that a slice takes at least")
+    parser.add_argument("--history", type=Path, help="a folder for what the workers see")
     args = parser.parse_args()
 
-    ctx = ps.init()
+    ctx, began = ps.init(), time.time()
     data = TensorDataset(torch.randn(SAMPLES, 8), torch.randn(SAMPLES, 8), torch.arange(SAMPLES))
     small = Ledger() if args.ledger else Small()
     if args.ledger:
@@ -52,9 +91,12 @@ def main() -> None:
     else:
         rule = torch.optim.Adam(small.parameters(), lr=0.01)
     model, optimizer, loader = ctx.prepare(small, rule, DataLoader(data, batch_size=BATCH, shuffle=True))
+    history = History(ctx, small, args.history, began) if args.history else None
     for _ in ctx.epochs(args.epochs):
         for x, y, index in loader:
             loss = model.loss(x, y, index)
+            if history is not None:
+                history.see()
             loss.backward()
             if args.pace:
                 time.sleep(args.pace)
