@@ -90,7 +90,7 @@ def trains(**options: Any) -> Iterator[tuple[Fleet, Shown]]:
 def test_a_server_dies_and_another_one_catches_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENV_RESTART_COMMAND, "docker start here")
     monkeypatch.setattr(backups, "_GROUP_BYTES", 600)  # a few chunks at a time, so that a part can be seen
-    with trains(cluster__replicas=1, cluster__repair_mbps=0.3, training__chunk_bytes=512) as (fleet, look):
+    with trains(cluster__replicas=1, cluster__repair_mbps=0.05, training__chunk_bytes=512) as (fleet, look):
         facts = look.until("all shards have backups", lambda facts: states(facts) == {"replicated"})
         assert facts["state"] == "training"
         assert (facts["takeovers"], facts["repairs"]) == (0, 0)

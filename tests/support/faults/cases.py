@@ -124,9 +124,7 @@ def _of_copies() -> Iterator[Case]:
                     lost = Planned("at", "push.after_stage", "kill", other, step=step)
                     yield _case(Planned("at", place, "kill", who), when, lost, replicas=1)
                 elif place.startswith("catch_up."):  # the first copy, or that of a server that has come back
-                    yield _case(
-                        Planned("at", place, "kill", who, step=0 if when == "first" else None), when, replicas=1
-                    )
+                    yield _case(Planned("at", place, "kill", who, step=0 if when == "first" else None), when, replicas=1)
                 else:
                     yield _case(Planned("at", place, "kill", who, step=step), when, replicas=1)
     for place in ("push.after_stage", "apply.mid", "commit.before_log", "commit.after_log_before_reply"):
@@ -138,9 +136,7 @@ def _of_copies() -> Iterator[Case]:
             yield _case(Planned("process", who, "kill", who, step=step), when, replicas=1)
     for when, step in WHEN.items():
         both = Planned("process", "coordinator", "kill", "coordinator", step=step)
-        yield _case(
-            Planned("at", "forward.after_ack", "kill", "server-1", step=step), f"{when}, with it", both, replicas=1
-        )
+        yield _case(Planned("at", "forward.after_ack", "kill", "server-1", step=step), f"{when}, with it", both, replicas=1)
 
 
 def _of_answers() -> Iterator[Case]:
