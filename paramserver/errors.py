@@ -14,6 +14,7 @@ ParamServerError
 ├── StaleViewError                     refresh the view of the cluster, then go on
 │   ├── FencedError                    an older generation or timeline
 │   │   ├── NotMemberError             this process is no member any more, or not of this coordinator: join again
+│   │   ├── RelievedError              other servers hold the shards of this server: drop them, then join again
 │   │   └── RolledBackError            the job went back to an earlier version: go on from there
 │   ├── OutOfOrderError                a contribution to a step that is not open yet
 │   └── GoneError                      a version that is no longer kept
@@ -92,6 +93,10 @@ class FencedError(StaleViewError):
 
 class NotMemberError(FencedError):
     """The coordinator does not know this process: join again."""
+
+
+class RelievedError(FencedError):
+    """Other servers have taken over the shards of this server: drop them, then join again."""
 
 
 class RolledBackError(FencedError):

@@ -19,6 +19,7 @@ from paramserver.core.job.life import Phase
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.job.seats import (
     Back,
+    Drop,
     Event,
     Facts,
     Gone,
@@ -146,11 +147,21 @@ def _check_settings(job: Job, request: coordinator_pb2.JoinRequest, role: Role) 
 
 async def admit_server(job: Job, request: coordinator_pb2.JoinRequest, wish: int | None) -> Seat:
     """The seat for a server, which is its own now. Raises if the job has no use for the server."""
-    newcomer = Newcomer(wish, request.incarnation, request.holds, request.timeline, request.replaces)
+    newcomer = Newcomer(
+        wish,
+        request.incarnation,
+        request.holds,
+        request.timeline,
+        known=request.beginning == job.beginning,
+        replaces=request.replaces,
+    )
     match job.seats.place(newcomer, _facts(job)):
         case Seat(index) as seat:
             _handle(job, Taken(index, with_shard=bool(request.holds)))
             return seat
+        case Drop(text):
+            log.warning("a server comes back whose shards others hold; it drops them", at=request.address)
+            raise errors.RelievedError(text)
         case TryAgain(text):
             raise errors.UnavailableError(text)
         case TooMany(text):
@@ -180,6 +191,7 @@ def _facts(job: Job, covered: bool = False) -> Facts:
         going_back=job.recovery.under_way,
         over=job.ended or job.over.done(),
         covered=covered,
+        spare={*range(job.options.servers)} - {*job.holders.primaries},
     )
 
 

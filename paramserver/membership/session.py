@@ -12,7 +12,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, cast
@@ -43,7 +43,7 @@ class JoinOptions:
     """Facts about a process, sent when it joins. ``consistency`` None: it takes the setting of the job.
 
     ``shard``, of a server: (layout, timeline) of the shard it holds. ``term``: the highest that it knows of elsewhere.
-    ``replaces``: pids of the processes in whose place this one was started.
+    ``replaces``: pids of the processes in whose place this one was started. ``drop``, of a server: drops its shards.
     """
 
     role: types_pb2.Role = types_pb2.ROLE_WORKER
@@ -61,6 +61,7 @@ class JoinOptions:
     replaces: Sequence[int] = ()
     # A server that shares its link with a worker.
     beside_worker: bool = False
+    drop: Callable[[], Awaitable[None]] | None = None
 
 
 class Session:
@@ -106,7 +107,14 @@ class Session:
             self._check_term(cast(coordinator_pb2.JoinResponse, reply).view.term)
             return reply
 
-        reply = await persist(attempt, self.channel, options.join_timeout_s, options.log_interval_s)
+        try:
+            reply = await persist(attempt, self.channel, options.join_timeout_s, options.log_interval_s)
+        except errors.RelievedError as error:
+            if options.drop is None:
+                raise
+            log.warning(str(error))
+            await options.drop()
+            reply = await persist(attempt, self.channel, options.join_timeout_s, options.log_interval_s)
         joined = cast(coordinator_pb2.JoinResponse, reply)
         self.member, self.name, self.rank, self.job = joined.member, joined.name, joined.rank, joined.job
         self.expected_workers = joined.expected_workers

@@ -68,6 +68,9 @@ def summarise(
         "max_clock_spread": max((shard.max_clock_spread for shard in shards), default=0),
         "restarts": dict(restarts or {}),
         "losses": status.losses,
+        # How often backups took over from a lost server, and how often all shards had all their backups again after it.
+        "takeovers": status.takeovers,
+        "repairs": status.repairs,
         # Names of workers that had no slices at some time: a step had fewer slices than there were workers.
         "idle_workers": list(status.idle),
         # In words, slices that counted without their samples, since they killed the workers that computed them.

@@ -9,6 +9,7 @@ from paramserver import errors
 from paramserver.checkpoint import catalog
 from paramserver.checkpoint.names import parse_name
 from paramserver.checkpoint.place import Place
+from paramserver.core.job.status import took_over
 from paramserver.v1 import coordinator_pb2, types_pb2
 
 # Exit code of a run that has broken a promise.
@@ -85,6 +86,8 @@ def _all_there(status: coordinator_pb2.StatusResponse, summary: Mapping[str, Any
         f"{counted} counted once",
         f"{sum(missed.values())} contributions not counted" + (f" ({why})" if why else ""),
     ]
+    if summary["takeovers"]:
+        facts.append(took_over(summary["takeovers"], summary["repairs"]))
     if summary["steps_skipped"]:
         facts.append(f"{summary['steps_skipped']} steps skipped since a gradient was not finite")
     if poisoned := summary["poisoned_slices"]:

@@ -39,6 +39,7 @@ class ServerMember:
             term=lambda: service.process.term,
             replaces=replaces,
             beside_worker=beside_worker,
+            drop=service.drop,
         )
         self.service = service
         self.session = Session(coordinator, options, self._report)

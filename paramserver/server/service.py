@@ -55,6 +55,10 @@ class ShardService:
         """The report that the coordinator gets every now and then."""
         return self._facts.report()
 
+    async def drop(self) -> None:
+        """End the shard while the process goes on: calls that wait or come are told to try elsewhere."""
+        await self.host.drop()
+
     async def close(self) -> None:
         """End the shard and its threads."""
         await self.host.close()
@@ -116,6 +120,13 @@ class ServerService:
         """(layout, timeline) of the shards that this process holds; the layout is empty while it holds none."""
         shard = self.first.host.shard
         return (shard.digest, shard.config.timeline) if shard is not None else ("", 0)
+
+    async def drop(self) -> None:
+        """Forget all shards, since other servers hold them: their memory is free, and they answer nobody any more."""
+        dropped = list(self.shards.values())
+        self.shards.clear()
+        for shard in dropped:
+            await shard.drop()
 
     async def close(self) -> None:
         """Answer everybody and end the threads."""

@@ -46,6 +46,7 @@ CODES: Mapping[type[errors.ParamServerError], grpc.StatusCode] = {
     errors.StaleViewError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.FencedError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NotMemberError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.RelievedError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.RolledBackError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.OutOfOrderError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.GoneError: grpc.StatusCode.OUT_OF_RANGE,

@@ -22,6 +22,7 @@ from paramserver.core.job.seats import (
     Answer,
     Away,
     Back,
+    Drop,
     Effect,
     Facts,
     Gone,
@@ -260,6 +261,77 @@ def test_any_other_shard_is_of_an_earlier_run(incarnation: int, holds: str, time
     answer = job.asks(None, incarnation, holds=holds, timeline=timeline)
     assert answer == Stranger("this server holds a shard of an earlier run of job 'test': restart it")
     assert who(job, 0) == "away", "the job still waits for the right one"
+
+
+# ---- servers whose shards others hold
+
+
+def relieved(facts: Facts = MODEL, *spare: int) -> Job:
+    """A job with replicas: the servers ``spare`` were lost one second ago, and others have taken over their shards."""
+    job = full(facts)
+    for index in spare:
+        job.facts = replace(facts, covered=True)
+        assert job.goes(index) == [], "the job waits for nobody"
+    job.facts = replace(facts, spare=spare)
+    job.now += 1.0
+    return job
+
+
+@pytest.mark.parametrize("facts", [MODEL, SAFE])
+@pytest.mark.parametrize("wish", [None, 1])
+@pytest.mark.parametrize("timeline", [1, 2])
+def test_a_server_that_was_cut_off_drops_its_shards_and_gets_its_seat(
+    facts: Facts, wish: int | None, timeline: int
+) -> None:
+    job = relieved(facts, 1)
+    answer = job.asks(wish, 101, holds="digest", timeline=timeline, known=True)
+    assert answer == Drop("this server was given up for lost, and other servers hold its shards: it drops them")
+    assert who(job, 1) == "free", "nothing has changed, so it may ask as often as it likes"
+    assert job.asks(wish, 101, known=True) == Seat(1)
+    assert who(job, 1) == 101
+
+
+@pytest.mark.parametrize(("known", "holds"), [(False, "digest"), (True, "another")])
+def test_a_server_of_another_run_drops_nothing(known: bool, holds: str) -> None:
+    answer = relieved(SAFE, 1).asks(1, 101, holds=holds, timeline=2, known=known)
+    assert answer == Stranger("this server holds a shard of an earlier run of job 'test': restart it")
+
+
+def test_nothing_is_dropped_that_the_job_waits_for() -> None:
+    """The shards of server-0 are nowhere else: it comes back with them, however long it was away."""
+    job = relieved(MODEL, 1)
+    job.goes(0)
+    assert who(job, 0) == "away"
+    assert job.asks(None, 100, holds="digest", timeline=2, known=True) == Seat(0)
+
+
+def test_nothing_is_dropped_while_another_server_has_the_seat() -> None:
+    job = relieved(MODEL, 1)
+    assert job.asks(1) == Seat(1)
+    answer = job.asks(1, 101, holds="digest", timeline=2, known=True)
+    assert answer == Stranger("this server holds a shard of an earlier run of job 'test': restart it")
+
+
+@pytest.mark.parametrize(("wish", "index"), [(None, 1), (0, 1), (1, 1), (5, 1)])
+def test_in_a_seat_whose_shards_others_hold_nobody_needs_a_shard(wish: int | None, index: int) -> None:
+    """Also while the job waits for another server: the newcomer does not end the job."""
+    job = relieved(MODEL, 1)
+    job.goes(0)
+    assert job.asks(wish) == Seat(index)
+    assert [who(job, 0), who(job, 1)] == ["away", 77]
+    assert isinstance(job.asks(0, 78), JobFails), "but this one would have to bring the shards of server-0"
+
+
+@pytest.mark.parametrize(
+    ("wish", "answer"),
+    [(1, Seat(1)), (0, Seat(0, goes_back="has begun anew")), (None, Seat(0, goes_back="has begun anew"))],
+)
+def test_with_a_checkpoint_the_job_goes_back_only_for_the_seat_whose_shards_are_lost(
+    wish: int | None, answer: Seat
+) -> None:
+    job = relieved(SAFE, 1)
+    job.goes(0)
+    assert job.asks(wish) == answer
 
 
 # ---- random sequences

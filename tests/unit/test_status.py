@@ -37,6 +37,7 @@ AWAY = "server-1 is lost; another one takes its place"
         ),
         (replace(RUNNING, away=[AWAY]), Status(State.DEGRADED, AWAY)),
         (replace(RUNNING, missed=["worker-1 is gone: x"]), Status(State.DEGRADED, "worker-1 is gone: x")),
+        (replace(RUNNING, unprotected=["a", "b"], missed=["c"]), Status(State.DEGRADED, "a; b; c")),
         (replace(RUNNING, workers=0, missed=["a", "b"]), Status(State.DEGRADED, "a; b")),
         (replace(RUNNING, troubles=["the disk is full"]), Status(State.DEGRADED, "the disk is full")),
         (replace(RUNNING, broken=["no checkpoint"]), Status(State.DEGRADED, "no checkpoint")),
@@ -62,6 +63,10 @@ def test_where_a_job_stands(facts: JobFacts, expected: Status) -> None:
 
 def test_a_worker_that_is_gone_when_others_are_through_is_missed_no_more() -> None:
     assert job_status(replace(RUNNING, missed=["x"], finished=True)).state is State.TRAINING
+
+
+def test_a_server_whose_shards_others_hold_lets_nobody_wait() -> None:
+    assert member_status(replace(MEMBER, job=replace(RUNNING, unprotected=[AWAY]))) == Status(State.TRAINING)
 
 
 def test_only_training_and_done_are_well() -> None:

@@ -22,6 +22,8 @@ SUMMARY: dict[str, Any] = {
     "contributions_applied": 660,
     "contributions_not_counted": {},
     "checkpoint": "step-00000330-t1",
+    "takeovers": 0,
+    "repairs": 0,
     "state": "done",
     "poisoned_slices": [],
     "broken_promises": [],
@@ -49,6 +51,13 @@ def test_what_did_not_count_is_named_with_its_reason() -> None:
     missed = {"duplicate": 2, "late": 1}
     last = closing_lines(coordinator_pb2.StatusResponse(), {**SUMMARY, "contributions_not_counted": missed})[-1]
     assert "660 contributions counted once, 3 contributions not counted (2 brought twice, 1 later than" in last
+
+
+def test_takeovers_are_named() -> None:
+    last = closing_lines(STATUS, {**SUMMARY, "takeovers": 1})[-1]
+    assert ", backups took over from a lost server once, last checkpoint" in last
+    last = closing_lines(STATUS, {**SUMMARY, "takeovers": 3, "repairs": 2})[-1]
+    assert ", backups took over from a lost server 3 times, and all shards had their backups again 2 times," in last
 
 
 def test_each_broken_promise_is_a_line() -> None:

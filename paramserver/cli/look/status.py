@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from paramserver.cli.target import NEAR, Target, Where, find_target
-from paramserver.core.job.status import WELL
+from paramserver.core.job.holders import Cover
+from paramserver.core.job.status import WELL, took_over
 from paramserver.errors import UnavailableError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from paramserver.v1.coordinator_pb2 import ProcessStatus, StatusResponse
+    from paramserver.v1.coordinator_pb2 import ProcessStatus, ShardStatus, StatusResponse
 
 WATCH_INTERVAL_S = 1.0
 UNHEALTHY_EXIT_CODE = 5
@@ -76,6 +78,9 @@ def describe(response: StatusResponse) -> dict[str, Any]:
     facts |= {name: dict(sorted(getattr(response, name).items())) for name in ("troubles", "broken_promises")}
     facts |= {"poisoned_slices": list(response.poisoned), "lost": list(response.lost)}
     facts |= {name: getattr(response, name) for name in _COUNTS}
+    if response.holders:
+        facts |= {"takeovers": response.takeovers, "repairs": response.repairs}
+        facts["shards"] = [_describe_shard(shard) for shard in response.holders]
     return {**facts, "processes": [_describe_process(process) for process in response.processes]}
 
 
@@ -93,6 +98,12 @@ def _describe_process(process: ProcessStatus) -> dict[str, Any]:
     facts["metrics"] = dict(sorted(process.metrics.items()))
     if process.HasField("server"):
         facts["server"] = {name: getattr(process.server, name) for name in _SERVER}
+    return facts
+
+
+def _describe_shard(shard: ShardStatus) -> dict[str, Any]:
+    facts: dict[str, Any] = {name: getattr(shard, name) for name in ("shard", "state", "primary")}
+    facts["backups"] = [{name: getattr(one, name) for name in ("server", "whole", "share")} for one in shard.backups]
     return facts
 
 
@@ -133,15 +144,36 @@ def render(facts: dict[str, Any]) -> RenderableType:
     lines += [Text(f"wrong now: {sentence}") for sentence in facts["troubles"].values()]
     lines += [Text(f"broken promise: {sentence}") for sentence in facts["broken_promises"].values()]
     lines += [Text(f"skipped, since it kills the workers that compute it: {name}") for name in facts["poisoned_slices"]]
+    lines += [Text(line) for line in _shards(facts.get("shards", ()))]
     if facts["lost"]:
         lines.append(Text(f"lost: {', '.join(facts['lost'])}"))
     if facts["losses"] > len(facts["lost"]):
         lines.append(Text(f"lost and replaced so far: {facts['losses'] - len(facts['lost'])}"))
+    if facts.get("takeovers"):
+        lines.append(Text(took_over(facts["takeovers"], facts["repairs"])))
     if facts["checkpoint"]:
         lines.append(Text(f"last checkpoint: {facts['checkpoint']}"))
     if facts["rollbacks"]:
         lines.append(Text(f"went back {facts['rollbacks']} times; {facts['steps_redone']} steps were done again"))
     return Group(*lines)
+
+
+def _shards(shards: Sequence[dict[str, Any]]) -> list[str]:
+    """Lines about the copies of shards: one for all, or one for the shards of a server in the same state."""
+    if shards and all(shard["state"] == Cover.REPLICATED for shard in shards):
+        return [f"shards: all {len(shards)} replicated"]
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for shard in shards:
+        groups.setdefault((shard["primary"], shard["state"]), []).append(shard)
+    lines = []
+    for (primary, state), group in sorted(groups.items()):
+        numbers = ", ".join(str(shard["shard"]) for shard in group)
+        behind = [one for shard in group for one in shard["backups"] if not one["whole"]]
+        if state == Cover.CATCHING_UP and behind:
+            share = sum(one["share"] for one in behind) / len(behind)
+            state += f" {int(share * 100)} %, on {', '.join(sorted({one['server'] for one in behind}))}"
+        lines.append(f"{'shard' if len(group) == 1 else 'shards'} {numbers} on {primary}: {state}")
+    return lines
 
 
 def _watch(target: Target, as_json: bool) -> int:

@@ -6,6 +6,7 @@ import os
 import time
 
 from paramserver.coordinator.job import Job
+from paramserver.coordinator.rpc.copies import heirs, shard_statuses, unprotected
 from paramserver.core.job.membership import Member, Presence, Role
 from paramserver.core.job.status import JobFacts, MemberFacts, again, job_status, member_status
 from paramserver.v1 import coordinator_pb2
@@ -49,6 +50,9 @@ def status_page(job: Job, request: coordinator_pb2.StatusRequest) -> coordinator
         model=job.registry.model if request.model else None,
         state=status.state,
         reason=status.reason,
+        holders=shard_statuses(job),
+        takeovers=job.holders.takeovers,
+        repairs=job.holders.repairs,
     )
     response.processes.add(
         role="coordinator",
@@ -59,7 +63,7 @@ def status_page(job: Job, request: coordinator_pb2.StatusRequest) -> coordinator
         reason=status.reason,
     )
     for role in (Role.SERVER, Role.WORKER):
-        shown = {gone.name: gone for gone in job.reports.departed() if gone.role == role.value}
+        shown = {gone.name: _departed(job, gone) for gone in job.reports.departed() if gone.role == role.value}
         shown |= {member.name: _process(job, member, facts) for member in job.members.of(role)}
         response.processes.extend(sorted(shown.values(), key=lambda process: int(process.name.rpartition("-")[2])))
     return response
@@ -75,6 +79,7 @@ def job_facts(job: Job) -> JobFacts:
         workers=len(names),
         finished=job.ending.finished or (job.ending.script_ended and not names),
         away=[_away(job, away.member) + again(away.member.restart_command) for away in job.seats.away],
+        unprotected=unprotected(job),
         missed=[
             (reason if reason.startswith(name) else f"{name}: {reason}") + again(commands.get(name, ""))
             for name, reason in job.reports.missed.items()
@@ -93,6 +98,16 @@ def _away(job: Job, server: Member) -> str:
     back_to = job.checkpoints.last or "the last checkpoint"
     then = f"all go back to {back_to}" if job.registry.ready else "version 0 is uploaded again"
     return f"{server.name} is lost; it may come back, or another one takes its place and {then}"
+
+
+def _departed(job: Job, gone: coordinator_pb2.ProcessStatus) -> coordinator_pb2.ProcessStatus:
+    """A process that is gone; of a server whose shards others hold, also which ones."""
+    if gone.role != Role.SERVER.value or not (held := heirs(job, gone.name)):
+        return gone
+    shown = coordinator_pb2.ProcessStatus()
+    shown.CopyFrom(gone)
+    shown.reason = f"{gone.reason}; {held}"
+    return shown
 
 
 def _process(job: Job, member: Member, facts: JobFacts) -> coordinator_pb2.ProcessStatus:

@@ -100,6 +100,11 @@ class Replication:
     def write(self, record: coordinator_pb2.JobRecord) -> None:
         """Write the placement into the record of the job."""
         record.promotions = self.holders.promotions
+        record.takeovers, record.repairs, record.hurt = (
+            self.holders.takeovers,
+            self.holders.repairs,
+            self.holders.hurt,
+        )
         for held in self.holders.shards:
             backups = [
                 coordinator_pb2.BackupRecord(server=one.server, since=one.since, whole=one.whole)
@@ -119,7 +124,9 @@ class Replication:
                 )
                 for held in record.holders
             ]
-            self.holders.restore(record.view.placement, record.promotions, shards)
+            self.holders.restore(
+                record.view.placement, record.promotions, shards, record.takeovers, record.repairs, record.hurt
+            )
 
     # ---- servers come and go
 

@@ -7,6 +7,7 @@ and becomes the primary when the primary is gone. A new backup *catches up* firs
 
 from __future__ import annotations
 
+import enum
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -41,6 +42,16 @@ class Held:
     def backup(self, server: int) -> Backup | None:
         """This server as a backup; None if it is none."""
         return next((one for one in self.backups if one.server == server), None)
+
+
+class Cover(enum.StrEnum):
+    """How well a shard is protected against the loss of a server."""
+
+    REPLICATED = "replicated"
+    CATCHING_UP = "catching up"
+    NO_BACKUP = "no backup"
+    # Neither a primary nor a backup.
+    LOST = "lost"
 
 
 # ---- events
@@ -130,6 +141,10 @@ class Holders:
         self.number = self.promotions = 0
         self.replicas = replicas
         self.shards = tuple(Held(primary) for primary in primaries)
+        # How often backups took over from a lost server; how often all shards had all backups again after that.
+        self.takeovers = self.repairs = 0
+        # A server was lost, and some shard still lacks a backup for that reason.
+        self.hurt = False
         # Servers that are about to leave.
         self.retiring: frozenset[int] = frozenset()
         self._planned = tuple(primaries)
@@ -187,6 +202,20 @@ class Holders:
             for held in self.shards
         )
 
+    def state(self, shard: int) -> Cover:
+        """How well the shard is protected against the loss of a server."""
+        held = self.shards[shard]
+        if held.lost:
+            return Cover.LOST
+        if sum(one.whole for one in held.backups) >= self.replicas:
+            return Cover.REPLICATED
+        return Cover.CATCHING_UP if any(not one.whole for one in held.backups) else Cover.NO_BACKUP
+
+    @property
+    def replicated(self) -> bool:
+        """Whether each shard has all the backups that it should have."""
+        return all(self.state(shard) is Cover.REPLICATED for shard in range(len(self.shards)))
+
     def covered(self, server: int, present: Collection[int]) -> bool:
         """Whether each shard of this primary has another server that can take its place."""
         return all(
@@ -207,7 +236,10 @@ class Holders:
             case ServerGone(server, present):
                 self.retiring -= {server}
                 effects = self._gone(server, present)
-                self.promotions += sum(isinstance(effect, Promote) for effect in effects)
+                promotions = sum(isinstance(effect, Promote) for effect in effects)
+                self.promotions += promotions
+                self.takeovers += promotions > 0
+                self.hurt = self.hurt or (self.replicas > 0 and self.shards != before)
             case Balance(present):
                 effects = self._balance(present)
             case ServersThere(present):
@@ -221,11 +253,15 @@ class Holders:
                 if self.shards[shard].primary != server:
                     self._change(shard, primary=server, backups=(), lost=False)
                     self.promotions += 1
+                    self.takeovers += before[shard].primary not in self.primaries
             case BegunAnew(stay):
-                effects = []
+                effects, self.hurt = [], False
                 self.shards = tuple(Held(primary) for primary in (self.primaries if stay else self._planned))
                 self.number += 1
         self.number += self.shards != before
+        if self.hurt and self.replicated:
+            self.hurt = False
+            self.repairs += 1
         return effects
 
     def _gone(self, server: int, present: Collection[int]) -> list[Effect]:
@@ -341,7 +377,16 @@ class Holders:
 
     # ---- an earlier coordinator
 
-    def restore(self, number: int, promotions: int, shards: Sequence[Held]) -> None:
+    def restore(
+        self,
+        number: int,
+        promotions: int,
+        shards: Sequence[Held],
+        takeovers: int = 0,
+        repairs: int = 0,
+        hurt: bool = False,
+    ) -> None:
         """Go on from the record of an earlier coordinator."""
         self.number, self.promotions, self.shards = number, promotions, tuple(shards)
+        self.takeovers, self.repairs, self.hurt = takeovers, repairs, hurt
         self._planned = self._planned if len(self._planned) == len(shards) else self.primaries

@@ -28,7 +28,7 @@ class Facts:
     ``servers``: the number of seats. ``layout``: digest of the model's layout; empty while no model is known.
     ``can_go_back``: a shard that is lost can be restored from a checkpoint. ``going_back``: this happens just now.
     ``over``: the job has ended or is about to end. ``covered``: other servers have taken over all shards of the server
-    that is gone.
+    that is gone. ``spare``: the seats whose servers are the primary of no shard.
     """
 
     job: str
@@ -39,6 +39,7 @@ class Facts:
     going_back: bool = False
     over: bool = False
     covered: bool = False
+    spare: Collection[int] = ()
 
 
 # ---- events
@@ -103,13 +104,15 @@ class Newcomer:
     """A server asks for a seat.
 
     ``wish``: the index that it wishes. ``holds``: digest of the layout of its shard, empty if it has no shard;
-    ``timeline``: that of the shard. ``replaces``: pids of the processes in whose place it comes.
+    ``timeline``: that of the shard. ``known``: the server was a member of this job before. ``replaces``: pids of the
+    processes in whose place it comes.
     """
 
     wish: int | None
     incarnation: int
     holds: str = ""
     timeline: int = 0
+    known: bool = False
     replaces: Collection[int] = ()
 
 
@@ -142,7 +145,14 @@ class Stranger:
     text: str
 
 
-Answer = Seat | TryAgain | TooMany | Stranger | JobFails
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Other servers hold the shards of the newcomer. It drops them, and asks again as a server without a shard."""
+
+    text: str
+
+
+Answer = Seat | Drop | TryAgain | TooMany | Stranger | JobFails
 
 
 class Seats:
@@ -205,10 +215,13 @@ class Seats:
         """The seat that the newcomer gets, or why it gets none.
 
         A server that was cut off comes back with its shard, to its own seat. A server that begins anew in its place
-        has no shard: the job goes back to a checkpoint, or fails if it cannot go back.
+        has no shard: the job goes back to a checkpoint, or fails if it cannot go back. In a seat whose shards other
+        servers have taken over, nobody needs a shard.
         """
         if newcomer.holds:
             return self._with_shard(newcomer, facts)
+        if (spare := self._spare(facts)) and (newcomer.wish in spare or not facts.can_go_back):
+            return Seat(newcomer.wish if newcomer.wish in spare else spare[0])
         if self._away and facts.can_go_back:
             index = newcomer.wish if newcomer.wish in self._away else min(self._away)
             return Seat(index, goes_back="has begun anew")
@@ -226,9 +239,15 @@ class Seats:
     def _with_shard(self, newcomer: Newcomer, facts: Facts) -> Answer:
         own = next((a.member for a in self.away if a.member.incarnation == newcomer.incarnation), None)
         older = newcomer.timeline != facts.timeline
+        if own is None and newcomer.known and newcomer.holds == facts.layout and self._spare(facts):
+            return Drop("this server was given up for lost, and other servers hold its shards: it drops them")
         if own is None or newcomer.holds != facts.layout or (older and not facts.going_back):
             return Stranger(f"this server holds a shard of an earlier run of job {facts.job!r}: restart it")
         return Seat(own.index, goes_back="came back from an older timeline" if older else "")
+
+    def _spare(self, facts: Facts) -> list[int]:
+        """The free seats in which nobody needs a shard."""
+        return [index for index in sorted(facts.spare) if index < facts.servers and self.seat(index) is None]
 
     def _full(self, newcomer: Newcomer, facts: Facts) -> Answer:
         servers = self._members.of(Role.SERVER)

@@ -47,6 +47,16 @@ def again(command: str) -> str:
     return f" (if nothing starts it again, type: {command})" if command else ""
 
 
+def took_over(takeovers: int, repairs: int) -> str:
+    """In words, how often backups took over from a lost server, and how often all shards had backups again after it."""
+    again_ = f", and all shards had their backups again {_times(repairs)}" if repairs else ""
+    return f"backups took over from a lost server {_times(takeovers)}{again_}"
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
+
+
 _ENDS = {Phase.FAILED: State.FAILED, Phase.STOPPED: State.STOPPED, Phase.DONE: State.DONE}
 
 
@@ -62,6 +72,8 @@ class JobFacts:
     finished: bool = False
     # Servers that are gone and not replaced: a clause for each.
     away: Sequence[str] = ()
+    # Shards that lack a backup, and servers that are gone and whose shards others hold: a clause for each.
+    unprotected: Sequence[str] = ()
     # Workers that were lost or whose scripts failed, and that no other worker has replaced.
     missed: Sequence[str] = ()
     # Names of stalled workers.
@@ -87,7 +99,7 @@ def job_status(facts: JobFacts) -> Status:
     if facts.phase is Phase.RECOVERING:
         wrong.append(facts.reason)
     if facts.phase in (Phase.RUNNING, Phase.RECOVERING) and not facts.finished:
-        wrong += facts.missed
+        wrong += [*facts.unprotected, *facts.missed]
         if facts.stalled:
             wrong.append(f"{', '.join(facts.stalled)} hands in nothing; its slices go to others")
     wrong += [*facts.broken, *facts.troubles]

@@ -25,6 +25,13 @@ class Host:
             former.end(errors.RolledBackError(f"this server is on timeline {made.config.timeline} now"))
             await former.close()
 
+    async def drop(self) -> None:
+        """Serve no shard any more: other servers hold it."""
+        former, self.shard = self.shard, None
+        if former is not None:
+            former.end(errors.UnavailableError("other servers hold the shard now: try again"))
+            await former.close()
+
     def _end(self) -> None:
         if self.shard is not None:
             self.shard.end(errors.JobFailedError(self.process.failure))
