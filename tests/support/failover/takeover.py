@@ -115,7 +115,7 @@ class Keeper:
         self._fleet = fleet
         connect = fleet.network.connect_from(self.process.out)
         coordinator = coordinator_channel(fleet.places, connect)
-        self.service = ServerService(JOB, connect, JOB_S)
+        self.service = ServerService(JOB, connect, JOB_S, shares=fleet.settings.cluster.transport != "grpc")
         self.member = ServerMember(self.service, coordinator, address, index, JOB_S, replaces=replaces)
         self._serving = Serving(fleet.settings, Security(), coordinator, index)
         fleet.network.serve_in(self.process, address, [("Shard", self.service)])
