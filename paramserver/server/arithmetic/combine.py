@@ -96,7 +96,7 @@ class Sum:
         return math.isfinite(self._seen)
 
     def whole(self, out: Tensor | None = None) -> Tensor:
-        """The whole sum, in ``out`` or ``kept`` if given; else new, or the input itself if there is nothing to compute."""
+        """The whole sum, in ``out`` or ``kept`` if given; else new, or the input if there is nothing to compute."""
         out = self._kept if out is None else out
         if out is None and self.ready:
             for _ in self.tiles(0, self.like.numel() if self._look else 0):

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from paramserver.compress.base import Compressor
     from paramserver.core.layout.plan import Chunk
-    from paramserver.server.replicas.outbox import Content
     from paramserver.server.arithmetic.apply import ChunkState
+    from paramserver.server.replicas.outbox import Content
     from paramserver.server.versions.shard import Contribution, Making, ShardTensors
     from paramserver.server.versions.version import Version
 

@@ -187,9 +187,7 @@ class ShardTensors:
         samples = sum(c.samples for c in contributions)
         return Making(base, tuple(contributions), samples, used_by(contributions), leading(contributions))
 
-    def drafted(
-        self, chunk: Chunk, making: Making, keep: Keep | None = None
-    ) -> tuple[torch.Tensor, ChunkState | None]:
+    def drafted(self, chunk: Chunk, making: Making, keep: Keep | None = None) -> tuple[torch.Tensor, ChunkState | None]:
         """A chunk of a draft. The contributions need to have no more than this chunk. ``keep``: as in :meth:`build`.
 
         Changes nothing: the state that goes with it (None: as it is) is a copy.
