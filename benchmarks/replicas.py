@@ -19,6 +19,7 @@ from benchmarks import exchange, hosts, mem
 from benchmarks.busy import Busy
 from benchmarks.launch import SCRIPTS, call, flags
 from benchmarks.rows import Row, rows
+from tests.support.machines.network import Network
 
 WITHOUT, WITH = "without", "replicas 1"
 VARIANTS = {WITHOUT: 0, WITH: 1}
@@ -98,7 +99,7 @@ def text(optimizer: str, without: int, with_: int, copy: int) -> str:
     )
 
 
-def between_hosts(network: hosts.Network, replicas: int) -> Measured:
+def between_hosts(network: Network, replicas: int) -> Measured:
     """The same between emulated hosts."""
     n, megabytes, _, steps, skip = _LINKS
     words = flags({"--megabytes": megabytes, "--ranks": n, "--steps": steps, "--skip": skip})

@@ -298,13 +298,17 @@ class RunningShard:
         base = self.versions[self.state.version]
         try:
             content = (draft.content if draft is not None else None) or self.copies.content(base.number)
+            header = self.copies.header(contributions)
             given = await self._given(base, contributions, content)
             slot = self.sharing.take()
             version, placed = await self.arithmetic(
                 lambda: self._made(base, contributions, given, slot, draft, content)
             )
             self.sharing.settle(version, slot, base, placed)
-            await self.copies.hold(contributions, given, content)
+            if header is not None:
+                assert content is not None, "it has the same condition as the header"
+                assert not contributions[0].combined, "a shard has backups when it is none itself"
+                await self.copies.hold(header, content)
             reach("commit.before_log", base.number)
             self._publish(version, effect.buffers)
             reach("commit.after_log_before_reply", base.number)

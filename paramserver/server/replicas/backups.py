@@ -113,9 +113,9 @@ class Backups:
     # ---- which there are
 
     @property
-    def present(self) -> bool:
-        """Whether there is any backup."""
-        return bool(self._backups)
+    def follow(self) -> bool:
+        """Whether any backup needs what the next version is made of. That begins only between two versions."""
+        return any(backup.begun for backup in self._backups.values())
 
     def tell(self, placement: int, places: Sequence[Place], mbps: float) -> None:
         """These are the backups. New ones catch up, at ``mbps`` megabits a second at most (0: no limit)."""

@@ -145,21 +145,19 @@ class Copies:
 
     def content(self, version: int) -> Content | None:
         """Memory for what the version after ``version`` is made of; None if there are no backups."""
-        return self.backups.content(version) if self.backups.present else None
+        return self.backups.content(version) if self.backups.follow else None
 
-    async def hold(
-        self, contributions: Sequence[Contribution], given: Mapping[int, Tensor] | None, content: Content | None
-    ) -> None:
-        """Return when all backups hold what the version in the making is made of: ``content``, or else ``given``."""
-        if not self.backups.present:
-            return
+    def header(self, contributions: Sequence[Contribution]) -> shard_pb2.ForwardHeader | None:
+        """What the backups are told of the version in the making; None if there are none."""
         shard = self._shard
-        reach("forward.before", shard.state.version)
-        header = forward_header(shard.config.job, shard.state, contributions, len(shard.tensors.layout.tensors))
-        if content is None or contributions[0].combined:
-            await self.backups.forward(header, given or {}, None)
-        else:
-            await self.backups.forward(header, content.chunks, content.slot)
+        if not self.backups.follow:
+            return None
+        return forward_header(shard.config.job, shard.state, contributions, len(shard.tensors.layout.tensors))
+
+    async def hold(self, header: shard_pb2.ForwardHeader, content: Content) -> None:
+        """Return when all backups hold what the version in the making is made of."""
+        reach("forward.before", header.version)
+        await self.backups.forward(header, content.chunks, content.slot)
 
     def _replaced(self, reason: str) -> None:
         """Another server is the primary: nothing more is published here."""
