@@ -17,7 +17,9 @@ import pytest
 import torch
 
 from paramserver.server.replicas.lent import Lent
+from paramserver.server.replicas.outbox import Outbox
 from paramserver.server.running import RunningShard
+from paramserver.transport.base import Channel
 from paramserver.transport.shm.segments import Foreign, Segment
 from paramserver.v1 import shard_pb2
 from tests.support.cluster.programs import LedgerProgram
@@ -109,15 +111,21 @@ def test_without_memory_a_backup_is_sent_everything(
 def test_a_backup_that_cannot_map_the_memory_is_sent_everything(
     read: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried = []
+    tried, lent = [], []
+    lend = Outbox.lend
 
     def refused(self: Foreign, fd: int, nbytes: int) -> None:
         tried.append(nbytes)
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
+    async def counted(self: Outbox, channel: Channel, *about: Any) -> Any:
+        lent.append(channel.address)
+        return await lend(self, channel, *about)
+
     monkeypatch.setattr("paramserver.server.replicas.lent.Foreign", type("NoForeign", (), {"__init__": refused}))
+    monkeypatch.setattr(Outbox, "lend", counted)
     trained(tmp_path)
-    assert len(tried) == 2, "each backup says so once"
+    assert (len(tried), len(lent)) == (2, 2), "each backup says so once, and none begins anew"
     assert not read
 
 
