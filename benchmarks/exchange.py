@@ -79,11 +79,11 @@ def measure(case: Case, variant: str) -> tuple[list[float], float]:
         found = [json.loads(path.read_text()) for path in Path(directory).glob("*.json")]
     if len(found) != workers or len({one["weight"] for one in found}) != 1:
         raise RuntimeError(f"{variant}: the workers' weights differ: {[one['weight'] for one in found]}")
-    return _steps(found), found[0]["weight"]
+    return steps_of(found, SKIP), found[0]["weight"]
 
 
-def _steps(found: list[dict[str, Any]]) -> list[float]:
-    """Seconds per step; steps that not every worker took part in (somebody was faster) do not count."""
+def steps_of(found: list[dict[str, Any]], skip: int) -> list[float]:
+    """Seconds of each step but the first ones, out of the times of all workers."""
     ends: dict[int, list[tuple[float, float]]] = {}
     whole = [one["times"] for one in found]
     if len({len(times) for times in whole}) != 1:
@@ -91,7 +91,7 @@ def _steps(found: list[dict[str, Any]]) -> list[float]:
     for times in whole:
         for step, (began, ended) in enumerate(times):
             ends.setdefault(step, []).append((began, ended))
-    return [max(e for _, e in both) - max(b for b, _ in both) for step, both in ends.items() if step >= SKIP]
+    return [max(e for _, e in both) - max(b for b, _ in both) for step, both in ends.items() if step >= skip]
 
 
 def floor(case: Case) -> float:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.launch import SCRIPTS, environment, flags
@@ -22,6 +22,8 @@ SCRIPT = SCRIPTS / "ready.py"
 MEGABYTES, WORKERS, STEPS = 400, 2, 4
 # Of AdamW: two numbers for each weight.
 STATE = 2
+# Of all roles together.
+TOTAL = "all"
 _RUN_S = 300.0
 _PAUSE_S = 0.25
 _ROLES = b"paramserver.roles.child"
@@ -57,33 +59,36 @@ def _once() -> tuple[list[float], dict[str, int]]:
         sizes = flags({"--servers": 1, "--workers": WORKERS})
         words = flags({"--megabytes": MEGABYTES, "--ranks": WORKERS, "--steps": STEPS, "--skip": 1, "--out": out})
         command = [sys.executable, "-m", "paramserver", "run", str(SCRIPT), *sizes, "--", *words]
-        with subprocess.Popen(
-            [*command, "--optimizer", "adamw"],
-            env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ) as process:
-            ended = threading.Event()
-            peaks: dict[str, int] = {}
-            watching = threading.Thread(target=_watch, args=(process.pid, peaks, ended))
-            watching.start()
-            try:
-                said, _ = process.communicate(timeout=_RUN_S)
-            except subprocess.TimeoutExpired as error:
-                raise RuntimeError(f"the run took longer than {_RUN_S:g} s") from error
-            finally:
-                ended.set()
-                watching.join()
-                process.kill()
-        if process.returncode:
-            raise RuntimeError(f"the run ended with {process.returncode}:\n{said}")
+        peaks = watched([*command, "--optimizer", "adamw"])
         return json.loads(out.read_text())["step_s"], peaks
+
+
+def watched(command: Sequence[str]) -> dict[str, int]:
+    """The largest sizes of the processes of a run, by role, and of all together. Raises RuntimeError if it fails."""
+    with subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        ended = threading.Event()
+        peaks: dict[str, int] = {}
+        watching = threading.Thread(target=_watch, args=(process.pid, peaks, ended))
+        watching.start()
+        try:
+            said, _ = process.communicate(timeout=_RUN_S)
+        except subprocess.TimeoutExpired as error:
+            raise RuntimeError(f"the run took longer than {_RUN_S:g} s") from error
+        finally:
+            ended.set()
+            watching.join()
+            process.kill()
+    if process.returncode:
+        raise RuntimeError(f"the run ended with {process.returncode}:\n{said}")
+    return peaks
 
 
 def _watch(root: int, peaks: dict[str, int], ended: threading.Event) -> None:
     """Note the largest sizes of the run's processes, by role."""
     while not ended.wait(_PAUSE_S):
+        total = 0
         for pid in descendants(root, _parents()):
             try:
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -94,6 +99,8 @@ def _watch(root: int, peaks: dict[str, int], ended: threading.Event) -> None:
             except OSError:  # it has ended
                 continue
             peaks[role] = max(peaks.get(role, 0), size)
+            total += size
+        peaks[TOTAL] = max(peaks.get(TOTAL, 0), total)
 
 
 def resident(rollup: str) -> int:

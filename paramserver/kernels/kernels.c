@@ -9,6 +9,7 @@
  */
 #include <math.h>
 #include <stdint.h>
+#include <string.h>
 
 /* Elements that go through at a time. Few, so that a core waits for the lines of several tensors at once: blocks of 1024
  * take half as long again. */
@@ -25,12 +26,14 @@
 #define INLINE static inline __attribute__((always_inline))
 
 /* What is summed, and how. rows: the contributions. steps: triples (one, other, place): places below `count` are rows,
- * those from there on scratch. The sum is divided by `divisor`, or multiplied by `factor` if that is not 0. */
+ * those from there on scratch. The sum is divided by `divisor`, or multiplied by `factor` if that is not 0. kept: where the
+ * result is left, too; 0 if nowhere. No other argument overlaps it. */
 struct sum {
     const float *const *rows;
     const int32_t *steps;
     int32_t count, length;
     float divisor, factor;
+    float *kept;
 };
 
 /* What becomes of the sum. kind: an enum value. first: the state arrays have no history yet. a to h: numbers, see
@@ -111,6 +114,7 @@ FOR_EACH_CPU float paramserver_step(const struct sum *sum, const struct formula 
         for (; i + 16 <= n; i += 16)
             for (int lane = 0; lane < 16; lane++) seen[lane] += gradient[i + lane];
         for (; i < n; i++) seen[0] += gradient[i];
+        if (sum->kept) memcpy(sum->kept + at, gradient, n * sizeof(float));
         update(formula, gradient, weights ? weights + at : 0, out + at, one ? one + at : 0, two ? two + at : 0, n);
     }
     for (int lane = 0; lane < 16; lane++) all += seen[lane];

@@ -58,6 +58,7 @@ class _Sum(ctypes.Structure):
         ("length", ctypes.c_int32),
         ("divisor", ctypes.c_float),
         ("factor", ctypes.c_float),
+        ("kept", ctypes.c_void_p),
     ]
 
 
@@ -88,17 +89,20 @@ class Library:
         weights: Tensor | None,
         out: Tensor,
         state: Sequence[Tensor] = (),
+        kept: Tensor | None = None,
     ) -> float:
         """The sum of ``rows`` from element ``start`` on, as many as ``out`` has, divided, then used as in ``formula``.
 
         All tensors are flat, of float32 and without gaps. ``weights``: the old ones, None for a copy. ``out``: the
-        result; no other tensor overlaps it. ``state``: at most two arrays, changed in place. The recipe needs at most
+        result; no other tensor overlaps it. ``state``: at most two arrays, changed in place. ``kept``: where
+        the divided sum is left, too. The recipe needs at most
         PLACES places. Returns the sum of all sums, which is finite only if each of them is.
         """
         places = (ctypes.c_void_p * len(rows))(*[row.data_ptr() + 4 * start for row in rows])
         factor = exact_reciprocal(divisor) if divisor != 1.0 else 0.0
         steps = _steps(recipe)
-        what = _Sum(ctypes.addressof(places), ctypes.addressof(steps), len(rows), len(recipe), divisor, factor)
+        left = None if kept is None else kept.data_ptr()
+        what = _Sum(ctypes.addressof(places), ctypes.addressof(steps), len(rows), len(recipe), divisor, factor, left)
         how = _Formula(formula.kind, formula.negate, formula.first, *formula.numbers)
         arrays = [array.data_ptr() for array in state] + [None, None]
         old = None if weights is None else weights.data_ptr()

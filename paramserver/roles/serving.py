@@ -73,6 +73,7 @@ class Serving:
             settings.cluster.wait_timeout_s,
             settings.training.threads_per_server
             or server_threads(len(os.sched_getaffinity(0)), _servers_here(settings)),
+            shares=settings.cluster.transport != "grpc",
         )
         server = await grpc.serve([("Shard", service)], host, port, self._security)
         self.member = ServerMember(

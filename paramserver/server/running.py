@@ -42,6 +42,7 @@ from paramserver.server.arithmetic.apply import ChunkState
 from paramserver.server.arithmetic.hypers import Hyperparameters
 from paramserver.server.arithmetic.norms import NormExchange
 from paramserver.server.replicas.copies import Copies
+from paramserver.server.replicas.outbox import Content
 from paramserver.server.saving.holding import Holding
 from paramserver.server.saving.kept import Kept
 from paramserver.server.saving.saver import Saver
@@ -84,6 +85,7 @@ class RunningShard:
 
     ``pool`` is the thread for arithmetic; ``failed`` is called once, with the reason, when the shard cannot go on.
     ``connect`` opens a channel to a backup; ``told`` is called when a backup has all of the shard.
+    ``shares``: backups on this host may read this process's memory.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class RunningShard:
         failed: Callable[[str], None],
         connect: Callable[[str], Channel],
         told: Callable[[], None] = lambda: None,
+        shares: bool = False,
     ) -> None:
         self.config, self.plan = config, plan
         self.hypers = Hyperparameters(tensors.optimizer, groups)
@@ -121,8 +124,8 @@ class RunningShard:
         self.versions: dict[int, Version] = {}
         self.buffers: dict[int, Contribution] = {}
         self.stealing = Stealing()
-        self.copies = Copies(self, connect, norms_.wait_s, told)
-        self.drafting = Drafting(tensors, self.arithmetic, lambda: self.copies.backups.present)
+        self.copies = Copies(self, connect, norms_.wait_s, told, shares)
+        self.drafting = Drafting(tensors, self.arithmetic, self.copies.content)
         self.acks = Acks()
         self._pool, self._failed = pool, failed
         self._calls = Calls()
@@ -294,11 +297,18 @@ class RunningShard:
     async def _build(self, effect: Build, contributions: Sequence[Contribution], draft: Draft | None) -> None:
         base = self.versions[self.state.version]
         try:
-            given = await self._given(base, contributions, draft)
-            async with self.copies.hold(contributions, given):
-                slot = self.sharing.take()
-                version, placed = await self.arithmetic(lambda: self._made(base, contributions, given, slot, draft))
-                self.sharing.settle(version, slot, base, placed)
+            content = (draft.content if draft is not None else None) or self.copies.content(base.number)
+            header = self.copies.header(contributions)
+            given = await self._given(base, contributions, content)
+            slot = self.sharing.take()
+            version, placed = await self.arithmetic(
+                lambda: self._made(base, contributions, given, slot, draft, content)
+            )
+            self.sharing.settle(version, slot, base, placed)
+            if header is not None:
+                assert content is not None, "it has the same condition as the header"
+                assert not contributions[0].combined, "a shard has backups when it is none itself"
+                await self.copies.hold(header, content)
             reach("commit.before_log", base.number)
             self._publish(version, effect.buffers)
             reach("commit.after_log_before_reply", base.number)
@@ -315,10 +325,15 @@ class RunningShard:
         given: Mapping[int, Tensor] | None,
         slot: int | None,
         draft: Draft | None,
+        content: Content | None,
     ) -> tuple[Version, bool]:
-        """The next version, and whether it lies in ``slot``. In the arithmetic thread."""
+        """The next version, and whether it lies in ``slot``. In the arithmetic thread.
+
+        ``content`` is filled, as far as it is not in ``given``.
+        """
         space = self.sharing.space(slot) if slot is not None else None
-        version = self.tensors.build(base, contributions, given, space, draft.made if draft is not None else None)
+        made = draft.made if draft is not None and draft.content is content else None
+        version = self.tensors.build(base, contributions, given, space, made, content)
         if draft is not None:
             draft.becomes(version)
         if space is None and base.slot is not None and not version.same_as(base):
@@ -354,22 +369,20 @@ class RunningShard:
                 self.copy(version)
 
     async def _given(
-        self, base: Version, contributions: Sequence[Contribution], draft: Draft | None
+        self, base: Version, contributions: Sequence[Contribution], content: Content | None
     ) -> Mapping[int, Tensor] | None:
-        """What is applied, by chunk; None if it is not clipped by the norm over all shards, and not for backups."""
+        """What is applied, by chunk, in ``content`` if given; None if it follows from the contributions alone."""
         if contributions[0].combined:
             return contributions[0].chunks
-        limit, backups = leading(contributions).clip_norm, self.copies.backups.present
-        if limit <= 0 and not backups:
-            return None
-        done = draft.combined if draft is not None else {}
-        combined = await self.arithmetic(lambda: self.tensors.combined(base, contributions, backups, done))
+        limit = leading(contributions).clip_norm
         if limit <= 0:
-            return combined
+            return None
+        combined = await self.arithmetic(lambda: self.tensors.combined(base, contributions, content))
         gradients = {index: made for index, made in combined.items() if index in self.tensors.states}
         mine = await self.arithmetic(lambda: norms.squares(gradients))
         everybodys = await self.norms.exchange(self.state.timeline, base.number, mine)
-        return {**combined, **await self.arithmetic(lambda: norms.clip(gradients, everybodys, limit))}
+        own = content is not None
+        return {**combined, **await self.arithmetic(lambda: norms.clip(gradients, everybodys, limit, own))}
 
     def begin(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Begin to compute with the shard's tensors: in the thread for arithmetic, or at once if the shard is small.
@@ -395,6 +408,8 @@ class RunningShard:
     def end(self, error: errors.ParamServerError) -> None:
         """Refuse all calls with ``error``, those that wait and those that come; nothing happens here any more."""
         self._calls.end(error)
+        if self._moved is not None and not self._moved.done():
+            self._moved.set_result(None)
         self.holding.forget()
 
     async def close(self) -> None:

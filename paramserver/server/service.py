@@ -48,8 +48,9 @@ class ShardService:
         self.export, self.copied = facts.export, facts.copied
         self.share_norms, self.probe_place = facts.share_norms, facts.probe_place
         # Copies of the shard.
-        replicas = Replicas(host)
-        self.set_holders, self.forward, self.catch_up = replicas.set_holders, replicas.forward, replicas.catch_up
+        replicas = Replicas(host, self)
+        self.set_holders, self.lend = replicas.set_holders, replicas.lend
+        self.forward, self.catch_up = replicas.forward, replicas.catch_up
 
     def report(self) -> shard_pb2.StatsResponse:
         """The report that the coordinator gets every now and then."""
@@ -72,13 +73,18 @@ class ServerService:
     """
 
     def __init__(
-        self, job: str, connect: Callable[[str], Channel], wait_timeout_s: float = 600.0, threads: int = 1
+        self,
+        job: str,
+        connect: Callable[[str], Channel],
+        wait_timeout_s: float = 600.0,
+        threads: int = 1,
+        shares: bool = False,
     ) -> None:
         """``connect`` opens a channel to another server; ``wait_timeout_s`` bounds the wait for it.
 
-        ``threads``: how many work on chunks side by side.
+        ``threads``: how many work on chunks side by side. ``shares``: memory is shared with backups on this host.
         """
-        self.process = Process(job, connect, wait_timeout_s, threads)
+        self.process = Process(job, connect, wait_timeout_s, threads, shares)
         self.shards: dict[int, ShardService] = {}
         # Answers as long as there is no shard.
         self._nothing = ShardService(self.process)

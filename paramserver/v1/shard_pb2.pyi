@@ -895,7 +895,7 @@ class ContributionRef(_message.Message):
     def __init__(self, sync: _Optional[_Union[SyncName, _Mapping]] = ..., worker: _Optional[int] = ..., nonce: _Optional[int] = ..., filler: bool = ..., **kwargs) -> None: ...
 
 class ForwardHeader(_message.Message):
-    __slots__ = ("job", "timeline", "placement", "version", "parts", "samples", "overflow", "used", "groups", "schedule", "chunks", "clocks", "min_clock", "consistency")
+    __slots__ = ("job", "timeline", "placement", "version", "parts", "samples", "overflow", "used", "groups", "schedule", "chunks", "clocks", "min_clock", "consistency", "shared")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
@@ -910,6 +910,7 @@ class ForwardHeader(_message.Message):
     CLOCKS_FIELD_NUMBER: _ClassVar[int]
     MIN_CLOCK_FIELD_NUMBER: _ClassVar[int]
     CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     placement: int
@@ -924,11 +925,44 @@ class ForwardHeader(_message.Message):
     clocks: _containers.RepeatedCompositeFieldContainer[WorkerClock]
     min_clock: int
     consistency: _types_pb2.Consistency
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., placement: _Optional[int] = ..., version: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[ContributionRef, _Mapping]]] = ..., samples: _Optional[int] = ..., overflow: bool = ..., used: _Optional[bytes] = ..., groups: _Optional[_Iterable[_Union[_types_pb2.GroupHypers, _Mapping]]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., chunks: _Optional[int] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., min_clock: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ...) -> None: ...
+    shared: SharedForward
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., placement: _Optional[int] = ..., version: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[ContributionRef, _Mapping]]] = ..., samples: _Optional[int] = ..., overflow: bool = ..., used: _Optional[bytes] = ..., groups: _Optional[_Iterable[_Union[_types_pb2.GroupHypers, _Mapping]]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., chunks: _Optional[int] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., min_clock: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., shared: _Optional[_Union[SharedForward, _Mapping]] = ...) -> None: ...
+
+class SharedForward(_message.Message):
+    __slots__ = ("meeting", "slot")
+    MEETING_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    meeting: str
+    slot: int
+    def __init__(self, meeting: _Optional[str] = ..., slot: _Optional[int] = ...) -> None: ...
 
 class ForwardResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("unreadable",)
+    UNREADABLE_FIELD_NUMBER: _ClassVar[int]
+    unreadable: bool
+    def __init__(self, unreadable: bool = ...) -> None: ...
+
+class LendRequest(_message.Message):
+    __slots__ = ("job", "timeline", "placement", "layout_digest", "meeting", "bytes")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    MEETING_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    timeline: int
+    placement: int
+    layout_digest: str
+    meeting: str
+    bytes: int
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., placement: _Optional[int] = ..., layout_digest: _Optional[str] = ..., meeting: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class LendResponse(_message.Message):
+    __slots__ = ("refusal",)
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    refusal: str
+    def __init__(self, refusal: _Optional[str] = ...) -> None: ...
 
 class CatchUpHeader(_message.Message):
     __slots__ = ("job", "timeline", "placement", "version", "chunks", "states", "facts", "first")

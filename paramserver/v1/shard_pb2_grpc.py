@@ -145,6 +145,11 @@ class ShardServiceStub(object):
                 request_serializer=paramserver_dot_v1_dot_shard__pb2.SetHoldersRequest.SerializeToString,
                 response_deserializer=paramserver_dot_v1_dot_shard__pb2.SetHoldersResponse.FromString,
                 _registered_method=True)
+        self.Lend = channel.unary_unary(
+                '/paramserver.v1.ShardService/Lend',
+                request_serializer=paramserver_dot_v1_dot_shard__pb2.LendRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_shard__pb2.LendResponse.FromString,
+                _registered_method=True)
         self.Forward = channel.stream_unary(
                 '/paramserver.v1.ShardService/Forward',
                 request_serializer=paramserver_dot_v1_dot_shard__pb2.Frame.SerializeToString,
@@ -305,8 +310,16 @@ class ShardServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Lend(self, request, context):
+        """From the primary of a shard to a backup on its host: from now on the contents of versions lie in memory of the primary.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Forward(self, request_iterator, context):
-        """From the primary of a shard to a backup: the content of the next version. The answer says that the backup holds it.
+        """From the primary of a shard to a backup: the content of the next version. The answer says that the backup holds it, and
+        has made all versions before it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -431,6 +444,11 @@ def add_ShardServiceServicer_to_server(servicer, server):
                     servicer.SetHolders,
                     request_deserializer=paramserver_dot_v1_dot_shard__pb2.SetHoldersRequest.FromString,
                     response_serializer=paramserver_dot_v1_dot_shard__pb2.SetHoldersResponse.SerializeToString,
+            ),
+            'Lend': grpc.unary_unary_rpc_method_handler(
+                    servicer.Lend,
+                    request_deserializer=paramserver_dot_v1_dot_shard__pb2.LendRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_shard__pb2.LendResponse.SerializeToString,
             ),
             'Forward': grpc.stream_unary_rpc_method_handler(
                     servicer.Forward,
@@ -1038,6 +1056,33 @@ class ShardService(object):
             '/paramserver.v1.ShardService/SetHolders',
             paramserver_dot_v1_dot_shard__pb2.SetHoldersRequest.SerializeToString,
             paramserver_dot_v1_dot_shard__pb2.SetHoldersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Lend(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.ShardService/Lend',
+            paramserver_dot_v1_dot_shard__pb2.LendRequest.SerializeToString,
+            paramserver_dot_v1_dot_shard__pb2.LendResponse.FromString,
             options,
             channel_credentials,
             insecure,

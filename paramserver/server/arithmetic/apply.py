@@ -197,7 +197,8 @@ class ChunkState:
         new: Tensor,
     ) -> None:
         """A step of torch's optimizer, which sees each run as a parameter."""
-        gradient = summed.whole(None if summed.ready else scratch.flat(self._dtype, self.chunk.elements))
+        own = not summed.ready and not summed.kept
+        gradient = summed.whole(scratch.flat(self._dtype, self.chunk.elements) if own else None)
         new.copy_(weights)
         for group in optimizer.param_groups:
             for key in self._rule.fields:

@@ -50,11 +50,17 @@ class Sum:
     ``nodes`` tile the tree, or one node of it, in any order; the tensors are flat, of one length and dtype, and are
     only read. The bits do not depend on which process has added up which nodes. The divisor is the samples of the step,
     or 1; it divides, since a product with its reciprocal would round twice. ``look``: note whether the computed tiles
-    are finite. Raises ValueError if the nodes do not tile.
+    are finite. ``kept``: memory as long as the sum, where what is computed is left, too. Raises ValueError if the nodes
+    do not tile.
     """
 
     def __init__(
-        self, nodes: Sequence[tuple[Node, Tensor]], of: int = 1, divisor: float = 1.0, look: bool = False
+        self,
+        nodes: Sequence[tuple[Node, Tensor]],
+        of: int = 1,
+        divisor: float = 1.0,
+        look: bool = False,
+        kept: Tensor | None = None,
     ) -> None:
         self._tensors = [tensor for _, tensor in nodes]
         names = tuple([node for node, _ in nodes])
@@ -62,6 +68,7 @@ class Sum:
         self._recipe = _recipe(names, of)
         self._divisor = divisor
         self._look, self._seen = look, 0.0
+        self._kept = kept
 
     @staticmethod
     def of(tensor: Tensor) -> Sum:
@@ -79,12 +86,18 @@ class Sum:
         return not self._recipe and self._divisor == 1.0
 
     @property
+    def kept(self) -> bool:
+        """Whether what is computed is left somewhere, too."""
+        return self._kept is not None
+
+    @property
     def finite(self) -> bool:
         """False if a computed tile is not finite, or adds up to more than its type can hold."""
         return math.isfinite(self._seen)
 
     def whole(self, out: Tensor | None = None) -> Tensor:
-        """The whole sum, in ``out`` if given; else a new tensor, or the input itself if there is nothing to compute."""
+        """The whole sum, in ``out`` or ``kept`` if given; else new, or the input if there is nothing to compute."""
+        out = self._kept if out is None else out
         if out is None and self.ready:
             for _ in self.tiles(0, self.like.numel() if self._look else 0):
                 pass
@@ -105,12 +118,19 @@ class Sum:
         kernels = compiled.kernels()
         if kernels is None or not kernels.can(formula, self._tensors, self._recipe):
             return False
-        self._go_through(kernels, formula, start, weights, out, state)
+        self._go_through(kernels, formula, start, weights, out, state, self._kept)
         return True
 
     def tiles(self, start: int, stop: int) -> Iterator[Tensor]:
         """Elements ``start`` to ``stop``, ``TILE`` at a time; each tile is good until the next one is asked for."""
-        return self._made(start, stop, repeat(None))
+        if self._kept is None:
+            yield from self._made(start, stop, repeat(None))
+            return
+        pieces = split(self._kept[start:stop])
+        for tile, piece in zip(self._made(start, stop, pieces), pieces, strict=True):
+            if tile is not piece:
+                piece.copy_(tile)
+            yield piece
 
     def _made(self, start: int, stop: int, into: Iterable[Tensor | None]) -> Iterator[Tensor]:
         kernels = compiled.kernels()
@@ -151,9 +171,10 @@ class Sum:
         weights: Tensor | None,
         out: Tensor,
         state: Sequence[Tensor] = (),
+        kept: Tensor | None = None,
     ) -> None:
-        library = kernels.library
-        seen = library.step(self._tensors, start, self._recipe, self._divisor, formula, weights, out, state)
+        library, left = kernels.library, None if kept is None else kept[start : start + out.numel()]
+        seen = library.step(self._tensors, start, self._recipe, self._divisor, formula, weights, out, state, left)
         if self._look:
             self._seen += seen
 

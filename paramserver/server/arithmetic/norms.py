@@ -32,14 +32,14 @@ def squares(gradients: Mapping[int, torch.Tensor]) -> dict[int, float]:
 
 
 def clip(
-    gradients: Mapping[int, torch.Tensor], all_squares: Mapping[int, float], limit: float
+    gradients: Mapping[int, torch.Tensor], all_squares: Mapping[int, float], limit: float, in_place: bool = False
 ) -> dict[int, torch.Tensor]:
     """The gradients, scaled down if the norm over all chunks of all shards is above ``limit``."""
     norm = math.sqrt(math.fsum(all_squares[index] for index in sorted(all_squares)))
     factor = limit / (norm + _EPSILON)
     if factor >= 1.0:
         return dict(gradients)
-    return {index: flat * factor for index, flat in gradients.items()}
+    return {index: torch.mul(flat, factor, out=flat if in_place else None) for index, flat in gradients.items()}
 
 
 class NormExchange:

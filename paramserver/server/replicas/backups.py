@@ -20,6 +20,7 @@ import structlog
 from paramserver import errors
 from paramserver.core.layout.plan import Chunk
 from paramserver.failpoints import reach
+from paramserver.server.replicas.outbox import Content, Loan, Outbox, private
 from paramserver.server.replicas.parcels import CatchUpParcel, ForwardParcel, Parcel
 from paramserver.transport.base import Channel
 from paramserver.v1 import shard_pb2
@@ -47,6 +48,14 @@ class Source(Protocol):
         """All chunks of the shard, by their index."""
 
     @property
+    def job(self) -> str:
+        """The name of the job."""
+
+    @property
+    def timeline(self) -> int:
+        """The timeline of the shard."""
+
+    @property
     def making(self) -> bool:
         """Whether a version is being made."""
 
@@ -64,6 +73,8 @@ class _Backup:
 
     place: Place
     channel: Channel
+    # Set when it can read the outbox.
+    loan: Loan | None = None
     begun: bool = False
     has: set[int] = field(default_factory=set)
     counts: bool = False
@@ -88,14 +99,19 @@ class Backups:
         wait_s: float,
         fenced: Callable[[str], None],
         told: Callable[[], None],
+        outbox: Outbox | None = None,
     ) -> None:
-        """``wait_s``: the longest wait for a backup. ``told`` is called when a backup has all of the shard."""
+        """``wait_s``: the longest wait for a backup. ``told`` is called when a backup has all of the shard.
+
+        ``outbox``: memory that backups on this host may read.
+        """
         self.placement = 0
         # In words, the backups for which the next version waits.
         self.waiting_for = ""
         self._source, self._connect, self._wait_s = source, connect, wait_s
         self._fenced, self._told = fenced, told
         self._mbps = 0.0
+        self._outbox = outbox
         self._backups: dict[Place, _Backup] = {}
         # What is to be done when no version is in the making.
         self._at_rest: list[Callable[[], None]] = []
@@ -104,9 +120,9 @@ class Backups:
     # ---- which there are
 
     @property
-    def present(self) -> bool:
-        """Whether there is any backup."""
-        return bool(self._backups)
+    def follow(self) -> bool:
+        """Whether any backup needs what the next version is made of. That begins only between two versions."""
+        return any(backup.begun for backup in self._backups.values())
 
     def tell(self, placement: int, places: Sequence[Place], mbps: float) -> None:
         """These are the backups. New ones catch up, at ``mbps`` megabits a second at most (0: no limit)."""
@@ -144,6 +160,8 @@ class Backups:
         for done in backup.waiting:
             if not done.done():
                 done.set_result(None)
+        if backup.loan is not None:
+            self._in_background(backup.loan.channel.close())
         self._in_background(backup.channel.close())
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
@@ -158,20 +176,29 @@ class Backups:
             self._drop(backup)
         self._backups.clear()
         await asyncio.gather(*tasks, *self._closing, return_exceptions=True)
+        if self._outbox is not None:
+            await self._outbox.close()
 
     # ---- versions
 
-    def forward(self, header: shard_pb2.ForwardHeader, combined: Mapping[int, Tensor]) -> Awaitable[None]:
+    def content(self, version: int) -> Content:
+        """Memory for what the version after ``version`` is made of. ``version`` is published."""
+        return self._outbox.content(version) if self._outbox is not None else private()
+
+    def forward(
+        self, header: shard_pb2.ForwardHeader, combined: Mapping[int, Tensor], slot: int | None
+    ) -> Awaitable[None]:
         """Send the backups what the next version is made of; wait for the answer, and all that are whole hold it.
 
-        ``combined``: by chunk, what the optimizer applies. Raises DeadlineError that names the backups.
+        ``combined``: by chunk, what the optimizer applies; ``slot``: where that lies in the outbox. Raises
+        DeadlineError that names the backups.
         """
         header.placement = self.placement
         waits = []
         for backup in self._backups.values():
             if backup.begun:
                 parts = {index: tensor for index, tensor in combined.items() if index in backup.has}
-                parcel = ForwardParcel(header, self._source.chunks, parts)
+                parcel = ForwardParcel(header, self._source.chunks, parts, slot)
                 done = self._put(backup, parcel)
                 if backup.counts or len(backup.waiting) > _MOST_BEHIND:
                     waits.append((backup, done))
@@ -256,6 +283,7 @@ class Backups:
 
     async def _deliver(self, backup: _Backup) -> None:
         """Send what is in the queue, each until the backup has it."""
+        await self._lend(backup)
         while True:
             parcel, done = await backup.queue.get()
             if not await self._insist(backup, parcel):
@@ -263,12 +291,26 @@ class Backups:
             if not done.done():
                 done.set_result(None)
 
+    async def _lend(self, backup: _Backup) -> None:
+        """Let the backup read the outbox if it is on this host. Otherwise it is sent everything."""
+        source, tries = self._source, 0
+        while self._outbox is not None:
+            try:
+                backup.loan = await self._outbox.lend(backup.channel, source.job, source.timeline, self.placement)
+                return
+            except (errors.UnavailableError, errors.DeadlineError):  # as for everything else that it is sent
+                await asyncio.sleep(_BACK_OFF_S[min(tries, len(_BACK_OFF_S) - 1)])
+                tries += 1
+            except errors.ParamServerError as error:
+                log.info("versions go over the network to a backup", at=backup.address, reason=str(error))
+                return
+
     async def _insist(self, backup: _Backup, parcel: Parcel) -> bool:
         """Send until the backup has it; False if that will never be."""
         tries, said = 0, 0.0
         while True:
             try:
-                await parcel.send(backup.channel)
+                await parcel.send(backup.channel, backup.loan)
                 return True
             except errors.GoneError:
                 self._again(backup)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import structlog
 
 from paramserver import errors
-from paramserver.core.layout.plan import Chunk
+from paramserver.core.layout.plan import Chunk, Plan
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.versions.events import Activated, Event, Forwarded, Part, Promoted
 from paramserver.core.versions.shard import ShardState
@@ -20,6 +19,8 @@ from paramserver.server.replicas.backups import Backups
 from paramserver.server.replicas.content import catch_up_parcel, forward_header
 from paramserver.server.replicas.facts import Beside
 from paramserver.server.replicas.following import Following
+from paramserver.server.replicas.lent import Lent
+from paramserver.server.replicas.outbox import Content, Outbox
 from paramserver.server.replicas.parcels import CatchUpParcel
 from paramserver.server.saving.saver import Saver
 from paramserver.server.versions.repetitions import Repetitions
@@ -30,7 +31,6 @@ from paramserver.v1 import shard_pb2
 from paramserver.wire.messages import consistency_from_proto, name_from_proto
 
 if TYPE_CHECKING:
-    from torch import Tensor
 
     from paramserver.checkpoint.contents import ShardFacts
 
@@ -43,6 +43,7 @@ class _Shard(Protocol):
     """See `server.running`."""
 
     config: shard_pb2.ConfigureRequest
+    plan: Plan
     state: ShardState
     tensors: ShardTensors
     norms: NormExchange
@@ -73,16 +74,25 @@ class _Shard(Protocol):
 class Copies:
     """The part of a shard that knows of its other copies. ``connect`` opens a channel to a backup.
 
-    ``wait_s``: the longest wait for a backup. ``told`` is called when a backup has all of the shard.
+    ``wait_s``: the longest wait for a backup. ``told`` is called when a backup has all of the shard. ``shares``:
+    backups on this host may read this process's memory.
     """
 
     def __init__(
-        self, shard: _Shard, connect: Callable[[str], Channel], wait_s: float, told: Callable[[], None]
+        self,
+        shard: _Shard,
+        connect: Callable[[str], Channel],
+        wait_s: float,
+        told: Callable[[], None],
+        shares: bool,
     ) -> None:
         self._shard = shard
         # The number of the placement that the coordinator told last.
         self.placement = 0
-        self.backups = Backups(self, connect, wait_s, self._replaced, told)
+        outbox = Outbox(shard.plan, shard.config.shard) if shares else None
+        self.backups = Backups(self, connect, wait_s, self._replaced, told, outbox)
+        # Of a backup: the memory of its primary, if that is on this host.
+        self.lent: Lent | None = None
         # Of a backup: what there is while it catches up; whether it is to be the primary.
         self.following, self.promoted = Following(shard), False
 
@@ -100,8 +110,19 @@ class Copies:
     async def close(self) -> None:
         """Send nothing any more."""
         await self.backups.close()
+        self.borrow(None)
 
     # ---- a primary
+
+    @property
+    def job(self) -> str:
+        """The name of the job."""
+        return self._shard.config.job
+
+    @property
+    def timeline(self) -> int:
+        """The timeline of the shard."""
+        return self._shard.config.timeline
 
     @property
     def chunks(self) -> Mapping[int, Chunk]:
@@ -121,23 +142,21 @@ class Copies:
         names = shard.names if last else None
         return catch_up_parcel(shard.config.job, shard.state, shard.tensors, version, chunks, states, names)
 
-    @asynccontextmanager
-    async def hold(
-        self, contributions: Sequence[Contribution], combined: Mapping[int, Tensor] | None
-    ) -> AsyncIterator[None]:
-        """Context at whose end all backups hold what the version in the making is made of."""
-        if not self.backups.present:
-            yield
-            return
+    def content(self, version: int) -> Content | None:
+        """Memory for what the version after ``version`` is made of; None if there are no backups."""
+        return self.backups.content(version) if self.backups.follow else None
+
+    def header(self, contributions: Sequence[Contribution]) -> shard_pb2.ForwardHeader | None:
+        """What the backups are told of the version in the making; None if there are none."""
         shard = self._shard
-        reach("forward.before", shard.state.version)
-        header = forward_header(shard.config.job, shard.state, contributions, len(shard.tensors.layout.tensors))
-        held = asyncio.ensure_future(self.backups.forward(header, combined or {}))
-        try:
-            yield
-            await held
-        finally:
-            held.cancel()
+        if not self.backups.follow:
+            return None
+        return forward_header(shard.config.job, shard.state, contributions, len(shard.tensors.layout.tensors))
+
+    async def hold(self, header: shard_pb2.ForwardHeader, content: Content) -> None:
+        """Return when all backups hold what the version in the making is made of."""
+        reach("forward.before", header.version)
+        await self.backups.forward(header, content.chunks, content.slot)
 
     def _replaced(self, reason: str) -> None:
         """Another server is the primary: nothing more is published here."""
@@ -145,6 +164,12 @@ class Copies:
         self._shard.end(errors.UnavailableError(reason))
 
     # ---- a backup
+
+    def borrow(self, lent: Lent | None) -> None:
+        """From now on the primary's contents of versions may lie in this memory, and in no other."""
+        former, self.lent = self.lent, lent
+        if former is not None:
+            former.close()
 
     def caught_up(self, beside: Beside) -> None:
         """This backup has all of the shard: from now on it makes the versions of its primary as a shard does."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
+
+import structlog
 
 from paramserver.core.layout.plan import Chunk
 from paramserver.server.arithmetic.apply import StateEntry
+from paramserver.server.replicas.outbox import Loan
 from paramserver.tensors.codec import Ref, chunk_frames
 from paramserver.tensors.dtypes import buffer_of
 from paramserver.transport.base import Channel
@@ -15,6 +18,8 @@ from paramserver.wire.messages import chunk_ref
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+log = structlog.get_logger("paramserver.server")
 
 # How long an attempt may take, and how much longer for each byte, which is the time on a link of 1 Mb/s.
 _ATTEMPT_S, _BYTE_S = 10.0, 8e-6
@@ -27,31 +32,45 @@ class Parcel(Protocol):
     def nbytes(self) -> int:
         """Bytes of tensors in it."""
 
-    async def send(self, channel: Channel) -> None:
-        """Send it. Raises what the call raises."""
+    async def send(self, channel: Channel, loan: Loan | None) -> None:
+        """Send it; ``loan``: the backup can read the outbox. Raises what the call raises."""
 
 
 class ForwardParcel:
-    """What the next version of the chunks that a backup has is made of."""
+    """What the next version of the chunks that a backup has is made of. ``slot``: where it lies in the outbox."""
 
     def __init__(
-        self, header: shard_pb2.ForwardHeader, chunks: Mapping[int, Chunk], combined: Mapping[int, Tensor]
+        self,
+        header: shard_pb2.ForwardHeader,
+        chunks: Mapping[int, Chunk],
+        combined: Mapping[int, Tensor],
+        slot: int | None,
     ) -> None:
         self._header = shard_pb2.ForwardHeader()
         self._header.CopyFrom(header)
-        self._header.chunks = len(combined)
-        self._chunks, self._combined = chunks, combined
+        self._chunks, self._combined, self._slot = chunks, combined, slot
 
     @property
     def nbytes(self) -> int:
         """Bytes of tensors in it."""
         return sum(self._chunks[index].nbytes for index in self._combined)
 
-    async def send(self, channel: Channel) -> None:
-        """Send it; the backup holds all of it when this returns."""
+    async def send(self, channel: Channel, loan: Loan | None) -> None:
+        """Send it; the backup holds all of it when this returns, and reads nothing older."""
+        timeout_s = _ATTEMPT_S + self.nbytes * _BYTE_S
+        if loan is not None and loan.good and self._slot is not None:
+            self._header.chunks = 0
+            self._header.shared.meeting, self._header.shared.slot = loan.meeting, self._slot
+            frames = chunk_frames(self._header, ())
+            reply = await loan.channel.upload("Shard.Forward", frames, timeout=timeout_s)
+            if not cast(shard_pb2.ForwardResponse, reply).unreadable:
+                return
+            loan.good = False
+            log.info("a backup cannot read the memory of its primary, and is sent versions", at=channel.address)
+        self._header.ClearField("shared")
+        self._header.chunks = len(self._combined)
         parts = ((chunk_ref(self._chunks[index]), buffer_of(tensor)) for index, tensor in self._combined.items())
-        frames = chunk_frames(self._header, parts)
-        await channel.upload("Shard.Forward", frames, timeout=_ATTEMPT_S + self.nbytes * _BYTE_S)
+        await channel.upload("Shard.Forward", chunk_frames(self._header, parts), timeout=timeout_s)
 
 
 class CatchUpParcel:
@@ -79,8 +98,8 @@ class CatchUpParcel:
         state = sum(entry[3].nbytes for entry in self._states or ())
         return state + sum(chunk.nbytes for chunk in self._chunks)
 
-    async def send(self, channel: Channel) -> None:
-        """Send it; the backup has all of it when this returns."""
+    async def send(self, channel: Channel, loan: Loan | None) -> None:
+        """Send it over ``channel``; the backup has all of it when this returns."""
         if self._states is None:
             self._states = await self._copying
         states = list(_state_parts(self._states))

@@ -31,11 +31,13 @@ class Process:
     """One server process. Lives in one event loop; :meth:`close` ends its threads.
 
     ``connect`` opens a channel to another server; ``wait_timeout_s`` bounds the wait for it. ``threads``: how many work
-    on chunks side by side.
+    on chunks side by side. ``shares``: memory is shared with backups on this host.
     """
 
-    def __init__(self, job: str, connect: Callable[[str], Channel], wait_timeout_s: float, threads: int) -> None:
-        self.job = job
+    def __init__(
+        self, job: str, connect: Callable[[str], Channel], wait_timeout_s: float, threads: int, shares: bool
+    ) -> None:
+        self.job, self.shares = job, shares
         self.connect, self.wait_timeout_s = connect, wait_timeout_s
         # The reason why the server has ended; empty while it runs.
         self.failure: str = ""

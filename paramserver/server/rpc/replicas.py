@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Mapping
 
 import structlog
@@ -13,12 +14,17 @@ from paramserver.core.layout.plan import Chunk
 from paramserver.failpoints import reach
 from paramserver.server.arithmetic.apply import ChunkState
 from paramserver.server.replicas.facts import facts_from_proto
+from paramserver.server.replicas.lent import Lent
 from paramserver.server.rpc.host import Host
 from paramserver.server.running import RunningShard
 from paramserver.server.saving.brought import BroughtState
 from paramserver.server.versions.receive import receive
 from paramserver.server.versions.shard import Contribution
 from paramserver.server.versions.version import room_for
+from paramserver.transport.base import Caller, caller
+from paramserver.transport.security.policy import SERVER
+from paramserver.transport.shm import channel as local
+from paramserver.transport.shm.segments import available
 from paramserver.v1 import shard_pb2
 from paramserver.wire.messages import consistency_from_proto, name_from_proto, unpack_mask
 
@@ -27,11 +33,14 @@ log = structlog.get_logger("paramserver.server")
 _REPLACED = "this server is not the primary of the shard any more"
 
 
-class Replicas:
-    """The shard as one of several copies."""
+_A_SERVER = Caller(frozenset({SERVER}), admin=False)
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+
+class Replicas:
+    """The shard as one of several copies. ``service`` answers the calls of a primary on this host."""
+
+    def __init__(self, host: Host, service: object) -> None:
+        self._host, self._service = host, service
         # Messages of a primary are taken in one after the other.
         self._turn = asyncio.Lock()
 
@@ -57,8 +66,35 @@ class Replicas:
         shard.copies.placed(request)
         return shard_pb2.SetHoldersResponse(version=shard.state.version)
 
+    async def lend(self, request: shard_pb2.LendRequest) -> shard_pb2.LendResponse:
+        """Read what versions are made of in the primary's memory from now on; the answer says why if that cannot be."""
+        shard = self._backup()
+        self._check(shard, request.job, request.timeline, request.placement)
+        if request.layout_digest != shard.digest:
+            raise errors.ProtocolError("this shard holds another model")
+        if not available():
+            return shard_pb2.LendResponse(refusal="this system has no memory that can be shared")
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                lent = Lent(shard.plan, request, theirs.fileno())
+        except FileNotFoundError:
+            ours.close()
+            return shard_pb2.LendResponse(refusal="it is on another host, or in a container with its own /dev/shm")
+        except (OSError, ValueError) as error:
+            ours.close()
+            return shard_pb2.LendResponse(refusal=f"no memory can be shared with it: {error}")
+        shard.copies.borrow(lent)
+        lent.line = await local.serve(ours, [("Shard", self._service)], caller() or _A_SERVER)
+        if shard.copies.lent is not lent:
+            lent.line.close()
+        return shard_pb2.LendResponse()
+
     async def forward(self, frames: AsyncIterator[bytes]) -> shard_pb2.ForwardResponse:
-        """Take in what the next version is made of; the answer says that all of it is here. It may be repeated."""
+        """Take in what the next version is made of. It may be repeated.
+
+        The answer says that all of it is here, and that nothing older is needed any more.
+        """
         shard, used = self._backup(), frozenset[int]()
 
         def expect(header: shard_pb2.FrameHeader) -> tuple[Mapping[int, Chunk], int]:
@@ -66,15 +102,23 @@ class Replicas:
             self._check(shard, header.forward.job, header.forward.timeline, header.forward.placement)
             used = unpack_mask(header.forward.used, len(shard.tensors.layout.tensors))
             _fits(shard, header.forward.version)
+            if header.forward.HasField("shared"):
+                return {}, header.forward.chunks
             return shard.tensors.chunks_used(used), header.forward.chunks
 
         async with self._turn:
             upload = await receive(frames, "forward", expect)
             header = upload.header.forward
             self._check(shard, header.job, header.timeline, header.placement)
+            while _makes(shard, header.version):  # then it reads nothing older
+                await shard.moved()
+                self._check(shard, header.job, header.timeline, header.placement)
             reach("forward.received", header.version)
             if _fits(shard, header.version):
-                made_of = _contribution(header, upload.chunks, used, shard)
+                chunks = _in_memory(shard, header.shared, used) if header.HasField("shared") else upload.chunks
+                if chunks is None:
+                    return shard_pb2.ForwardResponse(unreadable=True)
+                made_of = _contribution(header, chunks, used, shard)
                 if shard.state.active:
                     shard.copies.follow(header, made_of)
                 else:
@@ -153,6 +197,26 @@ def _fits(shard: RunningShard, version: int) -> bool:
     if version > shard.state.next_forwarded:
         raise errors.GoneError(f"this backup has version {shard.state.next_forwarded}, and not version {version}")
     return version == shard.state.next_forwarded
+
+
+def _makes(shard: RunningShard, version: int) -> bool:
+    """Whether the backup has not made ``version`` yet, but will, out of what it holds."""
+    return shard.state.active and shard.state.version < version <= shard.state.next_forwarded
+
+
+def _in_memory(
+    shard: RunningShard, shared: shard_pb2.SharedForward, used: frozenset[int]
+) -> Mapping[int, Tensor] | None:
+    """What lies in the memory of the primary; None if it cannot be read."""
+    lent = shard.copies.lent
+    if lent is None or lent.meeting != shared.meeting:
+        return None
+    try:
+        return lent.chunks(shared.slot, shard.tensors.chunks_used(used))
+    except (OSError, ValueError) as error:
+        log.info("the memory of the primary cannot be read", shard=shard.config.shard, reason=str(error))
+        shard.copies.borrow(None)
+        return None
 
 
 def _contribution(

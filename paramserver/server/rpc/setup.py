@@ -118,6 +118,7 @@ class Setup:
             process.fail,
             process.connect,
             lambda: process.news(),
+            process.shares,
         )
 
     async def restore(self, request: shard_pb2.RestoreRequest) -> shard_pb2.RestoreResponse:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from paramserver.compress.base import Compressor
     from paramserver.core.layout.plan import Chunk
     from paramserver.server.arithmetic.apply import ChunkState
+    from paramserver.server.replicas.outbox import Content
     from paramserver.server.versions.shard import Contribution, Making, ShardTensors
     from paramserver.server.versions.version import Version
 
@@ -48,15 +49,15 @@ Do = Callable[[Callable[[], None]], Awaitable[None]]
 class Draft:
     """The next version if it is made of the contributions of ``making`` and of no others.
 
-    ``rounding``: in which form its weights are sent.
+    ``rounding``: in which form its weights are sent. ``content``: what the optimizer applies, if backups need that.
     """
 
-    def __init__(self, number: int, making: Making, rounding: Compressor | None = None) -> None:
-        self.number, self.making, self.rounding = number, making, rounding
+    def __init__(
+        self, number: int, making: Making, rounding: Compressor | None = None, content: Content | None = None
+    ) -> None:
+        self.number, self.making, self.rounding, self.content = number, making, rounding, content
         # By chunk: the weights, and the optimizer state that goes with them. Filled in the arithmetic thread.
         self.made: dict[int, tuple[Tensor, ChunkState | None]] = {}
-        # By chunk, what the optimizer applies; filled if backups need it.
-        self.combined: dict[int, Tensor] = {}
         # By chunk, the frame that is sent, encoded once for all pulls; the chunks in the order they were made in.
         self.frames: dict[int, bytes] = {}
         self.order: list[int] = []
@@ -78,10 +79,12 @@ class Draft:
 class Drafting:
     """The draft of one shard's next version, if there is one. ``do`` runs a function in the arithmetic thread.
 
-    ``backups``: whether the shard has backups, which are sent what the optimizer applies.
+    ``content`` gives memory for what the optimizer applies to make the version after this one; None: nobody needs it.
     """
 
-    def __init__(self, tensors: ShardTensors, do: Do, backups: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self, tensors: ShardTensors, do: Do, content: Callable[[int], Content | None] = lambda version: None
+    ) -> None:
         self.draft: Draft | None = None
         # The form in which workers that pull ahead want weights; the same for all of a job.
         self.rounding: Compressor | None = None
@@ -89,7 +92,7 @@ class Drafting:
         self.adopted = self.forgotten = 0
         # All are set when a chunk of the draft is made, and when there is another draft or none.
         self.listeners: set[asyncio.Event] = set()
-        self._tensors, self._do, self._backups = tensors, do, backups
+        self._tensors, self._do, self._content = tensors, do, content
         self._chunks = {chunk.index: chunk for chunk in tensors.chunks if chunk.kind is not Kind.FROZEN}
         self._state = DraftState([*self._chunks], moving_bytes(tensors.chunks))
         self._base: Version | None = None
@@ -141,7 +144,7 @@ class Drafting:
                 case Begin(number, parts):
                     assert self._base is not None, "a step is open"
                     making = self._tensors.making(self._base, [self._parts[part] for part in parts])
-                    self.draft = Draft(number, making, self.rounding)
+                    self.draft = Draft(number, making, self.rounding, self._content(self._base.number))
                 case Make(_, chunk):
                     assert self.draft is not None
                     task = asyncio.get_running_loop().create_task(self._make(self.draft, self._chunks[chunk]))
@@ -157,10 +160,7 @@ class Drafting:
         def work() -> None:
             if self.draft is not draft:
                 return
-            given: Tensor | None = None
-            if self._backups() and draft.making.used_in(chunk):
-                given = draft.combined[chunk.index] = self._tensors.combined_chunk(chunk, draft.making)
-            weights, state = self._tensors.drafted(chunk, draft.making, given)
+            weights, state = self._tensors.drafted(chunk, draft.making, draft.content)
             draft.made[chunk.index] = weights, state
             draft.frames[chunk.index] = draft.encode(chunk, weights)
             draft.order.append(chunk.index)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 # With fewer bytes to update, one thread is done before others have begun.
 _ALONE_BYTES = 512 << 10
 Hypers = Mapping[str, float | bool | tuple[float, ...]]
+# Memory for what is applied to a chunk, as long as the chunk.
+Keep = Callable[[Chunk], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +145,15 @@ class ShardTensors:
         given: Mapping[int, torch.Tensor] | None = None,
         space: Callable[[Chunk], torch.Tensor] | None = None,
         drafted: Mapping[int, tuple[torch.Tensor, ChunkState | None]] | None = None,
+        keep: Keep | None = None,
     ) -> Version:
         """The version after ``base``: contributions in the order of their slices, combined and applied once.
 
         Skipped (same weights, counted in ``skipped``) if a gradient of the step was not finite; unchanged if no sample
         counted. ``given``: what to apply, by chunk, where :meth:`combined` has made it already.
         ``space``: memory for the new version; then all of its chunks but frozen ones lie there, unless it is the same
-        as ``base``. ``drafted``: what :meth:`drafted` has made of the same contributions. Works in several threads.
+        as ``base``. ``drafted``: what :meth:`drafted` has made of the same contributions. ``keep``: memory for what is
+        applied to a chunk, where that is left, too. Works in several threads.
 
         Raises NonFiniteError if the combined gradient of contributions that nobody has checked is not finite.
         """
@@ -170,7 +174,7 @@ class ShardTensors:
                     self._copy_first(chunk.index)
                     self.states[chunk.index] = state
                 return weights if out is None else out.copy_(weights)
-            return self._next(chunk, making, None if given is None else given.get(chunk.index), out)[0]
+            return self._next(chunk, making, None if given is None else given.get(chunk.index), out, keep=keep)[0]
 
         moving = [chunk for chunk in self.chunks if chunk.kind is not Kind.FROZEN]
         made = self._each(following, moving)
@@ -183,14 +187,12 @@ class ShardTensors:
         samples = sum(c.samples for c in contributions)
         return Making(base, tuple(contributions), samples, used_by(contributions), leading(contributions))
 
-    def drafted(
-        self, chunk: Chunk, making: Making, given: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, ChunkState | None]:
-        """A chunk of a draft. The contributions need to have no more than this chunk. ``given``: as in :meth:`build`.
+    def drafted(self, chunk: Chunk, making: Making, keep: Keep | None = None) -> tuple[torch.Tensor, ChunkState | None]:
+        """A chunk of a draft. The contributions need to have no more than this chunk. ``keep``: as in :meth:`build`.
 
         Changes nothing: the state that goes with it (None: as it is) is a copy.
         """
-        return self._next(chunk, making, given, fork=True)
+        return self._next(chunk, making, fork=True, keep=keep)
 
     def holds(self, chunks: Sequence[Chunk]) -> None:
         """A backup: these chunks are there."""
@@ -203,20 +205,27 @@ class ShardTensors:
         given: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
         fork: bool = False,
+        keep: Keep | None = None,
     ) -> tuple[torch.Tensor, ChunkState | None]:
         """The next weights of a chunk, in ``out`` if given, and the state that was updated, if there is any.
 
         ``given``: what to apply, if it is known already. ``fork``: the state is a copy, and that of the shard stays as
-        it is.
+        it is. ``keep``: as in :meth:`build`.
         """
         here = making.used_in(chunk)
         weights = making.base.tensors[chunk.index]
         if not here:
             return (weights if out is None else out.copy_(weights)), None
+        kept = None if keep is None or given is not None else keep(chunk)
         if chunk.kind is Kind.BUFFER:
-            change = self._change(chunk, making) if given is None else given
+            change = self._change(chunk, making, kept) if given is None else given
             return torch.add(weights, change, out=out), None
-        summed = self._summed(chunk, making) if given is None else Sum.of(given)
+        summed = self._summed(chunk, making, kept) if given is None else Sum.of(given)
+        if kept is not None and len(here) < len({piece.tensor for piece in chunk.pieces}):
+            # The update looks at some pieces only, but all that is kept has to be this sum.
+            summed.whole()
+            self._check(chunk, summed, making.parts)
+            summed = Sum.of(kept)
         if fork:
             with self._lock:
                 state = self.states[chunk.index].fork()
@@ -240,38 +249,34 @@ class ShardTensors:
         self,
         base: Version,
         contributions: Sequence[Contribution],
-        buffers: bool,
-        done: Mapping[int, torch.Tensor],
+        keep: Keep | None = None,
     ) -> dict[int, torch.Tensor]:
         """What the optimizer applies, by chunk: the gradient of the step, over all contributions, by its samples.
 
-        ``buffers``: also the changes of buffers. ``done``: what a draft has combined of the same contributions. Empty
-        if the step changes no weights.
+        ``keep``: as in :meth:`build`; then also the changes of buffers. Empty if the step changes no weights.
         """
         making = self.making(base, contributions)
         if not making.samples or any(c.overflow for c in contributions):
             return {}
-        kinds = (Kind.PARAMETER, Kind.BUFFER) if buffers else (Kind.PARAMETER,)
+        kinds = (Kind.PARAMETER,) if keep is None else (Kind.PARAMETER, Kind.BUFFER)
         wanted = [chunk for chunk in self.chunks if chunk.kind in kinds and chunk.uses(making.used)]
-        open_ = [chunk for chunk in wanted if chunk.index not in done]
-        found = self._team.each(lambda chunk: self.combined_chunk(chunk, making), open_)
-        made = {chunk.index: one for chunk, one in zip(open_, found, strict=True)}
-        return {chunk.index: made[chunk.index] if chunk.index in made else done[chunk.index] for chunk in wanted}
 
-    def combined_chunk(self, chunk: Chunk, making: Making) -> torch.Tensor:
-        """A chunk of what :meth:`combined` makes. The contributions need to have no more than this chunk."""
-        if chunk.kind is Kind.BUFFER:
-            return self._change(chunk, making)
-        summed = self._summed(chunk, making)
-        gradient = summed.whole()
-        self._check(chunk, summed, making.parts)
-        return gradient
+        def one(chunk: Chunk) -> torch.Tensor:
+            kept = None if keep is None else keep(chunk)
+            if chunk.kind is Kind.BUFFER:
+                return self._change(chunk, making, kept)
+            summed = self._summed(chunk, making, kept)
+            gradient = summed.whole()
+            self._check(chunk, summed, making.parts)
+            return gradient
 
-    def _summed(self, chunk: Chunk, making: Making) -> Sum:
+        return {chunk.index: made for chunk, made in zip(wanted, self._team.each(one, wanted), strict=True)}
+
+    def _summed(self, chunk: Chunk, making: Making, kept: torch.Tensor | None) -> Sum:
         """The gradient of a step. The caller uses it up and then calls :meth:`_check`."""
         nodes, of = self._nodes(chunk, making.base.tensors[chunk.index], making.parts)
         divisor = 1.0 if self.optimizer == "sum" else float(making.samples)
-        return Sum(nodes, of, divisor, look=not all(c.checked for c in making.parts))
+        return Sum(nodes, of, divisor, not all(c.checked for c in making.parts), kept)
 
     def _check(self, chunk: Chunk, summed: Sum, contributions: Sequence[Contribution]) -> None:
         """Raises NonFiniteError if a gradient is not finite although its worker says that it is."""
@@ -285,7 +290,7 @@ class ShardTensors:
                     f"the gradient of {bad!r} is not finite, although worker {one.worker} says it has checked it"
                 )
 
-    def _change(self, chunk: Chunk, making: Making) -> torch.Tensor:
+    def _change(self, chunk: Chunk, making: Making, kept: torch.Tensor | None) -> torch.Tensor:
         """The mean change of buffers.
 
         Asynchronous: a change measured on an old version counts one part in the number of versions since.
@@ -293,7 +298,7 @@ class ShardTensors:
         nodes, of = self._nodes(chunk, making.base.tensors[chunk.index], making.parts)
         first = making.parts[0]
         behind = max(0, making.base.number - first.base_version) if isinstance(first.name, AsyncName) else 0
-        return combine(nodes, of, float(making.samples * (behind + 1)))
+        return combine(nodes, of, float(making.samples * (behind + 1)), kept)
 
     def _nodes(
         self, chunk: Chunk, like: torch.Tensor, contributions: Sequence[Contribution]

@@ -57,6 +57,7 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "Shard.Copied": frozenset({SERVER}),
     "Shard.Attach": frozenset({WORKER}),
     "Shard.SetHolders": frozenset({COORDINATOR}),
+    "Shard.Lend": frozenset({SERVER}),
     "Shard.Forward": frozenset({SERVER}),
     "Shard.CatchUp": frozenset({SERVER}),
 }

@@ -411,15 +411,16 @@ def recorded() -> Iterator[list[Applied]]:
         self: ShardTensors,
         base: Version,
         contributions: Sequence[Contribution],
-        clipped: Mapping[int, torch.Tensor] | None = None,
+        given: Mapping[int, torch.Tensor] | None = None,
         space: Callable[[Chunk], torch.Tensor] | None = None,
         drafted: Mapping[int, tuple[torch.Tensor, ChunkState | None]] | None = None,
+        keep: Callable[[Chunk], torch.Tensor] | None = None,
     ) -> Version:
         shard = shards.setdefault(id(self), len(shards))
         for one in contributions:
             copies = {index: data.clone() for index, data in one.chunks.items()}
             log.append(Applied(shard, replace(one, chunks=copies)))
-        return real(self, base, contributions, clipped, space, drafted)
+        return real(self, base, contributions, given, space, drafted, keep)
 
     ShardTensors.build = build  # type: ignore[method-assign]
     try:

@@ -117,7 +117,7 @@ class Keeper:
         self._fleet = fleet
         connect = fleet.network.connect_from(self.process.out)
         coordinator = coordinator_channel(fleet.places, connect)
-        self.service = ServerService(JOB, connect, JOB_S)
+        self.service = ServerService(JOB, connect, JOB_S, shares=fleet.settings.cluster.transport != "grpc")
         # A number that no other process of the fleet has, as if each were one of its own.
         self.pid = next(_PIDS)
         self.member = ServerMember(self.service, coordinator, address, index, JOB_S, replaces=replaces, pid=self.pid)

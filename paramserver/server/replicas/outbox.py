@@ -1,0 +1,159 @@
+"""Memory in which a primary makes what its versions are made of, so that backups on its host read it there.
+
+The content of a version lies in one of two *slots*, which take turns. A backup answers that it holds a content when it
+has made all versions before it. So when all backups hold the content of version *t*, nobody reads that of *t - 1* any
+more, whose slot is that of *t + 1*. The memory has no name. It lives as long as a backup maps it, also when the primary
+is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import structlog
+import torch
+
+from paramserver.core.layout.arena import Arena, make_arena, pages
+from paramserver.core.layout.plan import Chunk, Plan
+from paramserver.tensors.dtypes import tensor_from, torch_dtype
+from paramserver.transport.base import Channel, Neighbour
+from paramserver.transport.shm.meeting import Meeting
+from paramserver.transport.shm.segments import PAGE, Segment, available
+from paramserver.v1 import shard_pb2
+
+log = structlog.get_logger("paramserver.server")
+
+SLOTS = 2
+_LEND_S = 10.0
+
+
+def slot_of(version: int) -> int:
+    """The slot for what the version after ``version`` is made of."""
+    return version % SLOTS
+
+
+def outbox_arena(plan: Plan) -> Arena:
+    """How an outbox is laid out: only slots are used."""
+    return make_arena(plan.layout, PAGE)
+
+
+class Content:
+    """What the version after ``version`` is made of, by chunk: what the optimizer applies.
+
+    Call it for memory for a chunk. ``slot``: of the outbox; None: the memory is this process's own.
+    """
+
+    def __init__(self, slot: int | None, place: Callable[[Chunk], torch.Tensor]) -> None:
+        self.slot = slot
+        # Filled in the thread for arithmetic.
+        self.chunks: dict[int, torch.Tensor] = {}
+        self._place = place
+
+    def __call__(self, chunk: Chunk) -> torch.Tensor:
+        """Memory for a chunk, which is to be written now."""
+        place = self.chunks[chunk.index] = self._place(chunk)
+        return place
+
+
+def private() -> Content:
+    """A content in memory of this process's own."""
+    return Content(None, lambda chunk: torch.zeros(chunk.elements, dtype=torch_dtype(chunk.dtype)))
+
+
+@dataclass(slots=True)
+class Loan:
+    """A backup that can read the outbox. ``channel``: a socket for calls to it. ``good``: it has not said otherwise."""
+
+    meeting: str
+    channel: Neighbour
+    good: bool = True
+
+
+class Outbox:
+    """The memory of one shard at its primary. Lives in the event loop."""
+
+    def __init__(self, plan: Plan, shard: int) -> None:
+        self._plan, self._shard = plan, shard
+        self._segment: Segment | None = None
+        self._reserving: asyncio.Future[Segment | None] | None = None
+
+    def content(self, version: int) -> Content:
+        """Memory for what the version after ``version`` is made of. ``version`` is published."""
+        segment = self._segment
+        if segment is None:
+            return private()
+        slot, arena = slot_of(version), outbox_arena(self._plan)
+
+        def place(chunk: Chunk) -> torch.Tensor:
+            start = arena.in_outbox(chunk, slot)
+            return tensor_from(segment.view[start : start + chunk.nbytes], chunk.dtype)
+
+        return Content(slot, place)
+
+    async def lend(self, channel: Channel, job: str, timeline: int, placement: int) -> Loan | None:
+        """Let a backup read this memory; None if it cannot, or if there is no memory. Raises what the call raises."""
+        if (segment := await self._reserved()) is None:
+            return None
+        try:
+            meeting = Meeting()
+        except OSError as error:
+            log.info("no memory can be shared with backups", reason=f"no place to meet them: {error}")
+            return None
+        try:
+            request = shard_pb2.LendRequest(
+                job=job,
+                timeline=timeline,
+                placement=placement,
+                layout_digest=self._plan.layout.digest,
+                meeting=meeting.name,
+                bytes=segment.nbytes,
+            )
+            reply = cast(shard_pb2.LendResponse, await channel.call("Shard.Lend", request, timeout=_LEND_S))
+            if reply.refusal:
+                log.debug("a backup gets versions over the network", at=channel.address, reason=reply.refusal)
+                return None
+            (line,) = meeting.swap(segment.reading_fd)
+            self._segment = segment
+            return Loan(meeting.name, channel.beside(socket.socket(fileno=line)))
+        except OSError as error:
+            log.info("no memory can be shared with a backup", at=channel.address, reason=str(error))
+            return None
+        finally:
+            meeting.close()
+
+    async def _reserved(self) -> Segment | None:
+        """The memory, reserved; None if there is not enough. Made once."""
+        if self._reserving is None:
+            self._reserving = asyncio.ensure_future(asyncio.to_thread(self._reserve))
+        return await asyncio.shield(self._reserving)
+
+    def _reserve(self) -> Segment | None:
+        if not available():
+            return None
+        arena = outbox_arena(self._plan)
+        own = [run for run in arena.runs(self._plan, False) if run.shard == self._shard]
+        try:
+            segment = Segment(arena.outbox_bytes(SLOTS))
+            for slot in range(SLOTS):
+                for start, length in pages(own, PAGE):
+                    segment.reserve(slot * arena.slot_bytes + start, length)
+        except OSError as error:
+            log.warning(
+                "there is no memory for versions that backups on this host can read in place; they are sent over the "
+                "network instead, which is slower: give this host or container more memory",
+                error=str(error),
+            )
+            return None
+        return segment
+
+    async def close(self) -> None:
+        """Lend nothing any more. What is mapped stays until nobody uses it."""
+        segment, self._segment = self._segment, None
+        if self._reserving is not None:
+            segment = await self._reserving
+        if segment is not None:
+            segment.close()
