@@ -34,8 +34,6 @@ log = structlog.get_logger("paramserver.server")
 Place = tuple[str, int]
 # Weights that are sent to a new backup at a time. Their optimizer state comes with them.
 _GROUP_BYTES = 2 << 20
-# A backup that catches up may be so many messages behind before versions wait for it.
-_MOST_BEHIND = 4
 _BACK_OFF_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 _SAY_S = 5.0
 
@@ -65,11 +63,7 @@ class Source(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Backup:
-    """One backup. ``has``: the chunks that it has when it has taken in what ``queue`` holds.
-
-    ``counts``: the last chunks are in the queue, so no version is published without this backup from now on.
-    ``whole``: these chunks have arrived.
-    """
+    """One backup. ``has``: the chunks that it has when it has taken in what ``queue`` holds."""
 
     place: Place
     channel: Channel
@@ -77,7 +71,6 @@ class _Backup:
     loan: Loan | None = None
     begun: bool = False
     has: set[int] = field(default_factory=set)
-    counts: bool = False
     whole: bool = False
     queue: asyncio.Queue[tuple[Parcel, asyncio.Future[None]]] = field(default_factory=asyncio.Queue)
     waiting: set[asyncio.Future[None]] = field(default_factory=set)
@@ -188,7 +181,7 @@ class Backups:
     def forward(
         self, header: shard_pb2.ForwardHeader, combined: Mapping[int, Tensor], slot: int | None
     ) -> Awaitable[None]:
-        """Send the backups what the next version is made of; wait for the answer, and all that are whole hold it.
+        """Send the backups what the next version is made of; wait for the answer, and all of them hold it.
 
         ``combined``: by chunk, what the optimizer applies; ``slot``: where that lies in the outbox. Raises
         DeadlineError that names the backups.
@@ -199,9 +192,7 @@ class Backups:
             if backup.begun:
                 parts = {index: tensor for index, tensor in combined.items() if index in backup.has}
                 parcel = ForwardParcel(header, self._source.chunks, parts, slot)
-                done = self._put(backup, parcel)
-                if backup.counts or len(backup.waiting) > _MOST_BEHIND:
-                    waits.append((backup, done))
+                waits.append((backup, self._put(backup, parcel)))
         return self._held(header.version, waits)
 
     async def _held(self, version: int, waits: Sequence[tuple[_Backup, asyncio.Future[None]]]) -> None:
@@ -256,7 +247,6 @@ class Backups:
             parcel = self._source.catch_up(group, last)
             parcel.header.placement, parcel.header.first = self.placement, not backup.begun
             backup.begun = True
-            backup.counts = last
             backup.has.update(chunk.index for chunk in group)
             ready.set_result((parcel, self._put(backup, parcel)))
 
