@@ -49,9 +49,9 @@ def _about_eviction(name: str, containers: Containers) -> str:
         )
     if containers.request.replicated:
         return (
-            "When one is evicted, the others go on with its shards, and no step is done again. The pod that takes its\n"
-            "place gets copies of shards in the background. The budget lets one go at a time: let `paramserver status`\n"
-            "show all shards as replicated before the next one goes."
+            "When one is evicted, the others go on with its shards, and no step is done again. The pod that takes\n"
+            "its place gets copies of shards in the background. The budget lets one go at a time: wait until\n"
+            "`paramserver status` shows all shards as replicated before the next one goes."
         )
     return (
         "When one is evicted, another pod takes its place, and the job goes back to its last checkpoint. The budget\n"
