@@ -38,7 +38,7 @@ def render(request: Request) -> Files:
 
 def _lost_with_one(containers: Containers) -> bool:
     """Whether the death of a server ends the job."""
-    return containers.checkpoints.dir == NO_CHECKPOINTS
+    return containers.checkpoints.dir == NO_CHECKPOINTS and not containers.request.replicated
 
 
 def _about_eviction(name: str, containers: Containers) -> str:
@@ -46,6 +46,12 @@ def _about_eviction(name: str, containers: Containers) -> str:
         return (
             "One that is evicted takes its shard along, and there are no checkpoints: the budget forbids it. To empty\n"
             f"a node all the same:\n  kubectl delete poddisruptionbudget {name}-server"
+        )
+    if containers.request.replicated:
+        return (
+            "When one is evicted, the others go on with its shards, and no step is done again. The pod that takes\n"
+            "its place gets copies of shards in the background. The budget lets one go at a time: wait until\n"
+            "`paramserver status` shows all shards as replicated before the next one goes."
         )
     return (
         "When one is evicted, another pod takes its place, and the job goes back to its last checkpoint. The budget\n"

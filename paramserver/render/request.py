@@ -78,10 +78,16 @@ class Request:
     storage_class: str = ""
 
     def __post_init__(self) -> None:
+        self.settings.replicas(launched=False)  # refuses a wish that cannot be
         if not self.image or self.image.split() != [self.image]:
             raise ConfigError(f'{self.image!r} is not an image; give its name, as in "{DEFAULT_IMAGE}"')
         if not self.prefix.startswith("/") or self.prefix.split() != [self.prefix]:
             raise ConfigError(f'{self.prefix!r} is not an absolute path without spaces, such as "{DEFAULT_PREFIX}"')
+
+    @property
+    def replicated(self) -> bool:
+        """Whether other servers go on with the shards of a server that dies."""
+        return self.settings.replicas(launched=False) > 0
 
     @property
     def insecure(self) -> bool:

@@ -133,11 +133,12 @@ def _needs(request: Request, role: str) -> str:
     )
 
 
-def _about_checkpoints(checkpoints: Checkpoints) -> str:
+def _about_checkpoints(checkpoints: Checkpoints, replicated: bool) -> str:
     if checkpoints.by_url:
         return f"{_STORAGE_KEYS} has the keys of {checkpoints.dir}, one NAME=value a line. Only root needs to read it."
     if not checkpoints.on_disk:
-        return "There are no checkpoints: the death of a server ends the job."
+        dies = "the death of all servers that hold a shard" if replicated else "the death of a server"
+        return f"There are no checkpoints: {dies} ends the job."
     return (
         f"Checkpoints lie in {checkpoints.dir}. If there are servers on other machines than the\n"
         f"coordinator's, {checkpoints.parent} has to be one network file system on all of them, and\n"
@@ -227,7 +228,7 @@ def _unit(
         ("Service", [*service, *_HARDENING, *hardening]),
         ("Install", [("WantedBy", "multi-user.target")]),
     ]
-    places = [] if checkpoints is None else [_about_checkpoints(checkpoints)]
+    places = [] if checkpoints is None else [_about_checkpoints(checkpoints, request.replicated)]
     return comment("\n".join([about, _needs(request, role), *places])) + "\n".join(_sections(sections))
 
 

@@ -37,6 +37,8 @@ def data_head(containers: Containers) -> str:
     """The sentences at the top of the claim's file."""
     if not containers.checkpoints.on_disk:
         return "The volume of the coordinator's results."
+    replicated = containers.request.replicated
+    dies = "the death of all servers that hold a shard" if replicated else "the death of a server"
     return (
         f"The volume of checkpoints ({containers.checkpoints.dir}) and results. It has to hold checkpoint.keep + 1\n"
         "checkpoints, each with the weights and the optimizer state: raise its size for a large model.\n"
@@ -44,7 +46,8 @@ def data_head(containers: Containers) -> str:
         "ReadWriteMany, as those of NFS, CephFS, EFS, Filestore and Azure Files do (render --storage-class NAME\n"
         "chooses one). With a class that only offers ReadWriteOnce the claim stays Pending, and neither the\n"
         "coordinator nor a server starts. Then name a URL such as s3://bucket/run in checkpoint.dir.\n"
-        'With checkpoint.dir = "none" the death of a server ends the job. Deleting the claim deletes the checkpoints.'
+        f'With checkpoint.dir = "none" {dies} ends the job.\n'
+        "Deleting the claim deletes the checkpoints."
     )
 
 

@@ -129,6 +129,33 @@ def test_servers_with_backups_are_killed_and_restarted_while_training_goes_on(
 
 
 @pytest.mark.long
+def test_a_server_with_backups_that_is_stopped_and_goes_on(place: Place, wanted: dict[str, Any]) -> None:
+    """SIGSTOP until it is given up for lost, then SIGCONT: it is a backup again, and nobody starts it again."""
+    run = Run(place, 2, "--replicas", "1", "--set", "cluster.lease_s=3")
+
+    def shards() -> set[str]:
+        return {shard["state"] for shard in status_of(run.running)["shards"]}
+
+    until("all shards have backups", lambda: shards() == {"replicated"}, 20.0)
+    pid = run.pid("server-1")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        run.running.wait_for("a server is gone; backups go on with its shards")
+        missed = status_of(run.running)
+        assert missed["state"] == "degraded"
+        assert missed["reason"].startswith("server-1 is lost; server-0 holds its shards")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    run.running.wait_for("this server was given up for lost, and other servers hold its shards: it drops them")
+    until("all shards have backups again", lambda: shards() == {"replicated"}, 20.0)
+    assert run.pid("server-1") == pid
+    found = run.finish()
+    assert (found["restarts"], found["rollbacks"], found["steps_redone"]) == ({}, 0, 0)
+    assert (found["takeovers"], found["repairs"]) == (1, 1)
+    same(found, wanted)
+
+
+@pytest.mark.long
 def test_the_store_is_started_again(place: Place, wanted: dict[str, Any]) -> None:
     run = Run(place, 2)
     (pid,) = [pid for pid, command in place.processes().items() if "valkey-server" in command]

@@ -44,6 +44,8 @@ def test_settings_come_from_the_coordinator_and_others_are_refused(cluster: Clus
         (["worker", "--", "x.py"], "say --join HOST:PORT"),
         (["worker", "--join", "127.0.0.1:1", "--", "x.py"], "does not exist"),
         (["coordinator", "--resume", "--fresh"], "contradict each other"),
+        (["coordinator", "--servers", "2", "--replicas", "2"], "set cluster.servers to 3 or more, or cluster.replicas"),
+        (["coordinator", "--servers", "2", "--replicas", "some"], 'must be an integer from 0 to 8, or "auto"'),
         (["server", "--join", "nowhere"], "cluster.coordinator"),
         (["coordinator", "--set", "cluster.coordinator=192.0.2.1:8790"], "no address of this machine"),
         (["coordinator", "--store", "memory", "--listen", "0.0.0.0:0"], "certs init"),

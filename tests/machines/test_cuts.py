@@ -24,6 +24,9 @@ from tests.support.machines.network import Cut
 
 pytestmark = pytest.mark.timeout(TEST_S)
 
+# A step of the paced workers: each computes two slices of 0.3 s.
+STEP_S = 0.8
+
 
 def version(facts: dict[str, Any]) -> int:
     """The oldest version of a live worker."""
@@ -91,9 +94,40 @@ def test_a_worker_is_cut_off_and_takes_part_again(site: Site, local_run: dict[st
         assert cluster.summary()["contributions_applied"] == EPOCHS * SLICES
 
 
-def test_a_server_is_cut_off_and_the_job_waits_for_it(site: Site, local_run: dict[str, Any]) -> None:
+def replicated(facts: dict[str, Any]) -> bool:
+    """Whether each shard has its backup."""
+    return bool(facts.get("shards")) and all(shard["state"] == "replicated" for shard in facts["shards"])
+
+
+def test_a_server_is_cut_off_and_another_one_goes_on_with_its_shards(site: Site, local_run: dict[str, Any]) -> None:
+    """There is a next version lease + 0.5 s after the cut, at the latest. It comes back and is a backup again."""
     machine, host = SERVERS[1], site.network.addresses[SERVERS[1]]
     with Cluster(site) as cluster:
+        cluster.everybody(PACED)
+        in_training(cluster)
+        facts = cluster.status_when("all shards have backups", replicated)
+        before, cut_at = processes(facts, "server")[host], time.monotonic()
+        with Away(cluster, machine, Cut.SILENT, before["name"]) as away:
+            assert "its shards" in away.facts["reason"]
+            reached = version(away.facts)
+            cluster.status_when("training goes on", lambda facts: version(facts) > reached)
+            # `status --watch` is asked once a second, and a step takes as long as the pace says.
+            assert time.monotonic() - cut_at <= LEASE_S + 0.5 + 2.0 + STEP_S
+            cluster.status_when("and on", lambda facts: version(facts) > reached + 3)
+        cluster.processes[machine].wait_for_err("other servers hold its shards: it drops them")
+        back = cluster.status_when("all shards have backups again", lambda f: not f["lost"] and replicated(f))
+        assert processes(back, "server")[host]["pid"] == before["pid"], "it was not started again"
+        cluster.hurry()
+        cluster.finish()
+        summary = cluster.summary()
+        assert (summary["rollbacks"], summary["takeovers"], summary["repairs"]) == (0, 1, 1)
+        assert digests(summary) == digests(local_run)
+        assert summary["contributions_applied"] == EPOCHS * SLICES
+
+
+def test_a_server_without_backups_is_cut_off_and_the_job_waits_for_it(site: Site, local_run: dict[str, Any]) -> None:
+    machine, host = SERVERS[1], site.network.addresses[SERVERS[1]]
+    with Cluster(site, {"cluster.replicas": 0}) as cluster:
         cluster.everybody(PACED)
         before = processes(in_training(cluster), "server")[host]
         log = cluster.processes["coordinator@head"]
@@ -125,9 +159,11 @@ def test_async_a_worker_and_then_a_server_are_cut_off(site: Site) -> None:
             )
         cluster.status_when("it is back", lambda facts: hosts[WORKERS[0]] in alive(facts, "worker"))
         name = processes(facts, "server")[hosts[SERVERS[0]]]["name"]
-        with Away(cluster, SERVERS[0], Cut.SILENT, name):
-            cluster.processes["coordinator@head"].wait_for_err(f"waiting for {name} at")
-        cluster.processes["coordinator@head"].wait_for_err("a server is back")
+        cluster.status_when("all shards have backups", replicated)
+        with Away(cluster, SERVERS[0], Cut.SILENT, name) as away:
+            done = version(away.facts)
+            cluster.status_when("the other server goes on", lambda facts: version(facts) > done)
+        cluster.status_when("all shards have backups again", lambda f: not f["lost"] and replicated(f))
         cluster.hurry()
         cluster.finish()
         assert cluster.summary()["contributions_applied"] == EPOCHS * SLICES

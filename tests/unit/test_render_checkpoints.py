@@ -217,15 +217,25 @@ def test_none_is_said_expressly(target: str) -> None:
         assert "/data" not in mounts(pods(files)["server"])
         assert mounts(pods(files)["coordinator"])["/data"]["emptyDir"] == {}
     else:
+        assert "the death of all servers that hold a shard ends the job" in files["paramserver-server@.service"]
+        files = rendered(target, "none", cluster__replicas=0)
         assert "the death of a server ends the job" in files["paramserver-server@.service"]
 
 
-def test_a_server_may_be_evicted_if_there_are_checkpoints() -> None:
-    def budget(place: str | None) -> int:
-        (found,) = (one for one in objects(rendered("k8s", place)) if one["kind"] == "PodDisruptionBudget")
+def test_a_server_may_be_evicted_if_there_are_checkpoints_or_replicas() -> None:
+    def budget(place: str | None, replicas: int) -> int:
+        files = rendered("k8s", place, cluster__replicas=replicas)
+        (found,) = (one for one in objects(files) if one["kind"] == "PodDisruptionBudget")
         return int(found["spec"]["maxUnavailable"])
 
-    assert [budget(place) for place in (None, URL, "none")] == [1, 1, 0]
+    assert [budget(place, 0) for place in (None, URL, "none")] == [1, 1, 0]
+    assert [budget(place, 1) for place in (None, URL, "none")] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_more_replicas_than_other_servers_are_refused(target: str) -> None:
+    with pytest.raises(ConfigError, match="set cluster.servers to 3 or more"):
+        rendered(target, cluster__servers=2, cluster__replicas=2)
 
 
 # ---- the workers' data

@@ -26,6 +26,7 @@ def coordinator(
     advertise_host: _Text = None,
     servers: _Text = None,
     workers: _Text = None,
+    replicas: _Text = None,
     mode: _Text = None,
     staleness: _Text = None,
     store: _Text = None,
@@ -57,6 +58,8 @@ def coordinator(
         Servers that share the model.
     workers
         Workers the job starts with; more may come at any time.
+    replicas
+        How many further servers hold a copy of each part of the model, so that training goes on when a server dies.
     mode
         "sync" or "async".
     staleness
@@ -100,6 +103,7 @@ def coordinator(
         "cluster.advertise_host": advertise_host,
         "cluster.servers": servers,
         "cluster.workers": workers,
+        "cluster.replicas": replicas,
         "consistency.mode": mode,
         "consistency.staleness": staleness,
         "cluster.store": store,
@@ -113,6 +117,7 @@ def coordinator(
         "run.save": save,
     }
     settings = load_job(config, merge_overrides(flags, parse_assignments(set_ or [])))
+    settings.replicas(launched=False)  # refuses a wish that cannot be
     from paramserver.resume.options import Options
     from paramserver.roles.start import start_coordinator
 
