@@ -67,9 +67,9 @@ def test_something_was_seen_that_does_not_count() -> None:
 
 
 def test_the_time_until_the_next_version() -> None:
-    assert history.until_next(GOOD, 1.6) == 0.3999999999999999
-    assert history.until_next(GOOD, 2.2) == 1.7999999999999998
-    assert history.until_next(GOOD, 4.5) is None
+    assert history.next_version(GOOD, 1.6) == 2.0
+    assert history.next_version(GOOD, 2.2) == 4.0
+    assert history.next_version(GOOD, 4.5) is None
 
 
 def test_what_a_killed_process_has_written_is_read(tmp_path: Path) -> None:

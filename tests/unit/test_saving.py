@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,12 @@ from paramserver.server.saving.restoring import restore
 from paramserver.server.saving.saver import Saver
 from paramserver.server.versions.shard import Contribution, ShardTensors
 from paramserver.server.versions.version import Version
+from paramserver.tensors.codec import chunk_frames
+from paramserver.tensors.dtypes import buffer_of
 from paramserver.tensors.hypers import groups_from_proto, groups_to_proto
 from paramserver.tensors.optimizers import describe
 from paramserver.v1 import shard_pb2, types_pb2
-from paramserver.wire.messages import plan_of, tensor_to_proto
+from paramserver.wire.messages import chunk_ref, plan_of, tensor_to_proto
 from tests.support.states import exported
 from tests.support.unit.checkpoints import manifest
 from tests.support.unit.trained import OPTIMIZERS
@@ -50,7 +52,14 @@ class LatePlace(Place):
 class Shard:
     """One shard with three tensors in several chunks, and the saver of its checkpoints."""
 
-    def __init__(self, place: Place, optimizer: Callable[[Any], torch.optim.Optimizer]) -> None:
+    def __init__(
+        self,
+        place: Place,
+        optimizer: Callable[[Any], torch.optim.Optimizer],
+        shards: int = 1,
+        connect: Callable[[str], Any] = lambda address: pytest.fail("there is nobody else"),
+        peers: Sequence[types_pb2.ShardInfo] = (),
+    ) -> None:
         self.told = asyncio.Event()
         name, groups = describe(optimizer([torch.zeros(1)]))
         self.spec = types_pb2.ModelSpec(
@@ -58,15 +67,15 @@ class Shard:
             optimizer=types_pb2.OptimizerSpec(name=name, groups=groups_to_proto(groups)),
             chunk_bytes=256,
         )
-        self.plan = plan_of(self.spec, 1)
+        self.plan = plan_of(self.spec, shards)
         self.groups = tuple(groups_from_proto(self.spec.optimizer.groups))
         self.tensors = self.empty()
         self.state = ShardState(Consistency(Mode.SYNC))
         self.numbers = torch.Generator().manual_seed(1)
         chunks = {chunk.index: self.filled(chunk) for chunk in self.tensors.chunks}
         self.version = Version(0, self.tensors.chunks, chunks)
-        config = shard_pb2.ConfigureRequest(shard=0, shards=1, timeline=2, model=self.spec)
-        self.saver = Saver(place, self.plan, config, lambda address: pytest.fail("there is nobody else"), self.told.set)
+        config = shard_pb2.ConfigureRequest(shard=0, shards=shards, timeline=2, model=self.spec, peers=peers)
+        self.saver = Saver(place, self.plan, config, connect, self.told.set)
 
     async def saved(self) -> shard_pb2.CopyStatus:
         """The status of the only copy, when it is written."""
@@ -215,3 +224,43 @@ def test_another_server_asks_for_a_copy_that_was_let_go(tmp_path: Path) -> None:
         await shard.saver.close()
 
     asyncio.run(go())
+
+
+class Elsewhere:
+    """A channel to the server of another shard: a dead one, or one that has the chunks that are asked for."""
+
+    def __init__(self, shard: Shard | None, asked: asyncio.Event) -> None:
+        self.shard, self.asked = shard, asked
+
+    async def download(self, method: str, request: Any, timeout: float) -> AsyncGenerator[bytes, None]:
+        self.asked.set()
+        if self.shard is None:
+            raise UnavailableError("nobody answers")
+        layout = self.shard.plan.layout
+        parts = [
+            (chunk_ref(layout.chunks[i]), buffer_of(torch.ones(layout.chunks[i].elements))) for i in request.chunks
+        ]
+        for raw in chunk_frames(None, parts):
+            yield raw
+
+    async def close(self) -> None:
+        pass
+
+
+def test_a_shard_moves_while_a_part_of_it_is_fetched(tmp_path: Path) -> None:
+    """A tensor lies on two shards. The server of the other one dies, and another server has that shard."""
+
+    async def go() -> shard_pb2.CopyStatus:
+        asked = asyncio.Event()
+        peers = [types_pb2.ShardInfo(index=1, address="dead")]
+        found: dict[str, Elsewhere] = {"dead": Elsewhere(None, asked)}
+        shard = Shard(Place(str(tmp_path)), OPTIMIZERS["sgd"], 2, found.__getitem__, peers)
+        found["alive"] = Elsewhere(shard, asked)
+        assert shard.saver.take(shard.version, shard.tensors, shard.state, {})
+        await asyncio.wait_for(asked.wait(), 30.0)
+        shard.saver.meet([types_pb2.ShardInfo(index=1, address="alive")])
+        status = await shard.saved()
+        await shard.saver.close()
+        return status
+
+    assert asyncio.run(go()).state == shard_pb2.COPY_STATE_SAVED

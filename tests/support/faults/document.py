@@ -172,9 +172,9 @@ def _copies(outcomes: Sequence[Outcome]) -> list[str]:
         "Servers are killed at random moments in runs of two servers with one backup for each shard, three workers "
         "whose slices take 20 ms, and no checkpoints, so that there is nothing to go back to. A server is killed as "
         "soon as all shards have backups again. Detection is the time from the kill to the moment the coordinator "
-        "decides that backups take the place of the server. Promotion is the time from there until a worker has a version, of all "
-        "shards, that no worker had before the kill. Total is both. It contains the time in which that version is "
-        f"computed, two slices of 20 ms. Measured on {os.cpu_count()} cores ({platform.machine()}).",
+        "decides that backups take the place of the server. Promotion is the time from there until a worker has a "
+        "version, of all shards, that no worker had by then. Total is both. It contains the time in which that version "
+        f"is computed, two slices of 20 ms. Measured on {os.cpu_count()} cores ({platform.machine()}).",
         "",
         "| mode | kills | | p50 | p95 | max |",
         "|---|---|---|---|---|---|",

@@ -64,13 +64,12 @@ def problems(seen: Sequence[Seen], twin: Sequence[Seen] = (), most: float | None
     return found[:_MOST_PROBLEMS]
 
 
-def until_next(seen: Sequence[Seen], moment: float) -> float | None:
-    """Seconds from a moment until a worker has a version, of all shards, that no worker had before. None: never."""
+def next_version(seen: Sequence[Seen], moment: float) -> float | None:
+    """When a worker has a version, of all shards, that no worker had at a moment. None: never."""
     before = [(one.timeline, max(one.versions)) for one in seen if one.at <= moment]
     newest = max(before, default=(-1, -1))
-    return next(
-        (one.at - moment for one in seen if one.at > moment and (one.timeline, min(one.versions)) > newest), None
-    )
+    after = (one for one in seen if one.at > moment and (one.timeline, min(one.versions)) > newest)
+    return next((one.at for one in after), None)
 
 
 def _one_line(seen: Sequence[Seen], twin: Sequence[Seen], synchronous: bool) -> Iterable[str]:

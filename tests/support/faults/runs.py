@@ -208,8 +208,9 @@ def recoveries(case: Case, noted: Sequence[Fired], seen: Sequence[Seen] = ()) ->
         acted = next((e.at for e in after if e.what.startswith("coord.")), None)
         commits = [e for e in after if e.what.startswith("commit.")]
         if case.job.replicas:
-            total = history.until_next(seen, kill.at)
-            published = None if total is None or kill.at + total >= until else kill.at + total
+            # A version that comes before the coordinator acts was published before the kill.
+            published = history.next_version(seen, kill.at if acted is None else acted)
+            published = None if published is None or published >= until else published
         elif kill.who.startswith("server"):  # its successor has to publish something
             published = next((e.at for e in commits if e.who == kill.who and e.pid != kill.pid), None)
         else:  # the step at which it was lost, on all servers
