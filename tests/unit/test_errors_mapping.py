@@ -57,7 +57,8 @@ def test_every_code_has_a_meaning() -> None:
 def test_a_code_means_a_relative_of_the_classes_that_use_it() -> None:
     """Who reads only the code, such as a proxy, must not take one kind of error for another kind of reaction."""
     for kind, code in CODES.items():
-        if kind in (errors.StoreError, errors.JobFailedError, errors.EndedError) or issubclass(kind, errors.UserError):
+        apart = (errors.StoreError, errors.JobFailedError, errors.EndedError, errors.UserError)
+        if issubclass(kind, apart):
             continue
         assert issubclass(kind, MEANINGS[code]), kind
 
