@@ -234,7 +234,7 @@ def test_a_server_may_be_evicted_if_there_are_checkpoints_or_replicas() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_more_replicas_than_other_servers_are_refused(target: str) -> None:
-    with pytest.raises(ConfigError, match="set cluster.servers to 3 or more"):
+    with pytest.raises(ConfigError, match=r"set cluster\.servers to 3 or more"):
         rendered(target, cluster__servers=2, cluster__replicas=2)
 
 
