@@ -234,8 +234,8 @@ class Checkpoint(Section):
     dir: Annotated[str, Must('a directory, a URL, or "none"')] = Field(
         default="",
         description="Directory, or URL such as s3://bucket/path, that all servers and coordinators reach. none: `run` "
-        "keeps checkpoints as long as it runs; elsewhere the death of a server ends the job. Empty: the same, but a "
-        "coordinator that other machines can reach does not start.",
+        "keeps checkpoints as long as it runs; elsewhere a shard that is lost with all its copies ends the job. "
+        "Empty: the same, but a coordinator that other machines can reach does not start.",
     )
     every: Count = Field(
         default=0, description="Steps (async: slices) from one checkpoint to the next. 0: checkpoint.every_s counts."

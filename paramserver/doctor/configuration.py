@@ -40,6 +40,7 @@ def read_settings(request: Request) -> tuple[Settings, list[Finding]]:
     findings = [check_variables(request.environ)]
     try:
         settings = load_settings(request.config, request.overrides, known)
+        settings.replicas(launched=False)  # refuses a wish that cannot be
     except ConfigError as error:
         findings.append(Finding("configuration", Level.FAIL, str(error), "correct it; the checks below do without it"))
         return _flags_alone(request), findings

@@ -46,6 +46,13 @@ def test_wrong_settings_are_told_and_replaced_by_flags_and_defaults() -> None:
     assert settings.cluster.coordinator == ""
 
 
+def test_more_replicas_than_other_servers_are_told() -> None:
+    request = Request(None, {"cluster.servers": 2, "cluster.replicas": 2})
+    _, (_, configuration) = read_settings(request)
+    assert configuration.level is Level.FAIL
+    assert "set cluster.servers to 3 or more, or cluster.replicas lower" in configuration.value
+
+
 def test_unknown_variables_are_told_with_the_right_name_and_disturb_nothing_else() -> None:
     environ = {
         "PARAMSERVER_CONSISTENCI__MODE": "hunter2-in-the-wrong-place",
