@@ -125,7 +125,7 @@ class RunningShard:
         self.buffers: dict[int, Contribution] = {}
         self.stealing = Stealing()
         self.copies = Copies(self, connect, norms_.wait_s, told, shares)
-        self.drafting = Drafting(tensors, self.arithmetic, self.copies.content)
+        self.drafting = Drafting(tensors, self.arithmetic, self.copies.content, self.copies.drafted)
         self.acks = Acks()
         self._pool, self._failed = pool, failed
         self._calls = Calls()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,14 @@ from typing import Any
 import pytest
 
 from paramserver.core.versions import drafts
+from paramserver.server.replicas.parcels import DraftParcel, ForwardParcel
+from paramserver.server.running import RunningShard
 from paramserver.server.versions.drafting import Drafting
 from tests.support.cluster.harness import train
 from tests.support.cluster.programs import Program, adamw, dataset, network, plain
 from tests.support.cluster.small_job import BAD_STREAMS, SLICES, Death, calm, calm_over, program
 from tests.support.failover.moments import EVERY, MOMENTS, fresh
-from tests.support.failover.rollback import Rig, same, twin
+from tests.support.failover.rollback import Rig, Strike, same, twin
 
 DATA = dataset(48)
 
@@ -100,3 +104,71 @@ def test_going_back(tmp_path: Path, when: str) -> None:
         summary = rig.finish()
         assert rig.rollbacks >= 1
     same(summary, twin("faults", program(), slices_per_step=SLICES))
+
+
+WIDE = Program(DATA, 4, 2, lambda: network(hidden=300, norm=True), adamw)
+
+
+class Sent:
+    """The chunks that backups were sent, with drafts and with versions. ``lose``: what becomes of drafts on the way."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, lose: bool) -> None:
+        self.ahead: list[int] = []
+        self.open: list[DraftParcel] = []
+        self.later: list[int] = []
+        forward, draft = ForwardParcel.send, DraftParcel.send
+
+        async def send_draft(one: DraftParcel, *how: Any) -> None:
+            if lose:  # the backup never gets it, and the primary believes that it has
+                one.sent.update(one.content.chunks if one.content is not None else ())
+                return
+            await draft(one, *how)
+            self.open.remove(one)
+            self.ahead.append(len(one.sent))
+
+        async def send_version(one: ForwardParcel, *how: Any) -> None:
+            await forward(one, *how)
+            self.later.append(one.nbytes)
+
+        push, init = RunningShard.push, DraftParcel.__init__
+
+        def begun(one: DraftParcel, *about: Any) -> None:
+            init(one, *about)
+            self.open.append(one)
+
+        async def late(shard: RunningShard, *what: Any) -> Any:
+            """Small contributions come in one message; so the decision waits until something was sent ahead."""
+            began = time.monotonic()
+            while any(not one.sent for one in self.open) and time.monotonic() < began + 0.2:
+                await asyncio.sleep(0.001)
+            return await push(shard, *what)
+
+        monkeypatch.setattr(RunningShard, "push", late)
+        if not lose:
+            monkeypatch.setattr(DraftParcel, "__init__", begun)
+        monkeypatch.setattr(DraftParcel, "send", send_draft)
+        monkeypatch.setattr(ForwardParcel, "send", send_version)
+
+
+@pytest.mark.parametrize("lose", [False, True], ids=["arrives", "is lost"])
+def test_what_a_draft_is_made_of_goes_to_backups_ahead(
+    lose: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = twin("wide", WIDE, slices_per_step=SLICES)
+    sent = Sent(monkeypatch, lose)
+    with Rig(tmp_path, 0, [], cluster__replicas=1) as rig:
+        rig.begin(WIDE)
+        same(rig.finish(), wanted)
+    assert sent.later
+    assert any(sent.ahead) != lose
+
+
+@pytest.mark.parametrize("at", ["forward.before", "forward.received", "commit.before_log"])
+def test_a_server_with_drafts_at_its_backup_dies(at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = twin("wide", WIDE, slices_per_step=SLICES)
+    sent = Sent(monkeypatch, lose=False)
+    with Rig(tmp_path, 0, [Strike(at, "server-1", 4)], cluster__replicas=1) as rig:
+        rig.begin(WIDE)
+        same(rig.finish(), wanted)
+        assert rig.rollbacks == 0
+    assert any(sent.ahead)

@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import structlog
 
@@ -21,12 +21,10 @@ from paramserver import errors
 from paramserver.core.layout.plan import Chunk
 from paramserver.failpoints import reach
 from paramserver.server.replicas.outbox import Content, Loan, Outbox, private
-from paramserver.server.replicas.parcels import CatchUpParcel, ForwardParcel, Parcel
+from paramserver.server.replicas.parcels import CatchUpParcel, DraftParcel, ForwardParcel, Parcel
+from paramserver.server.versions.drafting import Draft, Drafting
 from paramserver.transport.base import Channel
 from paramserver.v1 import shard_pb2
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 log = structlog.get_logger("paramserver.server")
 
@@ -69,6 +67,8 @@ class _Backup:
     channel: Channel
     # Set when it can read the outbox.
     loan: Loan | None = None
+    # The newest draft of which it was sent chunks.
+    ahead: DraftParcel | None = None
     begun: bool = False
     has: set[int] = field(default_factory=set)
     whole: bool = False
@@ -178,20 +178,26 @@ class Backups:
         """Memory for what the version after ``version`` is made of. ``version`` is published."""
         return self._outbox.content(version) if self._outbox is not None else private()
 
-    def forward(
-        self, header: shard_pb2.ForwardHeader, combined: Mapping[int, Tensor], slot: int | None
-    ) -> Awaitable[None]:
+    def ahead(self, header: shard_pb2.ForwardHeader, draft: Draft, drafting: Drafting) -> None:
+        """Send the backups that cannot read the outbox what a draft is made of, as it is made."""
+        header.placement = self.placement
+        for backup in self._backups.values():
+            if backup.whole and not (backup.loan is not None and backup.loan.good):
+                backup.ahead = DraftParcel(header, self._source.chunks, draft, drafting, self._wait_s)
+                self._put(backup, backup.ahead)
+
+    def forward(self, header: shard_pb2.ForwardHeader, content: Content) -> Awaitable[None]:
         """Send the backups what the next version is made of; wait for the answer, and all of them hold it.
 
-        ``combined``: by chunk, what the optimizer applies; ``slot``: where that lies in the outbox. Raises
-        DeadlineError that names the backups.
+        Raises DeadlineError that names the backups.
         """
         header.placement = self.placement
         waits = []
         for backup in self._backups.values():
             if backup.begun:
-                parts = {index: tensor for index, tensor in combined.items() if index in backup.has}
-                parcel = ForwardParcel(header, self._source.chunks, parts, slot)
+                parts = {index: tensor for index, tensor in content.chunks.items() if index in backup.has}
+                ahead = backup.ahead if backup.ahead is not None and backup.ahead.content is content else None
+                parcel = ForwardParcel(header, self._source.chunks, parts, content.slot, ahead)
                 waits.append((backup, self._put(backup, parcel)))
         return self._held(header.version, waits)
 

@@ -23,12 +23,13 @@ from paramserver.server.replicas.lent import Lent
 from paramserver.server.replicas.outbox import Content, Outbox
 from paramserver.server.replicas.parcels import CatchUpParcel
 from paramserver.server.saving.saver import Saver
+from paramserver.server.versions.drafting import Draft, Drafting
 from paramserver.server.versions.repetitions import Repetitions
 from paramserver.server.versions.shard import Contribution, ShardTensors
 from paramserver.server.versions.version import Version
 from paramserver.transport.base import Channel
 from paramserver.v1 import shard_pb2
-from paramserver.wire.messages import consistency_from_proto, name_from_proto
+from paramserver.wire.messages import consistency_from_proto, name_from_proto, pack_mask
 
 if TYPE_CHECKING:
     from paramserver.checkpoint.contents import ShardFacts
@@ -50,6 +51,7 @@ class _Shard(Protocol):
     names: dict[int, str]
     versions: dict[int, Version]
     repetitions: Repetitions
+    drafting: Drafting
 
     @property
     def chunks(self) -> Mapping[int, Chunk]: ...
@@ -92,6 +94,8 @@ class Copies:
         self.backups = Backups(self, connect, wait_s, self._replaced, told, outbox)
         # Of a backup: the memory of its primary, if that is on this host.
         self.lent: Lent | None = None
+        # Of a backup: the version and the number of the draft that its primary sends ahead, and its chunks.
+        self.ahead: tuple[int, int, dict[int, Tensor]] = 0, 0, {}
         # Of a backup: what there is while it catches up; whether it is to be the primary.
         self.following, self.promoted = Following(shard), False
 
@@ -152,10 +156,20 @@ class Copies:
             return None
         return forward_header(shard.config.job, shard.state, contributions, len(shard.tensors.layout.tensors))
 
+    def drafted(self, draft: Draft) -> None:
+        """A draft has begun: what its chunks are made of goes to the backups as they are made."""
+        shard = self._shard
+        if draft.content is not None:
+            used = pack_mask(draft.making.used, len(shard.tensors.layout.tensors))
+            header = shard_pb2.ForwardHeader(
+                job=self.job, timeline=self.timeline, version=shard.state.version, used=used, draft=draft.number
+            )
+            self.backups.ahead(header, draft, shard.drafting)
+
     async def hold(self, header: shard_pb2.ForwardHeader, content: Content) -> None:
         """Return when all backups hold what the version in the making is made of."""
         reach("forward.before", header.version)
-        await self.backups.forward(header, content.chunks, content.slot)
+        await self.backups.forward(header, content)
 
     def _replaced(self, reason: str) -> None:
         """Another server is the primary: nothing more is published here."""

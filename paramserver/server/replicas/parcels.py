@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
 import structlog
 
+from paramserver import errors
 from paramserver.core.layout.plan import Chunk
 from paramserver.server.arithmetic.apply import StateEntry
 from paramserver.server.replicas.outbox import Loan
-from paramserver.tensors.codec import Ref, chunk_frames
+from paramserver.server.versions.drafting import Draft, Drafting
+from paramserver.tensors.codec import Ref, chunk_frames, encode_frame
 from paramserver.tensors.dtypes import buffer_of
 from paramserver.transport.base import Channel
 from paramserver.v1 import shard_pb2
@@ -36,8 +39,72 @@ class Parcel(Protocol):
         """Send it; ``loan``: the backup can read the outbox. Raises what the call raises."""
 
 
+class DraftParcel:
+    """What a draft is made of, chunk by chunk as they are made, until it is decided what becomes of the draft.
+
+    ``wait_s``: the longest time that this takes.
+    """
+
+    def __init__(
+        self,
+        header: shard_pb2.ForwardHeader,
+        chunks: Mapping[int, Chunk],
+        draft: Draft,
+        drafting: Drafting,
+        wait_s: float,
+    ) -> None:
+        self._header = shard_pb2.ForwardHeader()
+        self._header.CopyFrom(header)
+        self._header.ahead = True
+        self._chunks, self._draft, self._drafting, self._wait_s = chunks, draft, drafting, wait_s
+        self.content = draft.content
+        # The chunks that the backup has.
+        self.sent: set[int] = set()
+
+    @property
+    def number(self) -> int:
+        """Of the draft."""
+        return self._draft.number
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of tensors in it."""
+        return sum(self._chunks[index].nbytes for index in self.sent)
+
+    async def send(self, channel: Channel, loan: Loan | None) -> None:
+        """Send it. If that fails, all of it comes with the version."""
+        try:
+            await channel.upload("Shard.Forward", self._frames(), timeout=self._wait_s)
+        except errors.ParamServerError as error:
+            log.debug("could not send a draft to a backup", at=channel.address, error=str(error))
+            self.sent.clear()
+
+    async def _frames(self) -> AsyncIterator[bytes]:
+        yield encode_frame(shard_pb2.FrameHeader(forward=self._header), ())
+        stir = asyncio.Event()
+        self._drafting.listeners.add(stir)
+        try:
+            taken = 0
+            while self._drafting.draft is self._draft:
+                stir.clear()
+                if taken == len(self._draft.order):
+                    await stir.wait()
+                    continue
+                index = self._draft.order[taken]
+                taken += 1
+                if self.content is not None and index in self.content.chunks:
+                    self.sent.add(index)
+                    ref, data = chunk_ref(self._chunks[index]), buffer_of(self.content.chunks[index])
+                    yield encode_frame(shard_pb2.FrameHeader(chunks=[ref]), [data])
+        finally:
+            self._drafting.listeners.discard(stir)
+
+
 class ForwardParcel:
-    """What the next version of the chunks that a backup has is made of. ``slot``: where it lies in the outbox."""
+    """What the next version of the chunks that a backup has is made of. ``slot``: where it lies in the outbox.
+
+    ``ahead``: the chunks of this draft were sent before.
+    """
 
     def __init__(
         self,
@@ -45,10 +112,11 @@ class ForwardParcel:
         chunks: Mapping[int, Chunk],
         combined: Mapping[int, Tensor],
         slot: int | None,
+        ahead: DraftParcel | None = None,
     ) -> None:
         self._header = shard_pb2.ForwardHeader()
         self._header.CopyFrom(header)
-        self._chunks, self._combined, self._slot = chunks, combined, slot
+        self._chunks, self._combined, self._slot, self._ahead = chunks, combined, slot, ahead
 
     @property
     def nbytes(self) -> int:
@@ -68,9 +136,18 @@ class ForwardParcel:
             loan.good = False
             log.info("a backup cannot read the memory of its primary, and is sent versions", at=channel.address)
         self._header.ClearField("shared")
-        self._header.chunks = len(self._combined)
-        parts = ((chunk_ref(self._chunks[index]), buffer_of(tensor)) for index, tensor in self._combined.items())
-        await channel.upload("Shard.Forward", chunk_frames(self._header, parts), timeout=timeout_s)
+        there = self._ahead.sent if self._ahead is not None else set()
+        if not await self._upload(channel, timeout_s, there):
+            await self._upload(channel, timeout_s, set())
+
+    async def _upload(self, channel: Channel, timeout_s: float, there: Collection[int]) -> bool:
+        """Send the chunks but those that are ``there``. False: the backup lacks some."""
+        combined = {index: tensor for index, tensor in self._combined.items() if index not in there}
+        self._header.draft = self._ahead.number if self._ahead is not None and there else 0
+        self._header.chunks = len(combined)
+        parts = ((chunk_ref(self._chunks[index]), buffer_of(tensor)) for index, tensor in combined.items())
+        reply = await channel.upload("Shard.Forward", chunk_frames(self._header, parts), timeout=timeout_s)
+        return not cast(shard_pb2.ForwardResponse, reply).unreadable
 
 
 class CatchUpParcel:

@@ -106,18 +106,23 @@ class Replicas:
                 return {}, header.forward.chunks
             return shard.tensors.chunks_used(used), header.forward.chunks
 
+        upload = await receive(frames, "forward", expect, open_end=True)
+        header = upload.header.forward
         async with self._turn:
-            upload = await receive(frames, "forward", expect)
-            header = upload.header.forward
+            if header.ahead:
+                self._check(shard, header.job, header.timeline, header.placement)
+                shard.copies.ahead = header.version, header.draft, upload.chunks
+                return shard_pb2.ForwardResponse()
             self._check(shard, header.job, header.timeline, header.placement)
             while _makes(shard, header.version):  # then it reads nothing older
                 await shard.moved()
                 self._check(shard, header.job, header.timeline, header.placement)
             reach("forward.received", header.version)
             if _fits(shard, header.version):
-                chunks = _in_memory(shard, header.shared, used) if header.HasField("shared") else upload.chunks
+                chunks = _all_of(shard, header, used, upload.chunks)
                 if chunks is None:
                     return shard_pb2.ForwardResponse(unreadable=True)
+                shard.copies.ahead = 0, 0, {}
                 made_of = _contribution(header, chunks, used, shard)
                 if shard.state.active:
                     shard.copies.follow(header, made_of)
@@ -204,15 +209,40 @@ def _makes(shard: RunningShard, version: int) -> bool:
     return shard.state.active and shard.state.version < version <= shard.state.next_forwarded
 
 
+def _all_of(
+    shard: RunningShard, header: shard_pb2.ForwardHeader, used: frozenset[int], came: Mapping[int, Tensor]
+) -> Mapping[int, Tensor] | None:
+    """All chunks of a content: those that ``came``, and those of its draft; None if some are not there.
+
+    Raises ProtocolError if chunks are missing that were not sent before.
+    """
+    wanted = shard.tensors.chunks_used(used)
+    if header.HasField("shared"):
+        return _in_memory(shard, header.shared, wanted)
+    version, draft, chunks = shard.copies.ahead
+    there = chunks if header.draft and (version, draft) == (header.version, header.draft) else {}
+    found = {
+        index: came[index] if index in came else there[index] for index in wanted if index in came or index in there
+    }
+    if len(found) == len(wanted):
+        return found
+    if header.draft:
+        return None
+    missing = next(index for index in wanted if index not in found)
+    raise errors.ProtocolError(
+        f"{len(wanted) - len(found)} of {len(wanted)} chunks are missing, the first is {missing}"
+    )
+
+
 def _in_memory(
-    shard: RunningShard, shared: shard_pb2.SharedForward, used: frozenset[int]
+    shard: RunningShard, shared: shard_pb2.SharedForward, wanted: Mapping[int, Chunk]
 ) -> Mapping[int, Tensor] | None:
     """What lies in the memory of the primary; None if it cannot be read."""
     lent = shard.copies.lent
     if lent is None or lent.meeting != shared.meeting:
         return None
     try:
-        return lent.chunks(shared.slot, shard.tensors.chunks_used(used))
+        return lent.chunks(shared.slot, wanted)
     except (OSError, ValueError) as error:
         log.info("the memory of the primary cannot be read", shard=shard.config.shard, reason=str(error))
         shard.copies.borrow(None)

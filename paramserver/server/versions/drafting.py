@@ -80,10 +80,15 @@ class Drafting:
     """The draft of one shard's next version, if there is one. ``do`` runs a function in the arithmetic thread.
 
     ``content`` gives memory for what the optimizer applies to make the version after this one; None: nobody needs it.
+    ``began`` is called with each draft.
     """
 
     def __init__(
-        self, tensors: ShardTensors, do: Do, content: Callable[[int], Content | None] = lambda version: None
+        self,
+        tensors: ShardTensors,
+        do: Do,
+        content: Callable[[int], Content | None] = lambda version: None,
+        began: Callable[[Draft], None] = lambda draft: None,
     ) -> None:
         self.draft: Draft | None = None
         # The form in which workers that pull ahead want weights; the same for all of a job.
@@ -93,6 +98,7 @@ class Drafting:
         # All are set when a chunk of the draft is made, and when there is another draft or none.
         self.listeners: set[asyncio.Event] = set()
         self._tensors, self._do, self._content = tensors, do, content
+        self._began = began
         self._chunks = {chunk.index: chunk for chunk in tensors.chunks if chunk.kind is not Kind.FROZEN}
         self._state = DraftState([*self._chunks], moving_bytes(tensors.chunks))
         self._base: Version | None = None
@@ -145,6 +151,7 @@ class Drafting:
                     assert self._base is not None, "a step is open"
                     making = self._tensors.making(self._base, [self._parts[part] for part in parts])
                     self.draft = Draft(number, making, self.rounding, self._content(self._base.number))
+                    self._began(self.draft)
                 case Make(_, chunk):
                     assert self.draft is not None
                     task = asyncio.get_running_loop().create_task(self._make(self.draft, self._chunks[chunk]))

@@ -48,6 +48,7 @@ async def receive(
     decode: Decode | None = None,
     state: Callable[[shard_pb2.StateRef, memoryview], None] | None = None,
     some: bool = False,
+    open_end: bool = False,
 ) -> Upload:
     """Read a whole upload. It is put into ``chunks`` bit by bit, if given, and ``came`` hears of each chunk.
 
@@ -55,7 +56,8 @@ async def receive(
     header, checks it, and returns the chunks that must follow with the number that the sender announced. ``keep`` says
     what is kept of each chunk instead of a view of what was received. ``decode`` does the work for chunks that come in
     another form, ``state`` takes pieces of optimizer state; without them, there must be none.
-    Raises ProtocolError unless exactly these chunks come.
+    ``some``: the sender may announce less; ``open_end``: less may come. Raises ProtocolError unless exactly these
+    chunks come.
     """
     first: shard_pb2.FrameHeader | None = None
     expected: Mapping[int, Chunk] = {}
@@ -70,7 +72,7 @@ async def receive(
                 raise ProtocolError(f"the first frame of this stream must carry a {kind} header")
             first = header
             expected, announced = expect(header)
-            if announced > len(expected) or (announced < len(expected) and not some):
+            if announced > len(expected) or (announced < len(expected) and not some and not open_end):
                 raise ProtocolError(f"the stream announces {announced} chunks, but {len(expected)} belong to it")
         elif header.WhichOneof("first") is not None:
             raise ProtocolError("only the first frame of a stream may carry its header")
@@ -88,7 +90,7 @@ async def receive(
             came(chunk.index)
     if first is None:
         raise ProtocolError("the stream ended before its first frame")
-    if len(chunks) != announced:
+    if len(chunks) != announced and not open_end:
         missing = next(index for index in expected if index not in chunks)
         raise ProtocolError(f"{announced - len(chunks)} of {announced} chunks are missing, the first is {missing}")
     return Upload(first, chunks, payload)
