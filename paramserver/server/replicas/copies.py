@@ -32,6 +32,8 @@ from paramserver.v1 import shard_pb2
 from paramserver.wire.messages import consistency_from_proto, name_from_proto, pack_mask
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from paramserver.checkpoint.contents import ShardFacts
 
 log = structlog.get_logger("paramserver.server")
