@@ -31,7 +31,6 @@ from paramserver.v1 import shard_pb2
 from paramserver.wire.messages import consistency_from_proto, name_from_proto
 
 if TYPE_CHECKING:
-
     from paramserver.checkpoint.contents import ShardFacts
 
 log = structlog.get_logger("paramserver.server")
