@@ -70,7 +70,8 @@ def _dispatch(tokens: list[str]) -> int:
     except CycloptsError as error:
         text = " ".join(str(error).split())
         if tokens[:1] == ["run"] and script_args is None:
-            text = text.rstrip(".") + '; arguments of the script go after "--"'
+            text, suggested, name = text.partition(". Did you mean")
+            text = text.rstrip(".") + '; arguments of the script go after "--"' + suggested + name
         complain(text)
         return USAGE_EXIT_CODE
     if "script_args" in ignored:

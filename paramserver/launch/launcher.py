@@ -10,7 +10,9 @@ import shutil
 import signal
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, cast
 
 from paramserver import errors
 from paramserver.checkpoint.owner import Holding
@@ -24,13 +26,14 @@ from paramserver.machine.valkey import EmbeddedStore
 from paramserver.processes.alive import process_birth
 from paramserver.processes.process import Guard, stop_all
 from paramserver.processes.restarts import Restarts
-from paramserver.results.gather import gather
+from paramserver.results.gather import MovedError, gather
 from paramserver.results.summary import check_writable
 from paramserver.results.verdict import closing_lines, exit_code
 from paramserver.resume.claiming import keep_up, leave
 from paramserver.resume.holding import hold_for_run
 from paramserver.transport import grpc
-from paramserver.v1 import coordinator_pb2
+from paramserver.transport.base import Channel
+from paramserver.v1 import coordinator_pb2, types_pb2
 
 # Together below the 5 s after which nothing may be left of an interrupted run.
 _WORKER_PATIENCE_S = 1.5
@@ -207,21 +210,37 @@ class Launcher:
         """Gather the result from the servers, print it, write what was asked for; the exit code of the run."""
         channel = grpc.connect(self._address)
         try:
-            request = coordinator_pb2.StatusRequest(model=True)
-            status = await channel.call("Coordinator.Status", request, timeout=_MODEL_S)
-            assert isinstance(status, coordinator_pb2.StatusResponse)
-            self._display.update(status)
-            if not status.HasField("model"):
-                self._display.line("", "the script ended without training: it never called ctx.prepare or Client.init")
-                return 0
-            run, total = self._settings.run, supervisor.restarts.total
-            summary = await gather(status, grpc.connect, run, total, self._wanted_checkpoints)
+            summary = None
+            while summary is None:
+                status = await _status(channel, model=True)
+                self._display.update(status)
+                if not status.HasField("model"):
+                    self._display.line(
+                        "", "the script ended without training: it never called ctx.prepare or Client.init"
+                    )
+                    return 0
+                summary = await self._gather(status, channel, supervisor.restarts.total)
         finally:
             await channel.close()
         self._display.close()
         for line in closing_lines(status, summary):
             self._display.line("", line)
         return exit_code(summary)
+
+    async def _gather(
+        self, status: coordinator_pb2.StatusResponse, channel: Channel, restarts: Mapping[str, int]
+    ) -> dict[str, Any] | None:
+        """The summary; None if shards have moved to other servers meanwhile."""
+
+        async def look() -> types_pb2.View:
+            return (await _status(channel)).view
+
+        run, checkpoints = self._settings.run, self._wanted_checkpoints
+        try:
+            return await gather(status, grpc.connect, look, run, restarts, checkpoints)
+        except MovedError as error:
+            self._display.line("", str(error))
+            return None
 
     # ---- stopping
 
@@ -244,6 +263,12 @@ class Launcher:
         shutil.rmtree(self._directory, ignore_errors=True)
         if self._guard is not None:
             self._guard.close()
+
+
+async def _status(channel: Channel, model: bool = False) -> coordinator_pb2.StatusResponse:
+    request = coordinator_pb2.StatusRequest(model=model)
+    status = await channel.call("Coordinator.Status", request, timeout=_MODEL_S)
+    return cast(coordinator_pb2.StatusResponse, status)
 
 
 def is_loopback(host: str) -> bool:

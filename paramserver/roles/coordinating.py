@@ -34,7 +34,7 @@ from paramserver.roles.standby import Standby
 from paramserver.store.base import Store
 from paramserver.transport.base import Channel
 from paramserver.transport.security.access import Security
-from paramserver.v1 import coordinator_pb2
+from paramserver.v1 import coordinator_pb2, types_pb2
 
 log = structlog.get_logger("paramserver.coordinator")
 T = TypeVar("T")
@@ -322,7 +322,11 @@ class Coordinating:
             await service.job.conclude(Ends(Phase.STOPPED, "ended without training"))
             return 0
         run, directory = self._settings.run, self._settings.checkpoint.place
-        summary = await gather(status, self._connect, run, None, directory)
+
+        async def look() -> types_pb2.View:
+            return service.job.view()
+
+        summary = await gather(status, self._connect, look, run, None, directory)
         lines = closing_lines(status, summary)
         for line in lines:
             self._say(line)

@@ -73,7 +73,10 @@ def test_only_a_worker_that_is_there_can_be_drained() -> None:
         wait(held.reached, "the workers in their third slice")
         with pytest.raises(errors.ConfigError, match="server-0 holds a part of the model of which there is no copy"):
             drain(fleet, "server-0")
-        with pytest.raises(errors.ConfigError, match="no worker or server 'worker-7'; there are: worker-0"):
+        with pytest.raises(
+            errors.ConfigError,
+            match="there is no worker or server 'worker-7'; there are: worker-0, worker-1, server-0, server-1",
+        ):
             drain(fleet, "worker-7")
         held.released.set()
         fleet.finish()

@@ -168,7 +168,7 @@ def _while_catching_up(place: str, who: str, other: str, when: str) -> Case:
     step = {"second": 1, "middle": 3, "last": STEPS - 1}[when]
     lost = Planned("at", "push.after_stage", "kill", other if brings else who, step=step)
     case = _case(fault, when, lost, replicas=1)
-    return replace(case, job=replace(case.job, pace_s=0.0 if when == "last" else 0.3))
+    return replace(case, job=replace(case.job, pace_s=0.0 if when == "last" else 0.6))
 
 
 def _of_answers() -> Iterator[Case]:

@@ -1,0 +1,44 @@
+"""The result is gathered from the servers that have the shards, also if shards move meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from paramserver import errors
+from paramserver.config import Run
+from paramserver.results import gather as gathering
+from paramserver.v1 import coordinator_pb2, types_pb2
+
+
+@pytest.mark.parametrize("moved", [{"placement": 4}, {"timeline": 1, "placement": 3}])
+def test_a_shard_moves_while_its_former_server_is_asked(moved: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The former server never gives the shard. A coordinator that does not answer is asked again."""
+    monkeypatch.setattr(gathering, "_LOOK_S", 0.01)
+    given_up = asyncio.Event()
+
+    async def collect(*_: Any) -> Any:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            given_up.set()
+
+    monkeypatch.setattr(gathering, "collect", collect)
+    views = [types_pb2.View(placement=3), errors.UnavailableError("no coordinator"), types_pb2.View(**moved)]
+
+    async def look() -> types_pb2.View:
+        view = views.pop(0)
+        if isinstance(view, errors.UnavailableError):
+            raise view
+        return view
+
+    async def go() -> None:
+        status = coordinator_pb2.StatusResponse(view=types_pb2.View(placement=3))
+        with pytest.raises(gathering.MovedError, match="moved"):
+            await gathering.gather(status, lambda address: pytest.fail("there is no shard"), look, Run())
+
+    asyncio.run(asyncio.wait_for(go(), 30.0))
+    assert given_up.is_set()
+    assert views == []
