@@ -13,8 +13,8 @@ from paramserver.results import gather as gathering
 from paramserver.v1 import coordinator_pb2, types_pb2
 
 
-@pytest.mark.parametrize("moved", [{"placement": 4}, {"timeline": 1, "placement": 3}])
-def test_a_shard_moves_while_its_former_server_is_asked(moved: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("moved", [types_pb2.View(placement=4), types_pb2.View(timeline=1, placement=3)])
+def test_a_shard_moves_while_its_former_server_is_asked(moved: types_pb2.View, monkeypatch: pytest.MonkeyPatch) -> None:
     """The former server never gives the shard. A coordinator that does not answer is asked again."""
     monkeypatch.setattr(gathering, "_LOOK_S", 0.01)
     given_up = asyncio.Event()
@@ -26,7 +26,11 @@ def test_a_shard_moves_while_its_former_server_is_asked(moved: dict[str, int], m
             given_up.set()
 
     monkeypatch.setattr(gathering, "collect", collect)
-    views = [types_pb2.View(placement=3), errors.UnavailableError("no coordinator"), types_pb2.View(**moved)]
+    views: list[types_pb2.View | errors.UnavailableError] = [
+        types_pb2.View(placement=3),
+        errors.UnavailableError("no coordinator"),
+        moved,
+    ]
 
     async def look() -> types_pb2.View:
         view = views.pop(0)
