@@ -33,7 +33,7 @@ class Changes:
         async with self._changed:
             await self._changed.wait_for(lambda: self._edition != seen or self._closing)
             if self._edition == seen:  # a member that stays here would never hear of another coordinator
-                raise errors.NotLeaderError("this coordinator leads the job no more")
+                raise errors.NotLeaderError("this coordinator ends: the job is over, or another coordinator leads it")
             return self._edition
 
     async def wait(self, deadline: float) -> bool:

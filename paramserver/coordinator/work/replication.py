@@ -89,6 +89,8 @@ class Replication:
         self._begun = False
         # By member number, the placement that a server was told last.
         self._told: dict[int, int] = {}
+        # Member numbers of servers with a backup of which they have not heard: it was made ready meanwhile.
+        self._outdated: set[int] = set()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         # (shard, member number) to the number since when it is a backup, once it was told so.
         self._configured: dict[tuple[int, int], int] = {}
@@ -136,6 +138,7 @@ class Replication:
         counts = self._begun and not self._job.given_up
         covered = counts and self.holders.covered(member.index, present)
         self._told.pop(member.ident, None)
+        self._outdated.discard(member.ident)
         for key in [key for key in self._configured if key[1] == member.ident]:
             del self._configured[key]
         if counts:
@@ -218,6 +221,7 @@ class Replication:
         self._begun = False
         self._configured.clear()
         self._told.clear()
+        self._outdated.clear()
         self.holders.handle(BegunAnew(stay))
 
     def begin(self) -> None:
@@ -272,7 +276,9 @@ class Replication:
         job = self._job
         if not self._begun or not self.holders.replicas or job.recovery.under_way or job.given_up:
             return False
-        return server.ident in job.members and self._told.get(server.ident) != self.holders.number
+        if server.ident not in job.members:
+            return False
+        return server.ident in self._outdated or self._told.get(server.ident) != self.holders.number
 
     async def _inform(self, server: Member) -> None:
         while self._lacks(server):
@@ -280,14 +286,17 @@ class Replication:
             await self._job.journal.settled()
             try:
                 await self._configure(server)
+                self._outdated.discard(server.ident)
                 await self._tell(server)
                 self._told[server.ident] = number
             except errors.FencedError as error:
+                self._outdated.add(server.ident)
                 if self._job.recovery.under_way:
                     return
                 await self._job.replaced(str(error))
                 return
             except errors.ParamServerError as error:
+                self._outdated.add(server.ident)
                 log.info("a server has not heard of the placement of shards", error=str(error))
                 await asyncio.sleep(_RETRY_S)
 
@@ -303,7 +312,7 @@ class Replication:
             await job.servers.call(server, shard, "Shard.Configure", request, job.options.call_timeout_s)
             self._configured[shard, server.ident] = backup.since
             if (primary := self._member(held.primary)) is not None:  # it may bring the shard now
-                self._told.pop(primary.ident, None)
+                self._outdated.add(primary.ident)
                 self.wake()
 
     async def _tell(self, server: Member) -> None:

@@ -1,0 +1,90 @@
+"""The coordinator tells servers which shards they hold, until each of them knows all of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+from paramserver.coordinator.work.replication import Replication
+from paramserver.core.job.membership import Member, Membership, Role
+from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.v1 import shard_pb2
+
+
+class Servers:
+    """Two servers that answer when the test lets them. ``told``: by shard, what its primary was told, in order."""
+
+    def __init__(self) -> None:
+        self.configuring = [asyncio.Event(), asyncio.Event()]
+        self.telling, self.told_0 = asyncio.Event(), asyncio.Event()
+        self.told: dict[int, list[shard_pb2.SetHoldersRequest]] = {0: [], 1: []}
+
+    async def call(self, server: Member, *_: Any) -> None:
+        """Shard.Configure."""
+        await self.configuring[server.index].wait()
+
+    async def call_all(
+        self, places: list[tuple[int, Member]], _: str, request: Callable[[int], shard_pb2.SetHoldersRequest], *__: Any
+    ) -> None:
+        """Shard.SetHolders."""
+        requests = {shard: request(shard) for shard, _ in places}
+        if 0 in requests:
+            self.told_0.set()
+            await self.telling.wait()
+        for shard, one in requests.items():
+            self.told[shard].append(one)
+
+
+def a_job(servers: Servers) -> Any:
+    """What `Replication` uses of a job with two servers."""
+    members = Membership(10.0, 10.0)
+    members.restore([Member(n + 1, Role.SERVER, n, f"server-{n}", 0.0, address=f"10.0.0.{n}:1") for n in (0, 1)], 0.0)
+    tasks = []
+
+    async def nothing() -> None:
+        await asyncio.sleep(0)
+
+    def begin(work: Awaitable[None]) -> asyncio.Future[None]:
+        tasks.append(asyncio.ensure_future(work))
+        return tasks[-1]
+
+    return SimpleNamespace(
+        options=SimpleNamespace(servers=2, replicas=1, call_timeout_s=5.0, job="a job", repair_mbps=0.0),
+        members=members,
+        servers=servers,
+        journal=SimpleNamespace(settled=nothing),
+        tasks=SimpleNamespace(begin=begin),
+        changes=SimpleNamespace(notify=nothing),
+        registry=SimpleNamespace(ready=True, configuration=lambda shard: shard_pb2.ConfigureRequest(shard=shard)),
+        recovery=SimpleNamespace(under_way=False),
+        mode_change=SimpleNamespace(agreed=Consistency(Mode.SYNC)),
+        given_up=False,
+        ended=False,
+        timeline=0,
+        term=1,
+        shard_infos=list,
+        write_down=lambda: None,
+    )
+
+
+def test_a_primary_hears_of_a_backup_that_was_made_ready_while_it_was_being_told() -> None:
+    """Else the backup never gets the shard."""
+
+    async def go() -> None:
+        servers = Servers()
+        replication = Replication(a_job(servers))
+        servers.configuring[0].set()
+        replication.begin()
+        await servers.told_0.wait()  # of no backup, since server-1 is not ready
+        servers.configuring[1].set()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        servers.telling.set()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert [[place.address for place in one.backups] for one in servers.told[0]] == [[], ["10.0.0.1:1/0"]]
+        assert [place.address for place in servers.told[1][-1].backups] == ["10.0.0.0:1/1"]
+
+    asyncio.run(asyncio.wait_for(go(), 30.0))
