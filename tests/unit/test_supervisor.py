@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -238,7 +239,7 @@ def test_the_coordinators_reason_comes_before_an_exit_code() -> None:
         World().run(story)
 
 
-@pytest.mark.parametrize("code", [-9, 0, 1])
+@pytest.mark.parametrize("code", [-9, 1])
 def test_a_server_is_started_again(code: int) -> None:
     async def story(world: World) -> None:
         first = world.of("server-0")[0]
@@ -254,6 +255,24 @@ def test_a_server_is_started_again(code: int) -> None:
         f"server-0 ended unexpectedly ({how})",
         "server-0 is started again (1 of at most 3 times in a row)",
     ]
+
+
+@pytest.mark.parametrize("code", [0, errors.RestartError.exit_code])
+def test_a_server_that_was_asked_to_leave_is_started_again(code: int) -> None:
+    """As often as that is asked, since it is no failure."""
+
+    def started(world: World, times: int) -> bool:
+        return len(world.of("server-0")) == times
+
+    async def story(world: World) -> None:
+        for count in range(1, 6):
+            world.of("server-0")[-1].end(code)
+            await until(partial(started, world, count + 1))
+        await all_well(world)
+
+    world = World()
+    assert world.run(story) == 0
+    assert world.said == ["server-0 has left, and is started again"] * 5
 
 
 @pytest.mark.parametrize("code", [2, 4])
