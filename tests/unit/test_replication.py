@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -14,15 +15,21 @@ from paramserver.v1 import shard_pb2
 
 
 class Servers:
-    """Two servers that answer when the test lets them. ``told``: by shard, what its primary was told, in order."""
+    """Servers that answer when the test lets them.
 
-    def __init__(self) -> None:
-        self.configuring = [asyncio.Event(), asyncio.Event()]
+    ``told``: by shard, what its primary was told, in order. ``asked``: by server, of which shards it was asked to be a
+    backup.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.configuring = [asyncio.Event() for _ in range(count)]
         self.telling, self.told_0 = asyncio.Event(), asyncio.Event()
-        self.told: dict[int, list[shard_pb2.SetHoldersRequest]] = {0: [], 1: []}
+        self.told: defaultdict[int, list[shard_pb2.SetHoldersRequest]] = defaultdict(list)
+        self.asked: list[list[int]] = [[] for _ in range(count)]
 
-    async def call(self, server: Member, *_: Any) -> None:
+    async def call(self, server: Member, shard: int, *_: Any) -> None:
         """Shard.Configure."""
+        self.asked[server.index].append(shard)
         await self.configuring[server.index].wait()
 
     async def call_all(
@@ -38,9 +45,10 @@ class Servers:
 
 
 def a_job(servers: Servers) -> Any:
-    """What `Replication` uses of a job with two servers."""
-    members = Membership(10.0, 10.0)
-    members.restore([Member(n + 1, Role.SERVER, n, f"server-{n}", 0.0, address=f"10.0.0.{n}:1") for n in (0, 1)], 0.0)
+    """What `Replication` uses of a job."""
+    members, count = Membership(10.0, 10.0), len(servers.asked)
+    there = [Member(n + 1, Role.SERVER, n, f"server-{n}", 0.0, address=f"10.0.0.{n}:1") for n in range(count)]
+    members.restore(there, 0.0)
     tasks = []
 
     async def nothing() -> None:
@@ -51,7 +59,7 @@ def a_job(servers: Servers) -> Any:
         return tasks[-1]
 
     return SimpleNamespace(
-        options=SimpleNamespace(servers=2, replicas=1, call_timeout_s=5.0, job="a job", repair_mbps=0.0),
+        options=SimpleNamespace(servers=count, replicas=1, call_timeout_s=5.0, job="a job", repair_mbps=0.0),
         members=members,
         servers=servers,
         journal=SimpleNamespace(settled=nothing),
@@ -69,22 +77,48 @@ def a_job(servers: Servers) -> Any:
     )
 
 
+async def turns() -> None:
+    """Let all tasks go on as far as they can."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
 def test_a_primary_hears_of_a_backup_that_was_made_ready_while_it_was_being_told() -> None:
     """Else the backup never gets the shard."""
 
     async def go() -> None:
-        servers = Servers()
+        servers = Servers(2)
         replication = Replication(a_job(servers))
         servers.configuring[0].set()
         replication.begin()
         await servers.told_0.wait()  # of no backup, since server-1 is not ready
         servers.configuring[1].set()
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await turns()
         servers.telling.set()
-        for _ in range(50):
-            await asyncio.sleep(0)
+        await turns()
         assert [[place.address for place in one.backups] for one in servers.told[0]] == [[], ["10.0.0.1:1/0"]]
         assert [place.address for place in servers.told[1][-1].backups] == ["10.0.0.0:1/1"]
+
+    asyncio.run(asyncio.wait_for(go(), 30.0))
+
+
+def test_no_server_is_made_a_backup_once_another_timeline_begins() -> None:
+    """It may be the primary of that shard then."""
+
+    async def go() -> None:
+        servers = Servers(3)
+        replication = Replication(a_job(servers))
+        replication.begin()
+        await turns()
+        assert [len(shards) for shards in servers.asked] == [1, 1, 1], "each of two shards"
+        replication.pause(stay=True)
+        for one in servers.configuring:
+            one.set()
+        await turns()
+        assert [len(shards) for shards in servers.asked] == [1, 1, 1]
+        replication.begin()
+        servers.telling.set()
+        await turns()
+        assert [len(shards) for shards in servers.asked] == [3, 3, 3]
 
     asyncio.run(asyncio.wait_for(go(), 30.0))

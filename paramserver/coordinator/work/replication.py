@@ -303,15 +303,15 @@ class Replication:
     async def _configure(self, server: Member) -> None:
         """Make the server a backup of the shards that it is to catch up with."""
         job = self._job
-        for shard, held in enumerate(self.holders.shards):
-            backup = held.backup(server.index)
+        for shard in range(len(self.holders)):  # whose holders may change while a server is asked
+            backup = self.holders.shards[shard].backup(server.index) if self._begun else None
             if backup is None or backup.whole or self._configured.get((shard, server.ident)) == backup.since:
                 continue
             request = job.registry.configuration(shard)
             request.anew = request.backup = True
             await job.servers.call(server, shard, "Shard.Configure", request, job.options.call_timeout_s)
             self._configured[shard, server.ident] = backup.since
-            if (primary := self._member(held.primary)) is not None:  # it may bring the shard now
+            if (primary := self._member(self.holders.shards[shard].primary)) is not None:  # it may bring the shard now
                 self._outdated.add(primary.ident)
                 self.wake()
 
