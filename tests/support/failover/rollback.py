@@ -273,7 +273,8 @@ SAME = ("weights_sha256", "optimizer_sha256", "buffers_sha256", "steps", "contri
 
 def same(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Not one bit differs."""
-    assert {key: found[key] for key in SAME} == {key: wanted[key] for key in SAME}
+    differ = {key: (found[key], wanted[key]) for key in SAME if found[key] != wanted[key]}
+    assert not differ, f"found and wanted: {differ}"
 
 
 def steps_of(program: Program, slices_per_step: int) -> int:
