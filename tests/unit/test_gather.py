@@ -10,7 +10,7 @@ import pytest
 from paramserver import errors
 from paramserver.config import Run
 from paramserver.results import gather as gathering
-from paramserver.v1 import coordinator_pb2, types_pb2
+from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
 
 @pytest.mark.parametrize("moved", [types_pb2.View(placement=4), types_pb2.View(timeline=1, placement=3)])
@@ -46,3 +46,28 @@ def test_a_shard_moves_while_its_former_server_is_asked(moved: types_pb2.View, m
     asyncio.run(asyncio.wait_for(go(), 30.0))
     assert given_up.is_set()
     assert views == []
+
+
+@pytest.mark.parametrize(
+    "report", [shard_pb2.StatsResponse(backup=True, active=True, applied=28), shard_pb2.StatsResponse()]
+)
+def test_a_shard_moves_before_its_server_says_what_it_counted(
+    report: shard_pb2.StatsResponse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The former server has a copy that it has begun anew, or nothing."""
+    reports = [report, shard_pb2.StatsResponse(active=True, applied=28)]
+
+    class Server:
+        async def call(self, *_: Any, **__: Any) -> shard_pb2.StatsResponse:
+            return reports.pop()
+
+        async def close(self) -> None: ...
+
+    async def collect(*_: Any) -> None: ...
+
+    monkeypatch.setattr(gathering, "collect", collect)
+    shards = [types_pb2.ShardInfo(index=0), types_pb2.ShardInfo(index=1)]
+    status = coordinator_pb2.StatusResponse(view=types_pb2.View(shards=shards))
+    with pytest.raises(gathering.MovedError, match="moved"):
+        asyncio.run(gathering.gather(status, lambda _: Server(), lambda: pytest.fail("it is quick"), Run()))  # type: ignore[arg-type, return-value]
+    assert not reports

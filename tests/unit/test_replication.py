@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from paramserver.coordinator.work.replication import Replication
+from paramserver.core.job.holders import Holders
 from paramserver.core.job.membership import Member, Membership, Role
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.v1 import shard_pb2
@@ -69,7 +70,7 @@ def a_job(servers: Servers) -> Any:
         recovery=SimpleNamespace(under_way=False),
         mode_change=SimpleNamespace(agreed=Consistency(Mode.SYNC)),
         given_up=False,
-        ended=False,
+        over=asyncio.get_running_loop().create_future(),
         timeline=0,
         term=1,
         shard_infos=list,
@@ -122,3 +123,32 @@ def test_no_server_is_made_a_backup_once_another_timeline_begins() -> None:
         assert [len(shards) for shards in servers.asked] == [3, 3, 3]
 
     asyncio.run(asyncio.wait_for(go(), 30.0))
+
+
+def test_no_shard_moves_while_the_result_is_gathered() -> None:
+    """Both shards are at server-0, since server-1 has come late: as a rule one of them moves."""
+
+    async def go(through: bool) -> tuple[int, ...]:
+        servers = Servers(2)
+        for gate in (*servers.configuring, servers.telling):
+            gate.set()
+        job = a_job(servers)
+        replication = Replication(job)
+        replication.holders = Holders([0, 0], 1)
+        replication.begin()
+        for _ in range(2):  # a backup has all of its shard, and may become the primary with the next report
+            held = replication.holders.shards
+            copies = [
+                shard_pb2.BackupStatus(place=shard_pb2.BackupPlace(address=f"10.0.0.1:1/{shard}"), whole=True)
+                for shard in range(2)
+            ]
+            for shard, copy in enumerate(copies):
+                copy.place.since = held[shard].backups[0].since
+            if through and not job.over.done():
+                job.over.set_result("done")
+            replication.hear([shard_pb2.StatsResponse(shard=n, backups=[copy]) for n, copy in enumerate(copies)])
+        await turns()
+        return replication.holders.primaries
+
+    assert asyncio.run(asyncio.wait_for(go(False), 30.0)) == (1, 0)
+    assert asyncio.run(asyncio.wait_for(go(True), 30.0)) == (0, 0)

@@ -58,6 +58,7 @@ class _Job(ports.Stage, ports.Ends, Protocol):
     journal: Journal
     servers: Servers
     term: int
+    over: asyncio.Future[str]
 
     @property
     def registry(self) -> _Registry: ...
@@ -70,9 +71,6 @@ class _Job(ports.Stage, ports.Ends, Protocol):
 
     @property
     def given_up(self) -> bool: ...
-
-    @property
-    def ended(self) -> bool: ...
 
     def shard_infos(self) -> list[types_pb2.ShardInfo]: ...
 
@@ -204,7 +202,8 @@ class Replication:
                 server = self._server_at(report.shard, status.place.address)
                 if status.whole and server is not None:
                     self._handle(CaughtUp(report.shard, server.index, status.place.since))
-        trains = self._job.registry.ready and not (self._job.ended or self._job.recovery.under_way)
+        # Nothing moves while the result is gathered.
+        trains = self._job.registry.ready and not (self._job.over.done() or self._job.recovery.under_way)
         if self._begun and trains:
             self._handle(Balance(self._present()))
 
