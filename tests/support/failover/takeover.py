@@ -129,6 +129,8 @@ class Keeper:
         try:
             await self.member.join()
             await self._serving.until_over(self.member, self.stop)
+        except errors.EndedError:
+            pass  # it has come too late: the process ends with code 0
         finally:
             await self.member.close()
             self._fleet.network.kill(self.address)
