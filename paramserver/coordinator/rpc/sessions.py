@@ -63,8 +63,8 @@ class Sessions:
         self._ticker: asyncio.Task[None] | None = None
         # The newest view that members were told, and its edition.
         self._edition, self._view = -1, coordinator_pb2.SessionResponse()
-        # By member number, the attempts to reach servers without a session.
-        self._looking: dict[int, asyncio.Task[None]] = {}
+        # The member numbers of servers without a session that this coordinator tries to reach just now.
+        self._looking: set[int] = set()
 
     async def start(self) -> None:
         """Begin to watch leases."""
@@ -181,9 +181,9 @@ class Sessions:
 
     def _look_for(self, server: Member) -> None:
         """A server has no session. If others have its shards, look whether it is there at all."""
-        task = self._looking.get(server.ident)
-        if self._job.options.replicas and (task is None or task.done()):
-            self._looking[server.ident] = self._job.tasks.begin(self._knock(server))
+        if self._job.options.replicas and server.ident not in self._looking:
+            self._looking.add(server.ident)
+            self._job.tasks.begin(self._knock(server))
 
     async def _knock(self, server: Member) -> None:
         """If nothing answers at the address of a server, do not wait for the end of its lease."""
@@ -196,6 +196,8 @@ class Sessions:
                 await self._happen(Ended(server.ident))
         except errors.ParamServerError as error:
             log.debug("a server without a session", server=server.name, reason=str(error))
+        finally:
+            self._looking.discard(server.ident)
 
     def _news(self, edition: int) -> coordinator_pb2.SessionResponse:
         """The view for all members, made once for each edition."""

@@ -104,11 +104,10 @@ def _departed(job: Job, gone: coordinator_pb2.ProcessStatus) -> coordinator_pb2.
     """A process that is gone; of a server whose shards others hold, also which ones."""
     if gone.role != Role.SERVER.value or not (held := heirs(job, gone.name)):
         return gone
-    shown = coordinator_pb2.ProcessStatus(reason=f"{gone.reason}; {held}")
-    with_all = coordinator_pb2.ProcessStatus()
-    with_all.CopyFrom(gone)
-    with_all.MergeFrom(shown)
-    return with_all
+    shown = coordinator_pb2.ProcessStatus()
+    shown.CopyFrom(gone)
+    shown.reason = f"{gone.reason}; {held}"
+    return shown
 
 
 def _process(job: Job, member: Member, facts: JobFacts) -> coordinator_pb2.ProcessStatus:
