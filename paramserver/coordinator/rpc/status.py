@@ -104,10 +104,10 @@ def _departed(job: Job, gone: coordinator_pb2.ProcessStatus) -> coordinator_pb2.
     """A process that is gone; of a server whose shards others hold, also which ones."""
     if gone.role != Role.SERVER.value or not (held := heirs(job, gone.name)):
         return gone
-    shown = coordinator_pb2.ProcessStatus()
-    shown.CopyFrom(gone)
-    shown.reason = f"{gone.reason}; {held}"
-    return shown
+    process = coordinator_pb2.ProcessStatus()
+    process.CopyFrom(gone)
+    process.reason = f"{gone.reason}; {held}"
+    return process
 
 
 def _process(job: Job, member: Member, facts: JobFacts) -> coordinator_pb2.ProcessStatus:
