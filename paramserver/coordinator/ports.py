@@ -114,8 +114,13 @@ class Replicating(Protocol):
 class GoingBack(Protocol):
     """Going back to a checkpoint; see `coordinator.history.recovery`."""
 
-    under_way: bool
-    resuming: bool
+    @property
+    def under_way(self) -> bool:
+        """Whether the job is going back just now."""
+
+    @property
+    def resuming(self) -> bool:
+        """Whether a new job is about to go on from a checkpoint."""
 
     @property
     def possible(self) -> bool:
