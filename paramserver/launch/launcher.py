@@ -18,12 +18,14 @@ from paramserver import errors
 from paramserver.checkpoint.owner import Holding
 from paramserver.config import Settings, hide_password
 from paramserver.launch.display import Display, make_display
+from paramserver.launch.output import Outputs
 from paramserver.launch.poll import Poll
 from paramserver.launch.spawn import Spawner
 from paramserver.launch.supervisor import Supervisor
 from paramserver.machine.jobs import Job, publish_job, withdraw_job
 from paramserver.machine.valkey import EmbeddedStore
 from paramserver.processes.alive import process_birth
+from paramserver.processes.lines import Output
 from paramserver.processes.process import Guard, stop_all
 from paramserver.processes.restarts import Restarts
 from paramserver.results.gather import MovedError, gather
@@ -169,7 +171,7 @@ class Launcher:
             self._script,
             self._script_args,
             self._guard,
-            self._on_line,
+            self._output,
             (store, name),
             token,
             holding,
@@ -199,10 +201,9 @@ class Launcher:
         )
         return supervisor
 
-    def _on_line(self, name: str, text: str) -> None:
+    def _output(self, name: str) -> Output:
         # While everything is stopped, servers and coordinator miss each other, and say so to nobody's use.
-        if not self._stopping or name.startswith("worker"):
-            self._display.line(name, text)
+        return Outputs([self._display.output(name)], lambda: not self._stopping or name.startswith("worker"))
 
     # ---- finishing
 

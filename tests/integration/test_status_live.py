@@ -145,16 +145,18 @@ def test_two_jobs_at_once(place: Place) -> None:
 def test_table_on_a_terminal(place: Place) -> None:
     hurry = place.work / "hurry"
     tokens: list[str | Path] = ["run", TRAIN, "--servers", "1", "--workers", "1", "--store", "memory", "--"]
-    with _Terminal(place, [*tokens, "--epochs", "6", "--pace", "0.2", "--hurry", hurry]) as terminal:
+    with _Terminal(place, [*tokens, "--epochs", "6", "--pace", "0.2", "--bar", "--hurry", hurry]) as terminal:
         terminal.wait_for(r"rank 0 of 1 trains")
         for words in (r"job train-[0-9a-f]{6}", "name", "state", "step", "samples/s", "loss", "why"):
             terminal.wait_for(words)
         terminal.wait_for(r"worker-0 .*training")
         terminal.wait_for(r"server-0 .*training")
-        terminal.wait_for(r"sync .*━.* [1-9]\d*/90 (slices|steps)")
+        terminal.wait_for(r"epoch 1 of 6 .*━.* [1-9]\d?/15 slices")
+        terminal.wait_for(r"sync .*━.* [1-9]\d*/90 slices +\d:\d\d:\d\d left · \d+\.\d steps/s · loss \d\.\d{4}")
+        terminal.wait_for(r"worker-0 \| script's bar: [1-9]")
         hurry.touch()
         assert terminal.wait() == 0
-        assert re.search(r"90/90 (slices|steps)", terminal.text)
+        assert re.search(r"90/90 slices", terminal.text)
         assert re.search(r"done: sync, 90 steps in ", terminal.text)
         assert "Traceback" not in terminal.text
 
