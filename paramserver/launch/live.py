@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paramserver.core.job.status import WELL, State
-from paramserver.launch.progress import Left, Progress, Rates, metric_text, shown_metric
+from paramserver.launch.progress import Left, Progress, Rates, metric_text, shown_metric, time_text
 from paramserver.processes.lines import Output
 from paramserver.processes.rows import Rows
 from paramserver.results.verdict import mode_text
@@ -157,15 +157,6 @@ def _bar(grid: Table, what: str, left: Left, rest: list[str]) -> None:
     bar = ProgressBar(total=left.total, completed=left.done)
     to_go = [] if left.done == left.total else [time_text(left.seconds)]
     grid.add_row(Text(what), bar, Text(f"{left.done}/{left.total} slices"), Text(" · ".join(to_go + rest)))
-
-
-def time_text(seconds: float | None) -> str:
-    """Such as "0:01:20 left"."""
-    if seconds is None:
-        return "-:--:-- left"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02} left"
 
 
 def _most_telling(processes: list[coordinator_pb2.ProcessStatus], most: int) -> list[coordinator_pb2.ProcessStatus]:

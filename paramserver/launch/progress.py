@@ -84,6 +84,15 @@ class Left:
     seconds: float | None
 
 
+def time_text(seconds: float | None) -> str:
+    """Such as "0:01:20 left"."""
+    if seconds is None:
+        return "-:--:-- left"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02} left"
+
+
 class Progress:
     """What is left of the epoch and of the job. Speeds are those of the last half minute."""
 
