@@ -35,6 +35,7 @@ def build_app() -> App:
     app.command(f"{here}.train.start:app", name="start", help="Start a coordinator, server or worker here.")
     app.command(f"{here}.look.status:status", name="status", help="Show a running job.")
     app.command(f"{here}.look.top:top", name="top", help="Watch a running job on the whole terminal.")
+    app.command(f"{here}.look.logs:logs", name="logs", help="Print the output of the processes of a job of run.")
     app.command(f"{here}.look.set:set_", name="set", help="Change the consistency of a running job.")
     app.command(f"{here}.look.operate:restart", name="restart", help="Restart servers of a running job, one by one.")
     app.command(f"{here}.look.operate:drain", name="drain", help="Ask a worker or server of a running job to leave.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 
@@ -14,17 +13,13 @@ from rich.text import Text
 
 from paramserver.core.job.status import WELL, State
 from paramserver.launch.progress import Left, Progress, Rates, metric_text, shown_metric, time_text
-from paramserver.processes.lines import Output
+from paramserver.processes.lines import Output, harmless
 from paramserver.processes.rows import Rows
 from paramserver.results.verdict import mode_text
 from paramserver.v1 import coordinator_pb2, types_pb2
 
 # Bars of scripts are drawn no more often.
 _DRAW_S = 0.1
-# Escape sequences other than colours, and control characters: they would move the cursor of the table's terminal.
-_UNSAFE = re.compile(
-    r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b(?!\[[0-9;:]*m)(?:\[[0-?]*[ -/]*[@-~]?|.)?|[\x00-\x08\x0b-\x1a]"
-)
 
 
 class LiveDisplay:
@@ -172,4 +167,4 @@ def _named(name: str, text: str) -> Text:
     line = Text()
     if name:
         line.append(f"{name} | ", style="cyan")
-    return line.append_text(Text.from_ansi(_UNSAFE.sub("", text)))
+    return line.append_text(Text.from_ansi(harmless(text)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
@@ -10,6 +11,11 @@ from typing import Protocol
 LONGEST = 16 << 20
 # Behind the name of the process, where such a piece is not the first.
 GOES_ON = " (the same line goes on)"
+
+# Escape sequences other than colours, and control characters: they steer a terminal.
+_UNSAFE = re.compile(
+    r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b(?!\[[0-9;:]*m)(?:\[[0-?]*[ -/]*[@-~]?|.)?|[\x00-\x08\x0b-\x1a]"
+)
 
 
 class Output(Protocol):
@@ -20,6 +26,11 @@ class Output(Protocol):
 
     def end(self) -> None:
         """The stream is over."""
+
+
+def harmless(text: str) -> str:
+    """The text of a script with its colours, and without anything else that steers a terminal."""
+    return _UNSAFE.sub("", text)
 
 
 class Lines:

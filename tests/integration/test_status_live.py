@@ -162,10 +162,15 @@ def test_top_waits_for_a_job_and_follows_another_coordinator(place: Place) -> No
         running = place.launch("run", TRAIN, "--servers", "1", "--workers", "1", "--", *PACE, "--hurry", hurry)
         terminal.wait_for(r"job: [1-9]\d*/600 slices, \d:\d\d:\d\d left")
         terminal.wait_for(r"samples/s +[1-9]\d*  .*[▂▃▄▅▆▇█]")
+        said = place.paramserver("logs", "worker-0").check().out
+        assert re.search(r"^\d\d:\d\d:\d\d worker-0 \| rank 0 of 1 trains", said, re.MULTILINE)
+        follower = place.launch("logs", "--follow")
+        follower.wait_for(r"worker-0 \| rank 0 of 1 trains")
         os.kill(by_name(place.status())["coordinator"]["pid"], signal.SIGKILL)
         terminal.wait_for(r"another coordinator leads the job \(term 2, before: 1\)")
         hurry.touch()
         running.wait().check()
+        assert follower.wait().check().err == "The job has ended.\n"
         terminal.wait_for("NO COORDINATOR ANSWERS since .*no job runs on this machine")
         terminal.type("q")
         assert terminal.wait() == 0
