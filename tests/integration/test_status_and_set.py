@@ -13,9 +13,11 @@ import pytest
 from paramserver.cli.look.top import Source
 from paramserver.cli.main import main
 from paramserver.cli.target import NEAR
+from paramserver.config import load_settings
 from paramserver.errors import ConfigError, UnavailableError
 from paramserver.machine.jobs import Job, publish_job
 from paramserver.machine.runtime import ENV_RUNTIME_DIR
+from paramserver.pki.security import load_security
 from paramserver.processes.alive import process_birth
 from paramserver.transport import grpc as grpc_transport
 from paramserver.transport.security.access import Security
@@ -152,3 +154,23 @@ def test_top_finds_the_job_again_when_its_coordinator_has_another_address() -> N
         await source.close()
 
     asyncio.run(asyncio.wait_for(body(), 60.0))
+
+
+@pytest.mark.parametrize("certs", [["--certs", "others"], []])
+def test_a_failed_handshake_is_one_sentence(certs: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    """Both sides are in this process: gRPC itself writes nothing about it, neither here nor there."""
+    assert [main(["certs", "init", name]) for name in ("certs", "others")] == [0, 0]
+    security = load_security(load_settings(overrides={"security.certs": "certs"}), "coordinator")
+    capfd.readouterr()
+
+    async def body() -> None:
+        server = await grpc_transport.serve([("Coordinator", FakeCoordinator())], security=security)
+        try:
+            assert await command("status", "--coordinator", server.address, *certs) == 3
+        finally:
+            await server.stop(0)
+
+    asyncio.run(asyncio.wait_for(body(), 60.0))
+    err = capfd.readouterr().err
+    assert err.startswith("paramserver: error: Coordinator.Status at 127.0.0.1:")
+    assert err.count("\n") == 1, err
