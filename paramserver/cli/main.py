@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -71,7 +72,21 @@ def split_script_arguments(tokens: Sequence[str]) -> tuple[list[str], list[str] 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Mistakes of the user become one line on standard error."""
-    return guard(lambda: _dispatch(list(sys.argv[1:] if argv is None else argv)))
+    if argv is None:  # a process of its own
+        if not listens(sys.argv[1:]):
+            os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+        argv = sys.argv[1:]
+    return guard(lambda: _dispatch(list(argv)))
+
+
+def listens(tokens: Sequence[str]) -> bool:
+    """Whether the command starts a process that other machines call.
+
+    gRPC writes a line to standard error for each handshake that fails. On the calling side it buries our own sentence.
+    On the side that is called, the line is the only place that has the reason. gRPC reads GRPC_VERBOSITY when it is
+    imported, and child processes inherit the variable.
+    """
+    return tokens[:1] == ["start"] and (tokens[1:2] != ["worker"] or "--with-server" in tokens)
 
 
 def _dispatch(tokens: list[str]) -> int:

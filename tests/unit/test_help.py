@@ -10,7 +10,7 @@ import pytest
 from cyclopts import App
 
 from paramserver.cli.examples import EXAMPLES
-from paramserver.cli.main import build_app, main, split_script_arguments
+from paramserver.cli.main import build_app, listens, main, split_script_arguments
 from paramserver.config import FIELDS
 
 ROOT = Path(__file__).parents[2]
@@ -65,3 +65,19 @@ def test_the_page_about_settings_is_up_to_date(capsys: pytest.CaptureFixture[str
     assert main(["config", "page"]) == 0
     page = (ROOT / "docs/settings.md").read_text()
     assert capsys.readouterr().out == page, "type: paramserver config page > docs/settings.md"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ("start coordinator", True),
+        ("start server --restart", True),
+        ("start worker --with-server", True),
+        ("start worker --restart", False),
+        ("status", False),
+        ("", False),
+    ],
+)
+def test_processes_that_are_called_keep_the_notes_of_grpc(tokens: str, expected: bool) -> None:
+    """These notes are the only place that says why a handshake has failed."""
+    assert listens(tokens.split()) is expected
