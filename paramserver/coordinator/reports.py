@@ -15,7 +15,10 @@ from paramserver.core.work.slices import assign
 from paramserver.v1 import coordinator_pb2, shard_pb2
 
 _NAMES = 4
-_REPORTED = ("version", "clock", "epoch", "samples", "slices", "waiting_for", "transport", "epochs_planned")
+_REPORTED = (
+    *("version", "clock", "epoch", "samples", "slices", "waiting_for", "transport", "epochs_planned"),
+    "first_metric",
+)
 
 
 class _Job(ports.Stage, Protocol):
@@ -212,6 +215,7 @@ def _add(process: coordinator_pb2.ProcessStatus, former: coordinator_pb2.Process
     process.samples += former.samples
     process.slices += former.slices
     process.epochs_planned = max(process.epochs_planned, former.epochs_planned)
+    process.first_metric = process.first_metric or former.first_metric
     for name, value in former.metrics.items():
         if name not in process.metrics:
             process.metrics[name] = value

@@ -15,6 +15,7 @@ from paramserver.checkpoint.owner import Holding
 from paramserver.config import ENV_PREFIX, Settings, env_name
 from paramserver.launch.seats import ChildFailedError
 from paramserver.processes import environment as env
+from paramserver.processes.lines import Output
 from paramserver.processes.process import Child, Guard
 
 START_TIMEOUT_S = 60.0
@@ -22,7 +23,7 @@ _ROLES = (sys.executable, "-m", "paramserver.roles.child")
 
 
 class Spawner:
-    """Starts the processes of one run. ``on_line(name, text)`` gets the processes' output.
+    """Starts the processes of one run. ``output(name)`` makes what takes a stream of a process.
 
     ``store``: URL and shown name of the store. ``holding``: of the place of the checkpoints. ``fresh``: an earlier job
     of this name does not count. ``address``: of the coordinator, once it was started; a coordinator that is started
@@ -35,7 +36,7 @@ class Spawner:
         script: Path,
         script_args: list[str],
         guard: Guard,
-        on_line: Callable[[str, str], None],
+        output: Callable[[str], Output],
         store: tuple[str, str],
         admin_token: str,
         holding: Holding,
@@ -46,7 +47,7 @@ class Spawner:
         self._settings = settings
         self._script, self._script_args = script, script_args
         self._guard = guard
-        self._on_line = on_line
+        self._output = output
         self._secrets = {
             env.ENV_STORE: store[0],
             env.ENV_STORE_NAME: store[1],
@@ -110,7 +111,7 @@ class Spawner:
         return await self._start(f"{role}-{index}", argv, own)
 
     async def _start(self, name: str, argv: list[str], own: Mapping[str, str], pass_fds: tuple[int, ...] = ()) -> Child:
-        child = Child(name, self._guard, self._on_line)
+        child = Child(name, self._guard, self._output)
         self._children = [*(c for c in self._children if c.running), child]
         await child.start([*_ROLES, *argv], {**self._environment(), **own}, pass_fds)
         return child

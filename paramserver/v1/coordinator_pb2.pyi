@@ -102,7 +102,7 @@ class SessionResponse(_message.Message):
     def __init__(self, view: _Optional[_Union[_types_pb2.View, _Mapping]] = ...) -> None: ...
 
 class WorkerReport(_message.Message):
-    __slots__ = ("computing", "version", "clock", "epoch", "samples", "slices", "state", "waiting_for", "metrics", "transport", "epochs_planned", "at_work", "slice_s", "tally")
+    __slots__ = ("computing", "version", "clock", "epoch", "samples", "slices", "state", "waiting_for", "metrics", "transport", "epochs_planned", "at_work", "slice_s", "tally", "first_metric")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -124,6 +124,7 @@ class WorkerReport(_message.Message):
     AT_WORK_FIELD_NUMBER: _ClassVar[int]
     SLICE_S_FIELD_NUMBER: _ClassVar[int]
     TALLY_FIELD_NUMBER: _ClassVar[int]
+    FIRST_METRIC_FIELD_NUMBER: _ClassVar[int]
     computing: _types_pb2.SliceRef
     version: int
     clock: int
@@ -138,7 +139,8 @@ class WorkerReport(_message.Message):
     at_work: bool
     slice_s: float
     tally: Tally
-    def __init__(self, computing: _Optional[_Union[_types_pb2.SliceRef, _Mapping]] = ..., version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., state: _Optional[str] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., epochs_planned: _Optional[int] = ..., at_work: bool = ..., slice_s: _Optional[float] = ..., tally: _Optional[_Union[Tally, _Mapping]] = ...) -> None: ...
+    first_metric: str
+    def __init__(self, computing: _Optional[_Union[_types_pb2.SliceRef, _Mapping]] = ..., version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., state: _Optional[str] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., epochs_planned: _Optional[int] = ..., at_work: bool = ..., slice_s: _Optional[float] = ..., tally: _Optional[_Union[Tally, _Mapping]] = ..., first_metric: _Optional[str] = ...) -> None: ...
 
 class Tally(_message.Message):
     __slots__ = ("timeline", "handed_in", "counted", "late", "duplicate", "name", "lost", "incarnation", "version", "unsent")
@@ -267,7 +269,7 @@ class StatusRequest(_message.Message):
     def __init__(self, model: bool = ...) -> None: ...
 
 class ProcessStatus(_message.Message):
-    __slots__ = ("role", "name", "pid", "address", "state", "version", "clock", "epoch", "samples", "slices", "waiting_for", "metrics", "transport", "member", "server", "epochs_planned", "reason", "gone", "restart_command")
+    __slots__ = ("role", "name", "pid", "address", "state", "version", "clock", "epoch", "samples", "slices", "waiting_for", "metrics", "transport", "member", "server", "epochs_planned", "reason", "gone", "restart_command", "first_metric")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -294,6 +296,7 @@ class ProcessStatus(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     GONE_FIELD_NUMBER: _ClassVar[int]
     RESTART_COMMAND_FIELD_NUMBER: _ClassVar[int]
+    FIRST_METRIC_FIELD_NUMBER: _ClassVar[int]
     role: str
     name: str
     pid: int
@@ -313,7 +316,8 @@ class ProcessStatus(_message.Message):
     reason: str
     gone: bool
     restart_command: str
-    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., member: _Optional[int] = ..., server: _Optional[_Union[_shard_pb2.StatsResponse, _Mapping]] = ..., epochs_planned: _Optional[int] = ..., reason: _Optional[str] = ..., gone: bool = ..., restart_command: _Optional[str] = ...) -> None: ...
+    first_metric: str
+    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., member: _Optional[int] = ..., server: _Optional[_Union[_shard_pb2.StatsResponse, _Mapping]] = ..., epochs_planned: _Optional[int] = ..., reason: _Optional[str] = ..., gone: bool = ..., restart_command: _Optional[str] = ..., first_metric: _Optional[str] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
     __slots__ = ("job", "view", "processes", "model", "data", "steps_per_epoch", "lost", "expected_workers", "expected_servers", "store", "uptime_s", "store_operations", "training_s", "term", "summary", "security", "finished", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "troubles", "broken_promises", "state", "reason", "losses", "idle", "poisoned", "closing", "not_counted", "samples_before", "shards", "holders", "takeovers", "repairs")

@@ -72,7 +72,7 @@ def check_report(report: coordinator_pb2.WorkerReport) -> None:
     for name in ("version", "clock", "epoch", "samples", "slices", "epochs_planned"):
         counting(name, getattr(report, name))
     seconds("slice_s", report.slice_s, MAX_COUNT)
-    for name in ("state", "waiting_for", "transport"):
+    for name in ("state", "waiting_for", "transport", "first_metric"):
         if len(getattr(report, name)) > MAX_TEXT_CHARS:
             setattr(report, name, getattr(report, name)[:MAX_TEXT_CHARS] + " …")
     kept = 0

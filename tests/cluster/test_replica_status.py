@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from paramserver.cli.look.status import describe, render
+from paramserver.cli.look.facts import describe, render
 from paramserver.config import ENV_RESTART_COMMAND
 from paramserver.membership import session
 from paramserver.server.replicas import backups

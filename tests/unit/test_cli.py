@@ -12,9 +12,9 @@ import pytest
 
 import paramserver.launch
 from paramserver.cli.common import guard, merge_overrides, parse_assignments
+from paramserver.cli.look.facts import describe, headline, render
 from paramserver.cli.look.operate import wished_workers
 from paramserver.cli.look.set import make_request
-from paramserver.cli.look.status import describe, headline, render
 from paramserver.cli.main import main, split_script_arguments
 from paramserver.config import Settings, load_settings
 from paramserver.errors import ConfigError, DeadlineError, UnavailableError, VersionMismatchError

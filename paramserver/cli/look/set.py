@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from paramserver.cli.common import merge_overrides, parse_assignments
-from paramserver.cli.look.status import describe, describe_consistency
+from paramserver.cli.look.facts import describe, describe_consistency
 from paramserver.cli.target import NEAR, Where, find_target
 from paramserver.config import ENV_CONFIG, FIELDS, load_settings
 from paramserver.errors import ConfigError

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, TypeVar
 
-from paramserver.cli.look.status import describe
+from paramserver.cli.look.facts import describe
 from paramserver.machine.jobs import fetch_status
 
 ROOT = Path(__file__).resolve().parents[3]
