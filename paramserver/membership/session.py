@@ -85,6 +85,8 @@ class Session:
         self._changed = asyncio.Condition()
         self.editions = 0
         self._task: asyncio.Task[None] | None = None
+        # How often the stream of reports was opened.
+        self.sessions = 0
         self._leaving = asyncio.Event()
         # Set when the next report should not wait.
         self._hurry = asyncio.Event()
@@ -175,6 +177,7 @@ class Session:
         failures = 0
         while True:
             self._stream_term = None
+            self.sessions += 1
             try:
                 async with aclosing(self.channel.session("Coordinator.Session", self._requests())) as replies:
                     limit_s: float | None = _FIRST_S
