@@ -44,11 +44,6 @@ class Records:
 
     def log(self, values: Mapping[str, float], outside: tuple[int, int] | None) -> None:
         """The script logs. ``outside``: timeline and version at hand if the values are not of the present slice."""
-        timeline, step = outside or self._place
-        call = coordinator_pb2.Logged(step=step, timeline=timeline, samples=1, values=values)
-        if outside is None and self._slice is not None:
-            call.slice.CopyFrom(self._slice)
-            call.samples = self._samples
         if self._pending > PENDING_VALUES:
             if self._pending != PENDING_VALUES + 1:
                 log.warning(
@@ -58,6 +53,9 @@ class Records:
                 self._pending = PENDING_VALUES + 1
             return
         self._pending += len(values)
+        timeline, step = outside or self._place
+        slice_, samples = (None, 1) if outside else (self._slice, self._samples)
+        call = coordinator_pb2.Logged(step=step, timeline=timeline, slice=slice_, samples=samples, values=values)
         self._new.append(call)
 
     # ---- the background
