@@ -7,7 +7,6 @@ import concurrent.futures.thread  # noqa: F401  (first, so that its exit handler
 import os
 import sys
 import threading
-import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -49,7 +48,7 @@ def init(config: str | os.PathLike[str] | None = None, **overrides: object) -> C
     Raises ConfigError for settings that are wrong or differ from the job's, UnavailableError if no coordinator answers.
     """
     settings = _settings(config, overrides)
-    logs.configure(settings.log.level)
+    _set_log_up(settings)
     postpone_compiler()
     if settings.cluster.coordinator and any(not context.closed for context in _contexts):
         raise errors.UserError(
@@ -78,6 +77,10 @@ def init(config: str | os.PathLike[str] | None = None, **overrides: object) -> C
     return context
 
 
+def _set_log_up(settings: Settings) -> None:
+    logs.configure(settings.log.level, settings.log.format, "worker")
+
+
 def close_all() -> int:
     """Close the contexts and clients that a script has left open; returns the exit code, 0 if all went well."""
     code = 0
@@ -86,12 +89,12 @@ def close_all() -> int:
         try:
             one.close()
         except errors.EndedError as error:
-            print(f"paramserver: {error}", file=sys.stderr, flush=True)
+            logs.complain(f"paramserver: {error}")
         except errors.ParamServerError as error:
-            print(f"paramserver: error: {error}", file=sys.stderr, flush=True)
+            logs.complain(f"paramserver: error: {error}")
             code = code or error.exit_code
-        except Exception:
-            traceback.print_exc()
+        except Exception as error:
+            logs.show_exception(error, error.__traceback__)
             code = code or 1
     return code
 
@@ -122,7 +125,7 @@ class Client(RawClient):
 
     def __init__(self, coordinator: str | None = None, *, config: str | os.PathLike[str] | None = None) -> None:
         settings = _settings(config, {})
-        logs.configure(settings.log.level)
+        _set_log_up(settings)
         address = coordinator or settings.cluster.coordinator
         if address:
             # A process that was started as a worker of this job joins as a worker. A process from outside joins as an
@@ -219,6 +222,7 @@ def _connected(
     )
     engine.join()
     known_as(engine.member.session.name)
+    logs.known_as(engine.member.session.name, lambda: engine.weights.version)
     _engines.add(engine)
     if _beats:
         background.submit(_beat(engine))

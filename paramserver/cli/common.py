@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from paramserver import logs
 from paramserver.config import Settings, load_settings
 from paramserver.errors import ConfigError, ParamServerError
 
@@ -16,7 +17,7 @@ INTERRUPTED_EXIT_CODE = 130
 
 def complain(text: str) -> None:
     """Print an error the way all commands do."""
-    print(f"paramserver: error: {text}", file=sys.stderr)
+    logs.complain(f"paramserver: error: {text}")
 
 
 def guard(command: Callable[[], int]) -> int:

@@ -275,6 +275,11 @@ class Log(Section):
     level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="The least important messages to show."
     )
+    format: Literal["auto", "text", "json"] = Field(
+        default="auto",
+        description="text: lines for people. json: one JSON object per line, with role, name and step. auto: json in a "
+        "container where standard error is no terminal; `run` shows text.",
+    )
     interval_s: Seconds = Field(
         default=5.0, description="Seconds between two lines of progress where there is no terminal."
     )

@@ -202,7 +202,9 @@ class Launcher:
     def _on_line(self, name: str, text: str) -> None:
         # While everything is stopped, servers and coordinator miss each other, and say so to nobody's use.
         if not self._stopping or name.startswith("worker"):
-            self._display.line(name, text)
+            # A line of JSON has the name.
+            bare = self._settings.log.format == "json" and text.startswith("{")
+            self._display.line("" if bare else name, text)
 
     # ---- finishing
 

@@ -192,7 +192,7 @@ class Session:
             except errors.FencedError:
                 if self._leaving.is_set() and not (self._farewell.finished or self._farewell.ended):
                     return
-                log.warning("this process was given up for lost; it joins again", name=self.name)
+                log.warning(f"{self.name} was given up for lost; it joins again")
                 try:
                     await self.join()
                     self._expelled.clear()

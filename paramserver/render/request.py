@@ -54,6 +54,7 @@ _MEMBER_KEYS = (
     "training.device",
     "log.level",
     "log.interval_s",
+    "log.format",
     "security.certs",
     "security.insecure",
 )
@@ -218,6 +219,7 @@ class Containers:
                 "cluster.store_password_file": self.password_file,
                 "cluster.when_done": self.when_done,
                 "checkpoint.dir": self.checkpoints.dir,
+                "log.format": self.log_format,
                 **self.request.security_values(self.certs),
             }
         )
@@ -225,7 +227,19 @@ class Containers:
     def member_values(self) -> Values:
         """See `Request.member_values`."""
         address = f"{self.coordinator}:{self.request.port}"
-        return self.request.member_values({"cluster.coordinator": address, **self.request.security_values(self.certs)})
+        return self.request.member_values(
+            {
+                "cluster.coordinator": address,
+                "log.format": self.log_format,
+                **self.request.security_values(self.certs),
+            }
+        )
+
+    @property
+    def log_format(self) -> str:
+        """The log of a container is read by programs, unless the settings say otherwise."""
+        wanted = self.request.settings.log.format
+        return "json" if wanted == "auto" else wanted
 
 
 def _check_inside(key: str, path: str, otherwise: str = "") -> None:

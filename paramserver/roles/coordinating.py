@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from paramserver import errors
+from paramserver import errors, logs
 from paramserver.checkpoint import catalog
 from paramserver.checkpoint.owner import Holding
 from paramserver.config import FEEDBACK, Settings
@@ -76,11 +76,16 @@ class Coordinating:
         self._standby = Standby(self.endpoint, settings, options.standby, self._resuming, store_name, say)
         self._stop = asyncio.Event()
         self._signal = 0
+        logs.known_as("coordinator", self._version)
 
     @property
     def leads(self) -> bool:
         """Whether this coordinator is the one that members talk to."""
         return self.endpoint.service is not None
+
+    def _version(self) -> int | None:
+        service = self.endpoint.service
+        return service.job.reports.newest_version() if service is not None else None
 
     def on_signal(self, number: signal.Signals) -> None:
         """Leave the job to another coordinator."""
@@ -214,7 +219,7 @@ class Coordinating:
             ours = service.job.options.checkpoints.ours
             saved = await asyncio.to_thread(lambda: catalog.newest(place, verify=False, ours=ours))
             if saved is not None:
-                log.warning("the job has failed or is lost; it goes on from its newest checkpoint", name=saved.name)
+                log.warning("the job has failed or is lost; it goes on from its newest checkpoint", saved=saved.name)
                 service.job.recovery.resume(saved)
 
     async def _take_over(self, service: CoordinatorService, record: coordinator_pb2.JobRecord) -> None:

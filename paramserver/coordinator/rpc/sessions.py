@@ -148,7 +148,7 @@ class Sessions:
         if role is Role.SERVER:
             self._job.mode_change.server_back(member)
             self._job.replication.server_there()
-        log.debug("joined", name=member.name, pid=request.pid, address=request.address)
+        log.debug("joined", member=member.name, pid=request.pid, address=request.address)
         return member
 
     async def session(
