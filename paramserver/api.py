@@ -21,8 +21,9 @@ from paramserver.coordinator.options import JobOptions
 from paramserver.failpoints import known_as
 from paramserver.machine.hosts import route_to
 from paramserver.membership.session import JoinOptions
-from paramserver.membership.settings import adopted, consistency_of, fetch
+from paramserver.membership.settings import adopted, consistency_of, fetch, shared
 from paramserver.processes.environment import ENV_INDEX, replaced_pids
+from paramserver.records.opening import check_records
 from paramserver.results.verdict import broken_sentences
 from paramserver.tensors.uncompiled import postpone_compiler
 from paramserver.transport.allocation import keep_memory
@@ -282,8 +283,11 @@ def _alone(settings: Settings) -> InProcessJob:
         grace_s=1e9,
         stall_s=0.0,
     )
+    check_records(settings.run)
     job = InProcessJob(options)
     job.start()
+    if settings.run.records or settings.run.trackers:
+        job.record(settings.run, shared(settings))
     return job
 
 

@@ -344,6 +344,8 @@ class Job:
 
     async def close(self) -> None:
         """End all sessions and tasks, close all channels, and write the last state."""
+        if not (self.over.done() and self.over.result() == "replaced"):
+            self.records.finish()
         await self.changes.close()
         await self.tasks.close()
         await self.mode_change.close()

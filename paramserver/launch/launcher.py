@@ -26,6 +26,7 @@ from paramserver.machine.valkey import EmbeddedStore
 from paramserver.processes.alive import process_birth
 from paramserver.processes.process import Guard, stop_all
 from paramserver.processes.restarts import Restarts
+from paramserver.records.opening import check_records
 from paramserver.results.gather import MovedError, gather
 from paramserver.results.summary import check_writable
 from paramserver.results.verdict import closing_lines, exit_code
@@ -55,6 +56,7 @@ def launch(settings: Settings, script: Path, script_args: list[str], fresh: bool
     Raises ParamServerError if the cluster cannot be started or breaks.
     """
     check_writable(settings.run)
+    check_records(settings.run)
     return asyncio.run(Launcher(settings, script, script_args, fresh).run())
 
 

@@ -46,9 +46,11 @@ def start_coordinator(settings: Settings, options: Options) -> int:
     """Lead the job, or stand by; returns the exit code. Raises ParamServerError."""
     logs.configure(settings.log.level, settings.log.format, "coordinator")
     arm_if_told("coordinator")
+    from paramserver.records.opening import check_records
     from paramserver.results.summary import check_writable
 
     check_writable(settings.run)
+    check_records(settings.run)
     if not settings.cluster.job:
         settings = settings.model_copy(update={"cluster": settings.cluster.model_copy(update={"job": _DEFAULT_JOB})})
     return asyncio.run(_coordinate(settings, options))

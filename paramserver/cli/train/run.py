@@ -32,6 +32,8 @@ def run(
     store: _Text = None,
     job: _Text = None,
     summary: _Text = None,
+    records: _Text = None,
+    track: _Text = None,
     save: _Text = None,
     checkpoint_dir: _Text = None,
     checkpoint_every: _Text = None,
@@ -74,6 +76,10 @@ def run(
         Name of the job.
     summary
         Write a summary of the run to this JSON file.
+    records
+        Write the values of ctx.log to this file, as JSON lines.
+    track
+        Give the values of ctx.log to these trackers, with commas between: tensorboard, wandb, mlflow, trackio.
     save
         Write the final weights to this safetensors file.
     checkpoint_dir
@@ -94,6 +100,8 @@ def run(
         "run.script": script,
         "run.args": script_args,
         "run.summary": summary,
+        "run.records": records,
+        "run.track": track,
         "run.save": save,
         "checkpoint.dir": checkpoint_dir,
         "checkpoint.every": checkpoint_every,

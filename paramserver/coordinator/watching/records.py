@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from paramserver.core.job.membership import Member, Membership, Role
@@ -35,11 +36,16 @@ class Records:
         # Where each worker stands, by member number: it logs nothing for earlier steps any more.
         self._places: dict[int, Place] = {}
 
-    def go_on(self, steps: Sequence[StepValues], at: float) -> None:
-        """An earlier coordinator has written these steps, the last of them at the time ``at``."""
-        self._collector.go_on(steps)
+    def go_on(self, steps: Sequence[StepValues], ours: bool) -> None:
+        """Earlier coordinators have written these steps. ``ours``: of this job, which the coordinator takes over.
+
+        Otherwise the job goes on from a checkpoint of the job that has written them.
+        """
+        if ours:
+            self._collector.go_on(steps)
+        now = time.time()
         for step in steps:
-            self.history.add(step, at)
+            self.history.add(step if ours else replace(step, timeline=0), now)
 
     def hear(self, member: Member, report: coordinator_pb2.WorkerReport) -> None:
         """A worker reports, with all that its script has logged since the last report."""
@@ -59,10 +65,18 @@ class Records:
         late_counts = self._job.consistency.mode is Mode.ASYNC
         self._collector.hear(member.incarnation, member.name, report.logged_from, calls, time.monotonic(), late_counts)
 
+    def finish(self) -> None:
+        """The coordinator ends, and no other one goes on: close all steps."""
+        self._places.clear()
+        self._close_steps()
+
     def look(self) -> None:
         """Close the steps to which no worker can add; called several times a second."""
         present = [member.ident for member in self._job.members.of(Role.WORKER)]
         self._places = {ident: self._places.get(ident, (0, 0)) for ident in present}
+        self._close_steps()
+
+    def _close_steps(self) -> None:
         if steps := self._collector.close(self._places.values(), time.monotonic()):
             now = time.time()
             for step in steps:
