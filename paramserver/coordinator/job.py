@@ -344,7 +344,8 @@ class Job:
 
     async def close(self) -> None:
         """End all sessions and tasks, close all channels, and write the last state."""
-        if not (self.over.done() and self.over.result() == "replaced"):
+        # Another coordinator may go on with a job that has not ended: it hears the values of open steps again.
+        if self.ended or not self.members.of(Role.WORKER):
             self.records.finish()
         await self.changes.close()
         await self.tasks.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,13 @@ import torch
 
 from paramserver import errors
 from paramserver.core.records.history import Point
+from paramserver.records.file import read
 from paramserver.worker.context import Context
 from tests.support.cluster.harness import Cluster, inside, until
 from tests.support.cluster.programs import Program
 from tests.support.cluster.small_job import BATCH, EPOCHS, SAMPLES, SLICES, program
+from tests.support.failover.moments import EVERY
+from tests.support.failover.rollback import Rig, Strike
 
 STEPS = 4 * EPOCHS
 
@@ -76,3 +81,23 @@ def test_what_is_no_number_is_refused_in_one_sentence() -> None:
         ctx.log(a=1, b=True, c=np.float32(0.5), d=torch.ones(1, 1), e=float("nan"), f=np.ones((1, 1)))
 
     inside(refused)
+
+
+@pytest.mark.long
+def test_the_file_has_each_step_once_when_another_coordinator_takes_over_and_the_job_goes_back(tmp_path: Path) -> None:
+    quiet, path = tmp_path / "quiet.jsonl", tmp_path / "records.jsonl"
+    faults = [Strike("push.recv", "server-1", 5, also=("leader",))]
+    for file, strikes in ((quiet, []), (path, faults)):
+        file.with_suffix("").mkdir()
+        with Rig(file.with_suffix(""), EVERY, strikes, run__records=str(file)) as rig:
+            rig.begin(program())
+            rig.finish()
+            assert set(rig.deaths) == ({"server-1", "leader"} if strikes else set())
+    steps = read(path)
+    assert [(step.step, step.values) for step in steps] == [(step.step, step.values) for step in read(quiet)]
+    assert len(steps) == STEPS
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line for line in lines if "beginning" in line] == lines[:1], "one part: the same job"
+    places = [(line["timeline"], line["step"]) for line in lines[1:]]
+    assert len(places) == len(set(places)), "no step is written twice on a timeline"
+    assert max(places)[0] > 0, "the job went back"

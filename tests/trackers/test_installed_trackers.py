@@ -28,6 +28,7 @@ def record(name: str, steps: list[StepValues]) -> None:
     tracker.close()
 
 
+@pytest.mark.filterwarnings("default")  # those of the packages are not ours
 @pytest.mark.parametrize("name", TRACKERS)
 def test_an_installed_package_takes_the_calls_without_a_network(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -35,7 +36,8 @@ def test_an_installed_package_takes_the_calls_without_a_network(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlruns")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     check_records(Run(track=name))

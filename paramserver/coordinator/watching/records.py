@@ -66,7 +66,7 @@ class Records:
         self._collector.hear(member.incarnation, member.name, report.logged_from, calls, time.monotonic(), late_counts)
 
     def finish(self) -> None:
-        """The coordinator ends, and no other one goes on: close all steps."""
+        """Nothing more is logged: close all steps."""
         self._places.clear()
         self._close_steps()
 
