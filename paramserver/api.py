@@ -68,7 +68,9 @@ def init(config: str | os.PathLike[str] | None = None, **overrides: object) -> C
     else:
         seed_and_threads(settings)
         job = _alone(settings)
-        context = Context(settings, job.worker(0), lambda ctx: _leave_alone(ctx, job))
+        engine = job.worker(0)
+        logs.known_as("", lambda: engine.weights.version)
+        context = Context(settings, engine, lambda ctx: _leave_alone(ctx, job))
         log.info(
             "no cluster is configured: training alone in this process",
             mode=str(job.options.consistency),

@@ -38,9 +38,7 @@ class Writing:
             thread.put(None)
         for thread in self._threads:
             if not thread.ended(max(0.0, deadline - time.monotonic())):
-                log.warning(
-                    f"{thread.name} has not taken all logged values within {timeout_s:g} s: some are lost there"
-                )
+                log.warning(f"{thread.name} has not taken all logged values within {timeout_s:g} s: some are lost")
 
 
 class _Thread:

@@ -152,6 +152,8 @@ def test_a_tracker_that_fails_says_one_sentence_and_delays_nobody(where: str) ->
 class Hangs(Fails):
     """A tracker that does not return."""
 
+    name = "hanging"
+
     def __init__(self) -> None:
         super().__init__("")
         self.released = threading.Event()
@@ -169,7 +171,7 @@ def test_a_tracker_that_hangs_is_left_after_a_while(monkeypatch: pytest.MonkeyPa
             opened.write([at(step, 1.0)])
         opened.close(timeout_s=0.3)
     hanging.released.set()
-    assert [line["event"].partition(",")[0] for line in said if line["event"].startswith("failing")] == [
-        "failing is too slow for the logged values",
-        "failing has not taken all logged values within 0.3 s: some are lost",
+    assert [line["event"].partition(",")[0] for line in said if line["event"].startswith("hanging")] == [
+        "hanging is too slow for the logged values",
+        "hanging has not taken all logged values within 0.3 s: some are lost",
     ]
