@@ -44,7 +44,7 @@ def test_asynchronous_slices_are_all_in_the_curve() -> None:
         ctx.log({"of/slice": slices})
 
     slices = -(-SAMPLES // BATCH) * EPOCHS
-    points = curve(program(log_samples), "of/slice", 1, 1, mode="async")
+    points = curve(program(log_samples), "of/slice", slices, 1, mode="async")
     assert [point.value for point in points] == list(range(slices))
 
 

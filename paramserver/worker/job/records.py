@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from itertools import islice
 
 import structlog
 
-from paramserver.v1 import coordinator_pb2, types_pb2
+from paramserver.v1 import types_pb2
+from paramserver.v1.coordinator_pb2 import Logged, WorkerReport
 
 log = structlog.get_logger("paramserver.worker")
 
 # So many values wait for a report, and so many calls of a former report are sent again to another coordinator.
 PENDING_VALUES = 10_000
 KEPT_CALLS = 2000
+# Timeline and step, the slice with its samples, the values.
+_Call = tuple[tuple[int, int], tuple[int, int, int] | None, Mapping[str, float]]
 
 
 class Records:
@@ -27,20 +29,20 @@ class Records:
     def __init__(self) -> None:
         # Timeline and step of the slice that the script has, or had last: it logs nothing for earlier steps.
         self._place = (0, 0)
-        self._slice: types_pb2.SliceRef | None = None
-        self._samples = 1
+        # Its epoch and index, and its samples; None: the script makes its slices itself.
+        self._slice: tuple[int, int, int] | None = None
         # Written at one end by the script's thread, at the other end by the background.
-        self._new: deque[coordinator_pb2.Logged] = deque()
+        self._new: deque[_Call] = deque()
         self._pending = 0
         # Of the background alone: calls that were reported, the number of the next one, the session of the last report.
-        self._reported: deque[coordinator_pb2.Logged] = deque(maxlen=KEPT_CALLS)
+        self._reported: deque[Logged] = deque(maxlen=KEPT_CALLS)
         self._number, self._session = 0, 0
 
     # ---- the script's thread
 
-    def has(self, timeline: int, step: int, slice_: types_pb2.SliceRef | None = None, samples: int = 1) -> None:
-        """The script has this slice of this step now. None: the script makes its slices itself."""
-        self._place, self._slice, self._samples = (timeline, step), slice_, samples
+    def has(self, timeline: int, step: int, slice_: tuple[int, int, int] | None = None) -> None:
+        """The script has this slice of this step now: epoch, index, samples. None: it makes its slices itself."""
+        self._place, self._slice = (timeline, step), slice_
 
     def log(self, values: Mapping[str, float], outside: tuple[int, int] | None) -> None:
         """The script logs. ``outside``: timeline and version at hand if the values are not of the present slice."""
@@ -53,24 +55,28 @@ class Records:
                 self._pending = PENDING_VALUES + 1
             return
         self._pending += len(values)
-        timeline, step = outside or self._place
-        slice_, samples = (None, 1) if outside else (self._slice, self._samples)
-        call = coordinator_pb2.Logged(step=step, timeline=timeline, slice=slice_, samples=samples, values=values)
-        self._new.append(call)
+        self._new.append((outside or self._place, None if outside else self._slice, values))
 
     # ---- the background
 
-    def report(self, report: coordinator_pb2.WorkerReport, session: int) -> None:
+    def report(self, report: WorkerReport, session: int) -> None:
         """Add what the script has logged to a report in this session, which has a number."""
         # Before the calls are taken: the script may go on to the next step meanwhile.
         report.logging_timeline, report.logging_step = self._place
         again = list(self._reported) if session != self._session else []
         self._session = session
-        new = list(islice(self._new, len(self._new)))
-        for _ in new:
-            self._new.popleft()
+        new = [_message(*self._new.popleft()) for _ in range(len(self._new))]
         self._pending = 0
         report.logged_from = self._number - len(again)
         report.logged.extend(again + new)
         self._reported.extend(new)
         self._number += len(new)
+
+
+def _message(place: tuple[int, int], slice_: tuple[int, int, int] | None, values: Mapping[str, float]) -> Logged:
+    timeline, step = place
+    if slice_ is None:
+        return Logged(step=step, timeline=timeline, samples=1, values=values)
+    epoch, index, samples = slice_
+    ref = types_pb2.SliceRef(epoch=epoch, index=index)
+    return Logged(step=step, timeline=timeline, slice=ref, samples=samples, values=values)

@@ -10,7 +10,6 @@ from paramserver.config.sections import Training
 from paramserver.core.versions.names import AsyncName, SyncName
 from paramserver.core.work.passes import Passes
 from paramserver.core.work.slices import slice_samples, slice_seed
-from paramserver.v1 import types_pb2
 from paramserver.worker.engine import Engine
 from paramserver.worker.flat import PartialSum
 from paramserver.worker.pace import Item
@@ -55,8 +54,8 @@ class Steps:
         """The slice's batch is about to be handed to the script."""
         self.item = item
         step = item.name.step if isinstance(item.name, SyncName) else self._engine.weights.version
-        ref = types_pb2.SliceRef(epoch=item.epoch, index=item.index)
-        self._engine.records.has(self._engine.shards.timeline, step, ref, self._samples(item))
+        slice_ = item.epoch, item.index, self._samples(item)
+        self._engine.records.has(self._engine.shards.timeline, step, slice_)
         self._schedules.align()
         self._guard.buffers()
         seed_everything(slice_seed(self._training.seed, item.epoch, item.index, "model"))
