@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Union, get_args, get_origin
 
 from cyclopts import Parameter
 
+from paramserver import logs
 from paramserver.config import FIELDS, Settings, load_settings, shown
 from paramserver.errors import ConfigError, ParamServerError
 
@@ -20,7 +21,7 @@ INTERRUPTED_EXIT_CODE = 130
 
 def complain(text: str) -> None:
     """Print an error the way all commands do."""
-    print(f"paramserver: error: {text}", file=sys.stderr)
+    logs.complain(f"paramserver: error: {text}")
 
 
 def flag(key: str, metavar: str = "") -> Parameter:

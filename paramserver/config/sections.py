@@ -40,6 +40,10 @@ from paramserver.config.values import (
 NO_CHECKPOINTS = "none"
 
 
+# The names in run.track.
+TRACKERS = frozenset(("tensorboard", "wandb", "mlflow", "trackio"))
+
+
 class Section(BaseModel):
     """One table of the file. Unknown keys are refused."""
 
@@ -267,6 +271,19 @@ class Run(Section):
     )
     summary: PathText = Field(default="", description="JSON file for the summary. Empty: none.")
     save: PathText = Field(default="", description="safetensors file for the weights. Empty: none.")
+    records: PathText = Field(
+        default="", description="File of JSON lines for the values of ctx.log, one line per step. Empty: none."
+    )
+    track: Annotated[
+        str,
+        empty_or(lambda text: set(text.split(",")) <= TRACKERS),
+        Must(f"names with commas between, of: {', '.join(sorted(TRACKERS))}"),
+    ] = Field(default="", description="Trackers that get the values of ctx.log, with commas between. Empty: none.")
+
+    @property
+    def trackers(self) -> list[str]:
+        """The names in ``track``, each once."""
+        return list(dict.fromkeys(filter(None, self.track.split(","))))
 
 
 class Log(Section):
@@ -274,6 +291,11 @@ class Log(Section):
 
     level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="The least important messages to show."
+    )
+    format: Literal["auto", "text", "json"] = Field(
+        default="auto",
+        description="text: lines for people. json: one JSON object per line, with role, name and step. auto: json in a "
+        "container where standard error is no terminal; `run` shows text.",
     )
     interval_s: Seconds = Field(
         default=5.0, description="Seconds between two lines of progress where there is no terminal."

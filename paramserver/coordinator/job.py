@@ -35,6 +35,7 @@ from paramserver.coordinator.tasks import Tasks
 from paramserver.coordinator.watching.ending import Ending
 from paramserver.coordinator.watching.idle import Idle
 from paramserver.coordinator.watching.poison import PoisonWatch
+from paramserver.coordinator.watching.records import Records
 from paramserver.coordinator.watching.stalls import Stalls
 from paramserver.coordinator.watching.stuck import Stuck
 from paramserver.coordinator.watching.watch import Watch
@@ -107,6 +108,7 @@ class Job:
         self.tasks = Tasks()
         self.keeping = Keeping(self)
         self._begin(journal.generation, self._first_ident())
+        self.records = Records(self)
         self.scaling = Scaling(self)
         # Members that are asked to leave; of them, those that are to be started again.
         self.draining: set[int] = set()
@@ -342,6 +344,9 @@ class Job:
 
     async def close(self) -> None:
         """End all sessions and tasks, close all channels, and write the last state."""
+        # Another coordinator may go on with a job that has not ended: it hears the values of open steps again.
+        if self.ended or not self.members.of(Role.WORKER):
+            self.records.finish()
         await self.changes.close()
         await self.tasks.close()
         await self.mode_change.close()

@@ -29,10 +29,13 @@ class Display(Protocol):
 
 
 class PlainDisplay:
-    """Lines for logs: output as it comes, and the state every ``interval_s`` seconds."""
+    """Lines for logs: output as it comes, and the state every ``interval_s`` seconds.
 
-    def __init__(self, interval_s: float) -> None:
-        self._interval_s = interval_s
+    ``json``: processes write JSON, which has their names.
+    """
+
+    def __init__(self, interval_s: float, json: bool = False) -> None:
+        self._interval_s, self._json = interval_s, json
         self._said_at = time.monotonic()
         self._rates = Rates()
         self._waiting = Waiting()
@@ -43,7 +46,7 @@ class PlainDisplay:
 
     def line(self, name: str, text: str) -> None:
         """Print it behind its name."""
-        line = f"{name} | {text}" if name else text
+        line = text if not name or (self._json and text.startswith("{")) else f"{name} | {text}"
         try:
             print(line, flush=True)
         except UnicodeEncodeError:  # standard output does not take all characters
@@ -68,10 +71,10 @@ class PlainDisplay:
         """Nothing to tidy up."""
 
 
-def make_display(interval_s: float) -> Display:
-    """A live view if standard output is a terminal, else plain lines."""
+def make_display(interval_s: float, json: bool = False) -> Display:
+    """A live view if standard output is a terminal, else plain lines. ``json``: processes write JSON."""
     if not sys.stdout.isatty():
-        return PlainDisplay(interval_s)
+        return PlainDisplay(interval_s, json)
     from paramserver.launch.live import LiveDisplay
 
     return LiveDisplay()

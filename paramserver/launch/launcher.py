@@ -29,6 +29,7 @@ from paramserver.processes.lines import Output
 from paramserver.processes.logfiles import Logs
 from paramserver.processes.process import Guard, stop_all
 from paramserver.processes.restarts import Restarts
+from paramserver.records.opening import check_records
 from paramserver.results.gather import MovedError, gather
 from paramserver.results.summary import check_writable
 from paramserver.results.verdict import closing_lines, exit_code
@@ -58,6 +59,7 @@ def launch(settings: Settings, script: Path, script_args: list[str], fresh: bool
     Raises ParamServerError if the cluster cannot be started or breaks.
     """
     check_writable(settings.run)
+    check_records(settings.run)
     return asyncio.run(Launcher(settings, script, script_args, fresh).run())
 
 
@@ -79,7 +81,7 @@ class Launcher:
         self._fresh = fresh
         self._keeping: asyncio.Task[None] | None = None
         self._holding: Holding | None = None
-        self._display: Display = make_display(settings.log.interval_s)
+        self._display: Display = make_display(settings.log.interval_s, settings.log.format == "json")
         self._directory = Path()
         # Where the user wants checkpoints; empty: nowhere.
         self._wanted_checkpoints = ""

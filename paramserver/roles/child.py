@@ -17,9 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from paramserver import errors
+from paramserver import errors, logs
 from paramserver.config import Settings, load_settings
-from paramserver.logs import configure
 from paramserver.processes import environment as env
 from paramserver.processes.children import die_with_parent
 from paramserver.testing.arming import arm_if_told
@@ -34,7 +33,9 @@ def main() -> None:
     die_with_parent()
     role, *rest = sys.argv[1:]
     settings = load_settings()
-    configure(settings.log.level)
+    # The launcher shows the lines, behind the name of this process.
+    form = "json" if settings.log.format == "json" else "text"
+    logs.configure(settings.log.level, form, role, launched=True)
     arm_if_told(role if role == "coordinator" else f"{role}-{os.environ.get(env.ENV_INDEX, '0')}")
     if role == "worker":
         run_worker(rest)
@@ -42,7 +43,7 @@ def main() -> None:
     try:
         sys.exit(asyncio.run(run_coordinator(settings) if role == "coordinator" else run_server(settings)))
     except errors.ParamServerError as error:
-        print(f"paramserver: error: {error}", file=sys.stderr, flush=True)
+        logs.complain(f"paramserver: error: {error}")
         sys.exit(error.exit_code)
 
 
@@ -138,15 +139,15 @@ def run_worker(argv: list[str], at_end: Callable[[int], None] = lambda code: Non
         code = _exit_code(leave)
         failure = f"exit code {code}" if code not in (0, TERMINATED) else ""
     except errors.EndedError as error:
-        print(f"paramserver: {error}", file=sys.stderr, flush=True)
+        logs.complain(f"paramserver: {error}")
         code = _ENDED
     except errors.ParamServerError as error:
-        print(f"paramserver: error: {error}{_where(error.__traceback__, script)}", file=sys.stderr, flush=True)
+        logs.complain(f"paramserver: error: {error}{_where(error.__traceback__, script)}")
         code, failure = error.exit_code, str(error)
     except KeyboardInterrupt:
         code = 130
     except BaseException as error:  # the top of the process: shown in full, from the script on
-        traceback.print_exception(type(error), error, _from_script(error.__traceback__, script))
+        logs.show_exception(error, _from_script(error.__traceback__, script))
         code, failure = 1, f"{type(error).__name__}: {error}"
     # The script has ended. The rest takes a moment, and must not be interrupted in the middle of an import.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -189,7 +190,7 @@ def _exit_code(leave: SystemExit) -> int:
         return 0
     if isinstance(leave.code, int):
         return leave.code & 0xFF
-    print(leave.code, file=sys.stderr)
+    logs.complain(str(leave.code))
     return 1
 
 

@@ -113,6 +113,11 @@ class ServerService:
         """The shard with the lowest number; one that holds nothing if there is none."""
         return self.shards[min(self.shards)] if self.shards else self._nothing
 
+    def version(self) -> int | None:
+        """The version of the first shard; None if there is no shard."""
+        shard = self.first.host.shard
+        return shard.state.version if shard is not None else None
+
     @property
     def used_at(self) -> float:
         """When a worker was last heard of (monotonic seconds)."""

@@ -102,7 +102,7 @@ class SessionResponse(_message.Message):
     def __init__(self, view: _Optional[_Union[_types_pb2.View, _Mapping]] = ...) -> None: ...
 
 class WorkerReport(_message.Message):
-    __slots__ = ("computing", "version", "clock", "epoch", "samples", "slices", "state", "waiting_for", "metrics", "transport", "epochs_planned", "at_work", "slice_s", "tally", "first_metric")
+    __slots__ = ("computing", "version", "clock", "epoch", "samples", "slices", "state", "waiting_for", "metrics", "transport", "epochs_planned", "at_work", "slice_s", "tally", "first_metric", "logged", "logged_from", "logging_timeline", "logging_step")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +125,10 @@ class WorkerReport(_message.Message):
     SLICE_S_FIELD_NUMBER: _ClassVar[int]
     TALLY_FIELD_NUMBER: _ClassVar[int]
     FIRST_METRIC_FIELD_NUMBER: _ClassVar[int]
+    LOGGED_FIELD_NUMBER: _ClassVar[int]
+    LOGGED_FROM_FIELD_NUMBER: _ClassVar[int]
+    LOGGING_TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    LOGGING_STEP_FIELD_NUMBER: _ClassVar[int]
     computing: _types_pb2.SliceRef
     version: int
     clock: int
@@ -140,7 +144,32 @@ class WorkerReport(_message.Message):
     slice_s: float
     tally: Tally
     first_metric: str
-    def __init__(self, computing: _Optional[_Union[_types_pb2.SliceRef, _Mapping]] = ..., version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., state: _Optional[str] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., epochs_planned: _Optional[int] = ..., at_work: bool = ..., slice_s: _Optional[float] = ..., tally: _Optional[_Union[Tally, _Mapping]] = ..., first_metric: _Optional[str] = ...) -> None: ...
+    logged: _containers.RepeatedCompositeFieldContainer[Logged]
+    logged_from: int
+    logging_timeline: int
+    logging_step: int
+    def __init__(self, computing: _Optional[_Union[_types_pb2.SliceRef, _Mapping]] = ..., version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., state: _Optional[str] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., epochs_planned: _Optional[int] = ..., at_work: bool = ..., slice_s: _Optional[float] = ..., tally: _Optional[_Union[Tally, _Mapping]] = ..., first_metric: _Optional[str] = ..., logged: _Optional[_Iterable[_Union[Logged, _Mapping]]] = ..., logged_from: _Optional[int] = ..., logging_timeline: _Optional[int] = ..., logging_step: _Optional[int] = ...) -> None: ...
+
+class Logged(_message.Message):
+    __slots__ = ("step", "timeline", "slice", "samples", "values")
+    class ValuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    SLICE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    timeline: int
+    slice: _types_pb2.SliceRef
+    samples: int
+    values: _containers.ScalarMap[str, float]
+    def __init__(self, step: _Optional[int] = ..., timeline: _Optional[int] = ..., slice: _Optional[_Union[_types_pb2.SliceRef, _Mapping]] = ..., samples: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Tally(_message.Message):
     __slots__ = ("timeline", "handed_in", "counted", "late", "duplicate", "name", "lost", "incarnation", "version", "unsent")

@@ -75,6 +75,14 @@ def check_report(report: coordinator_pb2.WorkerReport) -> None:
     for name in ("state", "waiting_for", "transport", "first_metric"):
         if len(getattr(report, name)) > MAX_TEXT_CHARS:
             setattr(report, name, getattr(report, name)[:MAX_TEXT_CHARS] + " …")
+    for field in ("logged_from", "logging_timeline", "logging_step"):
+        counting(field, getattr(report, field))
+    for call in report.logged:
+        for field in ("step", "timeline"):
+            counting(field, getattr(call, field))
+        counting("samples", call.samples, MAX_SAMPLES)
+        for name in [name for name in call.values if len(name) > MAX_TEXT_CHARS]:
+            del call.values[name]
     kept = 0
     for name in sorted(report.metrics):
         kept += len(name) <= MAX_TEXT_CHARS

@@ -28,6 +28,8 @@ def run(
     store: Annotated[str | None, flag("cluster.store", "auto|memory|URL")] = None,
     job: Annotated[str | None, flag("cluster.job", "NAME")] = None,
     summary: Annotated[str | None, flag("run.summary", "FILE")] = None,
+    records: Annotated[str | None, flag("run.records", "FILE")] = None,
+    track: Annotated[str | None, flag("run.track", "NAMES")] = None,
     save: Annotated[str | None, flag("run.save", "FILE")] = None,
     checkpoint_dir: Annotated[str | None, flag("checkpoint.dir", "DIR|URL")] = None,
     checkpoint_every: Annotated[str | None, flag("checkpoint.every")] = None,
@@ -70,6 +72,10 @@ def run(
         Name of the job.
     summary
         Write a summary of the run to this JSON file.
+    records
+        Write the values of ctx.log to this file, as JSON lines.
+    track
+        Give the values of ctx.log to these trackers, with commas between: tensorboard, wandb, mlflow, trackio.
     save
         Write the final weights to this safetensors file.
     checkpoint_dir
@@ -90,6 +96,8 @@ def run(
         "run.script": script,
         "run.args": script_args,
         "run.summary": summary,
+        "run.records": records,
+        "run.track": track,
         "run.save": save,
         "checkpoint.dir": checkpoint_dir,
         "checkpoint.every": checkpoint_every,

@@ -40,6 +40,8 @@ def coordinator(
     checkpoint_every: Annotated[str | None, flag("checkpoint.every")] = None,
     from_checkpoint: Annotated[str | None, flag("checkpoint.resume", "DIR|URL")] = None,
     summary: Annotated[str | None, flag("run.summary", "FILE")] = None,
+    records: Annotated[str | None, flag("run.records", "FILE")] = None,
+    track: Annotated[str | None, flag("run.track", "NAMES")] = None,
     save: Annotated[str | None, flag("run.save", "FILE")] = None,
     config: Path | None = None,
     set_: _Sets = None,
@@ -89,6 +91,10 @@ def coordinator(
         Begin with this checkpoint, or with the newest in this directory.
     summary
         Write a summary of the run to this JSON file.
+    records
+        Write the values of ctx.log to this file, as JSON lines.
+    track
+        Give the values of ctx.log to these trackers, with commas between: tensorboard, wandb, mlflow, trackio.
     save
         Write the final weights to this safetensors file.
     config
@@ -114,6 +120,8 @@ def coordinator(
         "checkpoint.every": checkpoint_every,
         "checkpoint.resume": from_checkpoint,
         "run.summary": summary,
+        "run.records": records,
+        "run.track": track,
         "run.save": save,
     }
     settings = load_job(config, merge_overrides(flags, parse_assignments(set_ or [])))

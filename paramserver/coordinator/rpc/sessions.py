@@ -148,7 +148,7 @@ class Sessions:
         if role is Role.SERVER:
             self._job.mode_change.server_back(member)
             self._job.replication.server_there()
-        log.debug("joined", name=member.name, pid=request.pid, address=request.address)
+        log.debug("joined", member=member.name, pid=request.pid, address=request.address)
         return member
 
     async def session(
@@ -224,6 +224,7 @@ class Sessions:
             self._job.stalls.hear(member, request.worker)
             self._job.poison.hear(member, request.worker)
             self._job.ending.hear(member, request.worker)
+            self._job.records.hear(member, request.worker)
         for stats in request.shards:
             if member is not None and stats.holds and not stats.backup:
                 self._job.checkpoints.hear(stats.shard, stats)
@@ -261,6 +262,7 @@ class Sessions:
                 self._job.replication.look()
                 self._job.ending.look()
                 self._job.loads.look()
+                self._job.records.look()
                 if self._job.journal.fenced.is_set():
                     await self._job.replaced("the store says that another coordinator leads the job now")
             except Exception:  # the top of a task: watching goes on

@@ -202,7 +202,7 @@ class Ending:
         await job.ask_shards("Shard.Cut", request, shard_pb2.CutResponse)
         log.info(
             "the last step is made of the contributions that came",
-            step=first.version,
+            version=first.version,
             slices=f"{first.missing_of - sum(gap.stop - gap.start for gap in first.missing)} of {first.missing_of}",
         )
         deadline = time.monotonic() + _EVEN_S

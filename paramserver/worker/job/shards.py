@@ -54,6 +54,11 @@ class Shards:
         """The links, None before a model was registered."""
         return self._links
 
+    @property
+    def timeline(self) -> int:
+        """The timeline of the links; 0 before there are any."""
+        return self._links.timeline if self._links is not None else 0
+
     async def connect(self) -> ShardLinks:
         """Connect to the present servers, and share memory with them; former links are closed.
 
