@@ -29,6 +29,8 @@ def simulate(
     workers: _Text = None,
     servers: _Text = None,
     bandwidth: str = "10Gb/s",
+    replicas: _Text = None,
+    event: Annotated[list[str] | None, Parameter(negative=())] = None,
     hosts: int = 0,
     servers_per_host: _Text = None,
     with_server: Annotated[bool, Parameter(negative=())] = False,
@@ -71,6 +73,11 @@ def simulate(
         Servers, those beside workers included.
     bandwidth
         Of each host's link in each direction, such as 10Gb/s (bits) or 1.2GB/s (bytes).
+    replicas
+        Servers that hold a further copy of each part of the model, or "auto": 1 between machines, else 0.
+    event
+        A server that dies (kill), is cut off (cut), leaves (drain) or comes back (start), and when, such as
+        kill:1@10s; may be repeated.
     hosts
         Machines on which workers and servers are dealt out in turn, 1: all on one; 0: each has a machine of its own.
     servers_per_host
@@ -126,6 +133,7 @@ def simulate(
     flags = {
         "cluster.workers": workers,
         "cluster.servers": servers,
+        "cluster.replicas": replicas,
         "cluster.servers_per_host": servers_per_host,
         "cluster.placement": placement,
         "cluster.transport": transport,
@@ -140,7 +148,7 @@ def simulate(
         return 0
     if compute is None or params is None:
         raise ConfigError("say what a slice takes and how large the model is, as in --compute 0.2s --params 25M")
-    from paramserver.simulate import report, units
+    from paramserver.simulate import events, report, units
     from paramserver.simulate.cluster import simulate as run
     from paramserver.simulate.parts import stragglers
 
@@ -160,6 +168,7 @@ def simulate(
         optimizer=optimizer,
         moves=not fixed,
         costs=known,
+        events=tuple(events.parse(text) for text in event or ()),
         steps=steps,
     )
     outcome, record = run(scenario)
@@ -216,6 +225,9 @@ def _scenario(settings: Settings, *, steps: int, **facts: Any) -> Scenario:
         link_mbps=cluster.link_mbps if known else 0.0,
         threads=training.threads_per_server,
         worker_threads=training.threads_per_worker,
+        replicas=settings.replicas(launched=facts["hosts"] == 1),
+        repair_mbps=cluster.repair_mbps,
+        lease_s=cluster.lease_s,
         **facts,
     )
     return replace(scenario, steps=steps or _steps(scenario))
