@@ -37,10 +37,11 @@ class ServerEvent:
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """Something that changed the placement, in words."""
+    """Something that changed the placement, in words. ``event``: it was wished for; it did not follow from others."""
 
     at_s: float
     text: str
+    event: bool = False
 
 
 def parse(text: str) -> ServerEvent:

@@ -44,9 +44,9 @@ def simulate(
     slices: _Text = None,
     straggler: Annotated[list[str] | None, Parameter(negative=())] = None,
     optimizer: str = "sgd",
-    batch: int = 0,
+    batch: str = "0",
     fixed: bool = False,
-    steps: int = 0,
+    steps: str = "0",
     seed: _Text = None,
     suggest: bool = False,
     json_: Annotated[Path | None, Parameter(name="--json")] = None,
@@ -66,7 +66,7 @@ def simulate(
     compute
         What a slice takes an ordinary worker, such as 0.2s or 150ms.
     params
-        Parameters of the model (float32), such as 25M.
+        Parameters of the model (float32), such as 60k or 25M; or their size, such as 2GiB.
     workers
         Workers.
     servers
@@ -107,7 +107,7 @@ def simulate(
     optimizer
         Whose arithmetic the servers do: "sgd", "momentum" or "adamw".
     batch
-        Samples in a slice, to show samples per second.
+        Samples in a slice, such as 32 or 60k, to show samples per second.
     fixed
         sync: slices stay with their workers, as in a job without a data set.
     steps
@@ -148,15 +148,14 @@ def simulate(
         return 0
     if compute is None or params is None:
         raise ConfigError("say what a slice takes and how large the model is, as in --compute 0.2s --params 25M")
-    from paramserver.simulate import events, report, units
+    from paramserver.simulate import compare, events, report, units
     from paramserver.simulate.cluster import simulate as run
     from paramserver.simulate.parts import stragglers
 
-    if batch < 0 or steps < 0:
-        raise ConfigError("--batch and --steps must be 0 or more")
+    samples = units.count("--batch", batch)
     scenario = _scenario(
         settings,
-        params=units.count("--params", params),
+        params=units.parameters("--params", params),
         compute_s=units.seconds("--compute", compute),
         bandwidth=units.bandwidth("--bandwidth", bandwidth),
         stragglers=tuple(stragglers.parse(text) for text in straggler or ()),
@@ -169,16 +168,21 @@ def simulate(
         moves=not fixed,
         costs=known,
         events=tuple(events.parse(text) for text in event or ()),
-        steps=steps,
+        steps=units.count("--steps", steps),
     )
     outcome, record = run(scenario)
-    print("\n".join(report.table(scenario, outcome, batch)))
+    print("\n".join(report.table(scenario, outcome, samples)))
+    if scenario.events:
+        print("\n".join(report.events(record)))
     found = None
     if suggest:
         from paramserver.simulate.suggest import suggest as try_others
 
-        found = try_others(scenario)
+        wanted = settings.cluster.replicas
+        found = try_others(scenario, int(hosts != 1) if wanted == "auto" else wanted)
         print("\n".join(report.suggestion(scenario, found)))
+    if (advice := compare.advice(scenario)) is not None:
+        print(f"\n{advice}")
     if json_ is not None:
         _write(json_, report.as_json(scenario, outcome, record, found))
     return 0

@@ -69,6 +69,8 @@ class _Backup:
     target: Target
     has: set[int]
     whole: bool
+    # Whether it was sent anything: from then on it is also sent what versions are made of.
+    begun: bool = True
     dropped: bool = False
     content: _Content | None = None
     # Messages, of which one at a time is on its way; each is given a function to call when the backup has it.
@@ -103,7 +105,7 @@ class Backups:
 
     def begin(self, target: Target, mbps: float, told: Callable[[], None]) -> None:
         """A new backup catches up, at ``mbps`` megabits a second; ``told`` is called when it has all of the shard."""
-        backup = _Backup(target, set(), whole=False)
+        backup = _Backup(target, set(), whole=False, begun=False)
         self._backups.append(backup)
         self._next_group(backup, deque(groups([_Numbered(*one) for one in enumerate(self._pieces)])), mbps, told)
 
@@ -127,7 +129,7 @@ class Backups:
 
     def hold(self, content: Forwarded, draft: int, chain: Chain, then: Then) -> None:
         """Send what the next version is made of. ``then`` is called when all backups hold it; ``draft``: it was one."""
-        waits = [backup for backup in self._backups if backup.whole or backup.has]
+        waits = [backup for backup in self._backups if backup.begun]
         left, last = len(waits), chain
         if not left:
             then(chain)
@@ -218,6 +220,7 @@ class Backups:
             rows, last = left.popleft(), not left
             parts = [Piece(int(row.nbytes * (1 + self._further)), 0.0, row.piece.frames) for row in rows]
             sent += sum(part.nbytes for part in parts)
+            backup.begun = True
             backup.has.update(row.number for row in rows)
             facts = self._source.facts() if last else None
 

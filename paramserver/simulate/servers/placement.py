@@ -102,8 +102,8 @@ class Placement:
             case Kind.DRAIN:
                 self._drain(server)
 
-    def _say(self, text: str) -> None:
-        self.happened.append(Happening(self._clock.now, text))
+    def _say(self, text: str, event: bool = True) -> None:
+        self.happened.append(Happening(self._clock.now, text, event))
 
     def _die(self, server: int, detection_s: float, what: str) -> None:
         self._say(f"server-{server} {what}")
@@ -169,13 +169,14 @@ class Placement:
                 "would go back to a checkpoint, which is not simulated; let servers die later, or have more replicas"
             )
         if promoted := sum(isinstance(effect, Promote) for effect in effects):
-            gone = isinstance(event, ServerGone)
-            self._say(f"{promoted} shards {'get new primaries' if gone else 'move'}")
+            shards = f"{promoted} shard{'s' if promoted > 1 else ''}"
+            from_ = f" of server-{event.server}" if isinstance(event, ServerGone) else ""
+            self._say(f"{shards}{from_} to other servers", event=False)
         if self.holders.number != number:
             self._clock.after(self._means.call_s, self._tell)
         settled = self.holders.settled(self._present) and len(self._present) == len(self._programs)
         if settled and not self._settled:
-            self._say("all shards have their backups, and are spread evenly")
+            self._say("all shards have their backups, and are spread evenly", event=False)
         self._settled = settled
 
     def _caught_up(self, index: int, server: int, since: int) -> None:
