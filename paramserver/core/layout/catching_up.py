@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
 # Weights that are sent to a new backup at a time. Their optimizer state comes with them.
-_GROUP_BYTES = 2 << 20
+GROUP_BYTES = 2 << 20
 
 
 class _Sized(Protocol):
@@ -25,7 +25,7 @@ def groups(chunks: Iterable[T]) -> list[list[T]]:
     found: list[list[T]] = [[]]
     size = 0
     for chunk in chunks:
-        if found[-1] and size + chunk.nbytes > _GROUP_BYTES:
+        if found[-1] and size + chunk.nbytes > GROUP_BYTES:
             found.append([])
             size = 0
         found[-1].append(chunk)
