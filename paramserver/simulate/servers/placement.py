@@ -25,7 +25,7 @@ from paramserver.simulate.parts.hosts import Program
 from paramserver.simulate.servers.shard import Shard
 
 # From the death of a process to the decision of the coordinator, which sees its connection close and finds that nothing
-# answers at its address: the median of docs/reliability.md.
+# answers at its address: between the medians of both modes in docs/reliability.md.
 DETECTION_S = 0.15
 
 
