@@ -20,6 +20,7 @@ from paramserver.coordinator.leadership.cluster import Servers
 from paramserver.coordinator.leadership.journal import Journal
 from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.core.job.holders import (
+    PATIENCE_S,
     Backup,
     Balance,
     BegunAnew,
@@ -42,8 +43,6 @@ from paramserver.wire.messages import consistency_to_proto
 log = structlog.get_logger("paramserver.coordinator")
 
 _RETRY_S, _LOOK_S = 0.1, 0.02
-# A server that is gone may be started again: for so long no other server becomes a backup in its place.
-_PATIENCE_S = 10.0
 
 
 class _Registry(Protocol):
@@ -209,7 +208,7 @@ class Replication:
 
     def look(self) -> None:
         """A server that was lost has not come back for a while: find other backups."""
-        if self._lacks_since is not None and time.monotonic() - self._lacks_since > _PATIENCE_S:
+        if self._lacks_since is not None and time.monotonic() - self._lacks_since > PATIENCE_S:
             self._lacks_since = None
             self.server_there()
 

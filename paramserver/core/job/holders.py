@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 
 from paramserver.core.job.membership import Member
 
+# A server that is gone may be started again: for so many seconds no other server becomes a backup in its place.
+PATIENCE_S = 10.0
 # A server is the primary of at most so many shards at the start. With fewer other servers than that, the shards of a
 # server that is lost go to all others evenly.
 _MOST_SHARDS = 4
