@@ -155,6 +155,22 @@ class Holders:
         rounds = min(servers - 1, _MOST_SHARDS) if replicas else 1
         return cls([server for _ in range(max(1, rounds)) for server in range(servers)], replicas)
 
+    @classmethod
+    def spread(cls, servers: int, former: Holders) -> Holders:
+        """The placement for another number of servers, in which each shard has all of its backups.
+
+        Numbers go on from the ``former`` placement.
+        """
+        made = cls.plan(servers, former.replicas)
+        made._fill(range(servers))
+        number = former.number + 1
+        shards = [
+            replace(held, backups=tuple(Backup(one.server, number, whole=True) for one in held.backups))
+            for held in made.shards
+        ]
+        made.restore(number, former.promotions, shards, former.takeovers, former.repairs)
+        return made
+
     # ---- facts
 
     def __len__(self) -> int:
