@@ -63,9 +63,9 @@ def scale(wish: str, /, *, where: Where = NEAR) -> int:
     A job of "paramserver run" gets new workers, or the workers of the highest ranks leave. Elsewhere workers can be
     asked to leave, but new ones have to be started on their machines. The slices of a synchronous step stay the same.
 
-    Another number of servers moves the model: each server has its part of it afterwards. The weights do not change. Workers
-    wait while the model moves. "paramserver run" starts and ends servers by itself. Elsewhere start the new ones first
-    or within a minute; those of the highest numbers leave.
+    With servers=N the model moves: afterwards each of N servers holds as much of it. The weights stay the same, bit for
+    bit. Workers wait while the model moves. "paramserver run" starts and ends servers by itself. Elsewhere start the
+    new ones within a minute; the servers of the highest numbers leave. A change that cannot be made changes nothing.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def scale(wish: str, /, *, where: Where = NEAR) -> int:
 
 
 def wished(wish: str) -> tuple[str, int]:
-    """Of "workers=N" or "servers=N": of which processes there are to be how many. Raises ConfigError for anything else."""
+    """("workers", N) or ("servers", N) for a wish like "workers=N". Raises ConfigError for anything else."""
     key, _, value = wish.partition("=")
     who = key.removeprefix("cluster.")
     if who not in ("workers", "servers"):

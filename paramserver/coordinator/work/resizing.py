@@ -1,9 +1,9 @@
-"""Another number of servers in a running job: new shards are filled from the former ones, which keep everything.
+"""Another number of servers in a running job: new shards are filled from the former shards, which keep everything.
 
-`core/job/resizing.py` says what may be done. When all former shards stand at one version and no contribution is open, the
-new shards, backups included, get their chunks from them. Then the record of the job says that the new plan is in force,
-and workers follow to another timeline, on which nothing is undone. Until then the change can be given up at any moment:
-workers get the version for which they wait from the former shards.
+`core/job/resizing.py` says what may be done. When all former shards stand at one version and no contribution is open,
+the new shards and their backups get their chunks from the former ones. Then the record of the job says that the new
+plan is in force, and workers follow to another timeline, on which nothing is undone. Until then the change can be given
+up at any moment: workers get the version for which they wait from the former shards.
 """
 
 from __future__ import annotations
@@ -117,11 +117,6 @@ class Resizing:
     def under_way(self) -> bool:
         """Whether a change is under way."""
         return self._core.under_way or self._moved
-
-    @property
-    def wanted(self) -> int:
-        """How many servers the job is to have."""
-        return self._core.wanted
 
     @property
     def seats(self) -> int:

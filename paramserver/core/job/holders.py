@@ -161,8 +161,13 @@ class Holders:
 
         Numbers go on from the ``former`` placement.
         """
-        made = cls.plan(servers, former.replicas)
-        made._fill(range(servers))
+        made, present = cls.plan(servers, former.replicas), range(servers)
+        made.handle(ServersThere(present))
+        while late := [(shard, made.shards[shard].backup(server)) for shard, server in made.catching_up(present)]:
+            for shard, one in late:
+                assert one is not None, "it catches up"
+                made.handle(CaughtUp(shard, one.server, one.since))
+            made.handle(Balance(present))
         number = former.number + 1
         shards = [
             replace(held, backups=tuple(Backup(one.server, number, whole=True) for one in held.backups))

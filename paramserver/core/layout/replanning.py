@@ -1,7 +1,7 @@
-"""Another number of servers: the numbers of plans, and which chunks a shard of a new plan gets from which former shard.
+"""Another number of servers: numbers of plans, and which chunks a shard of a new plan gets from which former shard.
 
-A job begins with plan 0. Each change of the number of servers has a plan with a number of its own, also if the change is
-given up. So a server process can hold shards of two plans at once, each at its own address.
+A job begins with plan 0. Each change of the number of servers has a plan with a number of its own, also if the change
+is given up. So a server process can hold shards of two plans at once, each at its own address.
 """
 
 from __future__ import annotations
