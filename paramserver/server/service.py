@@ -121,7 +121,12 @@ class ServerService:
     @property
     def first(self) -> ShardService:
         """The shard with the lowest number; one that holds nothing if there is none."""
-        return self.shards[min(self.shards)] if self.shards else self._nothing
+        settled = self._settled()
+        return settled[min(settled)] if settled else self._nothing
+
+    def _settled(self) -> dict[int, ShardService]:
+        """The shards without those of a plan that is still prepared, which are nobody's business."""
+        return {number: one for number, one in self.shards.items() if plan_number(number) <= self.process.settled}
 
     @property
     def used_at(self) -> float:
@@ -130,9 +135,7 @@ class ServerService:
 
     def reports(self) -> list[shard_pb2.StatsResponse]:
         """The reports that the coordinator gets every now and then: of all shards, or of none."""
-        # The shards of a plan that is still prepared are nobody's business.
-        settled = {number: one for number, one in self.shards.items() if plan_number(number) <= self.process.settled}
-        return [shard.report() for shard in settled.values()] or [self._nothing.report()]
+        return [shard.report() for shard in self._settled().values()] or [self._nothing.report()]
 
     def holding(self) -> tuple[str, int]:
         """(layout, timeline) of the shards that this process holds; the layout is empty while it holds none."""

@@ -249,3 +249,28 @@ def test_wishes_that_cannot_be_change_nothing(tmp_path: Path) -> None:
         held.released.set()
         summary = rig.finish()
     same(summary, wanted)
+
+
+@pytest.mark.long
+def test_the_mode_can_be_changed_afterwards(tmp_path: Path) -> None:
+    epochs, held = 6, Held()
+    with Rig(tmp_path, 0, mode="async", slices_per_step=1, training__chunk_bytes=64) as rig:
+        rig.begin(LedgerProgram(CELLS, BATCH, epochs, each=held))
+        resize(rig, held, (3,))
+        rig.change_mode("sync")
+        summary = rig.finish()
+        exact(rig, summary, epochs)
+
+
+@pytest.mark.long
+def test_what_compression_leaves_out_is_not_lost(tmp_path: Path) -> None:
+    held = Held()
+    options: dict[str, Any] = {"training__push_compression": "int8", **SMALL}
+    summaries = []
+    for place, wishes in (("calm", ()), ("resized", (3,))):
+        with Rig(tmp_path / place, 0, **options) as rig:
+            rig.begin(program(held if wishes else None))
+            if wishes:
+                resize(rig, held, wishes)
+            summaries.append(rig.finish())
+    same(summaries[1], summaries[0])

@@ -109,6 +109,7 @@ class Resizing:
         self.carried_from: int | None = None
         # A new plan is in force, and workers have not heard of it.
         self._moved = False
+        self._former_plan = 0
         self._task: asyncio.Task[float] | None = None
 
     # ---- facts, and the record
@@ -125,13 +126,16 @@ class Resizing:
 
     @property
     def plan(self) -> int:
-        """The number of the plan in force."""
-        return self._core.plan
+        """The number of the plan in force, as servers hear it.
+
+        They hear of a new plan, and drop the former shards, when the store has the record that speaks of the new plan.
+        """
+        return self._former_plan if self._moved else self._core.plan
 
     @property
     def settled(self) -> int:
-        """The newest plan that is in force or was given up."""
-        return self._core.settled
+        """The newest plan that is in force or was given up, as servers hear it."""
+        return self._core.settled - self._moved
 
     def write(self, record: coordinator_pb2.JobRecord) -> None:
         """Write the plan into the record of the job."""
@@ -235,11 +239,17 @@ class Resizing:
             # The number of the plan is used once only, also by another coordinator.
             job.write_down()
             await job.journal.settled()
+            if job.journal.behind:
+                raise errors.UnavailableError("the store does not answer: try again when it does")
             drained = job.leasing.table is not None
             began, version = await self._at_rest(deadline)
             await self._switch(version)
         except BaseException as error:
             if not self._core.under_way and not self._moved:  # the job goes back
+                raise
+            if isinstance(error, errors.FencedError):
+                await job.replaced(str(error))
+            if self._moved and isinstance(error, asyncio.CancelledError):  # another coordinator goes on
                 raise
             if self._moved:
                 await job.fail(f"the servers could not be told of their new number: {error}")
@@ -306,12 +316,12 @@ class Resizing:
             version = stats[0].version
         else:
             began, version = await self._stand(deadline)
-        while job.checkpoints.cutting or any(one.copies for one in await job.shard_stats()):
+        while time.monotonic() < deadline:
             self._check()
-            if time.monotonic() > deadline:
-                raise errors.DeadlineError("a checkpoint is still being written: try again")
+            if not job.checkpoints.cutting and not any(one.copies for one in await job.shard_stats()):
+                return began, version
             await asyncio.sleep(_LOOK_S)
-        return began, version
+        raise errors.DeadlineError("a checkpoint is still being written: try again")
 
     async def _stand(self, deadline: float) -> tuple[float, int]:
         """Synchronous mode: let nobody go past a version that lies ahead, and wait until all shards have made it."""
@@ -333,14 +343,14 @@ class Resizing:
             margin *= 2
         else:
             raise errors.UnavailableError("the shards are always faster than the request: try again")
-        while min(one.version for one in await job.shard_stats()) < version:
+        while time.monotonic() < deadline:
             self._check()
-            if time.monotonic() > deadline:
-                raise errors.DeadlineError(
-                    f"version {version} was not reached in time: see `paramserver status` for whom the job waits"
-                )
+            if min(one.version for one in await job.shard_stats()) >= version:
+                return time.monotonic(), version
             await asyncio.sleep(_LOOK_S)
-        return time.monotonic(), version
+        raise errors.DeadlineError(
+            f"version {version} was not reached in time: see `paramserver status` for whom the job waits"
+        )
 
     async def _switch(self, version: int) -> None:
         """All shards stand at ``version``: fill the new ones, and let workers follow."""
@@ -357,8 +367,8 @@ class Resizing:
             raise errors.UnavailableError("a server was lost meanwhile")
         # From here on the new plan is in force. Nothing is waited for until all of this is done.
         assert job.life.handle(Moves()), "the job trains"
+        self._former_plan, self.carried_from, self._moved = self._core.plan, before, True
         self._core.commit()
-        self._moved, self.carried_from = True, before
         job.life.begin_timeline()
         job.life.agree(consistency)
         job.has_servers(self._core.servers)
