@@ -265,9 +265,10 @@ def test_the_mode_can_be_changed_afterwards(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_what_compression_leaves_out_is_not_lost(tmp_path: Path) -> None:
     held = Held()
-    options: dict[str, Any] = {"training__push_compression": "int8", **SMALL}
+    options: dict[str, Any] = {"training__push_compression": "int8", "training__residual_flush_every": 4, **SMALL}
     summaries = []
     for place, wishes in (("calm", ()), ("resized", (3,))):
+        (tmp_path / place).mkdir()
         with Rig(tmp_path / place, 0, **options) as rig:
             rig.begin(program(held if wishes else None))
             if wishes:
