@@ -42,13 +42,13 @@ from paramserver.coordinator.watching.watch import Watch
 from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.coordinator.work.replication import Replication
+from paramserver.coordinator.work.resizing import Resizing
 from paramserver.coordinator.work.schedule import Schedule
 from paramserver.core.job.holders import Holders
 from paramserver.core.job.life import Counted, Ends, Life, Phase
 from paramserver.core.job.membership import Member, Membership, Role
 from paramserver.core.job.seats import Seats
 from paramserver.core.versions.consistency import Consistency
-from paramserver.transport.addresses import shard_address
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.messages import (
     consistency_to_proto,
@@ -125,6 +125,7 @@ class Job:
         self.leasing = Leasing(self)
         self.mode_change = ModeChange(self)
         self.replication = Replication(self)
+        self.resizing = Resizing(self)
         self.snapshots = Snapshots(self)
         self.watch = Watch(self)
         self.stalls = Stalls(self)
@@ -163,7 +164,7 @@ class Job:
     def shard_infos(self) -> list[types_pb2.ShardInfo]:
         """The shards whose primary is there, by index."""
         return [
-            types_pb2.ShardInfo(index=shard, address=shard_address(server.address, shard), server=server.name)
+            types_pb2.ShardInfo(index=shard, address=self.servers.address(server, shard), server=server.name)
             for shard, server in self._primaries()
         ]
 
@@ -200,6 +201,8 @@ class Job:
             launched=self.options.launched,
             loading=self.loads.under_way is not None,
             placement=self.holders.number,
+            shard_count=len(self.holders),
+            carried_from=self.resizing.carried_from,
         )
 
     def record(self) -> coordinator_pb2.JobRecord:
@@ -252,6 +255,7 @@ class Job:
         )
         self.poison.write(record)
         self.replication.write(record)
+        self.resizing.write(record)
         return record
 
     def manifest(self, version: int, parts: Sequence[shard_pb2.CopyStatus]) -> Manifest:
@@ -313,6 +317,10 @@ class Job:
         self.write_down()
         await self.changes.notify()
 
+    def has_servers(self, servers: int) -> None:
+        """So many servers hold the model from now on."""
+        self.options = replace(self.options, servers=servers)
+
     def reopen_mode_change(self) -> None:
         """Mode and staleness can be changed again, on the present timeline; the change before was closed."""
         self.mode_change = self.mode_change.successor()
@@ -369,6 +377,7 @@ class Job:
         self.loads.restore(record.loaded)
         self.mode_change.restore(record)
         self.replication.restore(record)
+        self.resizing.restore(record)
 
     def heard_of(self, term: int) -> None:
         """A server has heard of a coordinator of this term."""

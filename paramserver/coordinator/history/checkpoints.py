@@ -219,6 +219,15 @@ class Checkpoints:
 
     # ---- asking for a checkpoint
 
+    @property
+    def cutting(self) -> bool:
+        """Whether servers are just now told which version to copy."""
+        return self._cutting.locked()
+
+    def possible(self, version: int) -> int:
+        """The first version from ``version`` on that may be saved: compression leaves nothing out for this one."""
+        return self._pacing.possible(version)
+
     def look(self) -> None:
         """Warn of a checkpoint that is overdue, and begin one that is due."""
         job = self._job

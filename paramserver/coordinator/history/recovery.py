@@ -82,6 +82,9 @@ class _Job(ports.Stage, ports.Course, ports.Commands, ports.Ends, Protocol):
     def replication(self) -> ports.Replicating: ...
 
     @property
+    def resizing(self) -> ports.Resizing: ...
+
+    @property
     def given_up(self) -> bool: ...
 
     def missing(self) -> str: ...
@@ -146,6 +149,7 @@ class Recovery:
         if job.loads.under_way is not None:  # the weights before the load are published, and in a checkpoint
             job.registry.load_undone()
         job.loads.abandon()
+        job.resizing.abandon()
         job.life.handle(GoesBack(reason, job.registry.ready))
         job.tasks.begin(self._run(command))
 

@@ -89,7 +89,8 @@ async def take_over(
                     "the coordinator was lost in the middle of ctx.load, and there is no checkpoint: set checkpoint.dir"
                 )
             record.ready, strayed = True, True  # the version before the load is in a checkpoint
-        if record.view.state == types_pb2.JOB_STATE_RECOVERING and job.checkpoints.place is not None:
+        recovering = record.view.state == types_pb2.JOB_STATE_RECOVERING and not record.moved
+        if recovering and job.checkpoints.place is not None:
             strayed = True  # the record and the servers may speak of different moments: go back again
         if servers.lost or strayed:
             await _take_over_without(job, record, model, members, servers.lost)

@@ -8,7 +8,6 @@ from paramserver.coordinator.job import Job
 from paramserver.core.job.holders import Backup
 from paramserver.core.job.membership import Role
 from paramserver.core.job.status import again
-from paramserver.transport.addresses import shard_address
 from paramserver.v1 import coordinator_pb2
 
 _NAMES = 4
@@ -92,7 +91,7 @@ def _shares(job: Job) -> dict[tuple[int, int], float]:
     for report in job.reports.shards():
         for status in report.backups:
             for server in servers:
-                if shard_address(server.address, report.shard) == status.place.address:
+                if job.servers.address(server, report.shard) == status.place.address:
                     shares[report.shard, server.index] = status.bytes / status.of if status.of else 0.0
     return shares
 

@@ -260,6 +260,7 @@ class Sessions:
                 self._job.poison.look()
                 self._job.checkpoints.look()
                 self._job.replication.look()
+                self._job.resizing.look()
                 self._job.ending.look()
                 self._job.loads.look()
                 self._job.records.look()

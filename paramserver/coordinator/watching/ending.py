@@ -47,6 +47,9 @@ class _Job(ports.Stage, ports.Commands, ports.Ends, Protocol):
     @property
     def recovery(self) -> ports.GoingBack: ...
 
+    @property
+    def resizing(self) -> ports.Resizing: ...
+
     def end(self, how: str) -> None: ...
 
 
@@ -139,7 +142,7 @@ class Ending:
         """Begin in the background, if the job has come to rest and no such task is at work."""
         job = self._job
         busy = self._task is not None and not self._task.done()
-        if busy or job.recovery.under_way or job.seats.away:
+        if busy or job.recovery.under_way or job.seats.away or job.resizing.under_way:
             return
         if self.closing:
             self._task = job.tasks.begin(self._run())

@@ -157,6 +157,27 @@ class Holders:
         rounds = min(servers - 1, _MOST_SHARDS) if replicas else 1
         return cls([server for _ in range(max(1, rounds)) for server in range(servers)], replicas)
 
+    @classmethod
+    def spread(cls, servers: int, former: Holders) -> Holders:
+        """The placement for another number of servers, in which each shard has all of its backups.
+
+        Numbers go on from the ``former`` placement.
+        """
+        made, present = cls.plan(servers, former.replicas), range(servers)
+        made.handle(ServersThere(present))
+        while late := [(shard, made.shards[shard].backup(server)) for shard, server in made.catching_up(present)]:
+            for shard, one in late:
+                assert one is not None, "it catches up"
+                made.handle(CaughtUp(shard, one.server, one.since))
+            made.handle(Balance(present))
+        number = former.number + 1
+        shards = [
+            replace(held, backups=tuple(Backup(one.server, number, whole=True) for one in held.backups))
+            for held in made.shards
+        ]
+        made.restore(number, former.promotions, shards, former.takeovers, former.repairs)
+        return made
+
     # ---- facts
 
     def __len__(self) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -116,8 +116,11 @@ class Backups:
         """Whether any backup needs what the next version is made of. That begins only between two versions."""
         return any(backup.begun for backup in self._backups.values())
 
-    def tell(self, placement: int, places: Sequence[Place], mbps: float) -> None:
-        """These are the backups. New ones catch up, at ``mbps`` megabits a second at most (0: no limit)."""
+    def tell(self, placement: int, places: Sequence[Place], mbps: float, whole: Collection[Place] = ()) -> None:
+        """These are the backups. New ones catch up, at ``mbps`` megabits a second at most (0: no limit).
+
+        ``whole``: backups that have all of the shard when they are first heard of.
+        """
         if placement < self.placement:
             return
         self.placement, self._mbps = placement, mbps
@@ -125,7 +128,7 @@ class Backups:
             self._drop(self._backups.pop(place))
         for place in places:
             if place not in self._backups:
-                self._begin(place)
+                self._begin(place, place in whole)
 
     def statuses(self) -> list[shard_pb2.BackupStatus]:
         """How far the backups are."""
@@ -141,9 +144,13 @@ class Backups:
             for one in self._backups.values()
         ]
 
-    def _begin(self, place: Place) -> None:
+    def _begin(self, place: Place, whole: bool = False) -> None:
         backup = self._backups[place] = _Backup(place, self._connect(place[0]))
-        backup.tasks = [asyncio.create_task(self._deliver(backup)), asyncio.create_task(self._catch_up(backup))]
+        backup.tasks = [asyncio.create_task(self._deliver(backup))]
+        if whole:
+            backup.has, backup.begun, backup.whole = set(self._source.chunks), True, True
+        else:
+            backup.tasks.append(asyncio.create_task(self._catch_up(backup)))
 
     def _drop(self, backup: _Backup) -> None:
         """Nobody waits for this backup any more."""
