@@ -53,6 +53,8 @@ def status_page(job: Job, request: coordinator_pb2.StatusRequest) -> coordinator
         holders=shard_statuses(job),
         takeovers=job.holders.takeovers,
         repairs=job.holders.repairs,
+        events=job.events.events() if request.events else (),
+        dashboard=job.dashboard,
     )
     response.processes.add(
         role="coordinator",
@@ -66,6 +68,7 @@ def status_page(job: Job, request: coordinator_pb2.StatusRequest) -> coordinator
         shown = {gone.name: _departed(job, gone) for gone in job.reports.departed() if gone.role == role.value}
         shown |= {member.name: _process(job, member, facts) for member in job.members.of(role)}
         response.processes.extend(sorted(shown.values(), key=lambda process: int(process.name.rpartition("-")[2])))
+    response.samples_per_s = sum(process.samples_per_s for process in response.processes)
     return response
 
 
