@@ -195,7 +195,8 @@ class Launcher:
         self._display.line(
             "",
             f"job {self._job}: {settings.cluster.servers} servers, {settings.cluster.workers} workers, "
-            f"coordinator at {self._address}, store {name}",
+            f"coordinator at {self._address}, store {name}"
+            + (f", dashboard at {spawner.dashboard}" if spawner.dashboard else ""),
         )
         return supervisor
 

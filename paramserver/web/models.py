@@ -221,6 +221,13 @@ class Done(Model):
     message: str
 
 
+class Session(Model):
+    """What the caller may do."""
+
+    reads: bool = Field(description="Whether it may read the state of the job.")
+    commands: bool = Field(description="Whether it may give commands.")
+
+
 class Login(Model):
     """A token in exchange for a session cookie."""
 

@@ -41,6 +41,7 @@ def coordinator(
     from_checkpoint: _Text = None,
     summary: _Text = None,
     save: _Text = None,
+    dashboard: _Text = None,
     config: Path | None = None,
     set_: _Sets = None,
 ) -> int:
@@ -91,6 +92,8 @@ def coordinator(
         Write a summary of the run to this JSON file.
     save
         Write the final weights to this safetensors file.
+    dashboard
+        Where to serve the dashboard: "auto" (a free port of this machine), host:port, or "off".
     config
         TOML file with settings; flags and PARAMSERVER_* variables override it.
     set_
@@ -108,6 +111,7 @@ def coordinator(
         "consistency.staleness": staleness,
         "cluster.store": store,
         "cluster.job": job,
+        "web.dashboard": dashboard,
         "security.certs": certs,
         "security.insecure": insecure,
         "checkpoint.dir": checkpoint_dir,
