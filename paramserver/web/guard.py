@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -17,6 +18,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 MAX_BODY_BYTES = 64 << 10
+MAX_HEAD_BYTES = 16 << 10
 # A body has to arrive within so many seconds.
 BODY_S = 10.0
 TOO_MUCH = f"a request has at most {MAX_BODY_BYTES} bytes"
@@ -76,7 +78,8 @@ class Guard:
         try:
             await self._app(scope, limited, with_headers)
         except Exception as error:  # a mistake of ours: in the log in full, and nothing of it in the answer
-            log.exception("a request could not be answered", path=scope["path"], error=type(error).__name__)
+            trace = "".join(traceback.format_exception(error))
+            log.error("a request could not be answered", path=scope["path"], trace=trace)
             if not began:
                 await _answer(send, 500, BROKEN)
 
@@ -95,6 +98,8 @@ def head_of(scope: MutableMapping[str, Any]) -> Request:
 
 
 def _too_long(request: Request) -> Refused | None:
+    if len(request.path) + sum(len(name) + len(value) for name, value in request.headers.items()) > MAX_HEAD_BYTES:
+        return Refused(431, f"the head of a request has at most {MAX_HEAD_BYTES} bytes", "its head is too long")
     length = request.headers.get("content-length", "0")
     if length.isascii() and length.isdigit() and len(length) < 20 and int(length) <= MAX_BODY_BYTES:
         return None

@@ -5,11 +5,15 @@ A field is only ever added. A field that changes its meaning gets a new version 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_serializer
+from pydantic import BaseModel, ConfigDict, Field
 
 Staleness = Annotated[int, Field(ge=0)] | Literal["unbounded"]
+
+
+def _is_none(value: object) -> bool:
+    return value is None
 
 
 class Model(BaseModel):
@@ -53,14 +57,7 @@ class Process(Model):
     samples_per_s: float = Field(description="Of a worker, over the last seconds.")
     bytes_per_s: float = Field(description="Of a server: gradients received and weights sent, over the last seconds.")
     metrics: dict[str, float] = Field(description="The values that the script logged last with ctx.log.")
-    server: ServerCounts | None = Field(default=None, description="Of servers only.")
-
-    @model_serializer(mode="wrap")
-    def _without_nothing(self, handler: Any) -> dict[str, Any]:
-        made: dict[str, Any] = handler(self)
-        if self.server is None:
-            made.pop("server")
-        return made
+    server: ServerCounts | None = Field(default=None, exclude_if=_is_none, description="Of servers only.")
 
 
 class Backup(Model):
@@ -118,18 +115,10 @@ class Status(Model):
     store_operations: int
     uptime_s: float
     dashboard: str = Field(description="The address of the page and of this API; empty: there is none.")
-    takeovers: int | None = Field(default=None, description="Jobs with replicas only.")
-    repairs: int | None = Field(default=None, description="Jobs with replicas only.")
-    shards: list[Shard] | None = Field(default=None, description="Jobs with replicas only.")
+    takeovers: int | None = Field(default=None, exclude_if=_is_none, description="Jobs with replicas only.")
+    repairs: int | None = Field(default=None, exclude_if=_is_none, description="Jobs with replicas only.")
+    shards: list[Shard] | None = Field(default=None, exclude_if=_is_none, description="Jobs with replicas only.")
     processes: list[Process]
-
-    @model_serializer(mode="wrap")
-    def _without_nothing(self, handler: Any) -> dict[str, Any]:
-        made: dict[str, Any] = handler(self)
-        return {key: value for key, value in made.items() if value is not None or key not in _REPLICAS_ONLY}
-
-
-_REPLICAS_ONLY = ("takeovers", "repairs", "shards")
 
 
 class Event(Model):

@@ -11,8 +11,12 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from paramserver.web.guard import App
-from paramserver.web.serving import KEEP_ALIVE_S, MAX_CONNECTIONS, MAX_HEAD_BYTES, QUIET_S
+from paramserver.web.guard import MAX_HEAD_BYTES, App
+
+MAX_CONNECTIONS = 256
+# A connection without a request in progress is closed after at most twice this time.
+QUIET_S = 10.0
+KEEP_ALIVE_S = 15
 
 
 class _Server(uvicorn.Server):

@@ -10,6 +10,7 @@ import contextlib
 import importlib.util
 import socket
 import ssl
+import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -27,11 +28,6 @@ log = structlog.get_logger("paramserver.web")
 
 EXTRA = "dashboard"
 _NEEDED = ("starlette", "uvicorn")
-MAX_CONNECTIONS = 256
-MAX_HEAD_BYTES = 16 << 10
-# A connection without a request in progress is closed after at most twice this time.
-QUIET_S = 10.0
-KEEP_ALIVE_S = 15
 _CLOSE_S = 2.0
 # Certificates that were replaced count from then on.
 _LOOK_S = 5.0
@@ -87,7 +83,7 @@ class Site:
             finally:
                 renewing.cancel()
         except Exception as error:  # the job goes on without the page
-            log.exception("the dashboard has ended", error=type(error).__name__)
+            log.error("the dashboard has ended", trace="".join(traceback.format_exception(error)))
 
     def _prepare(self) -> uvicorn.Server:
         """Import and configure the server, which takes a while."""

@@ -46,9 +46,7 @@ def test_a_worker_that_leaves_in_order_is_not_lost() -> None:
 
 def test_another_process_in_the_same_seat_is_a_loss_and_a_join() -> None:
     """The loss is not missed even if the next process came between two looks."""
-    replaced = replace(
-        RUNNING, members={**RUNNING.members, "worker-1": 9}, gone={"worker-1": Gone(3, False, "killed")}
-    )
+    replaced = replace(RUNNING, members={**RUNNING.members, "worker-1": 9}, gone={"worker-1": Gone(3, False, "killed")})
     assert [kind for kind, _, _ in after(RUNNING, replaced)] == ["lost", "joined"]
 
 

@@ -84,7 +84,9 @@ def test_what_another_site_has_the_browser_fetch_is_refused(site: str) -> None:
 
 
 def test_the_own_page_may_give_commands() -> None:
-    asked = request("POST", SCALE, origin=f"http://{HERE}", sec_fetch_site="same-origin", paramserver_admin=ADMIN, **JSON)
+    asked = request(
+        "POST", SCALE, origin=f"http://{HERE}", sec_fetch_site="same-origin", paramserver_admin=ADMIN, **JSON
+    )
     assert status(near(), asked) == 200
 
 
