@@ -17,6 +17,7 @@ from paramserver import errors
 from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.web import models
 from paramserver.web.access import COOKIE, SESSION_S, Access
+from paramserver.web.exposition import CONTENT_TYPE, exposition
 from paramserver.web.facts import ledger_of
 from paramserver.web.feed import Feed
 from paramserver.web.guard import BODY_S, BROKEN, TOO_MUCH, App, Guard, TooMuchError, head_of
@@ -78,6 +79,11 @@ class Api:
     async def events(self, request: Request) -> Response:
         """What has happened."""
         return _json(models.Events(events=await self._feed.events()))
+
+    async def metrics(self, request: Request) -> Response:
+        """For Prometheus."""
+        status, events = await self._feed.status(), await self._feed.events()
+        return Response(exposition(status, events), media_type=CONTENT_TYPE)
 
     async def ledger(self, request: Request) -> Response:
         """How often samples have counted."""
@@ -185,7 +191,12 @@ def make_app(api: Api, access: Access) -> App:
         Route(PREFIX + operation.path, getattr(api, operation.handler), methods=[operation.method])
         for operation in OPERATIONS
     ]
-    routes += [Route(f"{PREFIX}/openapi.json", document), Route("/", file), Route("/static/{name:str}", file)]
+    routes += [
+        Route(f"{PREFIX}/openapi.json", document),
+        Route("/metrics", api.metrics),
+        Route("/", file),
+        Route("/static/{name:str}", file),
+    ]
     handlers: dict[Any, Any] = {
         errors.ParamServerError: _refusal,
         ValidationError: _invalid,

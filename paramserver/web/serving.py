@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("paramserver.web")
 
 EXTRA = "dashboard"
-_NEEDED = ("starlette", "uvicorn")
+_NEEDED = ("prometheus_client", "starlette", "uvicorn")
 _CLOSE_S = 2.0
 # Certificates that were replaced count from then on.
 _LOOK_S = 5.0
