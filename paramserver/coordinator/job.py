@@ -271,6 +271,8 @@ class Job:
             version=self.reports.newest_version(),
             members={member.name: member.ident for member in members},
             gone=gone_of(self.reports.departed()),
+            asked=frozenset(self.draining),
+            ended=self.ended,
         )
 
     def manifest(self, version: int, parts: Sequence[shard_pb2.CopyStatus]) -> Manifest:

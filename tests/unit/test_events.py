@@ -44,6 +44,14 @@ def test_a_worker_that_leaves_in_order_is_not_lost() -> None:
     assert after(RUNNING, gone) == [("left", "worker-1", "worker-1 left")]
 
 
+def test_a_server_that_nobody_asked_to_leave_is_lost() -> None:
+    """Backups take over before the reason is known."""
+    gone = replace(RUNNING, members={"worker-0": 2, "worker-1": 3})
+    assert after(RUNNING, gone) == [("lost", "server-0", "server-0 is lost")]
+    assert after(replace(RUNNING, asked=frozenset({1})), gone) == [("left", "server-0", "server-0 left")]
+    assert [kind for kind, _, _ in after(RUNNING, replace(gone, phase="done", ended=True))] == ["left", "state"]
+
+
 def test_another_process_in_the_same_seat_is_a_loss_and_a_join() -> None:
     """The loss is not missed even if the next process came between two looks."""
     replaced = replace(RUNNING, members={**RUNNING.members, "worker-1": 9}, gone={"worker-1": Gone(3, False, "killed")})

@@ -48,6 +48,9 @@ class Facts:
     members: Mapping[str, int] = field(default_factory=dict)
     # Processes that are gone, by name.
     gone: Mapping[str, Gone] = field(default_factory=dict)
+    # Numbers of the members that were asked to leave; in a job that has ended all members may leave.
+    asked: frozenset[int] = frozenset()
+    ended: bool = False
 
 
 class Events:
@@ -85,7 +88,8 @@ def _differences(before: Facts, now: Facts) -> Iterator[tuple[str, str, str]]:
     """Kind, subject and sentence of each event between two moments."""
     for name, ident in before.members.items():
         if now.members.get(name) != ident:
-            yield _departure(name, now.gone.get(name), ident)
+            asked = now.ended or ident in before.asked | now.asked
+            yield _departure(name, now.gone.get(name), ident, asked)
     if now.takeovers > before.takeovers:
         yield "takeover", "", "backups took over the shards of a lost server"
     if now.rollbacks > before.rollbacks:
@@ -101,8 +105,8 @@ def _differences(before: Facts, now: Facts) -> Iterator[tuple[str, str, str]]:
         yield "state", "", f"{now.phase}: {now.reason}" if now.reason else now.phase
 
 
-def _departure(name: str, gone: Gone | None, ident: int) -> tuple[str, str, str]:
+def _departure(name: str, gone: Gone | None, ident: int, asked: bool) -> tuple[str, str, str]:
     if gone is None or gone.ident != ident:
-        return "left", name, f"{name} left"
+        return ("left", name, f"{name} left") if asked else ("lost", name, f"{name} is lost")
     why = f": {gone.reason}" if gone.reason else ""
     return ("left", name, f"{name} left{why}") if gone.well else ("lost", name, f"{name} is lost{why}")
