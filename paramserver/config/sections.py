@@ -26,6 +26,7 @@ from paramserver.config.values import (
     Threads,
     Token,
     can_listen,
+    can_listen_with_port,
     empty_or,
     is_address,
     is_host,
@@ -316,4 +317,18 @@ class Security(Section):
     admin_token: Token = Field(default=SecretStr(""), description="The operators' token, from the environment only.")
     insecure: bool = Field(
         default=False, description="Allow other machines without TLS: everybody on the network can read and interfere."
+    )
+
+
+class Web(Section):
+    """The dashboard, its API, and metrics, over HTTP."""
+
+    dashboard: Annotated[
+        str,
+        only_if(lambda text: text in ("auto", "off") or can_listen_with_port(text)),
+        Must('"auto", "off", or "host:port" (port 0: any)'),
+    ] = Field(
+        default="auto",
+        description="Where the coordinator serves the dashboard and its API. auto: a free port of the loopback "
+        "interface, if the packages of the extra `dashboard` are installed. off: nowhere.",
     )

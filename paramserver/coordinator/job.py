@@ -22,6 +22,7 @@ from paramserver.coordinator.history.checkpoints import Checkpoints
 from paramserver.coordinator.history.loads import Loads
 from paramserver.coordinator.history.manifests import load_to_proto, manifest_of
 from paramserver.coordinator.history.recovery import Recovery
+from paramserver.coordinator.history.timeline import TimeLine, gone_of
 from paramserver.coordinator.leadership.cluster import Connect, Servers
 from paramserver.coordinator.leadership.journal import Journal
 from paramserver.coordinator.leadership.keeping import Keeping
@@ -44,6 +45,7 @@ from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.coordinator.work.replication import Replication
 from paramserver.coordinator.work.resizing import Resizing
 from paramserver.coordinator.work.schedule import Schedule
+from paramserver.core.job.events import Facts
 from paramserver.core.job.holders import Holders
 from paramserver.core.job.life import Counted, Ends, Life, Phase
 from paramserver.core.job.membership import Member, Membership, Role
@@ -87,6 +89,8 @@ class Job:
         self.options = options
         # Where members and operators reach this coordinator; only shown.
         self.address = ""
+        # The address of the page; empty: there is none.
+        self.dashboard = ""
         self.began_at = time.monotonic()
         self.journal = journal
         self.servers = Servers(connect)
@@ -104,6 +108,7 @@ class Job:
         # Called before each step that cannot be taken back: raises NotLeaderError if another coordinator leads by now.
         self.confirm: Callable[[], Awaitable[None]] = _nothing
         self.promises = Promises()
+        self.events = TimeLine()
         self.changes = Changes()
         self.tasks = Tasks()
         self.keeping = Keeping(self)
@@ -256,7 +261,25 @@ class Job:
         self.poison.write(record)
         self.replication.write(record)
         self.resizing.write(record)
+        record.events.extend(self.events.events())
         return record
+
+    def _facts(self) -> Facts:
+        """The facts from which the time line of events follows."""
+        members = (*self.members.of(Role.SERVER), *self.members.of(Role.WORKER))
+        return Facts(
+            phase=self.life.phase.value,
+            reason=self.reason,
+            mode=str(self.consistency),
+            checkpoint=self.checkpoints.last,
+            rollbacks=self.recovery.count,
+            takeovers=self.holders.takeovers,
+            version=self.reports.newest_version(),
+            members={member.name: member.ident for member in members},
+            gone=gone_of(self.reports.departed()),
+            asked=frozenset(self.draining),
+            ended=self.ended,
+        )
 
     def manifest(self, version: int, parts: Sequence[shard_pb2.CopyStatus]) -> Manifest:
         """The manifest of a version of which all shards have written their parts."""
@@ -265,6 +288,7 @@ class Job:
 
     def write_down(self) -> None:
         """Write the present record to the store and to the servers, in the background."""
+        self.events.look(self._facts())
         if self.journal.record(self.record(), None if self.life.released else self.registry.model):
             self.keeping.wake()
 
@@ -372,6 +396,7 @@ class Job:
         self.recovery.restore(record)
         self.scaling.restore(record)
         self.promises.restore(record)
+        self.events.restore(record)
         self.reports.restore(record)
         self.poison.restore(record)
         self.loads.restore(record.loaded)

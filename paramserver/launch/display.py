@@ -6,10 +6,11 @@ import sys
 import time
 from typing import Protocol
 
-from paramserver.launch.progress import Rates, Waiting, metric_text, progress_of, version_of
+from paramserver.launch.progress import Rates, Waiting, metric_text, version_of
 from paramserver.processes.lines import NamedLines, Output
 from paramserver.results.verdict import mode_text
 from paramserver.v1 import coordinator_pb2
+from paramserver.web.facts import progress_of
 
 
 class Display(Protocol):

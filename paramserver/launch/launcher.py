@@ -204,6 +204,7 @@ class Launcher:
         self._say(
             f"job {self._job}: {settings.cluster.servers} servers, {settings.cluster.workers} workers, "
             f"coordinator at {self._address}, store {name}"
+            + (f", dashboard at {spawner.dashboard}" if spawner.dashboard else ""),
         )
         return supervisor
 

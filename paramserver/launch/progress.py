@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from paramserver.core.job.status import WELL
 from paramserver.v1 import coordinator_pb2
+from paramserver.web.facts import progress_of
 
 _RATE_WINDOW_S = 3.0
 # Speeds from which the time to go follows change less.
@@ -33,17 +34,6 @@ class Rates:
             seen.popleft()
         (then, before), (last, after) = seen[0], seen[-1]
         return (after - before) / (last - then) if last > then else 0.0
-
-
-def progress_of(status: coordinator_pb2.StatusResponse) -> tuple[int, int]:
-    """(slices counted, of how many in all epochs); (0, 0) if that is not known."""
-    epochs = max((p.epochs_planned for p in status.processes), default=0)
-    data = status.data
-    if not epochs or not data.slice_size:
-        return 0, 0
-    slices = data.samples // data.slice_size if data.drop_last else -(-data.samples // data.slice_size)
-    counted = max((p.server.applied for p in status.processes if p.role == "server"), default=0)
-    return min(counted, slices * epochs), slices * epochs
 
 
 def shown_metric(status: coordinator_pb2.StatusResponse) -> str:

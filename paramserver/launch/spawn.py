@@ -26,8 +26,8 @@ class Spawner:
     """Starts the processes of one run. ``output(name)`` makes what takes a stream of a process.
 
     ``store``: URL and shown name of the store. ``holding``: of the place of the checkpoints. ``fresh``: an earlier job
-    of this name does not count. ``address``: of the coordinator, once it was started; a coordinator that is started
-    again keeps the address.
+    of this name does not count. ``address``: of the coordinator, once it was started; ``dashboard``: the URL of its
+    page, or "". A coordinator that is started again keeps both.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Spawner:
         holding: Holding,
         fresh: bool = False,
     ) -> None:
-        self.address = ""
+        self.address = self.dashboard = ""
         self._children: list[Child] = []
         self._settings = settings
         self._script, self._script_args = script, script_args
@@ -55,6 +55,7 @@ class Spawner:
             env.ENV_HISTORIES: json.dumps(holding.histories),
             env.ENV_PRIVATE: "1" if holding.private else "",
             env.ENV_FRESH: "1" if fresh else "",
+            env.ENV_ORIGINS: json.dumps(settings.origins()),
         }
         # The name by which the store knows the coordinator that leads.
         self._leader = ""
@@ -82,9 +83,12 @@ class Spawner:
         if not line:
             assert child.exited is not None
             raise ChildFailedError("the coordinator could not start; it says why above", await child.exited)
-        self.address = line
-        cluster = self._settings.cluster.model_copy(update={"coordinator": line})
-        self._settings = self._settings.model_copy(update={"cluster": cluster})
+        self.address, _, self.dashboard = line.partition(" ")
+        cluster = self._settings.cluster.model_copy(update={"coordinator": self.address})
+        changes: dict[str, object] = {"cluster": cluster}
+        if self.dashboard:
+            changes["web"] = self._settings.web.model_copy(update={"dashboard": self.dashboard.rpartition("/")[2]})
+        self._settings = self._settings.model_copy(update=changes)
         return child
 
     async def coordinator_again(self) -> Child:

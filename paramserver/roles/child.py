@@ -57,13 +57,14 @@ def _stopped() -> asyncio.Event:
 
 
 async def run_coordinator(settings: Settings) -> int:
-    """Lead the launcher's job until told to stop; says its address on the descriptor of ENV_READY_FD.
+    """Lead the launcher's job until told to stop; says its address, and that of its dashboard, on ENV_READY_FD.
 
     ENV_FORMER names an ended predecessor: then the coordinator takes over the predecessor's lease and record.
     """
     from paramserver.pki.security import load_security
     from paramserver.resume.options import Options
     from paramserver.roles.coordinating import Coordinating
+    from paramserver.roles.dashboard import Dashboard
     from paramserver.store import open_store
     from paramserver.transport import grpc
 
@@ -94,9 +95,13 @@ async def run_coordinator(settings: Settings) -> int:
     host, _, port = (settings.cluster.coordinator or "127.0.0.1:0").rpartition(":")
     server = await grpc.serve([("Coordinator", coordinating.endpoint)], host.strip("[]"), int(port), security)
     coordinating.address = server.address
+    dashboard = Dashboard(settings, security, coordinating.endpoint)
     try:
-        code = await coordinating.run(lambda: _say_ready(server.address))
+        await dashboard.start("127.0.0.1", again=bool(former))
+        coordinating.dashboard = dashboard.url
+        code = await coordinating.run(lambda: _say_ready(f"{server.address} {dashboard.url}"))
     finally:
+        await dashboard.close()
         await server.stop(0.2)
     return 0 if code > 128 else code
 
@@ -115,10 +120,10 @@ async def run_server(settings: Settings) -> int:
     return 0
 
 
-def _say_ready(address: str) -> None:
+def _say_ready(addresses: str) -> None:
     if fd := os.environ.get(env.ENV_READY_FD):
         with open(int(fd), "w") as pipe:
-            pipe.write(address + "\n")
+            pipe.write(addresses + "\n")
 
 
 def run_worker(argv: list[str], at_end: Callable[[int], None] = lambda code: None) -> None:

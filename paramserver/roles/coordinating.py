@@ -67,6 +67,8 @@ class Coordinating:
         self.endpoint = Endpoint(settings.cluster.job)
         # The address at which others reach this process; set before `run`.
         self.address = ""
+        # The address of the dashboard; empty: there is none.
+        self.dashboard = ""
         self._settings = settings
         self._options = options
         self._open_store = open_store
@@ -152,7 +154,7 @@ class Coordinating:
             )
         holding = await hold(self._settings, self._options, self.address, record if resume else None, stood_by)
         service = CoordinatorService(self._job_options(holding), self._connect, journal)
-        service.job.address = self.address
+        service.job.address, service.job.dashboard = self.address, self.dashboard
         service.job.confirm = leadership.confirm
         service.job.forgets = forgets or self._resuming.forgets
         led, writing = False, None

@@ -59,6 +59,7 @@ def start_coordinator(settings: Settings, options: Options) -> int:
 async def _coordinate(settings: Settings, options: Options) -> int:
     from paramserver.pki.security import load_security
     from paramserver.roles.coordinating import Coordinating
+    from paramserver.roles.dashboard import Dashboard
     from paramserver.store import open_store
     from paramserver.transport import grpc
     from paramserver.transport.addresses import join
@@ -86,6 +87,9 @@ async def _coordinate(settings: Settings, options: Options) -> int:
             asyncio.get_running_loop().add_signal_handler(number, coordinating.on_signal, number)
         server = await grpc.serve([("Coordinator", coordinating.endpoint)], host, port, security)
         coordinating.address = join(advertised, server.port)
+        dashboard = Dashboard(settings, security, coordinating.endpoint)
+        await dashboard.start(advertised)
+        coordinating.dashboard = dashboard.url
         # Commands given on this machine find the coordinator here.
         near = join("127.0.0.1" if host in ("0.0.0.0", "::") else host, server.port)
         job = Job(
@@ -106,6 +110,8 @@ async def _coordinate(settings: Settings, options: Options) -> int:
                 published.append(job)
             for line in _join_lines(settings, coordinating.address, security, store_name):
                 logs.say(line)
+            if dashboard.url:
+                logs.say(f"dashboard at {dashboard.url}")
 
         with _present("coordinator", settings, near) as presence:
             beating = asyncio.create_task(_beat(lambda: presence.update(name="coordinator", ready=coordinating.leads)))
@@ -115,6 +121,7 @@ async def _coordinate(settings: Settings, options: Options) -> int:
                 beating.cancel()
                 for one in published:
                     withdraw_job(one)
+                await dashboard.close()
                 await server.stop(0.2)
 
 

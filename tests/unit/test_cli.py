@@ -210,7 +210,9 @@ def test_config_show_says_where_values_come_from(
 def test_config_schema_describes_every_section(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "schema"]) == 0
     schema = json.loads(capsys.readouterr().out)
-    assert set(schema["properties"]) == {"security", "cluster", "consistency", "training", "run", "log", "checkpoint"}
+    assert set(schema["properties"]) == {
+        *("security", "cluster", "consistency", "training", "run", "log", "checkpoint", "web")
+    }
     assert schema["additionalProperties"] is False
 
 

@@ -45,12 +45,18 @@ ALLOWED: dict[str, set[str]] = {
     "testing": LOWER | EDGES | {"processes", "v1"},
     "pki": LOWER | {"config", "transport"},
     "machine": LOWER | {"config", "pki", "processes", "testing", "transport", "v1"},
+    "web": LOWER | {"config", "transport", "v1"},
     "results": LOWER | EDGES | WIRE | {"config", "checkpoint", "worker"},
     "resume": LOWER | EDGES | WIRE | {"config", "checkpoint", "coordinator", "machine", "processes", "server"},
     "alone": LOWER | EDGES | WIRE | ROLES | {"config", "records", "results"},
     "api": LOWER | EDGES | WIRE | ROLES | AROUND | {"config", "alone", "records", "results"},
-    "roles": LOWER | EDGES | WIRE | ROLES | AROUND | {"api", "config", "checkpoint", "records", "results", "resume"},
-    "launch": LOWER | EDGES | WIRE | AROUND | {"config", "checkpoint", "records", "results", "resume"},
+    "roles": LOWER
+    | EDGES
+    | WIRE
+    | ROLES
+    | AROUND
+    | {"api", "config", "checkpoint", "records", "results", "resume", "web"},
+    "launch": LOWER | EDGES | WIRE | AROUND | {"config", "checkpoint", "records", "results", "resume", "web"},
     "doctor": LOWER | EDGES | WIRE | AROUND | {"config"},
     "render": {"config", "errors"},
     # Calibration alone needs more than the core: it measures transport and arithmetic, and a script of its own.
@@ -61,7 +67,7 @@ ALLOWED: dict[str, set[str]] = {
     | WIRE
     | ROLES
     | AROUND
-    | {"config", "checkpoint", "doctor", "launch", "render", "results", "resume", "roles", "simulate"},
+    | {"config", "checkpoint", "doctor", "launch", "render", "results", "resume", "roles", "simulate", "web"},
     "__main__": {"cli"},
 }
 # From the standard library, what the core must not touch: time, chance, surroundings, input and output.

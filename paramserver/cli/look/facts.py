@@ -11,65 +11,14 @@ from paramserver.core.job.status import took_over
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from paramserver.v1.coordinator_pb2 import ProcessStatus, ShardStatus, StatusResponse
-
-# Fields of messages that are shown under their own names.
-_COUNTS = ("losses", "checkpoint", "rollbacks", "steps_redone", "store", "store_operations", "uptime_s")
-_PROCESS = (
-    *("role", "name", "pid", "address", "state", "reason", "gone"),
-    *("version", "clock", "epoch", "samples", "slices", "waiting_for", "transport", "restart_command"),
-)
-_SERVER = (
-    *("applied", "duplicate", "skipped", "refused"),
-    *("bytes_pushed", "bytes_pulled", "max_clock_spread", "shard_bytes"),
-)
+    from paramserver.v1.coordinator_pb2 import StatusResponse
 
 
 def describe(response: StatusResponse) -> dict[str, Any]:
-    """The answer of the coordinator as plain values, in the words of the documents."""
-    view = response.view
-    facts: dict[str, Any] = {name: getattr(response, name) for name in ("job", "state", "reason")}
-    facts |= {**describe_consistency(view.consistency), "generation": view.generation, "term": response.term}
-    facts |= {"security": response.security, "timeline": view.timeline, "slices_per_step": view.slices_per_step}
-    facts |= {name: getattr(response, name) for name in ("steps_per_epoch", "expected_servers", "expected_workers")}
-    facts |= {name: dict(sorted(getattr(response, name).items())) for name in ("troubles", "broken_promises")}
-    facts |= {"poisoned_slices": list(response.poisoned), "lost": list(response.lost)}
-    facts |= {name: getattr(response, name) for name in _COUNTS}
-    if response.holders:
-        facts |= {"takeovers": response.takeovers, "repairs": response.repairs}
-        facts["shards"] = [_describe_shard(shard) for shard in response.holders]
-    return {**facts, "processes": [_describe_process(process) for process in response.processes]}
+    """The answer of the coordinator as plain values: the same model as `/api/v1/status`."""
+    from paramserver.web.facts import status_of
 
-
-def describe_consistency(consistency: Any) -> dict[str, str | int | None]:
-    """`mode`, and `staleness`: a number or "unbounded" in asynchronous mode, None in synchronous mode."""
-    mode = _mode(consistency.mode)
-    staleness: str | int | None = None
-    if mode == "async":
-        staleness = int(consistency.staleness) if consistency.HasField("staleness") else "unbounded"
-    return {"mode": mode, "staleness": staleness}
-
-
-def _describe_process(process: ProcessStatus) -> dict[str, Any]:
-    facts: dict[str, Any] = {name: getattr(process, name) for name in _PROCESS}
-    facts["metrics"] = dict(sorted(process.metrics.items()))
-    if process.HasField("server"):
-        facts["server"] = {name: getattr(process.server, name) for name in _SERVER}
-    return facts
-
-
-def _describe_shard(shard: ShardStatus) -> dict[str, Any]:
-    facts: dict[str, Any] = {name: getattr(shard, name) for name in ("shard", "state", "primary")}
-    facts["backups"] = [{name: getattr(one, name) for name in ("server", "whole", "share")} for one in shard.backups]
-    return facts
-
-
-def _mode(value: int) -> str | None:
-    """MODE_SYNC is "sync"; None if unspecified or unknown to this version."""
-    from paramserver.v1 import types_pb2
-
-    known = types_pb2.Mode.DESCRIPTOR.values_by_number.get(value)
-    return str(known.name).removeprefix("MODE_").lower() if known is not None and value else None
+    return status_of(response).model_dump(mode="json")
 
 
 def headline(facts: dict[str, Any]) -> str:

@@ -35,6 +35,7 @@ def run(
     checkpoint_every: Annotated[str | None, flag("checkpoint.every")] = None,
     resume: Annotated[str | None, flag("checkpoint.resume", "DIR|URL")] = None,
     fresh: bool = False,
+    dashboard: Annotated[str | None, flag("web.dashboard", "auto|off|HOST:PORT")] = None,
     config: Path | None = None,
     set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
     script_args: Annotated[list[str] | None, Parameter(parse=False)] = None,
@@ -87,6 +88,8 @@ def run(
         Go on from this checkpoint, or from the newest in this directory, with the same script and settings.
     fresh
         Begin anew: forget a job of this name in the store, and set aside the checkpoints in --checkpoint-dir.
+    dashboard
+        Where to serve the dashboard: "auto" (a free port of this machine), host:port, or "off".
     config
         TOML file with settings; flags and PARAMSERVER_* variables override it.
     set_
@@ -113,6 +116,7 @@ def run(
         "training.seed": seed,
         "training.threads_per_worker": threads_per_worker,
         "training.nonfinite": nonfinite,
+        "web.dashboard": dashboard,
     }
     settings = load_job(config, merge_overrides(flags, parse_assignments(set_ or [])))
     path = script_path(settings)

@@ -43,6 +43,7 @@ def coordinator(
     records: Annotated[str | None, flag("run.records", "FILE")] = None,
     track: Annotated[str | None, flag("run.track", "NAMES")] = None,
     save: Annotated[str | None, flag("run.save", "FILE")] = None,
+    dashboard: Annotated[str | None, flag("web.dashboard", "auto|off|HOST:PORT")] = None,
     config: Path | None = None,
     set_: _Sets = None,
 ) -> int:
@@ -97,6 +98,8 @@ def coordinator(
         Give the values of ctx.log to these trackers, with commas between: tensorboard, wandb, mlflow, trackio.
     save
         Write the final weights to this safetensors file.
+    dashboard
+        Where to serve the dashboard: "auto" (a free port of this machine), host:port, or "off".
     config
         TOML file with settings; flags and PARAMSERVER_* variables override it.
     set_
@@ -114,6 +117,7 @@ def coordinator(
         "consistency.staleness": staleness,
         "cluster.store": store,
         "cluster.job": job,
+        "web.dashboard": dashboard,
         "security.certs": certs,
         "security.insecure": insecure,
         "checkpoint.dir": checkpoint_dir,

@@ -54,6 +54,8 @@ def status_page(job: Job, request: coordinator_pb2.StatusRequest) -> coordinator
         takeovers=job.holders.takeovers,
         repairs=job.holders.repairs,
         wanted_servers=job.resizing.seats,
+        events=job.events.events() if request.events else (),
+        dashboard=job.dashboard,
     )
     response.processes.add(
         role="coordinator",
@@ -67,6 +69,7 @@ def status_page(job: Job, request: coordinator_pb2.StatusRequest) -> coordinator
         shown = {gone.name: _departed(job, gone) for gone in job.reports.departed() if gone.role == role.value}
         shown |= {member.name: _process(job, member, facts) for member in job.members.of(role)}
         response.processes.extend(sorted(shown.values(), key=lambda process: int(process.name.rpartition("-")[2])))
+    response.samples_per_s = sum(process.samples_per_s for process in response.processes)
     return response
 
 
