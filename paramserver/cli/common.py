@@ -11,7 +11,6 @@ from typing import Annotated, Literal, Union, get_args, get_origin
 
 from cyclopts import Parameter
 
-from paramserver import logs
 from paramserver.config import FIELDS, Settings, load_settings, shown
 from paramserver.errors import ConfigError, ParamServerError
 
@@ -21,6 +20,8 @@ INTERRUPTED_EXIT_CODE = 130
 
 def complain(text: str) -> None:
     """Print an error the way all commands do."""
+    from paramserver import logs  # help and settings load nothing heavy
+
     logs.complain(f"paramserver: error: {text}")
 
 

@@ -32,16 +32,14 @@ class RecordsFile:
 
     def earlier(self) -> tuple[list[StepValues], bool]:
         """The steps in the file if the job goes on with it, and whether this very job has written the last of them."""
-        heads = [head for head, _ in _parts(self._path)]
-        ours = bool(heads) and heads[-1].get("beginning") == self._beginning
-        return (read(self._path), ours) if heads and (ours or self._resumed) else ([], False)
+        goes_on, ours = self._found()
+        return (read(self._path), ours) if goes_on else ([], False)
 
     def open(self) -> None:
         """Go on with the file of this job, or begin one; a file of another job is set aside as FILE.old-N."""
-        heads = [head for head, _ in _parts(self._path)]
-        ours = bool(heads) and heads[-1].get("beginning") == self._beginning
+        goes_on, ours = self._found()
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        if heads and not (ours or self._resumed):
+        if goes_on is False:
             numbers = (number for number in range(1, 1 << 20))
             aside = (self._path.with_name(f"{self._path.name}.old-{number}") for number in numbers)
             self._path.rename(next(path for path in aside if not path.exists()))
@@ -49,6 +47,12 @@ class RecordsFile:
         _cut(self._file)
         if not ours:
             self._write({"paramserver": FORMAT, "job": self._job, "beginning": self._beginning})
+
+    def _found(self) -> tuple[bool | None, bool]:
+        """Whether the job goes on with the file (None: there is none), and whether this job wrote its last part."""
+        heads = [head for head, _ in _parts(self._path)]
+        ours = bool(heads) and heads[-1].get("beginning") == self._beginning
+        return (ours or self._resumed) if heads else None, ours
 
     def log(self, step: StepValues, at: float) -> None:
         """Write a step, which was closed at the time ``at``."""

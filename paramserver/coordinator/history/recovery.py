@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol, cast
+from typing import Protocol
 
 import structlog
 
@@ -172,7 +172,8 @@ class Recovery:
 
     async def _run(self, first: Command) -> None:
         """Perform one command after the other."""
-        job, command = self._job, cast("Command | None", first)
+        job = self._job
+        command: Command | None = first
         try:
             while command is not None and not job.given_up:
                 if isinstance(command, (GiveUp, StepDown)):

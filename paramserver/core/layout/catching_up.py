@@ -20,12 +20,16 @@ class _Sized(Protocol):
 T = TypeVar("T", bound=_Sized)
 
 
-def groups(chunks: Iterable[T]) -> list[list[T]]:
-    """The chunks in groups of about the same size; one empty group if there are none."""
+def groups(chunks: Iterable[T], nbytes: int | None = None) -> list[list[T]]:
+    """The chunks in groups of at most ``nbytes`` (None: as a new backup gets them), or of one chunk that is larger.
+
+    One empty group if there are no chunks.
+    """
+    limit = GROUP_BYTES if nbytes is None else nbytes
     found: list[list[T]] = [[]]
     size = 0
     for chunk in chunks:
-        if found[-1] and size + chunk.nbytes > GROUP_BYTES:
+        if found[-1] and size + chunk.nbytes > limit:
             found.append([])
             size = 0
         found[-1].append(chunk)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 
 from torch import Tensor
 
+from paramserver.core.layout.catching_up import groups
 from paramserver.core.layout.plan import Chunk, Plan
 from paramserver.core.layout.replanning import sources
 from paramserver.core.versions.events import Activated
@@ -69,9 +70,9 @@ class _Part:
 
     async def fetch(self, address: str) -> None:
         """Get all of it from the shard at ``address``. Raises what the calls raise."""
-        channel = self._process.connect(address)
+        channel, chunks = self._process.connect(address), [self._made.chunks[index] for index in self._chunks]
         try:
-            for number, group in enumerate(_groups([self._made.chunks[index] for index in self._chunks])):
+            for number, group in enumerate(groups(chunks, _GROUP_BYTES)):
                 await self._group(channel, group, facts=self.source == 0 and number == 0)
         finally:
             await channel.close()
@@ -106,16 +107,3 @@ class _Part:
         self.states |= loaded
         if header.HasField("facts"):
             self.beside = facts_from_proto(header.facts)
-
-
-def _groups(chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
-    """The chunks in groups of about the same size; one empty group if there are none."""
-    group: list[Chunk] = []
-    size = 0
-    for chunk in chunks:
-        if group and size + chunk.nbytes > _GROUP_BYTES:
-            yield group
-            group, size = [], 0
-        group.append(chunk)
-        size += chunk.nbytes
-    yield group
