@@ -1,4 +1,4 @@
-"""Twelve steps of a small model: `small.py [--ledger] [--epochs N] [--pace SECONDS] [--history FOLDER]`.
+"""Twelve steps of a small model: `small.py [--ledger] [--epochs N] [--pace SECONDS [--until FILE]] [--history FOLDER]`.
 
 Adam on a linear layer. With --ledger there is only a tensor with one number per sample, to which each epoch adds
 exactly 1 for each sample that counts: its bits do not depend on the order, so asynchronous runs can be compared, too.
@@ -80,6 +80,7 @@ def main() -> None:
     parser.add_argument("--ledger", action="store_true")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--pace", type=float, default=0.0, help="seconds that a slice takes at least")
+    parser.add_argument("--until", type=Path, help="a file that ends the pace once it exists")
     parser.add_argument("--history", type=Path, help="a folder for what the workers see")
     args = parser.parse_args()
 
@@ -98,7 +99,7 @@ def main() -> None:
             if history is not None:
                 history.see()
             loss.backward()
-            if args.pace:
+            if args.pace and not (args.until and args.until.exists()):
                 time.sleep(args.pace)
             optimizer.step()
             optimizer.zero_grad()
