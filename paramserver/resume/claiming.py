@@ -54,8 +54,8 @@ async def claim(place: Place, wanted: Claim) -> Holding:
         if not place.local:  # there is no lock: the last writer has the place
             await asyncio.sleep(_LOOK_S)
             if await _read(place) != mine:
+                _live.discard(mine.claim)
                 continue
-        _live.add(mine.claim)
         unused = found is None and not await asyncio.to_thread(owner.used, place)
         return Holding(place, mine.histories, mine, unused=unused)
 
@@ -172,6 +172,7 @@ def _take(place: Place, wanted: Claim, found: Owner | None) -> Owner | None:
             claim=token_hex(8),
             since=datetime.now(UTC).isoformat(timespec="seconds"),
         )
+        _live.add(mine.claim)  # before another claim can read it
         owner.write(place, mine)
     return mine
 
