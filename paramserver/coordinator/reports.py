@@ -15,7 +15,10 @@ from paramserver.core.work.slices import assign
 from paramserver.v1 import coordinator_pb2, shard_pb2
 
 _NAMES = 4
-_REPORTED = ("version", "clock", "epoch", "samples", "slices", "waiting_for", "transport", "epochs_planned")
+_REPORTED = (
+    *("version", "clock", "epoch", "samples", "slices", "waiting_for", "transport", "epochs_planned"),
+    *("phase", "phase_s"),
+)
 
 
 class _Job(ports.Stage, Protocol):
@@ -161,6 +164,7 @@ class Reports:
             for field in _REPORTED:
                 setattr(process, field, getattr(report, field))
             process.metrics.update(report.metrics)
+            process.phases.CopyFrom(report.phases)
         if reports := self.servers.get(member.ident):
             server = combined(reports)
             process.version = server.version
@@ -211,6 +215,8 @@ def _add(process: coordinator_pb2.ProcessStatus, former: coordinator_pb2.Process
     """Add the totals of an earlier process of this name to those of ``process``."""
     process.samples += former.samples
     process.slices += former.slices
+    for field, seconds in former.phases.ListFields():
+        setattr(process.phases, field.name, getattr(process.phases, field.name) + seconds)
     process.epochs_planned = max(process.epochs_planned, former.epochs_planned)
     for name, value in former.metrics.items():
         if name not in process.metrics:

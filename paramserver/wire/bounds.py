@@ -20,6 +20,8 @@ MAX_SAMPLES = 1 << 40
 MAX_TEXT_CHARS = 1000
 MAX_METRICS = 1000
 MAX_COMMAND_CHARS = 300
+# Steps of which one report tells.
+MAX_STEPS = 64
 # Ended processes in whose place a process comes.
 MAX_REPLACED = 64
 
@@ -72,9 +74,11 @@ def check_report(report: coordinator_pb2.WorkerReport) -> None:
     for name in ("version", "clock", "epoch", "samples", "slices", "epochs_planned"):
         counting(name, getattr(report, name))
     seconds("slice_s", report.slice_s, MAX_COUNT)
-    for name in ("state", "waiting_for", "transport"):
+    seconds("phase_s", report.phase_s, MAX_COUNT)
+    for name in ("state", "waiting_for", "transport", "phase"):
         if len(getattr(report, name)) > MAX_TEXT_CHARS:
             setattr(report, name, getattr(report, name)[:MAX_TEXT_CHARS] + " …")
+    del report.steps[MAX_STEPS:]
     kept = 0
     for name in sorted(report.metrics):
         kept += len(name) <= MAX_TEXT_CHARS

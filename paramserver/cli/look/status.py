@@ -70,6 +70,8 @@ def status(
 
 def describe(response: StatusResponse) -> dict[str, Any]:
     """The answer of the coordinator as plain values, in the words of the documents."""
+    from paramserver.wire.blame import describe_blame
+
     view = response.view
     facts: dict[str, Any] = {name: getattr(response, name) for name in ("job", "state", "reason")}
     facts |= {**describe_consistency(view.consistency), "generation": view.generation, "term": response.term}
@@ -78,6 +80,7 @@ def describe(response: StatusResponse) -> dict[str, Any]:
     facts |= {name: dict(sorted(getattr(response, name).items())) for name in ("troubles", "broken_promises")}
     facts |= {"poisoned_slices": list(response.poisoned), "lost": list(response.lost)}
     facts |= {name: getattr(response, name) for name in _COUNTS}
+    facts["blame"] = describe_blame(response.blame)
     if response.holders:
         facts |= {"takeovers": response.takeovers, "repairs": response.repairs}
         facts["shards"] = [_describe_shard(shard) for shard in response.holders]
@@ -96,6 +99,10 @@ def describe_consistency(consistency: Any) -> dict[str, str | int | None]:
 def _describe_process(process: ProcessStatus) -> dict[str, Any]:
     facts: dict[str, Any] = {name: getattr(process, name) for name in _PROCESS}
     facts["metrics"] = dict(sorted(process.metrics.items()))
+    if process.HasField("phases"):
+        from paramserver.wire.blame import describe_phases
+
+        facts |= {"phases": describe_phases(process.phases), "phase": process.phase, "phase_s": process.phase_s}
     if process.HasField("server"):
         facts["server"] = {name: getattr(process.server, name) for name in _SERVER}
     return facts
@@ -141,6 +148,7 @@ def render(facts: dict[str, Any]) -> RenderableType:
         cells += [process["samples"], process["reason"]]
         table.add_row(*(Text(str(cell)) for cell in cells))
     lines: list[RenderableType] = [Text(headline(facts)), table]
+    lines += [Text(facts["blame"][key]) for key in ("sentence", "chronic") if facts["blame"][key]]
     lines += [Text(f"wrong now: {sentence}") for sentence in facts["troubles"].values()]
     lines += [Text(f"broken promise: {sentence}") for sentence in facts["broken_promises"].values()]
     lines += [Text(f"skipped, since it kills the workers that compute it: {name}") for name in facts["poisoned_slices"]]

@@ -51,6 +51,7 @@ class Rollback:
         self._moved = self._look_back = True
         self._sender.cancel()
         self._modes.forget()
+        member.phases.begins_anew()
         member.waits_for("the job, which goes back to a checkpoint")
         if self._loads is None:
             log.info("the job goes back to a checkpoint; waiting for it", version=self._weights.version)
