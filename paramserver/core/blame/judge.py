@@ -87,7 +87,8 @@ class Judge:
             else:
                 pending.straggled = max(pending.straggled, made, key=lambda one: one.straggled)
                 pending.served = max(pending.served, made, key=self._served)
-        self._usual.append(made.published - made.straggled)
+        if not made.asynchronous:
+            self._usual.append(made.published - made.straggled)
         self._making.setdefault(made.shard, deque(maxlen=_RECENT)).append(made.making)
 
     def held(self, held: Held, now: float) -> None:
@@ -105,9 +106,10 @@ class Judge:
         """How long a step usually takes, without the wait for its last worker; 0: not known yet."""
         return median(self._usual) if len(self._usual) > OPENING else 0.0
 
-    def noticed(self, waited: float) -> bool:
+    def noticed(self, waited: float, asynchronous: bool = False) -> bool:
         """Whether people would notice the wait: it is long, also in relation to a step."""
-        return self.usual_s > 0 and waited >= max(NOTICED_S, NOTICED_SHARE * self.usual_s)
+        known = asynchronous or self.usual_s > 0
+        return known and waited >= max(NOTICED_S, NOTICED_SHARE * self.usual_s)
 
     def _served(self, made: Made) -> float:
         """For so long all workers waited for the server itself, beyond what is usual."""
@@ -141,7 +143,6 @@ class Judge:
             if now - since < RIPE_S:
                 continue
             del self._holds[key]
-            self.steps += 1
             self.waited += held.seconds
             if held.by in names and held.seconds >= max(NOTICED_S, NOTICED_SHARE * evidence.usual_slice(held.by)):
                 found.append(_judge_held(held, evidence, now))
@@ -157,7 +158,7 @@ class Judge:
         late, slow = pending.straggled, pending.served
         served = self._served(slow)
         if served > late.straggled:
-            if not self.noticed(served):
+            if not self.noticed(served, slow.asynchronous):
                 return None
             finding = of_server(served, slow.starved, slow.paused)
             return Blamed(slow.step, served, slow.server, finding.cause, finding.seconds, at=now)
@@ -236,7 +237,8 @@ class _Evidence:
             # A worker that finds the version there has begun the step late: the former slice took long.
             late = own[0] > 0 and begun.wait + begun.send < _LATE * waited
             return [records[place] for place in ([own[0] - 1] if late else []) + own]
-        for record, after in zip(records, [*records[1:], None], strict=True):
+        for place, record in enumerate(records):
+            after = records[place + 1] if place + 1 < len(records) else None
             # It was at work on a former step all the time, and others have done its share of this one.
             if record.step < step and (after.step > step if after is not None else not record.done):
                 return [record]
