@@ -172,6 +172,20 @@ def test_a_worker_that_is_still_at_work_on_an_older_step_is_blamed_for_what_it_d
     assert judged(made, {11: silent}) == [("worker-1", Cause.PAUSED)]
 
 
+def test_a_worker_that_waits_for_a_version_all_the_time_is_blamed_for_its_link() -> None:
+    made = Made(20, 0, "server-0", 0.3, 0.9, 0.92, worker=10, before=12, owner=11)
+    waited = [Worked(18, USUAL), Worked(19, USUAL), Worked(21, replace(USUAL, wait=2.0))]
+    assert judged(made, {11: waited}) == [("worker-1", Cause.LINK)]
+    waits = [Worked(18, USUAL), Worked(19, USUAL), under_way(20, "wait", 5.0, 0.0, first=False)]
+    assert judged(made, {11: waits}) == [("worker-1", Cause.LINK)]
+
+
+def test_a_push_that_does_not_arrive_while_another_worker_computes_the_slice_again() -> None:
+    made = Made(20, 0, "server-0", 0.3, 0.9, 0.92, worker=10, before=12, owner=11)
+    records = [Worked(19, USUAL), Worked(20, USUAL), Worked(21, replace(USUAL, wait=0.6))]
+    assert judged(made, {11: records}) == [("worker-1", Cause.LINK)]
+
+
 def test_a_worker_that_begins_a_step_late_is_blamed_for_the_step_before() -> None:
     """The version had been published when it came for it: that is no slow link."""
     made = Made(20, 0, "server-0", 0.3, 2.3, 2.32, worker=11, before=12, owner=11)

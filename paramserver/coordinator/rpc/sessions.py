@@ -329,7 +329,7 @@ class Sessions:
         if member.role is Role.WORKER:
             self._job.leasing.give_back(member.ident)
             self._job.stalls.gone(member.ident)
-            self._job.blame.gone(member.ident)
+            self._job.blame.gone(member)
             await self._job.poison.gone(member, lost or self._job.reports.script_failed(member))
             self._job.loads.worker_gone(member.ident)
             self._job.registry.worker_gone(member.ident)

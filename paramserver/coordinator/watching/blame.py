@@ -28,6 +28,7 @@ _SAID_S = 60.0
 # Between two lines of the log about steps that waited.
 _LOG_S = 10.0
 _HELD_SHOWN = 10
+_GONE = 64
 _STALENESS = 64
 
 
@@ -47,6 +48,8 @@ class BlameWatch:
         # By worker, its last slices, and when it reported what it does.
         self._records: dict[int, deque[coordinator_pb2.WorkerStep]] = {}
         self._doing: dict[int, tuple[float, coordinator_pb2.WorkerReport]] = {}
+        # The workers that left or were lost last, by number.
+        self._gone: dict[int, str] = {}
         # By shard, its open step, and when that was reported.
         self._open: dict[int, tuple[float, shard_pb2.StatsResponse]] = {}
         # By name who was held, and by whom: how often and for how long in all.
@@ -90,17 +93,21 @@ class BlameWatch:
         elif not stats.backup:
             self._open.pop(stats.shard, None)
 
-    def gone(self, ident: int) -> None:
-        """A worker is no longer a member."""
-        self._doing.pop(ident, None)
-        self._records.pop(ident, None)
+    def gone(self, worker: Member) -> None:
+        """A worker is no longer a member; steps that waited for it are judged all the same."""
+        self._doing.pop(worker.ident, None)
+        self._gone[worker.ident] = worker.name
+        if len(self._gone) > _GONE:
+            ident = next(iter(self._gone))
+            del self._gone[ident]
+            self._records.pop(ident, None)
 
     # ---- judgement
 
     def look(self) -> None:
         """Judge the steps whose time has come; the log hears of those that waited noticeably, now and then."""
         now = time.monotonic()
-        names = {worker.ident: worker.name for worker in self._job.members.of(Role.WORKER)}
+        names = {worker.ident: worker.name for worker in self._job.members.of(Role.WORKER)} | self._gone
         found = self._judge.look(now, names, self._read)
         if found and now - self._told_at >= _LOG_S:
             self._told_at = now
@@ -125,15 +132,15 @@ class BlameWatch:
             said_at, report = self._doing[worker]
             silent = time.monotonic() - said_at
             step = max(report.version, report.clock)
-            if not any(record.step == step for record in records):
-                paused = silent if silent >= SILENT_S else 0.0
-                first = not report.slices
-                records.append(under_way(step, report.phase, report.phase_s + silent, paused, first))
+            # After a slice it waits for the next version.
+            step += bool(records) and records[-1].step == step and report.phase in ("send", "wait", "receive")
+            paused = silent if silent >= SILENT_S else 0.0
+            records.append(under_way(step, report.phase, report.phase_s + silent, paused, first=not report.slices))
         return records
 
     def _name(self, ident: int) -> str:
         member = self._job.members.get(ident)
-        return member.name if member is not None else f"worker number {ident}"
+        return member.name if member is not None else self._gone.get(ident, f"worker number {ident}")
 
     # ---- what people are shown
 

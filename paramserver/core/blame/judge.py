@@ -253,8 +253,9 @@ class _Evidence:
         return [other for other in self.names if other != worker][:_OTHERS]
 
     def usual(self, worker: int) -> Spent:
-        """Where the time of one slice of other workers usually goes."""
+        """Where the time of one slice of other workers usually goes; its own, if the others have told nothing."""
         parts = [record.spent for other in self._others(worker) for record in self.of(other)[-_RECORDS:]]
+        parts = parts or [record.spent for record in self.of(worker) if record.done]
         return usual(parts) if parts else Spent()
 
     def usual_slice(self, worker: int) -> float:
@@ -280,13 +281,18 @@ class _Evidence:
             if made.before is not None and (lag := self._lag(made.before, made.step, made.others)) is not None
         ]
         usual_lag = median(lags) if lags else 0.0
-        link = sum(
-            min(lag - usual_lag, self._waits(worker, made.step))
-            for made in late
-            if made.worker == worker and (lag := self._lag(worker, made.step, made.last)) is not None
-        )
+        link = sum(self._link(worker, made, usual_lag) for made in late)
         usual_ = self.usual(worker).times(len(records))
         return of_worker(waited, total(record.spent for record in records), usual_, link, records[-1].first)
+
+    def _link(self, worker: int, made: Made, usual_lag: float) -> float:
+        """How much longer than usual the messages of a step took, as far as the worker has waited for them, too."""
+        lag = self._lag(worker, made.step, made.last)
+        if lag is not None:
+            return min(lag - usual_lag, self._waits(worker, made.step))
+        # It has handed in nothing for the step, since it was waiting for a version all the time.
+        after = next((record.spent for record in self.of(worker) if record.step >= made.step), Spent())
+        return after.send + after.wait + after.receive
 
     def _waits(self, worker: int, step: int) -> float:
         """For so long the worker has waited for messages before the slices of a step and after them, as it says."""
