@@ -170,6 +170,8 @@ class Reports:
             process.version = server.version
             process.waiting_for = self._named(server)
             process.server.CopyFrom(server)
+            for told_once in ("times", "open", "held", "staleness"):
+                process.server.ClearField(told_once)
         return process
 
     def with_former(self, process: coordinator_pb2.ProcessStatus) -> None:

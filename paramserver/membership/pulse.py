@@ -37,28 +37,37 @@ class Pulse:
 
     async def run(self) -> None:
         """Beat until cancelled."""
+        file, own = _open(self._thread), _open(threading.get_native_id())
         try:
-            file = os.open(f"/proc/self/task/{self._thread}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # another system, or the thread has ended: waits for a core are not seen
-            file = -1
-        try:
-            at, used, queued = time.monotonic(), time.process_time(), _queued(file)
+            at, used, queued, late = time.monotonic(), time.process_time(), _queued(file), _queued(own)
             while True:
                 self.beat_at = at
                 await asyncio.sleep(_BEAT_S)
-                before, used_before, queued_before = at, used, queued
-                at, used, queued = time.monotonic(), time.process_time(), _queued(file)
-                self._note(before, at, used - used_before, queued - queued_before)
+                before, used_before, queued_before, late_before = at, used, queued, late
+                at, used, queued, late = time.monotonic(), time.process_time(), _queued(file), _queued(own)
+                self._note(before, at, used - used_before, queued - queued_before, late - late_before)
         finally:
-            if file >= 0:
-                os.close(file)
+            for each in (file, own):
+                if each >= 0:
+                    os.close(each)
 
-    def _note(self, begin: float, end: float, used: float, starved: float) -> None:
-        """From ``begin`` to ``end`` the process used its cores and waited for one for so many seconds."""
+    def _note(self, begin: float, end: float, used: float, starved: float, beat_starved: float) -> None:
+        """From ``begin`` to ``end`` the process used cores for ``used`` seconds, and waited for one for ``starved``.
+
+        ``beat_starved``: the same wait of the thread that beats, which is no pause.
+        """
         late = end - begin - _BEAT_S
-        paused = late if late > _LATE_S and used < _IDLE * late and starved < late / 2 else 0.0
+        paused = late if late > _LATE_S and used < _IDLE * late and beat_starved < late / 2 else 0.0
         if paused or starved > _LEAST_S:
             self._losses.append(Lost(begin, end, starved, paused))
+
+
+def _open(thread: int) -> int:
+    """The scheduler's account of a thread; -1 on other systems, where waits for a core are not seen."""
+    try:
+        return os.open(f"/proc/self/task/{thread}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
 
 
 def _queued(file: int) -> float:

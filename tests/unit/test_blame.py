@@ -96,7 +96,7 @@ def test_a_server_that_is_always_slow_is_compared_with_the_others() -> None:
 # ---- nobody is named without need
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 10**6), jitter=st.floats(0.0, 0.6), shards=st.integers(1, 3))
 def test_healthy_runs_name_nobody(seed: int, jitter: float, shards: int) -> None:
     run = Run(seed=seed, jitter=jitter, shards=shards, steps=40)
@@ -105,7 +105,7 @@ def test_healthy_runs_name_nobody(seed: int, jitter: float, shards: int) -> None
     assert run.judge.steps == 40 - OPENING
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     more=st.floats(0.0, 3.0),

@@ -38,7 +38,7 @@ class Made:
         """For so long all workers but one were there, and the server could see that."""
         if self.worker is None:
             return 0.0
-        return max(0.0, self.last - self.others - self.paused - self.starved)
+        return max(0.0, self.last - self.others - self.paused)
 
     @property
     def culprit(self) -> int | None:

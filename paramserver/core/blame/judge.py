@@ -117,7 +117,7 @@ class Judge:
         others = [times for shard, times in self._making.items() if self._servers[shard] != own]
         times = others or [one for shard, one in self._making.items() if shard == made.shard]
         making = max(0.0, made.making - min((median(one) for one in times), default=0.0))
-        return max(making, min(made.paused + made.starved, made.published - self.usual_s))
+        return max(making, min(made.paused, made.published - self.usual_s))
 
     # ---- judgement
 
@@ -140,11 +140,13 @@ class Judge:
             if (blamed := self._judge(pending, evidence, now)) is not None:
                 found.append(blamed)
         for key, (since, held) in list(self._holds.items()):
-            if now - since < RIPE_S:
+            long = held.by in names and held.seconds >= NOTICED_S
+            silent = long and not evidence.at(held.by, held.clock)
+            if now - since < (LATE_S if silent else RIPE_S):
                 continue
             del self._holds[key]
             self.waited += held.seconds
-            if held.by in names and held.seconds >= max(NOTICED_S, NOTICED_SHARE * evidence.usual_slice(held.by)):
+            if long and held.seconds >= NOTICED_SHARE * evidence.usual_slice(held.by):
                 found.append(_judge_held(held, evidence, now))
         for blamed in found:
             self.newest = blamed
@@ -289,7 +291,8 @@ class _Evidence:
         """How much longer than usual the messages of a step took, as far as the worker has waited for them, too."""
         lag = self._lag(worker, made.step, made.last)
         if lag is not None:
-            return min(lag - usual_lag, self._waits(worker, made.step))
+            # A server without a core reads late.
+            return min(lag - usual_lag, self._waits(worker, made.step)) - made.starved
         # It has handed in nothing for the step, since it was waiting for a version all the time.
         after = next((record.spent for record in self.of(worker) if record.step >= made.step), Spent())
         return after.send + after.wait + after.receive
