@@ -12,6 +12,7 @@
 # make test-scale  a run with 32 workers
 # make test-faults  the crash matrix, 200 random faults, 100 kills; writes docs/reliability.md (an hour or more)
 # make test-low  unit and contract tests with the lowest versions of grpcio, protobuf, redis and torch (for contributors)
+# make test-trackers  what the real packages of trackers take (for contributors; installs them)
 # make test-gpu  what only a machine with a GPU can test (for contributors; uses the python on PATH)
 # make clean  remove caches and build outputs; make clean-all also the environments
 
@@ -34,7 +35,7 @@ LOWEST := grpcio==1.76.0 protobuf==6.31.1 redis==5.0.0 torch==$(LOWEST_TORCH)
 PROTO_TOOLS := grpcio-tools==1.76.0 grpcio==1.76.0 protobuf==6.33.6 setuptools==80.9.0
 PROTOC = .proto-venv/bin/python -m grpc_tools.protoc -I protos
 
-.PHONY: help demo test test-long test-behaviour test-soak test-scale test-faults test-low test-gpu check format proto proto-check clean clean-all \
+.PHONY: help demo test test-long test-behaviour test-soak test-scale test-faults test-low test-trackers test-gpu check format proto proto-check clean clean-all \
 	docker-image docker-wheels docker-base test-compose test-machines
 
 help:
@@ -95,6 +96,14 @@ test-low: .low-venv/.stamp
 	OMP_NUM_THREADS=1 .low-venv/bin/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile tests/unit tests/contract \
 		tests/cluster/test_reads.py
 
+test-trackers: .trackers-venv/.stamp
+	OMP_NUM_THREADS=1 .trackers-venv/bin/python -m pytest -q tests/trackers
+
+.trackers-venv/.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .trackers-venv
+	.trackers-venv/bin/python -m pip install --quiet --disable-pip-version-check '.[local,demo,dev,trackers]'
+	touch $@
+
 test-gpu:
 	$(PYTHON) -m pytest -q -s -p no:cacheprovider tests/gpu
 
@@ -152,4 +161,4 @@ clean:
 	find paramserver tests workers -name __pycache__ -prune -exec rm -rf {} +
 
 clean-all: clean
-	rm -rf .venv .proto-venv .low-venv
+	rm -rf .venv .proto-venv .low-venv .trackers-venv

@@ -7,7 +7,6 @@ import concurrent.futures.thread  # noqa: F401  (first, so that its exit handler
 import os
 import sys
 import threading
-import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,8 +21,9 @@ from paramserver.coordinator.options import JobOptions
 from paramserver.failpoints import known_as
 from paramserver.machine.hosts import route_to
 from paramserver.membership.session import JoinOptions
-from paramserver.membership.settings import adopted, consistency_of, fetch
+from paramserver.membership.settings import adopted, consistency_of, fetch, shared
 from paramserver.processes.environment import ENV_INDEX, replaced_pids
+from paramserver.records.opening import check_records
 from paramserver.results.verdict import broken_sentences
 from paramserver.tensors.uncompiled import postpone_compiler
 from paramserver.transport.allocation import keep_memory
@@ -49,7 +49,7 @@ def init(config: str | os.PathLike[str] | None = None, **overrides: object) -> C
     Raises ConfigError for settings that are wrong or differ from the job's, UnavailableError if no coordinator answers.
     """
     settings = _settings(config, overrides)
-    logs.configure(settings.log.level)
+    _set_log_up(settings)
     postpone_compiler()
     if settings.cluster.coordinator and any(not context.closed for context in _contexts):
         raise errors.UserError(
@@ -68,7 +68,9 @@ def init(config: str | os.PathLike[str] | None = None, **overrides: object) -> C
     else:
         seed_and_threads(settings)
         job = _alone(settings)
-        context = Context(settings, job.worker(0), lambda ctx: _leave_alone(ctx, job))
+        engine = job.worker(0)
+        logs.known_as("", lambda: engine.weights.version)
+        context = Context(settings, engine, lambda ctx: _leave_alone(ctx, job))
         log.info(
             "no cluster is configured: training alone in this process",
             mode=str(job.options.consistency),
@@ -76,6 +78,10 @@ def init(config: str | os.PathLike[str] | None = None, **overrides: object) -> C
         )
     _contexts.append(context)
     return context
+
+
+def _set_log_up(settings: Settings) -> None:
+    logs.configure(settings.log.level, settings.log.format, "worker")
 
 
 def close_all() -> int:
@@ -86,12 +92,12 @@ def close_all() -> int:
         try:
             one.close()
         except errors.EndedError as error:
-            print(f"paramserver: {error}", file=sys.stderr, flush=True)
+            logs.complain(f"paramserver: {error}")
         except errors.ParamServerError as error:
-            print(f"paramserver: error: {error}", file=sys.stderr, flush=True)
+            logs.complain(f"paramserver: error: {error}")
             code = code or error.exit_code
-        except Exception:
-            traceback.print_exc()
+        except Exception as error:
+            logs.show_exception(error, error.__traceback__)
             code = code or 1
     return code
 
@@ -122,7 +128,7 @@ class Client(RawClient):
 
     def __init__(self, coordinator: str | None = None, *, config: str | os.PathLike[str] | None = None) -> None:
         settings = _settings(config, {})
-        logs.configure(settings.log.level)
+        _set_log_up(settings)
         address = coordinator or settings.cluster.coordinator
         if address:
             # A process that was started as a worker of this job joins as a worker. A process from outside joins as an
@@ -219,6 +225,7 @@ def _connected(
     )
     engine.join()
     known_as(engine.member.session.name)
+    logs.known_as(engine.member.session.name, lambda: engine.weights.version)
     _engines.add(engine)
     if _beats:
         background.submit(_beat(engine))
@@ -278,8 +285,11 @@ def _alone(settings: Settings) -> InProcessJob:
         grace_s=1e9,
         stall_s=0.0,
     )
+    check_records(settings.run)
     job = InProcessJob(options)
     job.start()
+    if settings.run.records or settings.run.trackers:
+        job.record(settings.run, shared(settings))
     return job
 
 

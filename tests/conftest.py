@@ -8,13 +8,16 @@ import hypothesis
 import pytest
 import structlog
 
+from paramserver import logs
+
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("repeatable")
 
 
 @pytest.fixture(autouse=True)
-def _own_log() -> Iterator[None]:
-    """How a test has set the log up is no concern of the next one."""
+def _own_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """How a test has set the log up is no concern of the next one. The tests may run in a container."""
+    monkeypatch.setattr(logs, "in_container", lambda: False)
     yield
     structlog.reset_defaults()
 

@@ -6,12 +6,16 @@ The same coordinator, shards and workers as on a cluster, joined by the memory t
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
+from paramserver.config import Run
 from paramserver.coordinator.leadership.journal import Journal
 from paramserver.coordinator.options import JobOptions
 from paramserver.coordinator.service import CoordinatorService
 from paramserver.core.versions.consistency import Consistency
 from paramserver.membership.session import JoinOptions
+from paramserver.records.opening import open_records
+from paramserver.records.writing import Writing
 from paramserver.server.member import ServerMember
 from paramserver.server.service import ServerService
 from paramserver.store.memory import MemoryStore
@@ -37,6 +41,7 @@ class InProcessJob:
         self.background = background or Background()
         self.coordinator: CoordinatorService
         self.servers: list[ServerMember] = []
+        self._writing: Writing | None = None
 
     def start(self) -> None:
         """Start coordinator and servers."""
@@ -56,6 +61,12 @@ class InProcessJob:
             server = ServerMember(service, self.network.connect(COORDINATOR), address, index, beside_worker=beside)
             await server.join()
             self.servers.append(server)
+
+    def record(self, run: Run, settings: Mapping[str, str]) -> None:
+        """Write the values of ``ctx.log`` where these settings say."""
+        job = self.coordinator.job
+        self._writing, _, _ = open_records(run, self.options.job, job.beginning, False, settings)
+        job.records.write = self._writing.write
 
     def worker(
         self,
@@ -85,6 +96,8 @@ class InProcessJob:
     def close(self) -> None:
         """Stop servers and coordinator, then the loop."""
         self.background.run(self._close(), 30.0)
+        if self._writing is not None:
+            self._writing.close()
         self.background.close()
 
     async def _close(self) -> None:

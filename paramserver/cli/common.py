@@ -6,8 +6,12 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import UnionType
+from typing import Annotated, Literal, Union, get_args, get_origin
 
-from paramserver.config import Settings, load_settings
+from cyclopts import Parameter
+
+from paramserver.config import FIELDS, Settings, load_settings, shown
 from paramserver.errors import ConfigError, ParamServerError
 
 USAGE_EXIT_CODE = 2
@@ -16,7 +20,38 @@ INTERRUPTED_EXIT_CODE = 130
 
 def complain(text: str) -> None:
     """Print an error the way all commands do."""
-    print(f"paramserver: error: {text}", file=sys.stderr)
+    from paramserver import logs  # help and settings load nothing heavy
+
+    logs.complain(f"paramserver: error: {text}")
+
+
+def flag(key: str, metavar: str = "") -> Parameter:
+    """A flag for the setting ``key``: the help shows the kind of its values, and the default of the setting.
+
+    Values are checked by `paramserver.config` alone, whether they come from a flag, the environment or a file. Commands
+    therefore take the values as text, and "-1" is a value rather than a flag.
+    """
+    field = FIELDS[key]
+    default = shown(key, field.default)
+    return Parameter(
+        allow_leading_hyphen=True,
+        metavar=metavar or kind(field.annotation),
+        show_default=False if default in ("", None) else str(default),
+    )
+
+
+def kind(annotation: object) -> str:
+    """The kind of values that a type has, for the help: "INT", "NUMBER", "TEXT", "sync|async"."""
+    if get_origin(annotation) is Literal:
+        return "|".join(map(str, get_args(annotation)))
+    if get_origin(annotation) is Annotated:
+        return kind(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return "|".join(kind(part) for part in get_args(annotation) if part is not type(None))
+    return _KINDS.get(annotation, "TEXT")
+
+
+_KINDS: Mapping[object, str] = {int: "INT", float: "NUMBER", bool: "true|false"}
 
 
 def guard(command: Callable[[], int]) -> int:

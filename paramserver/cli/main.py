@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError, Parameter
 
 from paramserver.cli.common import USAGE_EXIT_CODE, complain, guard
+from paramserver.cli.examples import EXAMPLES, example
 
 
 def _version() -> str:
@@ -17,6 +19,30 @@ def _version() -> str:
         return f"paramserver {version('paramserver')}"
     except PackageNotFoundError:
         return "paramserver (a checkout that is not installed)"
+
+
+# Name -> module and function below paramserver.cli, and what the command does.
+COMMANDS = {
+    "run": ("train.run:run", "Train a script on a cluster on this machine."),
+    "chaos": ("train.chaos:chaos", "Train under faults, and see whether it matters."),
+    "start": ("train.start:app", "Start a coordinator, server or worker here."),
+    "status": ("look.status:status", "Show a running job."),
+    "top": ("look.top:top", "Watch a running job on the whole terminal."),
+    "logs": ("look.logs:logs", "Print the output of the processes of a job of run."),
+    "set": ("look.set:set_", "Change the consistency of a running job."),
+    "restart": ("look.operate:restart", "Restart servers of a running job, one by one."),
+    "drain": ("look.operate:drain", "Ask a worker or server of a running job to leave."),
+    "scale": ("look.operate:scale", "Change the number of workers of a running job."),
+    "stop": ("look.operate:stop", "End a running job."),
+    "doctor": ("prepare.doctor:doctor", "Find out what is wrong on this machine."),
+    "health": ("look.health:health", "Check the roles that run on this machine."),
+    "certs": ("prepare.certs:app", "Make and check the certificates of a cluster."),
+    "render": ("prepare.render:render", "Write files for systemd, compose, Kubernetes."),
+    "checkpoint": ("look.checkpoint:app", "List, show, check, convert checkpoints."),
+    "ledger": ("look.ledger:ledger", "Show which samples have counted how often."),
+    "simulate": ("prepare.simulate:simulate", "Predict how fast a job would be."),
+    "config": ("prepare.config:app", "Show, check and describe the settings."),
+}
 
 
 def build_app() -> App:
@@ -29,24 +55,10 @@ def build_app() -> App:
         default_parameter=Parameter(negative=(), show_default=False),
         help_epilogue='"paramserver COMMAND --help" explains a command. Every setting: "paramserver config show".',
     )
-    here = "paramserver.cli"
-    app.command(f"{here}.train.run:run", name="run", help="Train a script on a cluster on this machine.")
-    app.command(f"{here}.train.chaos:chaos", name="chaos", help="Train under faults, and see whether it matters.")
-    app.command(f"{here}.train.start:app", name="start", help="Start a coordinator, server or worker here.")
-    app.command(f"{here}.look.status:status", name="status", help="Show a running job.")
-    app.command(f"{here}.look.set:set_", name="set", help="Change the consistency of a running job.")
-    app.command(f"{here}.look.operate:restart", name="restart", help="Restart servers of a running job, one by one.")
-    app.command(f"{here}.look.operate:drain", name="drain", help="Ask a worker or server of a running job to leave.")
-    app.command(f"{here}.look.operate:scale", name="scale", help="Change the number of workers of a running job.")
-    app.command(f"{here}.look.operate:stop", name="stop", help="End a running job.")
-    app.command(f"{here}.prepare.doctor:doctor", name="doctor", help="Find out what is wrong on this machine.")
-    app.command(f"{here}.look.health:health", name="health", help="Check the roles that run on this machine.")
-    app.command(f"{here}.prepare.certs:app", name="certs", help="Make and check the certificates of a cluster.")
-    app.command(f"{here}.prepare.render:render", name="render", help="Write files for systemd, compose, Kubernetes.")
-    app.command(f"{here}.look.checkpoint:app", name="checkpoint", help="List, show, check, convert checkpoints.")
-    app.command(f"{here}.look.ledger:ledger", name="ledger", help="Show which samples have counted how often.")
-    app.command(f"{here}.prepare.simulate:simulate", name="simulate", help="Predict how fast a job would be.")
-    app.command(f"{here}.prepare.config:app", name="config", help="Show, check and describe the settings.")
+    for name, (where, about) in COMMANDS.items():
+        # A group of commands has no example of its own.
+        kept = {"help_epilogue": example(name)} if name in EXAMPLES else {}
+        app.command(f"paramserver.cli.{where}", name=name, help=about, **kept)
     return app
 
 
@@ -60,7 +72,21 @@ def split_script_arguments(tokens: Sequence[str]) -> tuple[list[str], list[str] 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Mistakes of the user become one line on standard error."""
-    return guard(lambda: _dispatch(list(sys.argv[1:] if argv is None else argv)))
+    if argv is None:  # a process of its own
+        if not listens(sys.argv[1:]):
+            os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+        argv = sys.argv[1:]
+    return guard(lambda: _dispatch(list(argv)))
+
+
+def listens(tokens: Sequence[str]) -> bool:
+    """Whether the command starts a process that other machines call.
+
+    gRPC writes a line to standard error for each handshake that fails. On the calling side it buries our own sentence.
+    On the side that is called, the line is the only place that has the reason. gRPC reads GRPC_VERBOSITY when it is
+    imported, and child processes inherit the variable.
+    """
+    return tokens[:1] == ["start"] and (tokens[1:2] != ["worker"] or "--with-server" in tokens)
 
 
 def _dispatch(tokens: list[str]) -> int:

@@ -26,6 +26,7 @@ from paramserver.config.values import (
     Threads,
     Token,
     can_listen,
+    can_listen_with_port,
     empty_or,
     is_address,
     is_host,
@@ -38,6 +39,10 @@ from paramserver.config.values import (
 
 # The value of checkpoint.dir with which a job expressly does without checkpoints.
 NO_CHECKPOINTS = "none"
+
+
+# The names in run.track.
+TRACKERS = frozenset(("tensorboard", "wandb", "mlflow", "trackio"))
 
 
 class Section(BaseModel):
@@ -267,6 +272,19 @@ class Run(Section):
     )
     summary: PathText = Field(default="", description="JSON file for the summary. Empty: none.")
     save: PathText = Field(default="", description="safetensors file for the weights. Empty: none.")
+    records: PathText = Field(
+        default="", description="File of JSON lines for the values of ctx.log, one line per step. Empty: none."
+    )
+    track: Annotated[
+        str,
+        empty_or(lambda text: set(text.split(",")) <= TRACKERS),
+        Must(f"names with commas between, of: {', '.join(sorted(TRACKERS))}"),
+    ] = Field(default="", description="Trackers that get the values of ctx.log, with commas between. Empty: none.")
+
+    @property
+    def trackers(self) -> list[str]:
+        """The names in ``track``, each once."""
+        return list(dict.fromkeys(filter(None, self.track.split(","))))
 
 
 class Log(Section):
@@ -274,6 +292,11 @@ class Log(Section):
 
     level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="The least important messages to show."
+    )
+    format: Literal["auto", "text", "json"] = Field(
+        default="auto",
+        description="text: lines for people. json: one JSON object per line, with role, name and step. auto: json in a "
+        "container where standard error is no terminal; `run` shows text.",
     )
     interval_s: Seconds = Field(
         default=5.0, description="Seconds between two lines of progress where there is no terminal."
@@ -294,4 +317,18 @@ class Security(Section):
     admin_token: Token = Field(default=SecretStr(""), description="The operators' token, from the environment only.")
     insecure: bool = Field(
         default=False, description="Allow other machines without TLS: everybody on the network can read and interfere."
+    )
+
+
+class Web(Section):
+    """The dashboard, its API, and metrics, over HTTP."""
+
+    dashboard: Annotated[
+        str,
+        only_if(lambda text: text in ("auto", "off") or can_listen_with_port(text)),
+        Must('"auto", "off", or "host:port" (port 0: any)'),
+    ] = Field(
+        default="auto",
+        description="Where the coordinator serves the dashboard and its API. auto: a free port of the loopback "
+        "interface, if the packages of the extra `dashboard` are installed. off: nowhere.",
     )

@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from paramserver.config.secrets import SECRETS
-from paramserver.config.sections import Checkpoint, Cluster, Consistency, Log, Run, Section, Security, Training
+from paramserver.config.sections import Checkpoint, Cluster, Consistency, Log, Run, Section, Security, Training, Web
 from paramserver.config.values import Must
 from paramserver.errors import ConfigError
 
@@ -43,6 +43,7 @@ class Settings(BaseSettings):
     run: Run = Run()
     log: Log = Log()
     security: Security = Security()
+    web: Web = Web()
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
 

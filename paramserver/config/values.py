@@ -60,7 +60,12 @@ def is_host(text: str) -> bool:
 
 def can_listen(text: str) -> bool:
     """Whether ``text`` is a host, or an address whose port may be 0."""
-    return is_host(text) or is_address(text) or is_address(re.sub(":0$", ":1", text))
+    return is_host(text) or can_listen_with_port(text)
+
+
+def can_listen_with_port(text: str) -> bool:
+    """Whether ``text`` is an address whose port may be 0."""
+    return is_address(text) or is_address(re.sub(":0$", ":1", text))
 
 
 def only_if(right: Callable[[Any], object]) -> AfterValidator:

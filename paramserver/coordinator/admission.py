@@ -176,7 +176,7 @@ async def admit_server(job: Job, request: coordinator_pb2.JoinRequest, wish: int
 def server_gone(job: Job, member: Member, lost: bool, reason: str) -> list[JobFails]:
     """A server is a member no more. If the job fails for that reason, the answer says so, and the caller fails it."""
     covered = job.replication.server_gone(member)
-    if covered:
+    if covered and member.index < job.options.servers:
         log.warning("a server is gone; backups go on with its shards", server=member.name, reason=reason)
     return _handle(job, Gone(member, lost, reason, _facts(job, covered)))
 
@@ -184,14 +184,14 @@ def server_gone(job: Job, member: Member, lost: bool, reason: str) -> list[JobFa
 def _facts(job: Job, covered: bool = False) -> Facts:
     return Facts(
         job=job.options.job,
-        servers=job.options.servers,
+        servers=job.resizing.seats,
         layout=job.registry.digest,
         timeline=job.timeline,
         can_go_back=job.recovery.possible,
         going_back=job.recovery.under_way,
         over=job.ended or job.over.done(),
         covered=covered,
-        spare={*range(job.options.servers)} - {*job.holders.primaries},
+        spare={*range(job.resizing.seats)} - {*job.holders.primaries},
     )
 
 

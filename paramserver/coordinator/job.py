@@ -22,6 +22,7 @@ from paramserver.coordinator.history.checkpoints import Checkpoints
 from paramserver.coordinator.history.loads import Loads
 from paramserver.coordinator.history.manifests import load_to_proto, manifest_of
 from paramserver.coordinator.history.recovery import Recovery
+from paramserver.coordinator.history.timeline import TimeLine, gone_of
 from paramserver.coordinator.leadership.cluster import Connect, Servers
 from paramserver.coordinator.leadership.journal import Journal
 from paramserver.coordinator.leadership.keeping import Keeping
@@ -36,19 +37,21 @@ from paramserver.coordinator.watching.blame import BlameWatch
 from paramserver.coordinator.watching.ending import Ending
 from paramserver.coordinator.watching.idle import Idle
 from paramserver.coordinator.watching.poison import PoisonWatch
+from paramserver.coordinator.watching.records import Records
 from paramserver.coordinator.watching.stalls import Stalls
 from paramserver.coordinator.watching.stuck import Stuck
 from paramserver.coordinator.watching.watch import Watch
 from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.coordinator.work.replication import Replication
+from paramserver.coordinator.work.resizing import Resizing
 from paramserver.coordinator.work.schedule import Schedule
+from paramserver.core.job.events import Facts
 from paramserver.core.job.holders import Holders
 from paramserver.core.job.life import Counted, Ends, Life, Phase
 from paramserver.core.job.membership import Member, Membership, Role
 from paramserver.core.job.seats import Seats
 from paramserver.core.versions.consistency import Consistency
-from paramserver.transport.addresses import shard_address
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.messages import (
     consistency_to_proto,
@@ -87,6 +90,8 @@ class Job:
         self.options = options
         # Where members and operators reach this coordinator; only shown.
         self.address = ""
+        # The address of the page; empty: there is none.
+        self.dashboard = ""
         self.began_at = time.monotonic()
         self.journal = journal
         self.servers = Servers(connect)
@@ -104,10 +109,12 @@ class Job:
         # Called before each step that cannot be taken back: raises NotLeaderError if another coordinator leads by now.
         self.confirm: Callable[[], Awaitable[None]] = _nothing
         self.promises = Promises()
+        self.events = TimeLine()
         self.changes = Changes()
         self.tasks = Tasks()
         self.keeping = Keeping(self)
         self._begin(journal.generation, self._first_ident())
+        self.records = Records(self)
         self.scaling = Scaling(self)
         # Members that are asked to leave; of them, those that are to be started again.
         self.draining: set[int] = set()
@@ -124,6 +131,7 @@ class Job:
         self.leasing = Leasing(self)
         self.mode_change = ModeChange(self)
         self.replication = Replication(self)
+        self.resizing = Resizing(self)
         self.snapshots = Snapshots(self)
         self.watch = Watch(self)
         self.stalls = Stalls(self)
@@ -163,7 +171,7 @@ class Job:
     def shard_infos(self) -> list[types_pb2.ShardInfo]:
         """The shards whose primary is there, by index."""
         return [
-            types_pb2.ShardInfo(index=shard, address=shard_address(server.address, shard), server=server.name)
+            types_pb2.ShardInfo(index=shard, address=self.servers.address(server, shard), server=server.name)
             for shard, server in self._primaries()
         ]
 
@@ -200,6 +208,8 @@ class Job:
             launched=self.options.launched,
             loading=self.loads.under_way is not None,
             placement=self.holders.number,
+            shard_count=len(self.holders),
+            carried_from=self.resizing.carried_from,
         )
 
     def record(self) -> coordinator_pb2.JobRecord:
@@ -252,7 +262,26 @@ class Job:
         )
         self.poison.write(record)
         self.replication.write(record)
+        self.resizing.write(record)
+        record.events.extend(self.events.events())
         return record
+
+    def _facts(self) -> Facts:
+        """The facts from which the time line of events follows."""
+        members = (*self.members.of(Role.SERVER), *self.members.of(Role.WORKER))
+        return Facts(
+            phase=self.life.phase.value,
+            reason=self.reason,
+            mode=str(self.consistency),
+            checkpoint=self.checkpoints.last,
+            rollbacks=self.recovery.count,
+            takeovers=self.holders.takeovers,
+            version=self.reports.newest_version(),
+            members={member.name: member.ident for member in members},
+            gone=gone_of(self.reports.departed()),
+            asked=frozenset(self.draining),
+            ended=self.ended,
+        )
 
     def manifest(self, version: int, parts: Sequence[shard_pb2.CopyStatus]) -> Manifest:
         """The manifest of a version of which all shards have written their parts."""
@@ -261,6 +290,7 @@ class Job:
 
     def write_down(self) -> None:
         """Write the present record to the store and to the servers, in the background."""
+        self.events.look(self._facts())
         if self.journal.record(self.record(), None if self.life.released else self.registry.model):
             self.keeping.wake()
 
@@ -313,6 +343,10 @@ class Job:
         self.write_down()
         await self.changes.notify()
 
+    def has_servers(self, servers: int) -> None:
+        """So many servers hold the model from now on."""
+        self.options = replace(self.options, servers=servers)
+
     def reopen_mode_change(self) -> None:
         """Mode and staleness can be changed again, on the present timeline; the change before was closed."""
         self.mode_change = self.mode_change.successor()
@@ -344,6 +378,9 @@ class Job:
 
     async def close(self) -> None:
         """End all sessions and tasks, close all channels, and write the last state."""
+        # Another coordinator may go on with a job that has not ended: it hears the values of open steps again.
+        if self.ended or not self.members.of(Role.WORKER):
+            self.records.finish()
         await self.changes.close()
         await self.tasks.close()
         await self.mode_change.close()
@@ -361,11 +398,13 @@ class Job:
         self.recovery.restore(record)
         self.scaling.restore(record)
         self.promises.restore(record)
+        self.events.restore(record)
         self.reports.restore(record)
         self.poison.restore(record)
         self.loads.restore(record.loaded)
         self.mode_change.restore(record)
         self.replication.restore(record)
+        self.resizing.restore(record)
 
     def heard_of(self, term: int) -> None:
         """A server has heard of a coordinator of this term."""

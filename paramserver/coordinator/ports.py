@@ -111,11 +111,35 @@ class Replicating(Protocol):
         """Wait until each backup has all of its shard, or is gone."""
 
 
+class Resizing(Protocol):
+    """Another number of servers; see `coordinator.work.resizing`."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a change is under way."""
+
+    @property
+    def plan(self) -> int:
+        """The number of the plan in force."""
+
+    @property
+    def settled(self) -> int:
+        """The newest plan that is in force or was given up."""
+
+    def abandon(self) -> None:
+        """The job goes back: a change that is under way is given up."""
+
+
 class GoingBack(Protocol):
     """Going back to a checkpoint; see `coordinator.history.recovery`."""
 
-    under_way: bool
-    resuming: bool
+    @property
+    def under_way(self) -> bool:
+        """Whether the job is going back just now."""
+
+    @property
+    def resuming(self) -> bool:
+        """Whether a new job is about to go on from a checkpoint."""
 
     @property
     def possible(self) -> bool:

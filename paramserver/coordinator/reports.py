@@ -10,6 +10,7 @@ from paramserver.coordinator import ports
 from paramserver.coordinator.watching.stalls import Stalls
 from paramserver.core.job.life import Phase
 from paramserver.core.job.membership import Member, Role
+from paramserver.core.job.rates import Rates
 from paramserver.core.job.status import Departure, State, departed_status
 from paramserver.core.work.slices import assign
 from paramserver.v1 import coordinator_pb2, shard_pb2
@@ -17,7 +18,7 @@ from paramserver.v1 import coordinator_pb2, shard_pb2
 _NAMES = 4
 _REPORTED = (
     *("version", "clock", "epoch", "samples", "slices", "waiting_for", "transport", "epochs_planned"),
-    *("phase", "phase_s"),
+    *("first_metric", "phase", "phase_s"),
 )
 
 
@@ -37,6 +38,8 @@ class Reports:
         # The newest reports, by member number.
         self.workers: dict[int, coordinator_pb2.WorkerReport] = {}
         self.servers: dict[int, Sequence[shard_pb2.StatsResponse]] = {}
+        # Samples of workers; bytes of weights and gradients of servers.
+        self._rates = Rates()
         # Samples in the checkpoint that the job was told to go on from.
         self.samples_before = 0
         # Members that were lost and that no other process has replaced; and the number of all losses.
@@ -53,10 +56,14 @@ class Reports:
 
     def hear(self, request: coordinator_pb2.SessionRequest) -> None:
         """A member reports."""
+        now = time.monotonic()
         if request.HasField("worker"):
             self.workers[request.member] = request.worker
+            self._rates.hear(request.member, request.worker.samples, now)
         if request.shards:
             self.servers[request.member] = request.shards
+            sent = sum(shard.bytes_pushed + shard.bytes_pulled for shard in request.shards)
+            self._rates.hear(request.member, sent, now)
 
     def waits(self) -> dict[int, str]:
         """The reasons for which members wait, by member number; empty: the member does not wait."""
@@ -98,6 +105,7 @@ class Reports:
             gone = self.process(member)
             status = departed_status(Departure(lost=reason) if lost else farewell)
             gone.state, gone.reason, gone.gone = status.state, status.reason, True
+            gone.samples_per_s = gone.bytes_per_s = 0.0
             if former := self._departed.get(gone.name):
                 _add(gone, former)
             self._departed[gone.name] = gone
@@ -108,6 +116,7 @@ class Reports:
                 self._ended_at = time.monotonic()
         self.workers.pop(member.ident, None)
         self.servers.pop(member.ident, None)
+        self._rates.forget(member.ident)
 
     def script_failed(self, member: Member) -> bool:
         """Whether this worker, which is gone, has ended with an error of its script."""
@@ -160,13 +169,16 @@ class Reports:
             member=member.ident,
             restart_command=member.restart_command,
         )
+        rate = self._rates.of(member.ident, time.monotonic())
         if report := self.workers.get(member.ident):
+            process.samples_per_s = rate
             for field in _REPORTED:
                 setattr(process, field, getattr(report, field))
             process.metrics.update(report.metrics)
             process.phases.CopyFrom(report.phases)
         if reports := self.servers.get(member.ident):
             server = combined(reports)
+            process.bytes_per_s = rate
             process.version = server.version
             process.waiting_for = self._named(server)
             process.server.CopyFrom(server)
@@ -220,6 +232,7 @@ def _add(process: coordinator_pb2.ProcessStatus, former: coordinator_pb2.Process
     for field, seconds in former.phases.ListFields():
         setattr(process.phases, field.name, getattr(process.phases, field.name) + seconds)
     process.epochs_planned = max(process.epochs_planned, former.epochs_planned)
+    process.first_metric = process.first_metric or former.first_metric
     for name, value in former.metrics.items():
         if name not in process.metrics:
             process.metrics[name] = value

@@ -95,7 +95,8 @@ def keep(settings: Settings, parts: Sequence[Part], restart: bool) -> int:
     ``restart``: a process that is killed or crashes is started again, as `paramserver run` does.
     Raises ConfigError for settings that cannot be used, ChildFailedError if a process has died too often.
     """
-    configure(settings.log.level)
+    role = "worker" if any(part.is_worker for part in parts) else "server"
+    configure(settings.log.level, settings.log.format, role)
     if restart and not settings.cluster.max_restarts:
         raise errors.ConfigError("--restart and cluster.max_restarts = 0 contradict each other; give one of them")
     return asyncio.run(_keep(settings, parts, restart))

@@ -18,14 +18,18 @@ from paramserver import errors
 from paramserver.checkpoint.owner import Holding
 from paramserver.config import Settings, hide_password
 from paramserver.launch.display import Display, make_display
+from paramserver.launch.output import Outputs
 from paramserver.launch.poll import Poll
 from paramserver.launch.spawn import Spawner
 from paramserver.launch.supervisor import Supervisor
 from paramserver.machine.jobs import Job, publish_job, withdraw_job
 from paramserver.machine.valkey import EmbeddedStore
 from paramserver.processes.alive import process_birth
+from paramserver.processes.lines import Output
+from paramserver.processes.logfiles import Logs
 from paramserver.processes.process import Guard, stop_all
 from paramserver.processes.restarts import Restarts
+from paramserver.records.opening import check_records
 from paramserver.results.gather import MovedError, gather
 from paramserver.results.summary import check_writable
 from paramserver.results.verdict import closing_lines, exit_code
@@ -55,6 +59,7 @@ def launch(settings: Settings, script: Path, script_args: list[str], fresh: bool
     Raises ParamServerError if the cluster cannot be started or breaks.
     """
     check_writable(settings.run)
+    check_records(settings.run)
     return asyncio.run(Launcher(settings, script, script_args, fresh).run())
 
 
@@ -76,10 +81,11 @@ class Launcher:
         self._fresh = fresh
         self._keeping: asyncio.Task[None] | None = None
         self._holding: Holding | None = None
-        self._display: Display = make_display(settings.log.interval_s)
+        self._display: Display = make_display(settings.log.interval_s, settings.log.format == "json")
         self._directory = Path()
         # Where the user wants checkpoints; empty: nowhere.
         self._wanted_checkpoints = ""
+        self._logs: Logs | None = None
         self._store = EmbeddedStore()
         self._guard: Guard | None = None
         self._spawner: Spawner | None = None
@@ -100,13 +106,14 @@ class Launcher:
         self._keep_checkpoints()
         self._guard = Guard()
         self._guard.tell("directory", self._directory)
+        self._logs = Logs(self._directory / "logs", lambda line: self._display.line("", line))
         try:
             started = asyncio.create_task(self._train())
             await asyncio.wait({started, self._signal}, return_when=asyncio.FIRST_COMPLETED)
             if not started.done():
                 started.cancel()
                 await asyncio.gather(started, return_exceptions=True)
-                self._display.line("", "stopping")
+                self._say("stopping")
                 return 128 + self._signal.result()
             return started.result()
         finally:
@@ -169,7 +176,7 @@ class Launcher:
             self._script,
             self._script_args,
             self._guard,
-            self._on_line,
+            self._output,
             (store, name),
             token,
             holding,
@@ -179,30 +186,38 @@ class Launcher:
             spawner,
             self._store,
             Restarts(settings.cluster.max_restarts),
-            lambda line: self._display.line("", line),
+            self._say,
             _HANG_LEASES * settings.cluster.lease_s,
             durable,
         )
         await supervisor.start_coordinator()
         self._address = spawner.address
         holding.lead_at(self._address)
-        self._published = Job(self._job, self._address, os.getpid(), time.time(), process_birth(os.getpid()), token)
+        pid = os.getpid()
+        logs = str(self._directory / "logs")
+        self._published = Job(self._job, self._address, pid, time.time(), process_birth(pid), token, logs=logs)
         publish_job(self._published)
         for index in range(settings.cluster.servers):
             await supervisor.start_server(index)
         for index in range(settings.cluster.workers):
             await supervisor.start_worker(index)
-        self._display.line(
-            "",
+        self._say(
             f"job {self._job}: {settings.cluster.servers} servers, {settings.cluster.workers} workers, "
-            f"coordinator at {self._address}, store {name}",
+            f"coordinator at {self._address}, store {name}"
+            + (f", dashboard at {spawner.dashboard}" if spawner.dashboard else ""),
         )
         return supervisor
 
-    def _on_line(self, name: str, text: str) -> None:
+    def _say(self, line: str) -> None:
+        self._display.line("", line)
+        if self._logs is not None:
+            self._logs.line("run", line)
+
+    def _output(self, name: str) -> Output:
         # While everything is stopped, servers and coordinator miss each other, and say so to nobody's use.
-        if not self._stopping or name.startswith("worker"):
-            self._display.line(name, text)
+        assert self._logs is not None
+        outputs = [self._display.output(name), self._logs.output(name)]
+        return Outputs(outputs, lambda: not self._stopping or name.startswith("worker"))
 
     # ---- finishing
 

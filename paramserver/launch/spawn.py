@@ -15,6 +15,7 @@ from paramserver.checkpoint.owner import Holding
 from paramserver.config import ENV_PREFIX, Settings, env_name
 from paramserver.launch.seats import ChildFailedError
 from paramserver.processes import environment as env
+from paramserver.processes.lines import Output
 from paramserver.processes.process import Child, Guard
 
 START_TIMEOUT_S = 60.0
@@ -22,11 +23,11 @@ _ROLES = (sys.executable, "-m", "paramserver.roles.child")
 
 
 class Spawner:
-    """Starts the processes of one run. ``on_line(name, text)`` gets the processes' output.
+    """Starts the processes of one run. ``output(name)`` makes what takes a stream of a process.
 
     ``store``: URL and shown name of the store. ``holding``: of the place of the checkpoints. ``fresh``: an earlier job
-    of this name does not count. ``address``: of the coordinator, once it was started; a coordinator that is started
-    again keeps the address.
+    of this name does not count. ``address``: of the coordinator, once it was started; ``dashboard``: the URL of its
+    page, or "". A coordinator that is started again keeps both.
     """
 
     def __init__(
@@ -35,18 +36,18 @@ class Spawner:
         script: Path,
         script_args: list[str],
         guard: Guard,
-        on_line: Callable[[str, str], None],
+        output: Callable[[str], Output],
         store: tuple[str, str],
         admin_token: str,
         holding: Holding,
         fresh: bool = False,
     ) -> None:
-        self.address = ""
+        self.address = self.dashboard = ""
         self._children: list[Child] = []
         self._settings = settings
         self._script, self._script_args = script, script_args
         self._guard = guard
-        self._on_line = on_line
+        self._output = output
         self._secrets = {
             env.ENV_STORE: store[0],
             env.ENV_STORE_NAME: store[1],
@@ -54,6 +55,7 @@ class Spawner:
             env.ENV_HISTORIES: json.dumps(holding.histories),
             env.ENV_PRIVATE: "1" if holding.private else "",
             env.ENV_FRESH: "1" if fresh else "",
+            env.ENV_ORIGINS: json.dumps(settings.origins()),
         }
         # The name by which the store knows the coordinator that leads.
         self._leader = ""
@@ -81,9 +83,12 @@ class Spawner:
         if not line:
             assert child.exited is not None
             raise ChildFailedError("the coordinator could not start; it says why above", await child.exited)
-        self.address = line
-        cluster = self._settings.cluster.model_copy(update={"coordinator": line})
-        self._settings = self._settings.model_copy(update={"cluster": cluster})
+        self.address, _, self.dashboard = line.partition(" ")
+        cluster = self._settings.cluster.model_copy(update={"coordinator": self.address})
+        changes: dict[str, object] = {"cluster": cluster}
+        if self.dashboard:
+            changes["web"] = self._settings.web.model_copy(update={"dashboard": self.dashboard.rpartition("/")[2]})
+        self._settings = self._settings.model_copy(update=changes)
         return child
 
     async def coordinator_again(self) -> Child:
@@ -110,7 +115,7 @@ class Spawner:
         return await self._start(f"{role}-{index}", argv, own)
 
     async def _start(self, name: str, argv: list[str], own: Mapping[str, str], pass_fds: tuple[int, ...] = ()) -> Child:
-        child = Child(name, self._guard, self._on_line)
+        child = Child(name, self._guard, self._output)
         self._children = [*(c for c in self._children if c.running), child]
         await child.start([*_ROLES, *argv], {**self._environment(), **own}, pass_fds)
         return child

@@ -122,6 +122,7 @@ class Supervisor:
             self._check_failed(self._status)
             self._check_hung(poll)
             await self._scale()
+            await self._scale_servers(self._status)
             await self._seats.start_due((*self._rest, *self.workers))
             if all(seat.code is not None for seat in self.workers):
                 code = await self._over()
@@ -148,8 +149,10 @@ class Supervisor:
             status = await self._poll.ask()
             if status is not None:
                 self._check_failed(status)
+                await self._scale_servers(status)
         if not worker:
-            self._again(seat, code)
+            if seat is self.coordinator or seat in self.servers:  # else the job has no place for this server any more
+                self._again(seat, code)
             return None
         if code in (_TERMINATED, -signal.SIGTERM) or (seat.leaving and code < 0):
             seat.code = _TERMINATED
@@ -203,6 +206,19 @@ class Supervisor:
                 seat.due, seat.code = None, _TERMINATED
         for _ in range(wanted - len(staying)):
             await self._one_more()
+
+    async def _scale_servers(self, status: coordinator_pb2.StatusResponse) -> None:
+        """Start more servers, of the next indices, or end those of the highest indices, which hold nothing any more."""
+        wanted = status.wanted_servers or len(self.servers)
+        if wanted == len(self.servers) or self._nothing_left():
+            return
+        self._say(f"{wanted} servers are wished for, {len(self.servers)} are there")
+        for seat in self.servers[wanted:]:
+            if seat.child.running:
+                seat.child.terminate()
+        del self.servers[wanted:]
+        for index in range(len(self.servers), wanted):
+            await self.start_server(index)
 
     async def _one_more(self) -> None:
         for seat in self.workers:

@@ -32,6 +32,7 @@ class Job:
     `coordinator` is host:port, `pid` the launcher's, `started` its wall-clock time in seconds (only to be shown).
     `birth` tells the launcher from a later process with the same pid; 0 if the system does not say. `admin_token` is
     the operators' token, if the job was given none; `certs` and `insecure` are the settings of [security].
+    `logs` is the directory with the output of the processes, if a launcher keeps it.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Job:
     admin_token: str = field(default="", repr=False)
     certs: str = ""
     insecure: bool = False
+    logs: str = ""
 
 
 def publish_job(job: Job) -> Path:

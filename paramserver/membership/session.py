@@ -85,6 +85,8 @@ class Session:
         self._changed = asyncio.Condition()
         self.editions = 0
         self._task: asyncio.Task[None] | None = None
+        # How often the stream of reports was opened.
+        self.sessions = 0
         self._leaving = asyncio.Event()
         # Set when the next report should not wait.
         self._hurry = asyncio.Event()
@@ -175,6 +177,7 @@ class Session:
         failures = 0
         while True:
             self._stream_term = None
+            self.sessions += 1
             try:
                 async with aclosing(self.channel.session("Coordinator.Session", self._requests())) as replies:
                     limit_s: float | None = _FIRST_S
@@ -189,7 +192,7 @@ class Session:
             except errors.FencedError:
                 if self._leaving.is_set() and not (self._farewell.finished or self._farewell.ended):
                     return
-                log.warning("this process was given up for lost; it joins again", name=self.name)
+                log.warning(f"{self.name} was given up for lost; it joins again")
                 try:
                     await self.join()
                     self._expelled.clear()

@@ -20,6 +20,8 @@ ENV_FORMER = "PARAMSERVER_INTERNAL_FORMER"
 ENV_HISTORIES = "PARAMSERVER_INTERNAL_HISTORIES"
 ENV_FRESH = "PARAMSERVER_INTERNAL_FRESH"
 ENV_PRIVATE = "PARAMSERVER_INTERNAL_PRIVATE"
+# Where the launcher has its settings from: a JSON object by dotted name.
+ENV_ORIGINS = "PARAMSERVER_INTERNAL_ORIGINS"
 # Set in a process that a supervising `paramserver start` has started: the process plays one part, and starts no others.
 ENV_PART = "PARAMSERVER_INTERNAL_PART"
 # With this exit code a server tells its supervising process that the job has failed, so that another one is of no use.

@@ -3,10 +3,34 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
 # Longer lines are passed on in pieces of so many bytes, so that a line without an end does not fill the memory.
 LONGEST = 16 << 20
+# Behind the name of the process, where such a piece is not the first.
+GOES_ON = " (the same line goes on)"
+
+# Escape sequences other than colours, and control characters: they steer a terminal.
+_UNSAFE = re.compile(
+    r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b(?!\[[0-9;:]*m)(?:\[[0-?]*[ -/]*[@-~]?|.)?|[\x00-\x08\x0b-\x1a]"
+)
+
+
+class Output(Protocol):
+    """Takes one stream of a process."""
+
+    def feed(self, data: bytes) -> None:
+        """The next bytes."""
+
+    def end(self) -> None:
+        """The stream is over."""
+
+
+def harmless(text: str) -> str:
+    """The text of a script with its colours, and without anything else that steers a terminal."""
+    return _UNSAFE.sub("", text)
 
 
 class Lines:
@@ -65,3 +89,24 @@ class Lines:
         self._decoder.reset()
         self._goes_on = False
         return goes_on, text.removesuffix("\r")
+
+
+class NamedLines:
+    """An output that gives ``on_line(name, text)`` each line of a process."""
+
+    def __init__(self, name: str, on_line: Callable[[str, str], None]) -> None:
+        self._name = name
+        self._on_line = on_line
+        self._lines = Lines()
+
+    def feed(self, data: bytes) -> None:
+        """Pass on the lines that end in ``data``."""
+        self._pass_on(self._lines.feed(data))
+
+    def end(self) -> None:
+        """Pass on the rest."""
+        self._pass_on(self._lines.end())
+
+    def _pass_on(self, lines: Iterable[tuple[bool, str]]) -> None:
+        for goes_on, text in lines:
+            self._on_line(self._name + GOES_ON if goes_on else self._name, text)

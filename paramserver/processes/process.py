@@ -8,10 +8,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from paramserver.processes.lines import Lines
+from paramserver.processes.lines import Output
 
 _READ_BYTES = 64 << 10
 # The pipes of an ended process are read to the end, as long as something comes within so many seconds.
@@ -46,12 +46,12 @@ class Guard:
 
 
 class Child:
-    """One process. ``on_line(name, text)`` gets its output; None: it writes where this process writes."""
+    """One process. ``output(name)`` takes one of its two streams; None: the process writes where this one writes."""
 
-    def __init__(self, name: str, guard: Guard, on_line: Callable[[str, str], None] | None) -> None:
+    def __init__(self, name: str, guard: Guard, output: Callable[[str], Output] | None) -> None:
         self.name = name
         self._guard = guard
-        self._on_line = on_line
+        self._output = output
         self._process: asyncio.subprocess.Process | None = None
         self._pumps: list[asyncio.Task[None]] = []
         # How many pieces of output have come.
@@ -60,7 +60,7 @@ class Child:
 
     async def start(self, argv: Sequence[str], environment: Mapping[str, str], pass_fds: Sequence[int] = ()) -> None:
         """Start it. Must be called in the launcher's main thread, with which the child dies."""
-        outputs = [os.pipe() for _ in range(2)] if self._on_line is not None else []
+        outputs = [os.pipe() for _ in range(2)] if self._output is not None else []
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *argv,
@@ -84,22 +84,18 @@ class Child:
         self.exited = asyncio.create_task(self._wait())
 
     async def _pump(self, pipe: int) -> None:
-        lines, stream = Lines(), asyncio.StreamReader()
+        assert self._output is not None
+        output, stream = self._output(self.name), asyncio.StreamReader()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(pipe, "rb", 0)
         )
         try:
             while data := await stream.read(_READ_BYTES):
                 self._heard += 1
-                self._pass_on(lines.feed(data))
+                output.feed(data)
         finally:
-            self._pass_on(lines.end())
+            output.end()
             transport.close()
-
-    def _pass_on(self, lines: Iterable[tuple[bool, str]]) -> None:
-        assert self._on_line is not None
-        for goes_on, text in lines:
-            self._on_line(f"{self.name} (the same line goes on)" if goes_on else self.name, text)
 
     async def _wait(self) -> int:
         assert self._process is not None

@@ -54,6 +54,7 @@ _MEMBER_KEYS = (
     "training.device",
     "log.level",
     "log.interval_s",
+    "log.format",
     "security.certs",
     "security.insecure",
 )
@@ -184,7 +185,8 @@ class Containers:
     @property
     def results(self) -> bool:
         """Whether the coordinator writes files that are to stay, checkpoints aside."""
-        return bool(self.request.settings.run.summary or self.request.settings.run.save)
+        run = self.request.settings.run
+        return any((run.summary, run.save, run.records, run.track))
 
     @property
     def checkpoints(self) -> Checkpoints:
@@ -203,7 +205,7 @@ class Containers:
 
     def coordinator_values(self) -> Values:
         """See `Request.coordinator_values`."""
-        for key in ("run.summary", "run.save"):
+        for key in ("run.summary", "run.save", "run.records"):
             _check_inside(key, str(self.request.settings.values()[key]))
         if "://" not in (resume := self.request.settings.checkpoint.resume):
             _check_inside("checkpoint.resume", resume, "or a URL")
@@ -218,6 +220,7 @@ class Containers:
                 "cluster.store_password_file": self.password_file,
                 "cluster.when_done": self.when_done,
                 "checkpoint.dir": self.checkpoints.dir,
+                "log.format": self.log_format,
                 **self.request.security_values(self.certs),
             }
         )
@@ -225,7 +228,19 @@ class Containers:
     def member_values(self) -> Values:
         """See `Request.member_values`."""
         address = f"{self.coordinator}:{self.request.port}"
-        return self.request.member_values({"cluster.coordinator": address, **self.request.security_values(self.certs)})
+        return self.request.member_values(
+            {
+                "cluster.coordinator": address,
+                "log.format": self.log_format,
+                **self.request.security_values(self.certs),
+            }
+        )
+
+    @property
+    def log_format(self) -> str:
+        """The log of a container is read by programs, unless the settings say otherwise."""
+        wanted = self.request.settings.log.format
+        return "json" if wanted == "auto" else wanted
 
 
 def _check_inside(key: str, path: str, otherwise: str = "") -> None:

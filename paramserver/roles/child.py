@@ -17,9 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from paramserver import errors
+from paramserver import errors, logs
 from paramserver.config import Settings, load_settings
-from paramserver.logs import configure
 from paramserver.processes import environment as env
 from paramserver.processes.children import die_with_parent
 from paramserver.testing.arming import arm_if_told
@@ -34,7 +33,9 @@ def main() -> None:
     die_with_parent()
     role, *rest = sys.argv[1:]
     settings = load_settings()
-    configure(settings.log.level)
+    # The launcher shows the lines, behind the name of this process.
+    form = "json" if settings.log.format == "json" else "text"
+    logs.configure(settings.log.level, form, role, launched=True)
     arm_if_told(role if role == "coordinator" else f"{role}-{os.environ.get(env.ENV_INDEX, '0')}")
     if role == "worker":
         run_worker(rest)
@@ -42,7 +43,7 @@ def main() -> None:
     try:
         sys.exit(asyncio.run(run_coordinator(settings) if role == "coordinator" else run_server(settings)))
     except errors.ParamServerError as error:
-        print(f"paramserver: error: {error}", file=sys.stderr, flush=True)
+        logs.complain(f"paramserver: error: {error}")
         sys.exit(error.exit_code)
 
 
@@ -56,13 +57,14 @@ def _stopped() -> asyncio.Event:
 
 
 async def run_coordinator(settings: Settings) -> int:
-    """Lead the launcher's job until told to stop; says its address on the descriptor of ENV_READY_FD.
+    """Lead the launcher's job until told to stop; says its address, and that of its dashboard, on ENV_READY_FD.
 
     ENV_FORMER names an ended predecessor: then the coordinator takes over the predecessor's lease and record.
     """
     from paramserver.pki.security import load_security
     from paramserver.resume.options import Options
     from paramserver.roles.coordinating import Coordinating
+    from paramserver.roles.dashboard import Dashboard
     from paramserver.store import open_store
     from paramserver.transport import grpc
 
@@ -93,9 +95,13 @@ async def run_coordinator(settings: Settings) -> int:
     host, _, port = (settings.cluster.coordinator or "127.0.0.1:0").rpartition(":")
     server = await grpc.serve([("Coordinator", coordinating.endpoint)], host.strip("[]"), int(port), security)
     coordinating.address = server.address
+    dashboard = Dashboard(settings, security, coordinating.endpoint)
     try:
-        code = await coordinating.run(lambda: _say_ready(server.address))
+        await dashboard.start("127.0.0.1", again=bool(former))
+        coordinating.dashboard = dashboard.url
+        code = await coordinating.run(lambda: _say_ready(f"{server.address} {dashboard.url}"))
     finally:
+        await dashboard.close()
         await server.stop(0.2)
     return 0 if code > 128 else code
 
@@ -114,10 +120,10 @@ async def run_server(settings: Settings) -> int:
     return 0
 
 
-def _say_ready(address: str) -> None:
+def _say_ready(addresses: str) -> None:
     if fd := os.environ.get(env.ENV_READY_FD):
         with open(int(fd), "w") as pipe:
-            pipe.write(address + "\n")
+            pipe.write(addresses + "\n")
 
 
 def run_worker(argv: list[str], at_end: Callable[[int], None] = lambda code: None) -> None:
@@ -138,15 +144,15 @@ def run_worker(argv: list[str], at_end: Callable[[int], None] = lambda code: Non
         code = _exit_code(leave)
         failure = f"exit code {code}" if code not in (0, TERMINATED) else ""
     except errors.EndedError as error:
-        print(f"paramserver: {error}", file=sys.stderr, flush=True)
+        logs.complain(f"paramserver: {error}")
         code = _ENDED
     except errors.ParamServerError as error:
-        print(f"paramserver: error: {error}{_where(error.__traceback__, script)}", file=sys.stderr, flush=True)
+        logs.complain(f"paramserver: error: {error}{_where(error.__traceback__, script)}")
         code, failure = error.exit_code, str(error)
     except KeyboardInterrupt:
         code = 130
     except BaseException as error:  # the top of the process: shown in full, from the script on
-        traceback.print_exception(type(error), error, _from_script(error.__traceback__, script))
+        logs.show_exception(error, _from_script(error.__traceback__, script))
         code, failure = 1, f"{type(error).__name__}: {error}"
     # The script has ended. The rest takes a moment, and must not be interrupted in the middle of an import.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -189,7 +195,7 @@ def _exit_code(leave: SystemExit) -> int:
         return 0
     if isinstance(leave.code, int):
         return leave.code & 0xFF
-    print(leave.code, file=sys.stderr)
+    logs.complain(str(leave.code))
     return 1
 
 

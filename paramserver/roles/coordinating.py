@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from paramserver import errors
+from paramserver import errors, logs
 from paramserver.checkpoint import catalog
 from paramserver.checkpoint.owner import Holding
 from paramserver.config import FEEDBACK, Settings
@@ -23,6 +23,8 @@ from paramserver.coordinator.options import JobOptions
 from paramserver.coordinator.service import CoordinatorService
 from paramserver.core.job.life import Ends, Phase
 from paramserver.membership.settings import consistency_of, shared
+from paramserver.records.opening import open_records
+from paramserver.records.writing import Writing
 from paramserver.results.gather import gather
 from paramserver.results.verdict import closing_lines, exit_code
 from paramserver.resume.checkpointing import checkpoint_options, find_checkpoint, goes_on_there, split
@@ -65,6 +67,8 @@ class Coordinating:
         self.endpoint = Endpoint(settings.cluster.job)
         # The address at which others reach this process; set before `run`.
         self.address = ""
+        # The address of the dashboard; empty: there is none.
+        self.dashboard = ""
         self._settings = settings
         self._options = options
         self._open_store = open_store
@@ -76,11 +80,16 @@ class Coordinating:
         self._standby = Standby(self.endpoint, settings, options.standby, self._resuming, store_name, say)
         self._stop = asyncio.Event()
         self._signal = 0
+        logs.known_as("coordinator", self._version)
 
     @property
     def leads(self) -> bool:
         """Whether this coordinator is the one that members talk to."""
         return self.endpoint.service is not None
+
+    def _version(self) -> int | None:
+        service = self.endpoint.service
+        return service.job.reports.newest_version() if service is not None else None
 
     def on_signal(self, number: signal.Signals) -> None:
         """Leave the job to another coordinator."""
@@ -145,10 +154,10 @@ class Coordinating:
             )
         holding = await hold(self._settings, self._options, self.address, record if resume else None, stood_by)
         service = CoordinatorService(self._job_options(holding), self._connect, journal)
-        service.job.address = self.address
+        service.job.address, service.job.dashboard = self.address, self.dashboard
         service.job.confirm = leadership.confirm
         service.job.forgets = forgets or self._resuming.forgets
-        led = False
+        led, writing = False, None
         keeping = asyncio.create_task(keep_up(holding)) if holding is not None else None
         try:
             leadership.keep(journal.verify, service.job.replaced)
@@ -171,6 +180,7 @@ class Coordinating:
                         return None  # the job goes on from the records of these servers
                     await self._resume_own(service)
                 service.job.write_down()
+            writing = await self._open_records(service)
             await service.start()
             led = True
             self.endpoint.service = service
@@ -187,6 +197,21 @@ class Coordinating:
             self.endpoint.service = None
             # A signal that comes now must not interrupt this.
             await to_the_end(self._wind_up(service, led, keeping))
+            if writing is not None:
+                await asyncio.to_thread(writing.close)
+
+    async def _open_records(self, service: CoordinatorService) -> Writing | None:
+        """Have logged values written where the settings say, going on with what an earlier coordinator has written."""
+        run, job = self._settings.run, service.job
+        if not (run.records or run.trackers):
+            return None
+        resumed = bool(self._settings.checkpoint.resume) or self._options.resume
+        settings = shared(self._settings)
+        opened = await asyncio.to_thread(open_records, run, job.options.job, job.beginning, resumed, settings)
+        writing, steps, ours = opened
+        job.records.go_on(steps, ours)
+        job.records.write = writing.write
+        return writing
 
     async def _wind_up(self, service: CoordinatorService, led: bool, keeping: asyncio.Task[None] | None) -> None:
         """Leave in the store only records that another coordinator may need."""
@@ -214,7 +239,7 @@ class Coordinating:
             ours = service.job.options.checkpoints.ours
             saved = await asyncio.to_thread(lambda: catalog.newest(place, verify=False, ours=ours))
             if saved is not None:
-                log.warning("the job has failed or is lost; it goes on from its newest checkpoint", name=saved.name)
+                log.warning("the job has failed or is lost; it goes on from its newest checkpoint", saved=saved.name)
                 service.job.recovery.resume(saved)
 
     async def _take_over(self, service: CoordinatorService, record: coordinator_pb2.JobRecord) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from paramserver import errors
+from paramserver import errors, logs
 from paramserver.config import Settings
 from paramserver.core.layout.thresholds import server_threads
 from paramserver.failpoints import known_as
@@ -89,7 +89,9 @@ class Serving:
         listening(server.port, self.member)
         try:
             await self.member.join()
-            known_as(self.member.session.name)
+            member = self.member
+            known_as(member.session.name)
+            logs.known_as(member.session.name, member.service.version)
             await self.until_over(self.member, stop)
         finally:
             await self.member.close()

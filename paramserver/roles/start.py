@@ -7,7 +7,6 @@ import contextlib
 import os
 import secrets
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,9 +16,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from paramserver import errors
+from paramserver import errors, logs
 from paramserver.config import NO_CHECKPOINTS, Settings, hide_password, load_settings
-from paramserver.logs import configure
 from paramserver.machine.hosts import coordinator_place, server_place
 from paramserver.machine.jobs import Job, publish_job, withdraw_job
 from paramserver.machine.presence import Presence
@@ -46,11 +44,13 @@ _PRIVATE = "private"
 
 def start_coordinator(settings: Settings, options: Options) -> int:
     """Lead the job, or stand by; returns the exit code. Raises ParamServerError."""
-    configure(settings.log.level)
+    logs.configure(settings.log.level, settings.log.format, "coordinator")
     arm_if_told("coordinator")
+    from paramserver.records.opening import check_records
     from paramserver.results.summary import check_writable
 
     check_writable(settings.run)
+    check_records(settings.run)
     if not settings.cluster.job:
         settings = settings.model_copy(update={"cluster": settings.cluster.model_copy(update={"job": _DEFAULT_JOB})})
     return asyncio.run(_coordinate(settings, options))
@@ -59,6 +59,7 @@ def start_coordinator(settings: Settings, options: Options) -> int:
 async def _coordinate(settings: Settings, options: Options) -> int:
     from paramserver.pki.security import load_security
     from paramserver.roles.coordinating import Coordinating
+    from paramserver.roles.dashboard import Dashboard
     from paramserver.store import open_store
     from paramserver.transport import grpc
     from paramserver.transport.addresses import join
@@ -80,12 +81,15 @@ async def _coordinate(settings: Settings, options: Options) -> int:
             store_name,
             security,
             grpc.connector(security, "server"),
-            say=lambda line: print(line, flush=True),
+            say=logs.say,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, coordinating.on_signal, number)
         server = await grpc.serve([("Coordinator", coordinating.endpoint)], host, port, security)
         coordinating.address = join(advertised, server.port)
+        dashboard = Dashboard(settings, security, coordinating.endpoint)
+        await dashboard.start(advertised)
+        coordinating.dashboard = dashboard.url
         # Commands given on this machine find the coordinator here.
         near = join("127.0.0.1" if host in ("0.0.0.0", "::") else host, server.port)
         job = Job(
@@ -105,7 +109,9 @@ async def _coordinate(settings: Settings, options: Options) -> int:
                 publish_job(job)
                 published.append(job)
             for line in _join_lines(settings, coordinating.address, security, store_name):
-                print(line, flush=True)
+                logs.say(line)
+            if dashboard.url:
+                logs.say(f"dashboard at {dashboard.url}")
 
         with _present("coordinator", settings, near) as presence:
             beating = asyncio.create_task(_beat(lambda: presence.update(name="coordinator", ready=coordinating.leads)))
@@ -115,6 +121,7 @@ async def _coordinate(settings: Settings, options: Options) -> int:
                 beating.cancel()
                 for one in published:
                     withdraw_job(one)
+                await dashboard.close()
                 await server.stop(0.2)
 
 
@@ -198,14 +205,14 @@ def _join_lines(settings: Settings, address: str, security: Security, store_name
 
 def start_server(settings: Settings, config: Path | None, overrides: dict[str, object]) -> int:
     """Hold a shard of the job; returns the exit code. Raises ParamServerError."""
-    configure(settings.log.level)
+    logs.configure(settings.log.level, settings.log.format, "server")
     arm_if_told("server-?")  # the number comes with the membership
     try:
         return asyncio.run(_serve(settings, config, overrides))
     except errors.JobFailedError as error:
         if not is_part():
             raise
-        print(f"paramserver: error: {error}", file=sys.stderr, flush=True)
+        logs.complain(f"paramserver: error: {error}")
         return JOB_FAILED_CODE
 
 
@@ -265,7 +272,7 @@ async def _serve(settings: Settings, config: Path | None, overrides: dict[str, o
 
 def start_worker(settings: Settings, script: Path, args: list[str]) -> int:
     """Run the script as a worker of the job, in this process; returns the exit code. Raises ParamServerError."""
-    configure(settings.log.level)
+    logs.configure(settings.log.level, settings.log.format, "worker")
     arm_if_told("worker-?")  # the number comes with the membership
     from paramserver import api as entry
     from paramserver.roles import child as roles

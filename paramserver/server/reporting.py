@@ -50,6 +50,8 @@ def waiting_for(shard: RunningShard) -> str:
     """In words, why the next version does not exist yet; empty if it waits for nothing."""
     if shard.norms.waiting_for or shard.copies.backups.waiting_for:
         return shard.norms.waiting_for or shard.copies.backups.waiting_for
+    if shard.state.at_stand:
+        return "another number of servers"
     if missing := shard.state.missing():
         return str(missing)
     slow = [shard.names.get(worker, f"worker {worker}") for worker in shard.state.holding_back()]

@@ -328,7 +328,7 @@ class RunningShard:
         except Exception as error:  # the top of a task: a shard that cannot apply must not go on silently
             if self._calls.ended is not None:
                 return
-            log.exception("could not apply", step=base.number)
+            log.exception("could not apply", version=base.number)
             self._failed(f"could not apply step {base.number}: {error}")
 
     def _made(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from paramserver import errors
-from paramserver.core.layout.plan import MAX_SHARDS
+from paramserver.core.layout.replanning import plan_number
 from paramserver.server.rpc.attaching import Attaching
 from paramserver.server.rpc.contributions import Contributions
 from paramserver.server.rpc.control import Control
@@ -21,13 +21,16 @@ from paramserver.v1 import shard_pb2
 
 # Commands that give the process another shard.
 _GIVES = ("configure", "restore")
+# Above all numbers of shards in addresses.
+_NUMBERS = 1 << 31
 
 
 class ShardService:
     """One shard, and the parts that answer calls to it. Its attributes named like RPCs are the RPCs."""
 
-    def __init__(self, process: Process) -> None:
-        self.host = host = Host(process)
+    def __init__(self, process: Process, plan: int = 0) -> None:
+        """``plan``: the number of the plan to which the shard belongs."""
+        self.host = host = Host(process, plan)
         self._setup = setup = Setup(host)
         self.contributions = contributions = Contributions(host)
         self._pulls = pulls = Pulls(host, contributions)
@@ -60,6 +63,11 @@ class ShardService:
         """End the shard while the process goes on: calls that wait or come are told to try elsewhere."""
         await self.host.drop()
 
+    async def leave(self) -> None:
+        """The plan of this shard is not in force: end the shard and its threads while the process goes on."""
+        await self.host.leave()
+        self._pulls.close()
+
     async def close(self) -> None:
         """End the shard and its threads."""
         await self.host.close()
@@ -85,6 +93,8 @@ class ServerService:
         ``threads``: how many work on chunks side by side. ``shares``: memory is shared with backups on this host.
         """
         self.process = Process(job, connect, wait_timeout_s, threads, shares)
+        self.process.drops = self._drop_former
+        # By the number of the shard in its address.
         self.shards: dict[int, ShardService] = {}
         # Answers as long as there is no shard.
         self._nothing = ShardService(self.process)
@@ -103,15 +113,25 @@ class ServerService:
                 raise errors.ProtocolError("a shard is given to an address that names it")
             return self.first
         if number not in self.shards and gives:
-            if number >= MAX_SHARDS:
-                raise errors.ProtocolError(f"shard {number} of at most {MAX_SHARDS}")
-            self.shards[number] = ShardService(self.process)
+            if number >= _NUMBERS:
+                raise errors.ProtocolError(f"shard {number} of at most {_NUMBERS}")
+            self.shards[number] = ShardService(self.process, plan_number(number))
         return self.shards.get(number, self._nothing)
 
     @property
     def first(self) -> ShardService:
         """The shard with the lowest number; one that holds nothing if there is none."""
-        return self.shards[min(self.shards)] if self.shards else self._nothing
+        settled = self._settled()
+        return settled[min(settled)] if settled else self._nothing
+
+    def _settled(self) -> dict[int, ShardService]:
+        """The shards without those of a plan that is still prepared, which are nobody's business."""
+        return {number: one for number, one in self.shards.items() if plan_number(number) <= self.process.settled}
+
+    def version(self) -> int | None:
+        """The version of the first shard; None if there is no shard."""
+        shard = self.first.host.shard
+        return shard.state.version if shard is not None else None
 
     @property
     def used_at(self) -> float:
@@ -120,12 +140,18 @@ class ServerService:
 
     def reports(self) -> list[shard_pb2.StatsResponse]:
         """The reports that the coordinator gets every now and then: of all shards, or of none."""
-        return [shard.report() for shard in self.shards.values()] or [self._nothing.report()]
+        return [shard.report() for shard in self._settled().values()] or [self._nothing.report()]
 
     def holding(self) -> tuple[str, int]:
         """(layout, timeline) of the shards that this process holds; the layout is empty while it holds none."""
         shard = self.first.host.shard
         return (shard.digest, shard.config.timeline) if shard is not None else ("", 0)
+
+    async def _drop_former(self, plan: int) -> None:
+        """``plan`` is in force: drop the shards of other plans that are settled."""
+        former = [n for n in self.shards if plan_number(n) != plan and plan_number(n) <= self.process.settled]
+        for shard in [self.shards.pop(number) for number in former]:
+            await shard.leave()
 
     async def drop(self) -> None:
         """Forget all shards, since other servers hold them: their memory is free, and they answer nobody any more."""

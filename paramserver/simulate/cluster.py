@@ -8,8 +8,10 @@ from statistics import fmean
 
 from paramserver.core.layout.thresholds import EARLY_PUSH_BYTES
 from paramserver.core.work.leases import SliceLeases
+from paramserver.errors import ConfigError
+from paramserver.simulate.costs import STATE
 from paramserver.simulate.formulas import dedicated
-from paramserver.simulate.machinery.blame import NOTHING, Chain, Part, between, largest
+from paramserver.simulate.machinery.blame import NOTHING, Part, between, largest
 from paramserver.simulate.machinery.clock import VirtualClock, start
 from paramserver.simulate.machinery.cores import Cores
 from paramserver.simulate.parts.asynchronous import AsyncWorker
@@ -17,10 +19,12 @@ from paramserver.simulate.parts.hosts import Host, Network, Program
 from paramserver.simulate.parts.member import Member
 from paramserver.simulate.parts.pieces import pieces_of
 from paramserver.simulate.parts.seats import seating, shares_memory
-from paramserver.simulate.parts.server import Server
 from paramserver.simulate.parts.stragglers import draws
 from paramserver.simulate.parts.synchronous import SyncWorker
 from paramserver.simulate.scenario import Outcome, Record, Scenario, busy, shares
+from paramserver.simulate.servers.placement import Means, Placement
+from paramserver.simulate.servers.rules import Published, Rules
+from paramserver.simulate.servers.shard import Shard
 
 # The model is cut into so many pieces at most, and all workers send so many in a step, since it is these that take time
 # to simulate; they are fewer only where links take more than this part of the time of a slice.
@@ -31,52 +35,47 @@ _WARM_UP = 0.05
 
 def simulate(scenario: Scenario) -> tuple[Outcome, Record]:
     """Simulate a job up to its last step; the outcome, and the records of single steps."""
-    clock = VirtualClock()
-    record = Record()
-    made: dict[int, int] = {}
+    clock, record = VirtualClock(), Record()
     versions = scenario.steps if scenario.sync else scenario.steps * scenario.slices
-
-    def on_built(server: int, version: int, chain: Chain, worker: int) -> None:
-        made[version] = made.get(version, 0) + 1
-        if made[version] == scenario.servers:  # the others have it already
-            del made[version]
-            record.published_at.append(clock.now)
-            record.chains.append(chain)
-            record.last_worker.append(worker - 1)
-
     costs, seats = scenario.costs, seating(scenario)
     # Between hosts large models go over the network everywhere, so that gradients leave during the backward pass.
     apart = len({*seats.workers, *seats.servers}) > 1 and scenario.nbytes >= EARLY_PUSH_BYTES
     shared = shares_memory(scenario) and not apart
-    network = Network(clock, costs, scenario.seed)
     count = scenario.cores or math.inf
     hosts = {
         name: Host(clock, scenario.bandwidth, Cores(clock, count))
         for name in dict.fromkeys([*seats.workers, *seats.servers])
     }
+    rules = Rules(
+        clock,
+        Network(clock, costs, scenario.seed),
+        costs,
+        scenario.consistency,
+        range(1, scenario.workers + 1),
+        costs.apply(scenario.optimizer),
+        _Publishing(clock, record, seats.plan.shards, scenario.sync),
+        STATE[scenario.optimizer],
+    )
     cut = pieces_of(seats.plan, _most_pieces(scenario))
-    servers = [
-        Server(
+    placement = Placement(
+        scenario.servers,
+        scenario.replicas,
+        Means(
             clock,
-            index,
-            scenario.consistency,
-            range(1, scenario.workers + 1),
-            Program(hosts[seats.servers[index]], Part.SERVER_LINK, shared),
-            network,
-            costs,
-            costs.apply(scenario.optimizer),
-            cut[index],
-            on_built,
-            seats.threads,
-        )
-        for index in range(scenario.servers)
-    ]
+            lambda server: Program(hosts[seats.servers[server]], Part.SERVER_LINK, shared, costs.faster(seats.threads)),
+            lambda index, program, backup: Shard(rules, index, program, cut[index], backup),
+            _repair_mbps(scenario),
+            costs.call_s,
+            scenario.lease_s,
+        ),
+    )
+    placement.plan(scenario.events)
     begins = not shared and not scenario.gpu and scenario.backward > 0
     members = [
         Member(
             clock,
             rank,
-            servers,
+            placement.primaries,
             Program(hosts[seats.workers[rank]], Part.WORKER_LINK, shared),
             scenario.compute_s,
             draws(scenario.stragglers, rank, scenario.workers, scenario.seed),
@@ -88,6 +87,7 @@ def simulate(scenario: Scenario) -> tuple[Outcome, Record]:
         )
         for rank in range(scenario.workers)
     ]
+    placement.followers = members
     early = not shared and scenario.moves and scenario.backward > 0 and scenario.nbytes >= EARLY_PUSH_BYTES
     leases = SliceLeases(0)
     synchronous = [SyncWorker(member, scenario.workers, scenario.slices, scenario.moves, early) for member in members]
@@ -95,14 +95,44 @@ def simulate(scenario: Scenario) -> tuple[Outcome, Record]:
     for worker in synchronous if scenario.sync else asynchronous:
         start(worker.run())
     clock.run(lambda: len(record.published_at) >= versions)
+    if (last := max((event.at_s for event in scenario.events), default=0.0)) > clock.now:
+        raise ConfigError(f"the job is over after {clock.now:.4g} s, before an event at {last:g} s: give more --steps")
     record.spans = [member.spans for member in members]
-    first = servers[0]
-    record.behind = Counter(first.behind)
-    record.max_clock_spread = first.state.counters.max_clock_spread
-    record.applied = first.state.counters.applied
+    record.happened = placement.happened
+    record.again = sum(member.again for member in members)
+    first = placement.primaries[0].state
+    record.max_clock_spread = first.counters.max_clock_spread
+    record.applied = first.counters.applied
     record.moved = sum(worker.moved for worker in synchronous)
-    record.repeated = first.state.counters.duplicate
+    record.repeated = first.counters.duplicate
     return summed_up(scenario, record), record
+
+
+class _Publishing:
+    """Counts a version when all shards have published it."""
+
+    def __init__(self, clock: VirtualClock, record: Record, shards: int, sync: bool) -> None:
+        self._clock, self._record, self._sync = clock, record, sync
+        # By shard, its newest version; by version, how many shards have published it.
+        self._newest, self._made = [0] * shards, Counter[int]()
+
+    def __call__(self, one: Published) -> None:
+        """A new primary publishes again what the former one may have published."""
+        for version in range(self._newest[one.shard] + 1, one.version + 1):
+            self._newest[one.shard] = version
+            self._made[version] += 1
+            if not self._sync and not one.shard:
+                self._record.behind[one.behind] += 1
+            if self._made[version] == len(self._newest):
+                del self._made[version]
+                self._record.published_at.append(self._clock.now)
+                self._record.chains.append(one.chain)
+                self._record.last_worker.append(one.worker - 1)
+
+
+def _repair_mbps(scenario: Scenario) -> float:
+    """Megabits per second for a new backup: half of the link, as for coordinators."""
+    return scenario.repair_mbps or (scenario.link_mbps or 8e-6 * scenario.bandwidth) / 2
 
 
 def blocks(scenario: Scenario) -> int:

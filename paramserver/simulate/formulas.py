@@ -6,16 +6,31 @@ direction. Latency and arithmetic are left out.
 
 from __future__ import annotations
 
+import math
+
 
 def all_reduce(workers: int, bytes_: float, bandwidth: float) -> float:
     """Ring all-reduce among the workers, without servers."""
     return 2 * (workers - 1) * bytes_ / (workers * bandwidth)
 
 
-def dedicated(workers: int, servers: int, bytes_: float, bandwidth: float, *, overlapped: bool) -> float:
-    """Servers on hosts of their own; ``overlapped``: weights return while gradients still arrive."""
-    one_way = max(bytes_ / bandwidth, workers * bytes_ / (servers * bandwidth))
+def dedicated(
+    workers: int, servers: int, bytes_: float, bandwidth: float, *, overlapped: bool, replicas: int = 0
+) -> float:
+    """Servers on hosts of their own; ``overlapped``: weights return while gradients still arrive.
+
+    With ``replicas``, servers send each other the sum of the gradients once for each backup.
+    """
+    one_way = max(bytes_ / bandwidth, (workers + replicas) * bytes_ / (servers * bandwidth))
     return one_way if overlapped else 2 * one_way
+
+
+def enough_servers(workers: int, bytes_: float, bandwidth: float, step_s: float, *, replicas: int = 0) -> int:
+    """The fewest servers on hosts of their own with which links need no longer than this, if both ways overlap.
+
+    ``step_s`` is at least the time that a link needs for the model.
+    """
+    return math.ceil((workers + replicas) * bytes_ / (bandwidth * step_s))
 
 
 def byteps_split(workers: int, servers: int, bytes_: float, bandwidth: float) -> float:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import asdict
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
+from paramserver.simulate.compare import by_formula
 from paramserver.simulate.costs import Costs
 from paramserver.simulate.formulas import byteps_shares
 from paramserver.simulate.machinery.blame import NOTHING, Part, between, largest
 from paramserver.simulate.scenario import Outcome, Record, Scenario
-from paramserver.simulate.suggest import Suggestion, by_formula
+from paramserver.simulate.suggest import Suggestion
 from paramserver.simulate.units import short
 
 _BAR = 30
@@ -45,6 +49,26 @@ def table(scenario: Scenario, outcome: Outcome, batch: int = 0) -> list[str]:
         lines.append(_row("clocks apart", f"{outcome.max_clock_spread} slices at most"))
         lines += _histogram(outcome)
     return lines
+
+
+def events(record: Record) -> list[str]:
+    """What became of servers, and how long a version was waited for then."""
+    usual = median(after - before for before, after in pairwise([0.0, *record.published_at]))
+    lines = ["", f"{'at, s':>9}  event"]
+    for one in record.happened:
+        waited = wait_at(record, one.at_s) if one.event else None
+        longer = f": {_figure(1000 * waited)} ms between two versions, mostly {_figure(1000 * usual)}" if waited else ""
+        lines.append(f"{one.at_s:>9.2f}  {one.text}{longer}")
+    lines.append(f"{record.again} contributions to shards were brought again to other servers")
+    return lines
+
+
+def wait_at(record: Record, at_s: float) -> float | None:
+    """Seconds from the last version before this moment to the first one after it; None: there is none after it."""
+    after = bisect_right(record.published_at, at_s)
+    if after == len(record.published_at):
+        return None
+    return record.published_at[after] - (record.published_at[after - 1] if after else 0.0)
 
 
 def suggestion(scenario: Scenario, found: Suggestion) -> list[str]:
@@ -101,6 +125,11 @@ def as_json(scenario: Scenario, outcome: Outcome, record: Record, found: Suggest
         )
     ]
     result: dict[str, Any] = {"scenario": said, "outcome": _outcome(outcome), "versions": versions}
+    result["events"] = [
+        {"at_s": one.at_s, "text": one.text, "waited_s": wait_at(record, one.at_s) if one.event else None}
+        for one in record.happened
+    ]
+    result["brought_again"] = record.again
     if found is not None:
         result["servers"] = [
             {"alone": tried.alone, "beside_workers": tried.beside, **_outcome(one)}
@@ -125,6 +154,9 @@ def _key(part: Part) -> str:
 def _headline(scenario: Scenario) -> str:
     many = f"{scenario.workers} workers, {scenario.servers} server{'s' if scenario.servers > 1 else ''}"
     size = f"{short(scenario.params)} parameters ({short(scenario.nbytes)}B)"
+    many += (
+        f", {scenario.replicas} backup{'s' if scenario.replicas > 1 else ''} of each shard" if scenario.replicas else ""
+    )
     slices = f", {scenario.slices} slices per step" if scenario.sync else ""
     odd = "".join(f", {one.text}" for one in scenario.stragglers)
     return f"{many}, {size}, {_where(scenario)}, {scenario.consistency}{slices}{odd}"

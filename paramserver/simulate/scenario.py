@@ -7,9 +7,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from paramserver.core.job.holders import Holders
+from paramserver.core.layout.plan import MAX_SHARDS
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.errors import ConfigError
 from paramserver.simulate.costs import Costs
+from paramserver.simulate.events import Happening, ServerEvent, check
 from paramserver.simulate.machinery.blame import Chain, Part
 from paramserver.simulate.parts.stragglers import Straggler
 
@@ -32,7 +35,10 @@ class Scenario:
     ``cores``: of each host; 0: enough for all.
     ``threads``, ``worker_threads``: of a server's arithmetic (0: chosen) and of a worker's computing. ``gpu``:
     a GPU computes, not the host's processors. ``backward``: the part of a slice in which the backward pass
-    makes one gradient after the other. Raises ConfigError.
+    makes one gradient after the other.
+
+    ``replicas``: backups of each shard; ``repair_mbps``: as configured, 0: half of the link. ``lease_s``: of a server.
+    ``events``: servers that die, come and leave. Raises ConfigError.
     """
 
     workers: int
@@ -60,6 +66,10 @@ class Scenario:
     gpu: bool = False
     backward: float = 2 / 3
     costs: Costs = field(default_factory=Costs)
+    replicas: int = 0
+    repair_mbps: float = 0.0
+    lease_s: float = 5.0
+    events: tuple[ServerEvent, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "slices", self.slices or self.workers)
@@ -87,6 +97,14 @@ class Scenario:
                 f"--with-server starts one server beside each of {self.workers} workers, and --servers counts them: "
                 f"it must be {self.workers} or more, not {self.servers}, and --hosts cannot be given"
             )
+        if not 0 <= self.replicas < self.servers:
+            raise ConfigError(
+                f"--replicas is {self.replicas}, but with --servers {self.servers} a shard has 0 to {self.servers - 1} "
+                "backups"
+            )
+        if len(Holders.plan(self.servers, self.replicas)) > MAX_SHARDS:
+            raise ConfigError(f"--servers is {self.servers}, which is too many with --replicas {self.replicas}")
+        check(self.events, self.servers, self.replicas)
         self.costs.apply(self.optimizer)
 
     @property
@@ -118,6 +136,9 @@ class Record:
     # Asynchronous: how many updates of others came between the weights of a slice and its own update.
     behind: Counter[int] = field(default_factory=Counter)
     max_clock_spread: int = 0
+    # Servers that died, came and left, and what followed; the contributions that were brought again for that reason.
+    happened: list[Happening] = field(default_factory=list)
+    again: int = 0
     # Slices that were counted, computed by others than their owners, and brought a second time.
     applied: int = 0
     moved: int = 0

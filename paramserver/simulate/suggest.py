@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from paramserver.simulate import formulas
 from paramserver.simulate.cluster import blocks, simulate
 from paramserver.simulate.scenario import MAX_SERVERS, Outcome, Scenario
 
@@ -39,41 +38,29 @@ def numbers(workers: int) -> list[int]:
     return [*tried, min(workers, MAX_SERVERS)]
 
 
-def suggest(scenario: Scenario) -> Suggestion:
+def suggest(scenario: Scenario, replicas: int = 0) -> Suggestion:
     """Simulate the job with several numbers of servers; between hosts also with servers beside workers.
 
     Among those that are good enough, fewer machines are preferred; servers beside workers count as one.
+    ``replicas``: the backups of each shard, or as many as there are other servers if that is less.
     """
     alone = numbers(scenario.workers)
     tried = [Servers(number) for number in alone]
     if not scenario.hosts and 1 < scenario.workers <= MAX_SERVERS // 2:
         tried += [Servers(number, scenario.workers) for number in [0, *alone] if number <= scenario.workers / 2]
-    outcomes = {one: simulate(_with(scenario, one))[0] for one in tried}
+    outcomes = {one: simulate(_with(scenario, one, replicas))[0] for one in tried}
     best = max(outcome.steps_per_s for outcome in outcomes.values())
     good = [one for one, outcome in outcomes.items() if outcome.steps_per_s >= (1 - _NEAR) * best]
     return Suggestion(outcomes, min(good, key=lambda one: (one.alone + (one.beside > 0), one.beside)))
 
 
-def _with(scenario: Scenario, servers: Servers) -> Scenario:
+def _with(scenario: Scenario, servers: Servers, replicas: int) -> Scenario:
     tried = replace(
         scenario,
         servers=servers.alone + servers.beside,
         with_server=servers.beside > 0,
         placement="auto" if servers.beside else "balanced",
+        replicas=min(replicas, servers.alone + servers.beside - 1),
+        events=(),
     )
     return replace(tried, steps=min(scenario.steps, max(_FEWEST, min(_STEPS, _BLOCKS // blocks(tried)))))
-
-
-def by_formula(scenario: Scenario) -> dict[str, float]:
-    """Seconds per step of communication alone, by scheme, for the given number of servers."""
-    n, alone, size, bandwidth = scenario.workers, scenario.alone, scenario.nbytes, scenario.bandwidth
-    many = f"{alone} server{'s' if alone != 1 else ''}"
-    found = {}
-    if alone:
-        found[f"{many}, gradients then weights"] = formulas.dedicated(n, alone, size, bandwidth, overlapped=False)
-        found[f"{many}, both at once"] = formulas.dedicated(n, alone, size, bandwidth, overlapped=True)
-    if n > 1:
-        found["ring all-reduce"] = formulas.all_reduce(n, size, bandwidth)
-        if alone <= n:
-            found[f"{many} and shards at the workers (BytePS)"] = formulas.byteps_split(n, alone, size, bandwidth)
-    return found

@@ -355,7 +355,7 @@ class StealResponse(_message.Message):
     def __init__(self, slice: _Optional[int] = ..., complete: bool = ...) -> None: ...
 
 class ConfigureRequest(_message.Message):
-    __slots__ = ("job", "generation", "timeline", "shard", "shards", "model", "layout_digest", "consistency", "workers", "peers", "term", "checkpoints", "checkpoint_every", "anew", "record", "keep", "version", "backup")
+    __slots__ = ("job", "generation", "timeline", "shard", "shards", "model", "layout_digest", "consistency", "workers", "peers", "term", "checkpoints", "checkpoint_every", "anew", "record", "keep", "version", "backup", "filling")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
@@ -374,6 +374,7 @@ class ConfigureRequest(_message.Message):
     KEEP_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BACKUP_FIELD_NUMBER: _ClassVar[int]
+    FILLING_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     timeline: int
@@ -392,7 +393,18 @@ class ConfigureRequest(_message.Message):
     keep: bool
     version: int
     backup: bool
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., layout_digest: _Optional[str] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerInfo, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ShardInfo, _Mapping]]] = ..., term: _Optional[int] = ..., checkpoints: _Optional[str] = ..., checkpoint_every: _Optional[int] = ..., anew: bool = ..., record: _Optional[bytes] = ..., keep: bool = ..., version: _Optional[int] = ..., backup: bool = ...) -> None: ...
+    filling: Filling
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., layout_digest: _Optional[str] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerInfo, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ShardInfo, _Mapping]]] = ..., term: _Optional[int] = ..., checkpoints: _Optional[str] = ..., checkpoint_every: _Optional[int] = ..., anew: bool = ..., record: _Optional[bytes] = ..., keep: bool = ..., version: _Optional[int] = ..., backup: bool = ..., filling: _Optional[_Union[Filling, _Mapping]] = ...) -> None: ...
+
+class Filling(_message.Message):
+    __slots__ = ("sources", "timeline", "version")
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    sources: _containers.RepeatedCompositeFieldContainer[_types_pb2.ShardInfo]
+    timeline: int
+    version: int
+    def __init__(self, sources: _Optional[_Iterable[_Union[_types_pb2.ShardInfo, _Mapping]]] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
 
 class ConfigureResponse(_message.Message):
     __slots__ = ("layout_digest",)
@@ -421,20 +433,24 @@ class ActivateResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class SetMembersRequest(_message.Message):
-    __slots__ = ("job", "generation", "timeline", "workers", "term", "record")
+    __slots__ = ("job", "generation", "timeline", "workers", "term", "record", "plan", "settled")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     timeline: int
     workers: _containers.RepeatedCompositeFieldContainer[_types_pb2.WorkerInfo]
     term: int
     record: bytes
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerInfo, _Mapping]]] = ..., term: _Optional[int] = ..., record: _Optional[bytes] = ...) -> None: ...
+    plan: int
+    settled: int
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerInfo, _Mapping]]] = ..., term: _Optional[int] = ..., record: _Optional[bytes] = ..., plan: _Optional[int] = ..., settled: _Optional[int] = ...) -> None: ...
 
 class SetMembersResponse(_message.Message):
     __slots__ = ()
@@ -485,16 +501,20 @@ class ShareNormsResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ExportRequest(_message.Message):
-    __slots__ = ("job", "timeline", "min_version", "wait_s")
+    __slots__ = ("job", "timeline", "min_version", "wait_s", "chunks", "facts")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     MIN_VERSION_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     min_version: int
     wait_s: float
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., min_version: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+    chunks: _containers.RepeatedScalarFieldContainer[int]
+    facts: bool
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., min_version: _Optional[int] = ..., wait_s: _Optional[float] = ..., chunks: _Optional[_Iterable[int]] = ..., facts: bool = ...) -> None: ...
 
 class StatsRequest(_message.Message):
     __slots__ = ("job", "record")
@@ -724,6 +744,7 @@ class CutRequest(_message.Message):
         STEP_PAUSE: _ClassVar[CutRequest.Step]
         STEP_REACH: _ClassVar[CutRequest.Step]
         STEP_GO_ON: _ClassVar[CutRequest.Step]
+        STEP_STAND: _ClassVar[CutRequest.Step]
     STEP_UNSPECIFIED: CutRequest.Step
     STEP_HOLD: CutRequest.Step
     STEP_COPY: CutRequest.Step
@@ -732,6 +753,7 @@ class CutRequest(_message.Message):
     STEP_PAUSE: CutRequest.Step
     STEP_REACH: CutRequest.Step
     STEP_GO_ON: CutRequest.Step
+    STEP_STAND: CutRequest.Step
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -926,12 +948,14 @@ class SetHoldersRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., term: _Optional[int] = ..., placement: _Optional[int] = ..., primary: bool = ..., backups: _Optional[_Iterable[_Union[BackupPlace, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ShardInfo, _Mapping]]] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., repair_mbps: _Optional[float] = ...) -> None: ...
 
 class BackupPlace(_message.Message):
-    __slots__ = ("address", "since")
+    __slots__ = ("address", "since", "whole")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
     address: str
     since: int
-    def __init__(self, address: _Optional[str] = ..., since: _Optional[int] = ...) -> None: ...
+    whole: bool
+    def __init__(self, address: _Optional[str] = ..., since: _Optional[int] = ..., whole: bool = ...) -> None: ...
 
 class SetHoldersResponse(_message.Message):
     __slots__ = ("version",)

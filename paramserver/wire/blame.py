@@ -59,8 +59,8 @@ def held_from_proto(hold: shard_pb2.Hold) -> Held:
     return Held(hold.worker, hold.by, hold.clock, _seconds(hold.seconds))
 
 
-def blamed_to_proto(blamed: Blamed, begun_at: float) -> coordinator_pb2.BlamedStep:
-    """A step that waited noticeably. ``begun_at``: when the first step began, by the clock of `Blamed.at`."""
+def blamed_to_proto(blamed: Blamed, offset_s: float) -> coordinator_pb2.BlamedStep:
+    """A step that waited noticeably. ``offset_s``: from the clock of `Blamed.at` to seconds since 1970."""
     return coordinator_pb2.BlamedStep(
         step=blamed.step,
         asynchronous=blamed.asynchronous,
@@ -70,7 +70,7 @@ def blamed_to_proto(blamed: Blamed, begun_at: float) -> coordinator_pb2.BlamedSt
         cause=blamed.cause,
         cause_s=blamed.seconds,
         sentence=of_step(blamed),
-        at_s=max(0.0, blamed.at - begun_at),
+        at_s=blamed.at + offset_s,
     )
 
 

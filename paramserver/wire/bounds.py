@@ -75,10 +75,18 @@ def check_report(report: coordinator_pb2.WorkerReport) -> None:
         counting(name, getattr(report, name))
     seconds("slice_s", report.slice_s, MAX_COUNT)
     seconds("phase_s", report.phase_s, MAX_COUNT)
-    for name in ("state", "waiting_for", "transport", "phase"):
+    del report.steps[MAX_STEPS:]
+    for name in ("state", "waiting_for", "transport", "phase", "first_metric"):
         if len(getattr(report, name)) > MAX_TEXT_CHARS:
             setattr(report, name, getattr(report, name)[:MAX_TEXT_CHARS] + " …")
-    del report.steps[MAX_STEPS:]
+    for field in ("logged_from", "logging_timeline", "logging_step"):
+        counting(field, getattr(report, field))
+    for call in report.logged:
+        for field in ("step", "timeline"):
+            counting(field, getattr(call, field))
+        counting("samples", call.samples, MAX_SAMPLES)
+        for name in [name for name in call.values if len(name) > MAX_TEXT_CHARS]:
+            del call.values[name]
     kept = 0
     for name in sorted(report.metrics):
         kept += len(name) <= MAX_TEXT_CHARS

@@ -24,7 +24,7 @@ from paramserver.worker.engine import Engine
 from paramserver.worker.gradients.hooks import PushHook, of_script
 from paramserver.worker.script.binding import ModelBinding
 from paramserver.worker.script.draws import Draws
-from paramserver.worker.script.given import check_loader, check_model, check_objects
+from paramserver.worker.script.given import as_numbers, check_loader, check_model, check_objects
 from paramserver.worker.script.guard import Guard
 from paramserver.worker.script.loaded import load
 from paramserver.worker.script.loader import SliceLoader, describe_loader
@@ -318,10 +318,24 @@ class Context:
 
     # ---- the rest
 
-    def log(self, **metrics: float | torch.Tensor) -> None:
-        """Report numbers: ``ctx.log(loss=loss)``. The last value of each name is shown, and ends in the summary."""
-        numbers = {k: float(v.detach()) if isinstance(v, torch.Tensor) else float(v) for k, v in metrics.items()}
+    def log(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> None:
+        """Record numbers: ``ctx.log(loss=loss)`` or ``ctx.log({"train/loss": loss})``.
+
+        In the loop over the prepared loader a value belongs to the slice that the script has, or has just stepped on;
+        elsewhere it belongs to the version of the weights at hand. Each name has one value per step: the mean over the
+        slices of the step, by samples. Numbers, and tensors or arrays of one element, are taken; NaN is a number.
+
+        Raises UserError for anything else.
+        """
+        numbers = as_numbers(values, named)
+        if self._closed:
+            log.warning("ctx.log was called after ctx.close(): this worker has left the job, and the values are lost")
+            return
         self.engine.progress.log(numbers)
+        outside = None
+        if self._loader is not None and not self._passes.in_loop:
+            outside = (self.engine.shards.timeline, self.engine.weights.version)
+        self.engine.records.log(numbers, outside)
 
     def close(self) -> None:
         """Hand in what is left and leave the job. Calling it twice does nothing."""

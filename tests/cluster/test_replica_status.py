@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from paramserver.cli.look.status import describe, render
+from paramserver.cli.look.facts import describe, render
 from paramserver.config import ENV_RESTART_COMMAND
+from paramserver.core.layout import catching_up
 from paramserver.membership import session
-from paramserver.server.replicas import backups
 from paramserver.v1 import coordinator_pb2
 from paramserver.worker.context import Context
 from tests.support.cluster.harness import until, wait
@@ -89,7 +89,7 @@ def trains(**options: Any) -> Iterator[tuple[Fleet, Shown]]:
 
 def test_a_server_dies_and_another_one_catches_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENV_RESTART_COMMAND, "docker start here")
-    monkeypatch.setattr(backups, "_GROUP_BYTES", 600)  # a few chunks at a time, so that a part can be seen
+    monkeypatch.setattr(catching_up, "GROUP_BYTES", 600)  # a few chunks at a time, so that a part can be seen
     with trains(cluster__replicas=1, cluster__repair_mbps=0.05, training__chunk_bytes=512) as (fleet, look):
         facts = look.until("all shards have backups", lambda facts: states(facts) == {"replicated"})
         assert facts["state"] == "training"
@@ -129,7 +129,7 @@ def test_a_server_dies_and_another_one_catches_up(monkeypatch: pytest.MonkeyPatc
 
 def test_of_three_servers_the_others_take_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """They become backups of each other when the lost server does not come. It is missed all the same."""
-    monkeypatch.setattr("paramserver.coordinator.work.replication._PATIENCE_S", 0.5)
+    monkeypatch.setattr("paramserver.coordinator.work.replication.PATIENCE_S", 0.5)
     with trains(servers=3, cluster__replicas=1) as (fleet, look):
         look.until("all shards have backups", lambda facts: states(facts) == {"replicated"})
         die(fleet, 2)

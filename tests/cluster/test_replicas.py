@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from paramserver import errors
-from paramserver.server.replicas import backups
 from paramserver.v1 import coordinator_pb2
 from paramserver.worker.context import Context
 from tests.support.cluster.harness import until, wait
@@ -159,7 +158,7 @@ def test_all_copies_are_gone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("who", ["server-0", "server-1", "leader"])
 def test_a_death_while_a_backup_catches_up(who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Server 1 dies, comes back and catches up; meanwhile its primary, itself, or the leader dies."""
-    monkeypatch.setattr(backups, "_GROUP_BYTES", 600)  # a few chunks at a time
+    monkeypatch.setattr("paramserver.core.layout.catching_up.GROUP_BYTES", 600)  # a few chunks at a time
     wanted = expected()
     catching_up = Strike("catch_up.after_chunks", "server-0", nth=4, do=lambda: rig.strike(who))
     pause = WholeAgain(7)

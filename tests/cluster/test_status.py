@@ -12,7 +12,7 @@ import pytest
 
 from paramserver import errors
 from paramserver.cli.look import status as command
-from paramserver.cli.look.status import describe
+from paramserver.cli.look.facts import describe
 from paramserver.membership import session
 from paramserver.results.verdict import closing_lines
 from paramserver.v1 import coordinator_pb2

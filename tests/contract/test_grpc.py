@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -219,6 +221,56 @@ def test_a_channel_that_is_closed_while_it_connects_ends_an_upload(steps: int) -
             await channel.close()
             with pytest.raises(errors.UnavailableError, match="closed"):
                 await asyncio.wait_for(upload, T)
+
+    run(GrpcWires, test)
+
+
+@pytest.mark.parametrize("frames", [1, 40])
+def test_a_channel_that_is_closed_ends_an_upload_that_the_connection_does_not_take(frames: int) -> None:
+    """The peer is cut off. gRPC would wake the writer when the connection is given up, after many seconds."""
+
+    class Deaf:
+        """A connection that takes no bytes."""
+
+        def __init__(self) -> None:
+            self.writing, self.written = asyncio.Event(), 0
+
+        async def write(self, _: bytes) -> None:
+            self.written += 1
+            if self.written == frames:
+                self.writing.set()
+                await asyncio.Event().wait()
+
+    async def test(w: GrpcWires) -> None:
+        server = await w.serve(("Shard", Stub(push=reporting(asyncio.Queue(), asyncio.Event()))))
+        channel, deaf = w.connect(server.address), Deaf()
+        calls: Any = type(grpc.aio.insecure_channel(server.address).stream_unary("/x")())
+        with mock.patch.object(calls, "write", lambda _, raw: deaf.write(raw)):
+            upload = asyncio.ensure_future(channel.upload(PUSH, itertools.repeat(b"frame"), timeout=600.0))
+            await deaf.writing.wait()
+            await channel.close()
+            with pytest.raises(errors.UnavailableError, match="closed"):
+                await asyncio.wait_for(upload, T)
+
+    run(GrpcWires, test)
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_whoever_cancels_an_upload_is_heard(closes: bool) -> None:
+    """Also if the channel is closed at the same moment."""
+
+    async def test(w: GrpcWires) -> None:
+        arrived = asyncio.Event()
+        server = await w.serve(("Shard", Stub(push=reporting(asyncio.Queue(), arrived))))
+        channel = w.connect(server.address)
+        upload = asyncio.ensure_future(channel.upload(PUSH, itertools.repeat(bytes(1000)), timeout=600.0))
+        await arrived.wait()
+        upload.cancel()
+        if closes:
+            await channel.close()
+        with pytest.raises(asyncio.CancelledError):
+            await upload
+        assert upload.cancelled()
 
     run(GrpcWires, test)
 

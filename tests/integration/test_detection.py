@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from paramserver.cli.look.status import describe
+from paramserver.cli.look.facts import describe
 from paramserver.machine.jobs import fetch_status
 from tests.support.integration.harness import SCRIPTS, Place, place_fixture, read_summary, status_of, until
 

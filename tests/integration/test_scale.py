@@ -1,4 +1,4 @@
-"""`paramserver scale` in a run: workers come and go while it trains."""
+"""`paramserver scale` in a run: workers and servers come and go while it trains."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def test_more_and_fewer_workers(place: Place) -> None:
     assert place.paramserver("scale", "workers=4").check().out == "4 workers now.\n"
     running.wait_for(r"worker-[23] \| rank [23] of \d trains", count=2)
     assert place.paramserver("scale", "workers=1").check().out == "1 workers now.\n"
-    text = complaint(place.paramserver("scale", "servers=3"), 2)
-    assert "--servers 3" in text
+    text = complaint(place.paramserver("scale", "servers=0"), 2)
+    assert 'servers is "0", but must be an integer from 1' in text
     hurry.touch()
     done = running.wait().check()
     assert "4 workers are wished for, 2 are there" in done.out
@@ -40,4 +40,24 @@ def test_more_and_fewer_workers(place: Place) -> None:
     for key in ("weights_sha256", "buffers_sha256", "optimizer_sha256", "steps", "contributions_applied"):
         assert found[key] == well[key], key
     assert found["restarts"] == {}
+    assert place.leftovers() == []
+
+
+@pytest.mark.long
+def test_more_and_fewer_servers(place: Place) -> None:
+    alone, scaled, hurry = place.work / "alone.json", place.work / "scaled.json", place.work / "hurry"
+    environ = {"PARAMSERVER_RUN__SUMMARY": str(alone), "PARAMSERVER_TRAINING__SLICES_PER_STEP": "2"}
+    place.python(TRAIN, *EPOCHS, environ=environ).check()
+    flags = ("--servers", "2", "--workers", "2", "--slices-per-step", "2", "--summary", scaled)
+    running = place.launch("run", TRAIN, *flags, "--", *EPOCHS, "--pace", "0.5", "--hurry", hurry)
+    running.wait_for(TRAINS, count=2)
+    assert place.paramserver("scale", "servers=4").check().out.startswith("4 servers now. Workers waited for ")
+    assert place.paramserver("scale", "servers=1").check().out.startswith("1 servers now. Workers waited for ")
+    hurry.touch()
+    done = running.wait().check()
+    assert "4 servers are wished for, 2 are there" in done.out
+    well, found = read_summary(alone), read_summary(scaled)
+    for key in ("weights_sha256", "buffers_sha256", "optimizer_sha256", "steps", "contributions_applied"):
+        assert found[key] == well[key], key
+    assert (found["restarts"], found["servers"], found["rollbacks"]) == ({}, 1, 0)
     assert place.leftovers() == []

@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
+from paramserver.cli.look.top import Source
 from paramserver.cli.main import main
-from paramserver.errors import ConfigError
+from paramserver.cli.target import NEAR
+from paramserver.config import load_settings
+from paramserver.errors import ConfigError, UnavailableError
 from paramserver.machine.jobs import Job, publish_job
 from paramserver.machine.runtime import ENV_RUNTIME_DIR
+from paramserver.pki.security import load_security
 from paramserver.processes.alive import process_birth
 from paramserver.transport import grpc as grpc_transport
 from paramserver.transport.security.access import Security
@@ -33,6 +38,7 @@ class FakeCoordinator:
         return coordinator_pb2.StatusResponse(
             job="digits",
             state="training",
+            term=1,
             view=types_pb2.View(
                 generation=3,
                 state=types_pb2.JOB_STATE_RUNNING,
@@ -131,3 +137,42 @@ def test_coordinator_that_does_not_answer_is_exit_code_3(capsys: pytest.CaptureF
     assert err.startswith("paramserver: error: ")
     assert coordinator in err
     assert err.count("\n") == 1
+
+
+def test_top_finds_the_job_again_when_its_coordinator_has_another_address() -> None:
+    async def body() -> None:
+        source = Source(NEAR)
+        with pytest.raises(UnavailableError, match="no job runs on this machine"):
+            await source.ask()
+        for _ in range(2):
+            server = await grpc_transport.serve([("Coordinator", FakeCoordinator())])
+            pid = os.getpid()
+            publish_job(Job("digits", server.address, pid, started=0.0, birth=process_birth(pid)))
+            assert [process.name for process in (await source.ask()).processes] == ["worker-0"]
+            await server.stop(0)
+            with pytest.raises(UnavailableError, match="nobody answers"):
+                await source.ask()
+        await source.close()
+
+    asyncio.run(asyncio.wait_for(body(), 60.0))
+
+
+def test_a_failed_handshake_is_one_sentence() -> None:
+    """gRPC itself writes nothing about it where the command was typed."""
+    assert [main(["certs", "init", name]) for name in ("certs", "others")] == [0, 0]
+    security = load_security(load_settings(overrides={"security.certs": "certs"}), "coordinator")
+
+    async def body() -> str:
+        server = await grpc_transport.serve([("Coordinator", FakeCoordinator())], security=security)
+        try:
+            argv = ["-m", "paramserver", "status", "--coordinator", server.address, "--certs", "others"]
+            process = await asyncio.create_subprocess_exec(sys.executable, *argv, stderr=asyncio.subprocess.PIPE)
+            _, err = await process.communicate()
+            assert process.returncode == 3
+            return err.decode()
+        finally:
+            await server.stop(0)
+
+    err = asyncio.run(asyncio.wait_for(body(), 60.0))
+    assert err.startswith("paramserver: error: Coordinator.Status at 127.0.0.1:")
+    assert err.count("\n") == 1, err

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
 import os
-import pty
 import re
-import struct
-import subprocess
-import sys
-import termios
-import time
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paramserver.cli.look.status import describe
+from paramserver.cli.look.facts import describe
 from paramserver.machine.jobs import fetch_status
 from tests.support.integration.harness import SCRIPTS, Place, place_fixture, read_summary, until
+from tests.support.integration.terminal import Terminal
 
 TRAIN = SCRIPTS / "train.py"
 SLICES, SAMPLES, EPOCHS = 15, 230, 40
@@ -145,75 +138,41 @@ def test_two_jobs_at_once(place: Place) -> None:
 def test_table_on_a_terminal(place: Place) -> None:
     hurry = place.work / "hurry"
     tokens: list[str | Path] = ["run", TRAIN, "--servers", "1", "--workers", "1", "--store", "memory", "--"]
-    with _Terminal(place, [*tokens, "--epochs", "6", "--pace", "0.2", "--hurry", hurry]) as terminal:
+    with Terminal(place, [*tokens, "--epochs", "6", "--pace", "0.2", "--bar", "--hurry", hurry]) as terminal:
         terminal.wait_for(r"rank 0 of 1 trains")
         for words in (r"job train-[0-9a-f]{6}", "name", "state", "step", "samples/s", "loss", "why"):
             terminal.wait_for(words)
         terminal.wait_for(r"worker-0 .*training")
         terminal.wait_for(r"server-0 .*training")
-        terminal.wait_for(r"sync .*━.* [1-9]\d*/90 (slices|steps)")
+        terminal.wait_for(r"epoch 1 of 6 .*━.* [1-9]\d?/15 slices")
+        terminal.wait_for(r"sync .*━.* [1-9]\d*/90 slices +\d:\d\d:\d\d left · \d+\.\d steps/s · loss \d\.\d{4}")
+        terminal.wait_for(r"worker-0 \| script's bar: [1-9]")
         hurry.touch()
         assert terminal.wait() == 0
-        assert re.search(r"90/90 (slices|steps)", terminal.text)
+        assert re.search(r"90/90 slices", terminal.text)
         assert re.search(r"done: sync, 90 steps in ", terminal.text)
         assert "Traceback" not in terminal.text
 
 
-class _Terminal:
-    """A command of paramserver under a pseudo-terminal of 120 columns."""
-
-    def __init__(self, place: Place, tokens: list[str | Path]) -> None:
-        self._ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 120, 0, 0))
-        os.set_blocking(self._ours, False)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "paramserver", *map(str, tokens)],
-            env={**place.environ(), "TERM": "xterm-256color"},
-            cwd=place.work,
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            start_new_session=True,
-        )
-        os.close(theirs)
-        self._raw = b""
-
-    def __enter__(self) -> _Terminal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait(10.0)
-        os.close(self._ours)
-
-    @property
-    def text(self) -> str:
-        """Everything that was ever written, without what steers the terminal."""
-        while True:
-            try:
-                data = os.read(self._ours, 65536)
-            except BlockingIOError:
-                break
-            except OSError as error:
-                if error.errno != errno.EIO:
-                    raise
-                break  # nobody has the other end open any more
-            if not data:
-                break
-            self._raw += data
-        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self._raw.decode(errors="replace"))
-
-    def wait_for(self, pattern: str, deadline_s: float = 60.0) -> None:
-        with contextlib.suppress(AssertionError):
-            until(pattern, lambda: re.search(pattern, self.text), deadline_s)
-            return
-        raise AssertionError(f"never saw {pattern!r} in\n{self.text}")
-
-    def wait(self, deadline_s: float = 60.0) -> int:
-        """The exit code; what is written meanwhile is read, or else the command would wait for us."""
-        deadline = time.monotonic() + deadline_s
-        while (code := self._process.poll()) is None:
-            assert time.monotonic() < deadline, self.text
-            assert self.text is not None
-            time.sleep(0.02)
-        return code
+@pytest.mark.long
+def test_top_waits_for_a_job_and_follows_another_coordinator(place: Place) -> None:
+    hurry = place.work / "hurry"
+    with Terminal(place, ["top"]) as terminal:
+        terminal.wait_for("waiting for a job .*no job runs on this machine")
+        running = place.launch("run", TRAIN, "--servers", "1", "--workers", "1", "--", *PACE, "--hurry", hurry)
+        terminal.wait_for(r"job: [1-9]\d*/600 slices, \d:\d\d:\d\d left")
+        terminal.wait_for(r"samples/s +[1-9]\d*  .*[▂▃▄▅▆▇█]")
+        said = place.paramserver("logs", "worker-0").check().out
+        assert re.search(r"^\d\d:\d\d:\d\d worker-0 \| rank 0 of 1 trains", said, re.MULTILINE)
+        follower = place.launch("logs", "--follow")
+        follower.wait_for(r"worker-0 \| rank 0 of 1 trains")
+        os.kill(by_name(place.status())["coordinator"]["pid"], signal.SIGKILL)
+        terminal.wait_for(r"another coordinator leads the job \(term 2, before: 1\)")
+        hurry.touch()
+        running.wait().check()
+        assert follower.wait().check().err == "The job has ended.\n"
+        terminal.wait_for("NO COORDINATOR ANSWERS since .*no job runs on this machine")
+        terminal.type("q")
+        assert terminal.wait() == 0
+        assert terminal.echoes, "the terminal is as it was"
+        assert "Traceback" not in terminal.text

@@ -161,13 +161,12 @@ def test_by_hand(site: Site) -> None:
         site.type(machine, doctor).wait().check()
     started = everybody(site, coordinator, members)
     try:
-        watch, mode, drain, stop = commands.splitlines()
+        status, mode, drain, stop = commands.splitlines()
         site.when("it trains", trains)
-        watching = site.type("a", watch)
+        assert "worker-1" in site.type("a", status).wait(PATIENCE_S).check().out
         for line in (mode, drain, stop):
             site.type("a", line).wait().check()
         ends(started)
-        assert "worker-1" in watching.wait(PATIENCE_S).check().out
     except AssertionError as error:
         raise AssertionError(f"{error}\n{story(started)}") from None
 

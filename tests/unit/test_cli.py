@@ -12,9 +12,9 @@ import pytest
 
 import paramserver.launch
 from paramserver.cli.common import guard, merge_overrides, parse_assignments
-from paramserver.cli.look.operate import wished_workers
+from paramserver.cli.look.facts import describe, headline, render
+from paramserver.cli.look.operate import wished
 from paramserver.cli.look.set import make_request
-from paramserver.cli.look.status import describe, headline, render
 from paramserver.cli.main import main, split_script_arguments
 from paramserver.config import Settings, load_settings
 from paramserver.errors import ConfigError, DeadlineError, UnavailableError, VersionMismatchError
@@ -210,7 +210,9 @@ def test_config_show_says_where_values_come_from(
 def test_config_schema_describes_every_section(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "schema"]) == 0
     schema = json.loads(capsys.readouterr().out)
-    assert set(schema["properties"]) == {"security", "cluster", "consistency", "training", "run", "log", "checkpoint"}
+    assert set(schema["properties"]) == {
+        *("security", "cluster", "consistency", "training", "run", "log", "checkpoint", "web")
+    }
     assert schema["additionalProperties"] is False
 
 
@@ -334,8 +336,8 @@ def test_staleness_without_asynchronous_mode_is_a_contradiction(changes: dict[st
 @pytest.mark.parametrize(
     ("wish", "text"),
     [
-        ("servers=3", "with --servers 3"),
-        ("epochs=3", 'scale takes workers=N, not "epochs=3"'),
+        ("servers=0", 'servers is "0", but must be an integer from 1 to 4096'),
+        ("epochs=3", 'scale takes workers=N or servers=N, not "epochs=3"'),
         ("workers", 'workers is "", but must be an integer from 1 to 4096'),
         ("workers=0", 'workers is "0", but must be'),
         ("workers=4097", 'workers is "4097", but must be'),
@@ -343,11 +345,12 @@ def test_staleness_without_asynchronous_mode_is_a_contradiction(changes: dict[st
         ("workers=99999999999999999999", "but must be an integer"),
     ],
 )
-def test_scale_takes_workers_only(wish: str, text: str) -> None:
+def test_scale_takes_numbers_of_workers_and_servers_only(wish: str, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        wished_workers(wish)
+        wished(wish)
     assert text in str(caught.value)
 
 
-def test_scale_takes_a_number_of_workers() -> None:
-    assert [wished_workers(f"workers={count}") for count in (1, 4096)] == [1, 4096]
+def test_scale_takes_a_number_of_workers_or_servers() -> None:
+    assert [wished(f"workers={count}") for count in (1, 4096)] == [("workers", 1), ("workers", 4096)]
+    assert wished("cluster.servers=4") == ("servers", 4)

@@ -21,6 +21,7 @@ def ending(data: DataSpec | None = None) -> tuple[Ending, Any]:
         timeline=1,
         life=Life(Consistency(Mode.SYNC)),
         recovery=SimpleNamespace(under_way=False),
+        resizing=SimpleNamespace(under_way=False),
         members=SimpleNamespace(of=lambda role: [], generation=1),
         schedule=SimpleNamespace(slices_per_epoch=data.slices_per_epoch if data else 0),
         seats=SimpleNamespace(away=[]),

@@ -38,18 +38,25 @@ ALLOWED: dict[str, set[str]] = {
     "wire": LOWER | {"tensors", "transport", "v1"},
     "membership": LOWER | {"config", "transport", "v1", "wire"},
     "store": LOWER,
+    "records": LOWER | {"config"},
     "coordinator": LOWER | EDGES | WIRE | {"config", "checkpoint"},
     "server": LOWER | EDGES | WIRE | {"config", "checkpoint", "compress", "kernels"},
     "worker": LOWER | EDGES | WIRE | {"config", "checkpoint", "compress"},
     "testing": LOWER | EDGES | {"processes", "v1"},
     "pki": LOWER | {"config", "transport"},
     "machine": LOWER | {"config", "pki", "processes", "testing", "transport", "v1"},
+    "web": LOWER | {"config", "transport", "v1"},
     "results": LOWER | EDGES | WIRE | {"config", "checkpoint", "worker"},
     "resume": LOWER | EDGES | WIRE | {"config", "checkpoint", "coordinator", "machine", "processes", "server"},
-    "alone": LOWER | EDGES | WIRE | ROLES | {"config", "results"},
-    "api": LOWER | EDGES | WIRE | ROLES | AROUND | {"config", "alone", "results"},
-    "roles": LOWER | EDGES | WIRE | ROLES | AROUND | {"api", "config", "checkpoint", "results", "resume"},
-    "launch": LOWER | EDGES | WIRE | AROUND | {"config", "checkpoint", "results", "resume"},
+    "alone": LOWER | EDGES | WIRE | ROLES | {"config", "records", "results"},
+    "api": LOWER | EDGES | WIRE | ROLES | AROUND | {"config", "alone", "records", "results"},
+    "roles": LOWER
+    | EDGES
+    | WIRE
+    | ROLES
+    | AROUND
+    | {"api", "config", "checkpoint", "records", "results", "resume", "web"},
+    "launch": LOWER | EDGES | WIRE | AROUND | {"config", "checkpoint", "records", "results", "resume", "web"},
     "doctor": LOWER | EDGES | WIRE | AROUND | {"config"},
     "render": {"config", "errors"},
     # Calibration alone needs more than the core: it measures transport and arithmetic, and a script of its own.
@@ -60,7 +67,7 @@ ALLOWED: dict[str, set[str]] = {
     | WIRE
     | ROLES
     | AROUND
-    | {"config", "checkpoint", "doctor", "launch", "render", "results", "resume", "roles", "simulate"},
+    | {"config", "checkpoint", "doctor", "launch", "render", "results", "resume", "roles", "simulate", "web"},
     "__main__": {"cli"},
 }
 # From the standard library, what the core must not touch: time, chance, surroundings, input and output.

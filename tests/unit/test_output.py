@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from paramserver.launch.display import PlainDisplay
-from paramserver.processes.lines import Lines
+from paramserver.processes.lines import Lines, NamedLines
 from paramserver.processes.process import Child
 
 
@@ -29,7 +29,7 @@ def output_of(program: str) -> tuple[int, list[str]]:
 
     async def go() -> int:
         guard: Any = _Guard()
-        child = Child("worker-0", guard, lambda name, text: lines.append(f"{name}|{text}"))
+        child = Child("worker-0", guard, lambda name: NamedLines(name, lambda *line: lines.append("|".join(line))))
         await child.start([sys.executable, "-I", "-S", "-c", program], os.environ)
         assert child.exited is not None
         async with asyncio.timeout(30.0):
@@ -67,7 +67,7 @@ def test_what_a_process_says_before_it_is_killed() -> None:
 
 
 def test_a_line_over_the_limit_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paramserver.processes.process.Lines", partial(Lines, 4))
+    monkeypatch.setattr("paramserver.processes.lines.Lines", partial(Lines, 4))
     _, lines = output_of("print('abcdefgh')")
     assert lines == ["worker-0|abcd", "worker-0 (the same line goes on)|efgh"]
 

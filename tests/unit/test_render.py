@@ -131,9 +131,10 @@ def test_the_coordinator_reads_the_jobs_settings(target: str, tmp_path: Path) ->
     wanted = settings(**changes).values()
     own = {"cluster.coordinator", "cluster.listen", "cluster.advertise_host", "cluster.job", "cluster.store"}
     own |= {"cluster.store_password_file", "cluster.when_done", "run.script", "run.args", "security.certs"}
-    own |= {"security.insecure", "checkpoint.dir"}
+    own |= {"security.insecure", "checkpoint.dir", "log.format"}
     for key in set(FIELDS) - own:
         assert loaded[key] == wanted[key], key
+    assert loaded["log.format"] == ("auto" if target == "systemd" else "json")
     assert loaded["run.script"] == ""
 
 

@@ -12,6 +12,7 @@ from paramserver.coordinator.work.replication import Replication
 from paramserver.core.job.holders import Holders
 from paramserver.core.job.membership import Member, Membership, Role
 from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.transport.addresses import shard_address
 from paramserver.v1 import shard_pb2
 
 
@@ -27,6 +28,10 @@ class Servers:
         self.telling, self.told_0 = asyncio.Event(), asyncio.Event()
         self.told: defaultdict[int, list[shard_pb2.SetHoldersRequest]] = defaultdict(list)
         self.asked: list[list[int]] = [[] for _ in range(count)]
+
+    def address(self, server: Member, shard: int) -> str:
+        """Of a shard at a server."""
+        return shard_address(server.address, shard)
 
     async def call(self, server: Member, shard: int, *_: Any) -> None:
         """Shard.Configure."""
@@ -68,6 +73,7 @@ def a_job(servers: Servers) -> Any:
         changes=SimpleNamespace(notify=nothing),
         registry=SimpleNamespace(ready=True, configuration=lambda shard: shard_pb2.ConfigureRequest(shard=shard)),
         recovery=SimpleNamespace(under_way=False),
+        resizing=SimpleNamespace(under_way=False),
         mode_change=SimpleNamespace(agreed=Consistency(Mode.SYNC)),
         given_up=False,
         over=asyncio.get_running_loop().create_future(),

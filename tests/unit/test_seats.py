@@ -183,7 +183,10 @@ def test_the_first_servers_get_the_seats_that_they_wish_or_the_first_free_ones()
 
 @pytest.mark.parametrize("facts", [EARLY, MODEL, SAFE])
 def test_a_server_too_many(facts: Facts) -> None:
-    text = "job 'test' already has its 2 servers; raise cluster.servers to start with more"
+    text = (
+        "job 'test' already has its 2 servers; raise cluster.servers to start with more, or call paramserver scale "
+        "servers=N first if it trains"
+    )
     assert full(facts).asks() == TooMany(text)
 
 

@@ -25,9 +25,11 @@ from paramserver.core.versions.events import (
     Latest,
     MembersChanged,
     Outcome,
+    PlanSettled,
     PullAsked,
     Refusal,
     Refuse,
+    StandsAt,
     Want,
     WentIdle,
 )
@@ -441,3 +443,46 @@ def test_a_version_that_nobody_asked_for_is_a_fault_of_ours(sync: ShardState) ->
 def test_a_timeline_is_activated_once(sync: ShardState) -> None:
     with pytest.raises(AssertionError, match="activated once"):
         sync.handle(Activated(TIMELINE))
+
+
+# ---- another number of servers
+
+
+def made(state: ShardState, step: int) -> list[Effect]:
+    """Make the version after ``step`` out of one contribution."""
+    state.handle(node(step + 50, step, 0, 2))
+    return state.handle(Built(step + 1))
+
+
+def test_nobody_gets_the_version_at_which_a_shard_stands(sync: ShardState) -> None:
+    assert sync.handle(StandsAt(1, 2)) == []
+    assert sync.stands(1, 2)
+    sync.handle(pull(1, AtLeast(2)))
+    sync.handle(pull(2, Exactly(2)))
+    made(sync, 0)
+    effects = made(sync, 1)
+    assert not any(isinstance(effect, AnswerPull) for effect in effects)
+    assert sync.at_stand
+    assert sync.handle(pull(3, Latest())) == [AnswerPull(3, 1)]
+    assert sync.handle(pull(4, AtLeast(0))) == [AnswerPull(4, 1)]
+    assert sync.handle(PlanSettled(0)) == []
+    assert sync.handle(PlanSettled(1)) == [AnswerPull(1, 2), AnswerPull(2, 2)]
+    assert not sync.at_stand
+
+
+def test_a_shard_stands_only_at_a_version_that_it_has_not_begun(sync: ShardState) -> None:
+    sync.handle(node(1, 0, 0, 2))
+    sync.handle(StandsAt(1, 1))
+    assert not sync.stands(1, 1)
+    sync.handle(StandsAt(1, 2))
+    assert sync.stands(1, 2)
+    sync.handle(Built(1))
+
+
+def test_a_late_message_about_a_settled_plan_changes_nothing(sync: ShardState) -> None:
+    sync.handle(PlanSettled(3))
+    sync.handle(StandsAt(3, 5))
+    assert not sync.stands(3, 5)
+    sync.handle(StandsAt(4, 5))
+    sync.handle(PlanSettled(3))
+    assert sync.stands(4, 5)

@@ -21,7 +21,10 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_synchronous_job(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*JOB.split(), "--workers", "4", "--servers", "2", "--batch", "32", "--json", "out.json"]) == 0
     printed = capsys.readouterr().out
-    assert "4 workers, 2 servers, 1 M parameters (4 MB), 10 Gb/s, sync, 4 slices per step" in printed
+    assert (
+        "4 workers, 2 servers, 1 backup of each shard, 1 M parameters (4 MB), 10 Gb/s, sync, 4 slices per step"
+        in printed
+    )
     said = json.loads(Path("out.json").read_text())
     assert said["scenario"]["workers"] == 4
     assert len(said["versions"]) == 20
@@ -56,6 +59,39 @@ def test_where_processes_are_is_said(capsys: pytest.CaptureFixture[str]) -> None
     assert "a server beside each worker, 10 Gb/s" in capsys.readouterr().out
 
 
+def test_what_becomes_of_servers_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    events = ["--event", "kill:1@0.5s", "--event", "start:1@1s"]
+    assert main([*JOB.split(), "--workers", "2", "--servers", "3", *events, "--json", "out.json"]) == 0
+    printed = capsys.readouterr().out
+    assert "3 servers, 1 backup of each shard" in printed
+    assert "server-1 dies" in printed
+    assert "all shards have their backups" in printed
+    said = json.loads(Path("out.json").read_text())
+    assert [one["at_s"] for one in said["events"] if one["waited_s"]] == [0.5, 1.0]
+    assert said["brought_again"] > 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "advised"),
+    [
+        ("--workers 8 --servers 2 --params 25M", True),
+        ("--workers 8 --servers 6 --params 25M", False),
+        ("--workers 8 --servers 2 --params 60k", False),
+        ("--workers 8 --servers 2 --params 25M --slices 64", False),
+        ("--workers 1 --servers 1 --params 25M", False),
+        ("--workers 8 --servers 2 --params 25M --mode async", False),
+        ("--workers 8 --servers 2 --params 25M --straggler slow:1x4", False),
+        ("--workers 8 --servers 10 --params 25M --with-server", False),
+        ("--workers 8 --servers 2 --params 25M --hosts 1", False),
+    ],
+)
+def test_all_reduce_is_advised_where_the_formulas_say_so(
+    flags: str, advised: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", "--compute", "0.1s", "--steps", "2", *flags.split()]) == 0
+    assert ("Use all-reduce or FSDP, or" in capsys.readouterr().out) is advised
+
+
 def test_numbers_come_from_a_file_of_settings(capsys: pytest.CaptureFixture[str]) -> None:
     Path("job.toml").write_text(
         '[cluster]\nworkers = 3\nservers = 2\n[consistency]\nmode = "async"\nstaleness = "unbounded"\n'
@@ -83,6 +119,18 @@ def test_numbers_come_from_a_file_of_settings(capsys: pytest.CaptureFixture[str]
         (f"{JOB} --out x.json", "add --calibrate"),
         (f"{JOB} --calibrate --costs x.json", "give one of them"),
         (f"{JOB} --costs none.json", 'the costs in "none.json" cannot be read'),
+        (f"{JOB} --batch -1", '--batch is "-1", but must be a number of 0 or more'),
+        ("simulate --params 1M --compute 1s --steps 10x", '--steps is "10x"'),
+        (f"{JOB} --servers 2 --replicas 2", "so each part of the model is to be on 3 servers"),
+        (f"{JOB} --servers 2 --event kill:1", '--event is "kill:1", but must be kill, cut, start or drain'),
+        (f"{JOB} --servers 2 --event stop:1@1s", '--event is "stop:1@1s", but must be kill, cut, start or drain'),
+        (f"{JOB} --servers 2 --event kill:1@soon", '--event is "soon", but must be a time above 0'),
+        (f"{JOB} --servers 2 --event kill:2@1s", "--event is kill:2@1s, but the servers are server-0 to server-1"),
+        (f"{JOB} --servers 2 --event start:1@1s", "but server-1 is there then"),
+        (f"{JOB} --servers 2 --event kill:1@1s --event drain:1@2s", "but server-1 is gone then"),
+        (f"{JOB} --servers 2 --replicas 0 --event kill:1@1s", "add --replicas 1 and have 2 or more servers"),
+        (f"{JOB} --servers 2 --event kill:1@60s", "before an event at 60 s: give more --steps"),
+        (f"{JOB} --servers 3 --event kill:1@0.5s --event kill:0@0.5s", "would go back to a checkpoint"),
         (f"{JOB} --json none/out.json", '"none/out.json" cannot be written'),
     ],
 )
@@ -114,7 +162,14 @@ def test_costs_that_are_no_numbers_are_refused(capsys: pytest.CaptureFixture[str
 
 
 def test_units() -> None:
-    assert units.count("--params", "1.3B") == 1_300_000_000
+    assert units.parameters("--params", "1.3B") == 1_300_000_000
+    assert units.parameters("--params", "60k") == units.count("--batch", "60k") == 60_000
+    assert units.parameters("--params", "1.5M") == 1_500_000
+    assert units.parameters("--params", "2GiB") == 1 << 29
+    assert units.parameters("--params", "100MB") == 25_000_000
+    assert units.count("--steps", "0") == 0
     assert units.seconds("--compute", "150ms") == pytest.approx(0.15)
     assert units.bandwidth("--bandwidth", "10Gb/s") == pytest.approx(1.25e9)
+    assert units.bandwidth("--bandwidth", "10Gbps") == pytest.approx(1.25e9)
     assert units.bandwidth("--bandwidth", "200 MB/s") == pytest.approx(2e8)
+    assert units.bandwidth("--bandwidth", "1GiB/s") == 1 << 30

@@ -13,7 +13,8 @@ from paramserver.simulate.machinery.clock import Process, VirtualClock, start
 from paramserver.simulate.machinery.cores import Cores
 from paramserver.simulate.parts.hosts import Host, Network, Program
 from paramserver.simulate.parts.member import Member
-from paramserver.simulate.parts.server import Server
+from paramserver.simulate.servers.rules import Rules
+from paramserver.simulate.servers.shard import Shard
 from tests.support.costs import FREE
 
 
@@ -23,22 +24,9 @@ class Pair:
     def __init__(self) -> None:
         self.clock = VirtualClock()
         self.network = Network(self.clock, FREE)
-        self.servers = [
-            Server(
-                self.clock,
-                index,
-                Consistency(Mode.SYNC),
-                [1, 2],
-                self.program(),
-                self.network,
-                FREE,
-                0.0,
-                [],
-                lambda *_: None,
-            )
-            for index in range(2)
-        ]
-        self.member = Member(self.clock, 0, self.servers, self.program(), 1.0, repeat(1.0), 0.0)
+        rules = Rules(self.clock, self.network, FREE, Consistency(Mode.SYNC), [1, 2], 0.0, on_published=lambda _: None)
+        self.shards = [Shard(rules, index, self.program(), []) for index in range(2)]
+        self.member = Member(self.clock, 0, self.shards, self.program(), 1.0, repeat(1.0), 0.0)
         self.heard: list[list[int]] = []
 
     def program(self) -> Program:
@@ -46,7 +34,7 @@ class Pair:
 
     def publish(self, index: int, *versions: int) -> None:
         """Another worker brings what makes these versions of one server."""
-        server = self.servers[index]
+        server = self.shards[index]
         for version in versions:
             server.push(self.program(), SyncName(version - 1, 0, 1, 1), 2, version - 1, 0).ready(1.0, NOTHING)
             self.clock.run(lambda version=version: server.state.version == version)  # type: ignore[misc]

@@ -415,6 +415,40 @@ def test_as_many_workers_as_wished_for() -> None:
         "worker-3 was told to leave; its slices go to the others",
         "2 workers are wished for, 1 are there",
     ]
+
+
+def test_as_many_servers_as_wished_for() -> None:
+    async def story(world: World) -> None:
+        world.status.wanted_servers = 3
+        await world.ask()
+        await until(lambda: world.of("server-2"))
+        world.status.wanted_servers = 2
+        await world.ask()
+        await until(lambda: not world.of("server-2")[0].running)
+        assert world.of("server-1")[0].running
+        world.of("server-1")[0].end(-9)
+        await until(lambda: len(world.of("server-1")) == 2)
+        await all_well(world)
+
+    world = World()
+    assert world.run(story) == 0
+    assert world.said[:2] == ["3 servers are wished for, 1 are there", "2 servers are wished for, 3 are there"]
+    assert len(world.of("server-2")) == 1
+
+
+def test_a_server_that_leaves_before_the_launcher_knows_that_it_may_is_not_started_again() -> None:
+    async def story(world: World) -> None:
+        world.status.wanted_servers = 2
+        await world.ask()
+        await until(lambda: world.of("server-1"))
+        world.status.wanted_servers = 1
+        world.of("server-1")[0].end(0)
+        await until(lambda: "1 servers are wished for, 2 are there" in world.said)
+        await all_well(world)
+
+    world = World()
+    assert world.run(story) == 0
+    assert len(world.of("server-1")) == 1
     assert world.supervisor.restarts.total == {}
 
 

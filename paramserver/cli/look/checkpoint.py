@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from paramserver.checkpoint.catalog import Found
     from paramserver.checkpoint.manifest import Manifest
     from paramserver.checkpoint.place import Place
+from paramserver.cli.examples import example
 
 app = App(name="checkpoint", help="List, show, check and convert checkpoints.")
 
@@ -21,7 +22,7 @@ DAMAGED_EXIT_CODE = 5
 Json = Annotated[bool, Parameter(name="--json")]
 
 
-@app.command(name="list")
+@app.command(name="list", help_epilogue=example("checkpoint list"))
 def list_(directory: str, /, *, json_: Json = False) -> int:
     """List the checkpoints in a directory, newest first, and what is wrong with those that cannot be loaded.
 
@@ -44,7 +45,7 @@ def list_(directory: str, /, *, json_: Json = False) -> int:
     return 0
 
 
-@app.command
+@app.command(help_epilogue=example("checkpoint show"))
 def show(directory: str, name: str = "", /, *, json_: Json = False) -> int:
     """Show one checkpoint: what it holds, where training stood, how it was made.
 
@@ -67,7 +68,7 @@ def show(directory: str, name: str = "", /, *, json_: Json = False) -> int:
     return 0
 
 
-@app.command
+@app.command(help_epilogue=example("checkpoint verify"))
 def verify(directory: str, name: str = "", /, *, json_: Json = False) -> int:
     """Read checkpoints, compare every byte with what was written, and see whether a job could go on from them.
 
@@ -97,7 +98,7 @@ def verify(directory: str, name: str = "", /, *, json_: Json = False) -> int:
     return DAMAGED_EXIT_CODE if states & wrong or "whole" not in states else 0
 
 
-@app.command
+@app.command(help_epilogue=example("checkpoint export"))
 def export(directory: str, /, *names: str, to: Literal["torch", "hf", "safetensors"]) -> int:
     """Convert a checkpoint for other programs. It is verified first.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,12 +73,6 @@ def _lines(found: AccountsResponse, slices: bool) -> list[str]:
 
 
 def _as_json(found: AccountsResponse) -> str:
-    epochs = [
-        {
-            **{name: getattr(epoch, name) for name in ("epoch", "samples", "once", "twice", "never", "skipped")},
-            "workers": dict(epoch.workers),
-            "slices": {str(one.index): list(one.workers) for one in epoch.slices},
-        }
-        for epoch in found.epochs
-    ]
-    return json.dumps({"version": found.version, "timeline": found.timeline, "epochs": epochs}, indent=2)
+    from paramserver.web.facts import ledger_of as model_of
+
+    return model_of(found).model_dump_json(indent=2)

@@ -58,41 +58,48 @@ def restart(name: str, /, *, where: Where = NEAR) -> int:
 
 
 def scale(wish: str, /, *, where: Where = NEAR) -> int:
-    """Change the number of workers of a running job, as in: paramserver scale workers=5
+    """Change the number of workers or servers of a running job, as in: paramserver scale workers=5
 
     A job of "paramserver run" gets new workers, or the workers of the highest ranks leave. Elsewhere workers can be
     asked to leave, but new ones have to be started on their machines. The slices of a synchronous step stay the same.
 
+    With servers=N the model moves: afterwards each of N servers holds as much of it. The weights stay the same, bit for
+    bit. Workers wait while the model moves. "paramserver run" starts and ends servers by itself. Elsewhere start the
+    new ones within a minute; the servers of the highest numbers leave. A change that cannot be made changes nothing.
+
     Parameters
     ----------
     wish
-        workers=N
+        workers=N or servers=N
     """
     from paramserver.v1.coordinator_pb2 import ScaleRequest, ScaleResponse
 
-    workers = wished_workers(wish)
+    who, number = wished(wish)
     target = find_target(where)
-    response = target.call("Coordinator.Scale", ScaleRequest(workers=workers, wait_s=WAIT_S), WAIT_S + 10.0)
+    if who == "servers":
+        request, limit_s = ScaleRequest(servers=number, wait_s=WAIT_S), RESTART_S
+    else:
+        request, limit_s = ScaleRequest(workers=number, wait_s=WAIT_S), WAIT_S + 10.0
+    response = target.call("Coordinator.Scale", request, limit_s)
     assert isinstance(response, ScaleResponse)
+    if who == "servers":
+        print(f"{response.servers} servers now. Workers waited for {response.paused_s:.2f} s.")
+        return 0
     print(f"{response.workers} workers now.")
     if response.note:
         print(f"paramserver: warning: {response.note}", file=sys.stderr)
     return 0
 
 
-def wished_workers(wish: str) -> int:
-    """The number in "workers=N". Raises ConfigError for anything else."""
+def wished(wish: str) -> tuple[str, int]:
+    """("workers", N) or ("servers", N) for a wish like "workers=N". Raises ConfigError for anything else."""
     key, _, value = wish.partition("=")
-    if key in ("servers", "cluster.servers"):
-        raise ConfigError(
-            'the number of servers is fixed while a job runs: end it with "paramserver stop", then resume from a '
-            f"checkpoint with --servers {value or 'N'}"
-        )
-    if key not in ("workers", "cluster.workers"):
-        raise ConfigError(f'scale takes workers=N, not "{wish}"')
+    who = key.removeprefix("cluster.")
+    if who not in ("workers", "servers"):
+        raise ConfigError(f'scale takes workers=N or servers=N, not "{wish}"')
     if not (value.isascii() and value.isdigit() and len(value) < 10 and 1 <= int(value) <= MAX_PROCESSES):
-        raise ConfigError(f'workers is "{value}", but must be an integer from 1 to {MAX_PROCESSES}')
-    return int(value)
+        raise ConfigError(f'{who} is "{value}", but must be an integer from 1 to {MAX_PROCESSES}')
+    return who, int(value)
 
 
 def stop(*, reason: str = "", where: Where = NEAR) -> int:

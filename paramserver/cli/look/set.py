@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from paramserver.cli.common import merge_overrides, parse_assignments
-from paramserver.cli.look.status import describe, describe_consistency
+from paramserver.cli.look.facts import describe
 from paramserver.cli.target import NEAR, Where, find_target
 from paramserver.config import ENV_CONFIG, FIELDS, load_settings
 from paramserver.errors import ConfigError
@@ -38,15 +38,16 @@ def set_(
     target = find_target(where)
     current = describe(target.status())
     from paramserver.v1.coordinator_pb2 import ChangeConsistencyResponse
+    from paramserver.web.facts import consistency_of
 
     request = make_request(changes, current["mode"], current["staleness"])
     response = target.call("Coordinator.SetConsistency", request, WAIT_S + 10.0)
     assert isinstance(response, ChangeConsistencyResponse)
-    facts = describe_consistency(response.consistency)
-    bound = "" if facts["staleness"] is None else f", staleness {facts['staleness']}"
+    mode, staleness_now = consistency_of(response.consistency)
+    bound = "" if staleness_now is None else f", staleness {staleness_now}"
     boundary = response.consistency.from_version
     since = f", from version {boundary} on" if boundary else ", at once"
-    print(f"{current['job']}: mode {facts['mode']}{bound}{since}")
+    print(f"{current['job']}: mode {mode}{bound}{since}")
     return 0
 
 

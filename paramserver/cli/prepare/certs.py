@@ -8,13 +8,15 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from paramserver.cli.examples import example
+
 app = App(name="certs", help="Make, renew and show the certificates and tokens of a cluster.")
 
 UNHEALTHY_EXIT_CODE = 5
 
 
-@app.command
-def init(directory: Path, /, *, days: int = 365, job: str = "") -> int:
+@app.command(help_epilogue=example("certs init"))
+def init(directory: Path, /, *, days: Annotated[int, Parameter(show_default=True)] = 365, job: str = "") -> int:
     """Make a private certificate authority, a certificate for each role, and the tokens.
 
     Parameters
@@ -43,8 +45,8 @@ def init(directory: Path, /, *, days: int = 365, job: str = "") -> int:
     return 0
 
 
-@app.command
-def renew(directory: Path, /, *, days: int = 365) -> int:
+@app.command(help_epilogue=example("certs renew"))
+def renew(directory: Path, /, *, days: Annotated[int, Parameter(show_default=True)] = 365) -> int:
     """Make new certificates and keys for all roles, where ca.key is. Running processes take them when they are copied.
 
     Parameters
@@ -61,7 +63,7 @@ def renew(directory: Path, /, *, days: int = 365) -> int:
     return 0
 
 
-@app.command
+@app.command(help_epilogue=example("certs show"))
 def show(directory: Path, /, *, json_: Annotated[bool, Parameter(name="--json")] = False) -> int:
     """Show the roles of the certificates in a directory, and how long the certificates are valid.
 

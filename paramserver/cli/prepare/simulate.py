@@ -29,6 +29,8 @@ def simulate(
     workers: _Text = None,
     servers: _Text = None,
     bandwidth: str = "10Gb/s",
+    replicas: _Text = None,
+    event: Annotated[list[str] | None, Parameter(negative=())] = None,
     hosts: int = 0,
     servers_per_host: _Text = None,
     with_server: Annotated[bool, Parameter(negative=())] = False,
@@ -42,9 +44,9 @@ def simulate(
     slices: _Text = None,
     straggler: Annotated[list[str] | None, Parameter(negative=())] = None,
     optimizer: str = "sgd",
-    batch: int = 0,
+    batch: str = "0",
     fixed: bool = False,
-    steps: int = 0,
+    steps: str = "0",
     seed: _Text = None,
     suggest: bool = False,
     json_: Annotated[Path | None, Parameter(name="--json")] = None,
@@ -64,13 +66,18 @@ def simulate(
     compute
         What a slice takes an ordinary worker, such as 0.2s or 150ms.
     params
-        Parameters of the model (float32), such as 25M.
+        Parameters of the model (float32), such as 60k or 25M; or their size, such as 2GiB.
     workers
         Workers.
     servers
         Servers, those beside workers included.
     bandwidth
         Of each host's link in each direction, such as 10Gb/s (bits) or 1.2GB/s (bytes).
+    replicas
+        Servers that hold a further copy of each part of the model, or "auto": 1 between machines, else 0.
+    event
+        A server that dies (kill), is cut off (cut), leaves (drain) or comes back (start), and when, such as
+        kill:1@10s; may be repeated.
     hosts
         Machines on which workers and servers are dealt out in turn, 1: all on one; 0: each has a machine of its own.
     servers_per_host
@@ -100,7 +107,7 @@ def simulate(
     optimizer
         Whose arithmetic the servers do: "sgd", "momentum" or "adamw".
     batch
-        Samples in a slice, to show samples per second.
+        Samples in a slice, such as 32 or 60k, to show samples per second.
     fixed
         sync: slices stay with their workers, as in a job without a data set.
     steps
@@ -126,6 +133,7 @@ def simulate(
     flags = {
         "cluster.workers": workers,
         "cluster.servers": servers,
+        "cluster.replicas": replicas,
         "cluster.servers_per_host": servers_per_host,
         "cluster.placement": placement,
         "cluster.transport": transport,
@@ -140,15 +148,14 @@ def simulate(
         return 0
     if compute is None or params is None:
         raise ConfigError("say what a slice takes and how large the model is, as in --compute 0.2s --params 25M")
-    from paramserver.simulate import report, units
+    from paramserver.simulate import compare, events, report, units
     from paramserver.simulate.cluster import simulate as run
     from paramserver.simulate.parts import stragglers
 
-    if batch < 0 or steps < 0:
-        raise ConfigError("--batch and --steps must be 0 or more")
+    samples = units.count("--batch", batch)
     scenario = _scenario(
         settings,
-        params=units.count("--params", params),
+        params=units.parameters("--params", params),
         compute_s=units.seconds("--compute", compute),
         bandwidth=units.bandwidth("--bandwidth", bandwidth),
         stragglers=tuple(stragglers.parse(text) for text in straggler or ()),
@@ -160,16 +167,22 @@ def simulate(
         optimizer=optimizer,
         moves=not fixed,
         costs=known,
-        steps=steps,
+        events=tuple(events.parse(text) for text in event or ()),
+        steps=units.count("--steps", steps),
     )
     outcome, record = run(scenario)
-    print("\n".join(report.table(scenario, outcome, batch)))
+    print("\n".join(report.table(scenario, outcome, samples)))
+    if scenario.events:
+        print("\n".join(report.events(record)))
     found = None
     if suggest:
         from paramserver.simulate.suggest import suggest as try_others
 
-        found = try_others(scenario)
+        wanted = settings.cluster.replicas
+        found = try_others(scenario, int(hosts != 1) if wanted == "auto" else wanted)
         print("\n".join(report.suggestion(scenario, found)))
+    if (advice := compare.advice(scenario)) is not None:
+        print(f"\n{advice}")
     if json_ is not None:
         _write(json_, report.as_json(scenario, outcome, record, found))
     return 0
@@ -216,6 +229,9 @@ def _scenario(settings: Settings, *, steps: int, **facts: Any) -> Scenario:
         link_mbps=cluster.link_mbps if known else 0.0,
         threads=training.threads_per_server,
         worker_threads=training.threads_per_worker,
+        replicas=settings.replicas(launched=facts["hosts"] == 1),
+        repair_mbps=cluster.repair_mbps,
+        lease_s=cluster.lease_s,
         **facts,
     )
     return replace(scenario, steps=steps or _steps(scenario))

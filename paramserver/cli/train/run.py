@@ -7,36 +7,35 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from paramserver.cli.common import load_job, merge_overrides, parse_assignments
+from paramserver.cli.common import flag, load_job, merge_overrides, parse_assignments
 from paramserver.config import Settings
 from paramserver.errors import ConfigError
-
-# Values are checked by paramserver.config alone, whether they come from a flag, the environment or a file; so the
-# flags are taken as text here, and "-1" is a value rather than a flag.
-_Text = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
 
 
 def run(
     script: str | None = None,
     /,
     *,
-    servers: _Text = None,
-    workers: _Text = None,
-    replicas: _Text = None,
-    mode: _Text = None,
-    staleness: _Text = None,
-    slices_per_step: _Text = None,
-    seed: _Text = None,
-    threads_per_worker: _Text = None,
-    nonfinite: _Text = None,
-    store: _Text = None,
-    job: _Text = None,
-    summary: _Text = None,
-    save: _Text = None,
-    checkpoint_dir: _Text = None,
-    checkpoint_every: _Text = None,
-    resume: _Text = None,
+    servers: Annotated[str | None, flag("cluster.servers")] = None,
+    workers: Annotated[str | None, flag("cluster.workers")] = None,
+    replicas: Annotated[str | None, flag("cluster.replicas")] = None,
+    mode: Annotated[str | None, flag("consistency.mode")] = None,
+    staleness: Annotated[str | None, flag("consistency.staleness")] = None,
+    slices_per_step: Annotated[str | None, flag("training.slices_per_step")] = None,
+    seed: Annotated[str | None, flag("training.seed")] = None,
+    threads_per_worker: Annotated[str | None, flag("training.threads_per_worker")] = None,
+    nonfinite: Annotated[str | None, flag("training.nonfinite")] = None,
+    store: Annotated[str | None, flag("cluster.store", "auto|memory|URL")] = None,
+    job: Annotated[str | None, flag("cluster.job", "NAME")] = None,
+    summary: Annotated[str | None, flag("run.summary", "FILE")] = None,
+    records: Annotated[str | None, flag("run.records", "FILE")] = None,
+    track: Annotated[str | None, flag("run.track", "NAMES")] = None,
+    save: Annotated[str | None, flag("run.save", "FILE")] = None,
+    checkpoint_dir: Annotated[str | None, flag("checkpoint.dir", "DIR|URL")] = None,
+    checkpoint_every: Annotated[str | None, flag("checkpoint.every")] = None,
+    resume: Annotated[str | None, flag("checkpoint.resume", "DIR|URL")] = None,
     fresh: bool = False,
+    dashboard: Annotated[str | None, flag("web.dashboard", "auto|off|HOST:PORT")] = None,
     config: Path | None = None,
     set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
     script_args: Annotated[list[str] | None, Parameter(parse=False)] = None,
@@ -74,6 +73,10 @@ def run(
         Name of the job.
     summary
         Write a summary of the run to this JSON file.
+    records
+        Write the values of ctx.log to this file, as JSON lines.
+    track
+        Give the values of ctx.log to these trackers, with commas between: tensorboard, wandb, mlflow, trackio.
     save
         Write the final weights to this safetensors file.
     checkpoint_dir
@@ -85,6 +88,8 @@ def run(
         Go on from this checkpoint, or from the newest in this directory, with the same script and settings.
     fresh
         Begin anew: forget a job of this name in the store, and set aside the checkpoints in --checkpoint-dir.
+    dashboard
+        Where to serve the dashboard: "auto" (a free port of this machine), host:port, or "off".
     config
         TOML file with settings; flags and PARAMSERVER_* variables override it.
     set_
@@ -94,6 +99,8 @@ def run(
         "run.script": script,
         "run.args": script_args,
         "run.summary": summary,
+        "run.records": records,
+        "run.track": track,
         "run.save": save,
         "checkpoint.dir": checkpoint_dir,
         "checkpoint.every": checkpoint_every,
@@ -109,6 +116,7 @@ def run(
         "training.seed": seed,
         "training.threads_per_worker": threads_per_worker,
         "training.nonfinite": nonfinite,
+        "web.dashboard": dashboard,
     }
     settings = load_job(config, merge_overrides(flags, parse_assignments(set_ or [])))
     path = script_path(settings)

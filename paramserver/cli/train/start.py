@@ -7,7 +7,8 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from paramserver.cli.common import load_job, merge_overrides, parse_assignments
+from paramserver.cli.common import flag, load_job, merge_overrides, parse_assignments
+from paramserver.cli.examples import example
 from paramserver.cli.train.run import script_path
 from paramserver.config import Settings, load_settings
 from paramserver.errors import ConfigError
@@ -15,32 +16,34 @@ from paramserver.processes.environment import is_part
 
 app = App(name="start", help="Start one role of a cluster on this machine: coordinator, server or worker.")
 
-_Text = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
 _Sets = Annotated[list[str] | None, Parameter(name="--set")]
 
 
-@app.command
+@app.command(help_epilogue=example("start coordinator"))
 def coordinator(
     *,
-    listen: _Text = None,
-    advertise_host: _Text = None,
-    servers: _Text = None,
-    workers: _Text = None,
-    replicas: _Text = None,
-    mode: _Text = None,
-    staleness: _Text = None,
-    store: _Text = None,
-    job: _Text = None,
-    certs: _Text = None,
+    listen: Annotated[str | None, flag("cluster.listen", "HOST[:PORT]")] = None,
+    advertise_host: Annotated[str | None, flag("cluster.advertise_host", "HOST")] = None,
+    servers: Annotated[str | None, flag("cluster.servers")] = None,
+    workers: Annotated[str | None, flag("cluster.workers")] = None,
+    replicas: Annotated[str | None, flag("cluster.replicas")] = None,
+    mode: Annotated[str | None, flag("consistency.mode")] = None,
+    staleness: Annotated[str | None, flag("consistency.staleness")] = None,
+    store: Annotated[str | None, flag("cluster.store", "auto|memory|URL")] = None,
+    job: Annotated[str | None, flag("cluster.job", "NAME")] = None,
+    certs: Annotated[str | None, flag("security.certs", "DIR")] = None,
     insecure: bool | None = None,
     resume: bool = False,
     go_on: Annotated[bool, Parameter(name="--continue")] = False,
     fresh: bool = False,
-    checkpoint_dir: _Text = None,
-    checkpoint_every: _Text = None,
-    from_checkpoint: _Text = None,
-    summary: _Text = None,
-    save: _Text = None,
+    checkpoint_dir: Annotated[str | None, flag("checkpoint.dir", "DIR|URL")] = None,
+    checkpoint_every: Annotated[str | None, flag("checkpoint.every")] = None,
+    from_checkpoint: Annotated[str | None, flag("checkpoint.resume", "DIR|URL")] = None,
+    summary: Annotated[str | None, flag("run.summary", "FILE")] = None,
+    records: Annotated[str | None, flag("run.records", "FILE")] = None,
+    track: Annotated[str | None, flag("run.track", "NAMES")] = None,
+    save: Annotated[str | None, flag("run.save", "FILE")] = None,
+    dashboard: Annotated[str | None, flag("web.dashboard", "auto|off|HOST:PORT")] = None,
     config: Path | None = None,
     set_: _Sets = None,
 ) -> int:
@@ -89,8 +92,14 @@ def coordinator(
         Begin with this checkpoint, or with the newest in this directory.
     summary
         Write a summary of the run to this JSON file.
+    records
+        Write the values of ctx.log to this file, as JSON lines.
+    track
+        Give the values of ctx.log to these trackers, with commas between: tensorboard, wandb, mlflow, trackio.
     save
         Write the final weights to this safetensors file.
+    dashboard
+        Where to serve the dashboard: "auto" (a free port of this machine), host:port, or "off".
     config
         TOML file with settings; flags and PARAMSERVER_* variables override it.
     set_
@@ -108,12 +117,15 @@ def coordinator(
         "consistency.staleness": staleness,
         "cluster.store": store,
         "cluster.job": job,
+        "web.dashboard": dashboard,
         "security.certs": certs,
         "security.insecure": insecure,
         "checkpoint.dir": checkpoint_dir,
         "checkpoint.every": checkpoint_every,
         "checkpoint.resume": from_checkpoint,
         "run.summary": summary,
+        "run.records": records,
+        "run.track": track,
         "run.save": save,
     }
     settings = load_job(config, merge_overrides(flags, parse_assignments(set_ or [])))
@@ -124,15 +136,15 @@ def coordinator(
     return start_coordinator(settings, Options(resume=resume or go_on, must=resume, fresh=fresh))
 
 
-@app.command
+@app.command(help_epilogue=example("start server"))
 def server(
     *,
-    join: _Text = None,
-    listen: _Text = None,
-    advertise_host: _Text = None,
-    certs: _Text = None,
+    join: Annotated[str | None, flag("cluster.coordinator", "HOST:PORT")] = None,
+    listen: Annotated[str | None, flag("cluster.listen", "HOST[:PORT]")] = None,
+    advertise_host: Annotated[str | None, flag("cluster.advertise_host", "HOST")] = None,
+    certs: Annotated[str | None, flag("security.certs", "DIR")] = None,
     insecure: bool | None = None,
-    servers_per_host: _Text = None,
+    servers_per_host: Annotated[str | None, flag("cluster.servers_per_host")] = None,
     restart: bool = False,
     config: Path | None = None,
     set_: _Sets = None,
@@ -179,15 +191,15 @@ def server(
     return start_server(settings, config, overrides)
 
 
-@app.command
+@app.command(help_epilogue=example("start worker"))
 def worker(
     script: str | None = None,
     /,
     *,
-    join: _Text = None,
-    certs: _Text = None,
+    join: Annotated[str | None, flag("cluster.coordinator", "HOST:PORT")] = None,
+    certs: Annotated[str | None, flag("security.certs", "DIR")] = None,
     insecure: bool | None = None,
-    device: _Text = None,
+    device: Annotated[str | None, flag("training.device", "auto|cpu|cuda:N")] = None,
     with_server: bool = False,
     restart: bool = False,
     config: Path | None = None,

@@ -158,7 +158,7 @@ class Checkpoints:
         self.last = max(filter(None, (self.last, manifest.name)), key=catalog.order)
         self.overdue.saved(version)
         job.write_down()
-        log.info("checkpoint", version=version, name=manifest.name, MB=round(manifest.nbytes / 1e6, 1))
+        log.info("checkpoint", version=version, saved=manifest.name, MB=round(manifest.nbytes / 1e6, 1))
         # Copies of other versions may still be on their way.
         kept = {checkpoint_name(other, timeline) for other in (version, *self._heard, *self._settling)}
         await self._settle(version, True)
@@ -172,7 +172,7 @@ class Checkpoints:
         await self._look_at_last()
         log.error(
             f"no checkpoint of version {version}: {reason}",
-            name=checkpoint_name(version, self._job.timeline),
+            saved=checkpoint_name(version, self._job.timeline),
             newest=self.last or "none",
         )
         await self._settle(version, False)
@@ -218,6 +218,15 @@ class Checkpoints:
             log.debug("release", error=str(error))
 
     # ---- asking for a checkpoint
+
+    @property
+    def cutting(self) -> bool:
+        """Whether servers are just now told which version to copy."""
+        return self._cutting.locked()
+
+    def possible(self, version: int) -> int:
+        """The first version from ``version`` on that may be saved: compression leaves nothing out for this one."""
+        return self._pacing.possible(version)
 
     def look(self) -> None:
         """Warn of a checkpoint that is overdue, and begin one that is due."""

@@ -62,6 +62,9 @@ class _Job(ports.Stage, ports.Course, ports.Commands, ports.Ends, Protocol):
     @property
     def replication(self) -> ports.Replicating: ...
 
+    @property
+    def resizing(self) -> ports.Resizing: ...
+
     def missing(self) -> str: ...
 
 
@@ -146,7 +149,7 @@ class Loads:
             self._from = None
         if not self.agreement.pending or (self._task is not None and not self._task.done()):
             return
-        if job.life.phase is not Phase.RUNNING or job.recovery.under_way or job.seats.away:
+        if job.life.phase is not Phase.RUNNING or job.recovery.under_way or job.seats.away or job.resizing.under_way:
             return
         load = self.agreement.agreed(self._alive())
         if load is not None:

@@ -12,7 +12,7 @@ log = structlog.get_logger("paramserver.coordinator")
 
 # A checkpoint that has been written for longer is overdue.
 LATE_S = 30.0
-_KEY = "checkpoint"
+KEY = "checkpoint"
 
 
 class Overdue:
@@ -44,8 +44,8 @@ class Overdue:
         if self._since >= 0:
             log.info(f"checkpoints are made again; the newest is that of version {version}")
         self._since, self.reason = -1, ""
-        self._promises.troubles.pop(_KEY, None)
-        self._promises.broken.pop(_KEY, None)
+        self._promises.troubles.pop(KEY, None)
+        self._promises.broken.pop(KEY, None)
 
     def failed(self, version: int, reason: str) -> None:
         """This version will not be a checkpoint, since the storage does not take it."""
@@ -63,7 +63,7 @@ class Overdue:
     def last_missing(self, version: int, newest: str) -> None:
         """The last version could not be saved, and no worker will make another one."""
         if not self._private:
-            self._promises.broken[_KEY] = (
+            self._promises.broken[KEY] = (
                 f"version {version}, the last one, is not saved in {self._place} ({self.reason or 'not written'}): "
                 f"the newest checkpoint there is {newest or 'none'}"
             )
@@ -81,6 +81,6 @@ class Overdue:
         if self._since < 0:
             self._since = version
         way = "a server that dies now ends the job" if self._private else "make room there, or mend it"
-        self._promises.troubles[_KEY] = (
+        self._promises.troubles[KEY] = (
             f"checkpoints in {self._place} are overdue since version {self._since}: {reason}; {way}"
         )

@@ -1,7 +1,6 @@
 """Going back to a checkpoint: when a server has begun anew, all shards restore a checkpoint, on a new timeline.
 
-The number of a timeline is written down before it is used, so that no number is used twice. Each attempt has a timeline
-of its own.
+`core/job/rollback.py` decides what is done when; here it is done.
 """
 
 from __future__ import annotations
@@ -33,13 +32,31 @@ from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.coordinator.work.schedule import Schedule
 from paramserver.coordinator.work.shards import lease_table
 from paramserver.core.job.life import GoesBack, Phase, WentBack
+from paramserver.core.job.rollback import (
+    Ask,
+    AwaitServers,
+    BeginTimeline,
+    Command,
+    Done,
+    EndOld,
+    Event,
+    Failed,
+    GiveUp,
+    GoOn,
+    Kind,
+    Reason,
+    Restore,
+    Resumes,
+    Rollback,
+    Saved,
+    SetUp,
+    StepDown,
+    Told,
+)
 from paramserver.core.work.leases import SliceLeases
 from paramserver.failpoints import reach
 from paramserver.v1 import coordinator_pb2, shard_pb2
-from paramserver.wire.messages import (
-    consistency_from_proto,
-    consistency_to_proto,
-)
+from paramserver.wire.messages import consistency_from_proto, consistency_to_proto
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -65,6 +82,9 @@ class _Job(ports.Stage, ports.Course, ports.Commands, ports.Ends, Protocol):
     def replication(self) -> ports.Replicating: ...
 
     @property
+    def resizing(self) -> ports.Resizing: ...
+
+    @property
     def given_up(self) -> bool: ...
 
     def missing(self) -> str: ...
@@ -73,29 +93,42 @@ class _Job(ports.Stage, ports.Course, ports.Commands, ports.Ends, Protocol):
 
 
 class Recovery:
-    """Rolls the job back, once at a time. If another server begins anew meanwhile, there is another attempt."""
+    """Rolls the job back, once at a time: performs what `core/job/rollback.py` decides."""
 
     def __init__(self, job: _Job) -> None:
-        self.count = 0
-        self.steps_redone = 0
         self._job = job
-        self._bad: set[str] = set()
-        # Whether there was another reason to go back since the present attempt began.
-        self._again = False
-        # Whether a new job is about to go on from a checkpoint; and whether the job is going back just now.
-        self.resuming = False
-        self.under_way = False
+        self._rollback = Rollback(job.options.max_idle_s)
         # The checkpoint that the job was told to go on from, and its place, until the job has a checkpoint of its own.
         self._source: tuple[str, Manifest] | None = None
+        # The checkpoints to choose from, by their names.
+        self._found: dict[str, Manifest] = {}
         self._started = 0.0
-        # The newest version that was reported before the job went back.
-        self._reached = 0
         # Asynchronous mode: the leases with which the job goes on.
         self._table: SliceLeases | None = None
 
     def restore(self, record: coordinator_pb2.JobRecord) -> None:
         """Go on from the record of an earlier coordinator."""
-        self.count, self.steps_redone = record.rollbacks, record.steps_redone
+        self._rollback.restore(record.rollbacks, record.steps_redone)
+
+    @property
+    def count(self) -> int:
+        """How often the job went back."""
+        return self._rollback.count
+
+    @property
+    def steps_redone(self) -> int:
+        """The steps that were done again, since the job went back."""
+        return self._rollback.steps_redone
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the job is going back just now."""
+        return self._rollback.under_way
+
+    @property
+    def resuming(self) -> bool:
+        """Whether a new job is about to go on from a checkpoint."""
+        return self._rollback.resuming
 
     @property
     def possible(self) -> bool:
@@ -108,18 +141,17 @@ class Recovery:
     def begin(self, reason: str) -> None:
         """Go back, for example since a shard is gone, and another server has come in its place."""
         job = self._job
-        if self.under_way:
-            self._again = True
+        command = self._rollback.handle(Reason(job.reports.newest_version()), time.monotonic())
+        if command is None:  # it is under way
             return
         how = "goes back to a checkpoint" if job.registry.ready else "begins again with version 0"
         log.warning(f"the job {how}", reason=reason)
-        self._reached = job.reports.newest_version()
         if job.loads.under_way is not None:  # the weights before the load are published, and in a checkpoint
             job.registry.load_undone()
         job.loads.abandon()
+        job.resizing.abandon()
         job.life.handle(GoesBack(reason, job.registry.ready))
-        self.under_way = True
-        job.tasks.begin(self._run())
+        job.tasks.begin(self._run(command))
 
     def resume(self, saved: Manifest, place: str = "") -> None:
         """Let a new job go on from a checkpoint: take over the model now, the rest when all servers are there.
@@ -134,87 +166,94 @@ class Recovery:
         job.registry.adopt(model_of(saved), saved.layout_digest)
         job.schedule.restore(where)
         job.life.restore(max(job.timeline, saved.timeline))
-        self.resuming = True
-        self.under_way = True
-        job.tasks.begin(self._run())
+        command = self._rollback.handle(Resumes(), time.monotonic())
+        assert command is not None, "a job resumes before anything else"
+        job.tasks.begin(self._run(command))
 
-    async def _run(self) -> None:
+    async def _run(self, first: Command) -> None:
+        """Perform one command after the other."""
         job = self._job
+        command: Command | None = first
         try:
-            while not job.given_up:
-                await self._begin()
-                version = await self._insist()
-                if version is None:
+            while command is not None and not job.given_up:
+                if isinstance(command, (GiveUp, StepDown)):
+                    await self._end(command)
                     return
-                self._tell(version)
-                await self._go_on(version)
-                if not self._again:
-                    break
-                job.life.handle(GoesBack("another server has begun anew", version >= 0))
+                command = self._rollback.handle(await self._perform(command), time.monotonic())
         except Exception as error:  # the top of a task: a job that waits for it must not wait for ever
             log.exception("going back failed")
             await job.fail(f"the job cannot go back to a checkpoint: {error}")
             return
-        self.under_way = False
         job.keeping.wake()  # members may have come or gone meanwhile
         job.replication.wake()
         if job.life.phase is Phase.RUNNING:
             job.mode_change.bring_back()
 
-    async def _begin(self) -> None:
+    async def _perform(self, command: Command) -> Event:
+        match command:
+            case EndOld(again):
+                await self._end_old(again)
+            case AwaitServers(after_failure):
+                await asyncio.sleep(_RETRY_S if after_failure else 0.0)
+                await self._servers_there()
+            case GoOn(version, redone):
+                self._say(version, redone)
+                await self._go_on(version)
+            case _:
+                return await self._attempt(command)
+        return Done()
+
+    async def _attempt(self, command: Command) -> Event:
+        """Perform a command that may fail and be tried again."""
+        try:
+            match command:
+                case Ask():
+                    return await self._ask()
+                case BeginTimeline(heard, version):
+                    await self._begin_timeline(heard, version)
+                case Restore(saved):
+                    await self._restore(saved)
+                case SetUp():
+                    await self._set_up()
+        except errors.RolledBackError as error:
+            log.info(f"a server is on another timeline; trying again: {error}")
+            return Failed(Kind.STRAYED, str(error))
+        except errors.FencedError as error:
+            return Failed(Kind.REPLACED, str(error))
+        except errors.CheckpointError as error:
+            log.warning("a checkpoint cannot be used", reason=str(error))
+            return Failed(Kind.DAMAGED, str(error))
+        except errors.RetryableError as error:
+            log.info(f"going back did not work at once; trying again: {error}")
+            return Failed(Kind.LATER, str(error))
+        except errors.ParamServerError as error:
+            return Failed(Kind.FOR_GOOD, str(error))
+        return Done()
+
+    async def _end(self, command: GiveUp | StepDown) -> None:
+        if isinstance(command, StepDown):
+            await self._job.replaced(command.reason)
+        else:
+            await self._job.fail(f"the job cannot go back to a checkpoint: {command.reason}")
+
+    async def _end_old(self, again: bool) -> None:
         """End all that goes on of the old timeline."""
         job = self._job
+        if again:
+            job.life.handle(GoesBack("another server has begun anew", job.registry.ready))
         self._started = time.monotonic()
         await job.refresh()
         await job.checkpoints.rolled_back()
         await job.mode_change.close()
         await job.leasing.begin(None)
 
-    async def _insist(self) -> int | None:
-        """Attempt to go back until one attempt works, and return its version; None if the job is over."""
-        job, since = self._job, time.monotonic()
-        while not job.given_up:
-            await self._servers_there()
-            self._again = False
-            try:
-                version = await self._attempt()
-            except errors.RolledBackError as error:
-                log.info(f"a server is on another timeline; trying again: {error}")
-                await asyncio.sleep(_RETRY_S)
-            except errors.FencedError as error:
-                await job.replaced(str(error))
-                return None
-            except errors.CheckpointError as error:
-                log.warning("a checkpoint cannot be used; trying an earlier one", reason=str(error))
-            except errors.RetryableError as error:
-                log.info(f"going back did not work at once; trying again: {error}")
-                limit_s = job.options.max_idle_s
-                if time.monotonic() - since > limit_s:
-                    await job.fail(
-                        f"the job cannot go back to a checkpoint: it was tried for {limit_s:g} s (cluster.max_idle_s), "
-                        f"the last time with: {error}"
-                    )
-                    return None
-                await asyncio.sleep(_RETRY_S)
-            except errors.ParamServerError as error:
-                await job.fail(f"the job cannot go back to a checkpoint: {error}")
-                return None
-            else:
-                if not self._again:
-                    return version
-        return None
-
-    def _tell(self, version: int) -> None:
-        job, resuming = self._job, self.resuming
-        self.resuming = False
-        if resuming:
+    def _say(self, version: int, redone: int | None) -> None:
+        job = self._job
+        if redone is None:
             log.info(f"the job goes on from version {version}, on timeline {job.timeline}")
             return
-        self.count += 1
-        again = max(0, self._reached - version) if version >= 0 else 0
-        self.steps_redone += again
-        job.ending.undone(max(version, 0), self._reached)
-        redo = f"{again} steps are done again" if version >= 0 else "it begins from the start"
+        job.ending.undone(max(version, 0), self._rollback.reached)
+        redo = f"{redone} steps are done again" if version >= 0 else "it begins from the start"
         log.warning(
             f"the job went back to version {max(version, 0)} on timeline {job.timeline}; {redo}",
             after_s=round(time.monotonic() - self._started, 2),
@@ -229,66 +268,50 @@ class Recovery:
                 said = time.monotonic()
                 log.info(f"waiting for {job.missing() or 'servers'}, to go on with all shards")
 
-    async def _attempt(self) -> int:
-        """Begin a timeline; return the version that is published on it, or -1 if version 0 has to be uploaded again."""
-        job = self._job
-        place = job.checkpoints.place
-        found: Manifest | None = None
-        elsewhere = False
-        if job.registry.ready or self.resuming:
-            if place is None:  # version 0 was published just now
-                raise errors.JobFailedError("a shard of the model is gone, and there is no checkpoint")
-            found = self._fitting(await asyncio.to_thread(catalog.complete, place, job.options.checkpoints.ours))
-            elsewhere = found is None and self._source is not None
-            if elsewhere:
-                found = self._fitting(await asyncio.to_thread(self._told))
-            if found is None:
-                raise errors.JobFailedError(f"there is no complete checkpoint of this job in {place}")
+    async def _ask(self) -> Told:
+        """Ask all shards for timelines and versions, and look for checkpoints."""
+        job, place = self._job, self._job.checkpoints.place
+        saved: list[Saved] = []
+        published = job.registry.ready
+        if place is not None and (published or self.resuming):
+            own = self._fitting(await asyncio.to_thread(catalog.complete, place, job.options.checkpoints.ours))
+            told = [] if own or self._source is None else self._fitting(await asyncio.to_thread(self._told))
+            self._found = {one.name: one for one in own or told}
+            saved = [Saved(one.name, one.version, one.timeline, not own) for one in own or told]
         await job.registry.place()
         stats = await job.shard_stats()
-        self._reached = max([self._reached, *(reply.version for reply in stats if reply.timeline == job.timeline)])
+        reached = max([0, *(reply.version for reply in stats if reply.timeline == job.timeline)])
+        timelines = tuple(reply.timeline for reply in stats)
+        return Told(reached, timelines, published, tuple(saved), str(place) if place is not None else "")
+
+    async def _begin_timeline(self, heard: tuple[int, ...], version: int) -> None:
+        """Begin a timeline, and write its number down."""
+        job = self._job
         reach("coord.before_timeline")
-        job.life.begin_timeline(*(reply.timeline for reply in stats), found.timeline if found else 0)
+        job.life.begin_timeline(*heard)
         job.registry.withdraw()
         job.replication.pause(stay=False)
-        job.checkpoints.new_timeline(found.version if found else 0)
+        job.checkpoints.new_timeline(version)
         await job.checkpoints.rolled_back()
         job.write_down()
         await job.journal.settled()
         reach("coord.after_timeline")
-        if found is None:
-            await self._configure_anew()
-            self._table = None
-            return -1
-        try:
-            await self._restore(found, self._source[0] if elsewhere and self._source else "")
-        except errors.CheckpointError:
-            self._bad.add(found.name)
-            raise
-        await job.registry.publish()
-        if elsewhere:
-            await job.checkpoints.save_first(found.version)
-        if self.resuming:
-            job.reports.resumed(min(reply.samples for reply in await job.shard_stats()))
-        self._table = await lease_table(job)
-        return found.version
 
-    def _fitting(self, found: Sequence[Manifest]) -> Manifest | None:
-        """The newest checkpoint of this model that is finite and not known to be damaged; None: there is none."""
-        digest = self._job.registry.digest
+    def _fitting(self, found: Sequence[Manifest]) -> list[Manifest]:
+        """The checkpoints of this model that are finite and not known to be damaged, in their order."""
+        digest, fitting = self._job.registry.digest, []
         for saved in found:
-            if not saved.finite or saved.name in self._bad or saved.layout_digest != digest:
+            if not saved.finite or saved.name in self._rollback.bad or saved.layout_digest != digest:
                 continue
             try:
                 loaded = load_from_proto(position_of(saved).loaded)
             except errors.CheckpointError as error:
                 log.warning("a checkpoint cannot be used; trying an earlier one", reason=str(error))
-                self._bad.add(saved.name)
                 continue
             # Workers that have gone on after a load do not load again.
             if self.resuming or not self._job.loads.lost(loaded):
-                return saved
-        return None
+                fitting.append(saved)
+        return fitting
 
     def _told(self) -> list[Manifest]:
         """The checkpoint that the job was told to go on from, and older ones in its place."""
@@ -297,7 +320,18 @@ class Recovery:
         found = catalog.complete(place, owner.histories_in(place))
         return [saved for saved in found if catalog.order(saved.name) <= catalog.order(meant.name)]
 
-    async def _restore(self, saved: Manifest, place: str) -> None:
+    async def _restore(self, chosen: Saved) -> None:
+        """All shards restore a checkpoint, and publish it."""
+        job, saved = self._job, self._found[chosen.name]
+        await self._load(saved, self._source[0] if chosen.elsewhere and self._source is not None else "")
+        await job.registry.publish()
+        if chosen.elsewhere:
+            await job.checkpoints.save_first(saved.version)
+        if self.resuming:
+            job.reports.resumed(min(reply.samples for reply in await job.shard_stats()))
+        self._table = await lease_table(job)
+
+    async def _load(self, saved: Manifest, place: str) -> None:
         job = self._job
         where = position_of(saved)
         # Under a revision that no worker has heard of.
@@ -317,9 +351,9 @@ class Recovery:
         job.poison.skip(where.poisoned)
         job.schedule.restore(where)
 
-    async def _configure_anew(self) -> None:
+    async def _set_up(self) -> None:
         """Version 0 was not published: set all servers up, so that a worker can upload it again."""
-        job = self._job
+        job, self._table = self._job, None
 
         def request(shard: int) -> shard_pb2.ConfigureRequest:
             configure = job.registry.configuration(shard)

@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 
 from paramserver import errors
 from paramserver.core.job.membership import Member
+from paramserver.core.layout.replanning import shard_number
 from paramserver.transport.addresses import shard_address
 from paramserver.transport.base import Channel
 
@@ -22,8 +23,21 @@ class Servers:
 
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
-        # By the member number of the server, and by shard.
+        # By the member number of the server, and by the number of the shard in its address.
         self._channels: dict[tuple[int, int], Channel] = {}
+        # The number of the plan in force.
+        self._plan = 0
+
+    def use(self, plan: int) -> None:
+        """The plan of this number is in force."""
+        self._plan = plan
+
+    def address(self, member: Member, shard: int, plan: int | None = None) -> str:
+        """The address of a shard of a plan (None: of the plan in force) at a server."""
+        return shard_address(member.address, self._number(shard, plan))
+
+    def _number(self, shard: int, plan: int | None) -> int:
+        return shard_number(self._plan if plan is None else plan, shard)
 
     async def dial_back(self, address: str, request: Message, timeout_s: float) -> None:
         """Check that a newcomer's address reaches it from here; raises UserError with a hint if not."""
@@ -43,12 +57,14 @@ class Servers:
         finally:
             await channel.close()
 
-    async def call(self, member: Member, shard: int, method: str, request: Message, timeout_s: float) -> Message:
-        """Call one shard at its server; errors name the server."""
-        key = member.ident, shard
+    async def call(
+        self, member: Member, shard: int, method: str, request: Message, timeout_s: float, plan: int | None = None
+    ) -> Message:
+        """Call one shard at its server; errors name the server. ``plan``: as for :meth:`address`."""
+        key = member.ident, self._number(shard, plan)
         channel = self._channels.get(key)
         if channel is None:
-            channel = self._channels[key] = self._connect(shard_address(member.address, shard))
+            channel = self._channels[key] = self._connect(self.address(member, shard, plan))
         try:
             return await channel.call(method, request, timeout=timeout_s)
         except errors.RetryableError as error:

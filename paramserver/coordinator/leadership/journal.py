@@ -170,6 +170,11 @@ class Journal:
             return
         self._revisions[key] = entry.revision if entry is not None else 0
 
+    @property
+    def behind(self) -> bool:
+        """Whether the store lacks the last record."""
+        return bool(self._pending())
+
     async def settled(self) -> None:
         """Wait until the store has the last record; 2 s at most, since the store may be away."""
         deadline = time.monotonic() + _CLOSE_S

@@ -45,6 +45,9 @@ class _Job(ports.Stage, ports.Ends, ports.Holding, Protocol):
     def recovery(self) -> ports.GoingBack: ...
 
     @property
+    def resizing(self) -> ports.Resizing: ...
+
+    @property
     def given_up(self) -> bool: ...
 
     def worker_infos(self) -> list[types_pb2.WorkerInfo]: ...
@@ -81,6 +84,8 @@ class Keeping:
                 workers=job.worker_infos(),
                 term=job.term,
                 record=record.SerializeToString(),
+                plan=job.resizing.plan,
+                settled=job.resizing.settled,
             )
         return self._request
 

@@ -9,6 +9,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import structlog
 
@@ -22,9 +23,7 @@ from paramserver.core.job.life import Phase
 from paramserver.core.job.membership import Member, Presence, Role
 from paramserver.core.versions.consistency import Consistency
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
-from paramserver.wire.messages import (
-    consistency_from_proto,
-)
+from paramserver.wire.messages import consistency_from_proto
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -77,7 +76,8 @@ async def take_over(
     if record.layout and model is None:
         raise errors.JobFailedError("the store has lost the description of the model: the job cannot be taken over")
     if model is not None:
-        stats, lost, strayed, gone = await _ask_servers(job, record, patience_s, newcomers)
+        servers = await _ask_servers(job, record, patience_s, newcomers)
+        stats, strayed, gone = servers.reports, servers.strayed, servers.gone
         if not job.known_term and stats:
             job.heard_of(max(reply.term for reply in stats.values()))
             if job.known_term >= job.term:
@@ -89,10 +89,11 @@ async def take_over(
                     "the coordinator was lost in the middle of ctx.load, and there is no checkpoint: set checkpoint.dir"
                 )
             record.ready, strayed = True, True  # the version before the load is in a checkpoint
-        if record.view.state == types_pb2.JOB_STATE_RECOVERING and job.checkpoints.place is not None:
+        recovering = record.view.state == types_pb2.JOB_STATE_RECOVERING and not record.moved
+        if recovering and job.checkpoints.place is not None:
             strayed = True  # the record and the servers may speak of different moments: go back again
-        if lost or strayed:
-            await _take_over_without(job, record, model, members, lost)
+        if servers.lost or strayed:
+            await _take_over_without(job, record, model, members, servers.lost)
             return
         # The earlier coordinator may have published version 0 on some servers only, or not have written that down.
         published = record.ready or any(reply.active for reply in stats.values())
@@ -105,9 +106,10 @@ async def take_over(
             await job.registry.publish()
         left = {server.ident for server in gone}
         members = [member for member in members if member.ident not in left]
-        stats, lost, strayed, gone = await _ask_servers(job, record, patience_s, newcomers)
-        if lost or strayed or gone:
-            raise errors.UnavailableError(f"{', '.join(_names([*lost, *gone]))} was lost just now")
+        servers = await _ask_servers(job, record, patience_s, newcomers)
+        if servers.lost or servers.strayed or servers.gone:
+            raise errors.UnavailableError(f"{', '.join(_names([*servers.lost, *servers.gone]))} was lost just now")
+        stats = servers.reports
         await _find_complete(job)
     else:
         job.members.generation += 1
@@ -206,14 +208,24 @@ def _member(entry: coordinator_pb2.MemberRecord) -> Member:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Servers:
+    """The answers of the recorded servers. ``reports``: of all shards, by their index.
+
+    ``strayed``: a server is on another timeline. It is not lost: it goes back with the others. ``lost``: servers whose
+    shards are lost and can be restored. ``gone``: servers that do not answer, and whose shards others have.
+    """
+
+    reports: Mapping[int, shard_pb2.StatsResponse]
+    strayed: bool
+    lost: Sequence[Member] = ()
+    gone: Sequence[Member] = ()
+
+
 async def _ask_servers(
     job: Job, record: coordinator_pb2.JobRecord, patience_s: float, newcomers: Callable[[], int]
-) -> tuple[Mapping[int, shard_pb2.StatsResponse], list[Member], bool, list[Member]]:
-    """The reports of all shards, by index; the servers whose shards are lost and can be restored; whether one strayed;
-    the servers that do not answer, and whose shards others have.
-
-    A server on another timeline has strayed. It is not lost: it goes back with the others.
-    """
+) -> _Servers:
+    """Ask all servers until each shard is accounted for."""
     answers = _Answers(job, record)
     began = said = time.monotonic()
     deadline = began + patience_s
@@ -221,13 +233,13 @@ async def _ask_servers(
         await answers.ask()
         found, silent = answers.found(), answers.silent()
         if not silent and len(found) == len(job.holders):
-            return found, [], answers.strayed, []
+            return _Servers(found, answers.strayed)
         there = [server.index for server in job.members.of(Role.SERVER) if server not in silent]
         covered = bool(silent) and all(job.holders.covered(server.index, there) for server in silent)
         if covered and time.monotonic() - began > _UNREACHABLE_S:
-            return found, [], answers.strayed, silent
+            return _Servers(found, answers.strayed, gone=silent)
         if not covered and silent and job.checkpoints.place is not None and newcomers() >= len(silent):
-            return found, silent, answers.strayed, []
+            return _Servers(found, answers.strayed, lost=silent)
         names = ", ".join(f"{server.name} at {server.address}" for server in silent) or "servers that never joined"
         if job.checkpoints.place is None and newcomers() >= record.expected_servers:
             raise errors.JobFailedError("all servers have begun anew: the model is gone")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from paramserver.coordinator.job import Job
+from paramserver.core.job.holders import Backup
 from paramserver.core.job.membership import Role
 from paramserver.core.job.status import again
-from paramserver.transport.addresses import shard_address
 from paramserver.v1 import coordinator_pb2
 
 _NAMES = 4
@@ -26,7 +26,7 @@ def shard_statuses(job: Job) -> list[coordinator_pb2.ShardStatus]:
                 coordinator_pb2.CopyOnServer(
                     server=f"server-{one.server}",
                     whole=one.whole,
-                    share=1.0 if one.whole else shares.get((shard, one.server), 0.0),
+                    share=_share(shares, shard, one),
                 )
                 for one in held.backups
             ],
@@ -70,7 +70,7 @@ def _catching_up(job: Job) -> str:
     has: dict[int, list[float]] = {}
     for shard, held in enumerate(job.holders.shards):
         for one in held.backups:
-            has.setdefault(one.server, []).append(1.0 if one.whole else shares.get((shard, one.server), 0.0))
+            has.setdefault(one.server, []).append(_share(shares, shard, one))
     late = sorted({server for _, server in job.holders.catching_up([m.index for m in job.members.of(Role.SERVER)])})
     if not late:
         return "some shards have no backup yet"
@@ -91,9 +91,14 @@ def _shares(job: Job) -> dict[tuple[int, int], float]:
     for report in job.reports.shards():
         for status in report.backups:
             for server in servers:
-                if shard_address(server.address, report.shard) == status.place.address:
+                if job.servers.address(server, report.shard) == status.place.address:
                     shares[report.shard, server.index] = status.bytes / status.of if status.of else 0.0
     return shares
+
+
+def _share(shares: Mapping[tuple[int, int], float], shard: int, backup: Backup) -> float:
+    """How much of a shard a backup has; nothing while its primary has not reported it."""
+    return 1.0 if backup.whole else shares.get((shard, backup.server), 0.0)
 
 
 def _listed(servers: Sequence[int]) -> str:

@@ -88,7 +88,9 @@ class Operators:
         return await account(self._job, request.slices)
 
     async def scale(self, request: coordinator_pb2.ScaleRequest) -> coordinator_pb2.ScaleResponse:
-        """Have another number of workers; return when there are so many."""
+        """Have another number of workers, or of servers; return when there are so many."""
+        if request.HasField("servers"):
+            return await self._job.resizing.scale(request)
         return await self._job.scaling.scale(request)
 
     async def stop(self, request: coordinator_pb2.StopRequest) -> coordinator_pb2.StopResponse:

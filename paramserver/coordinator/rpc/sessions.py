@@ -63,8 +63,8 @@ class Sessions:
         self._ticker: asyncio.Task[None] | None = None
         # The newest view that members were told, and its edition.
         self._edition, self._view = -1, coordinator_pb2.SessionResponse()
-        # By member number, the attempts to reach servers without a session.
-        self._looking: dict[int, asyncio.Task[None]] = {}
+        # The member numbers of servers without a session that this coordinator tries to reach just now.
+        self._looking: set[int] = set()
 
     async def start(self) -> None:
         """Begin to watch leases."""
@@ -148,7 +148,7 @@ class Sessions:
         if role is Role.SERVER:
             self._job.mode_change.server_back(member)
             self._job.replication.server_there()
-        log.debug("joined", name=member.name, pid=request.pid, address=request.address)
+        log.debug("joined", member=member.name, pid=request.pid, address=request.address)
         return member
 
     async def session(
@@ -181,9 +181,9 @@ class Sessions:
 
     def _look_for(self, server: Member) -> None:
         """A server has no session. If others have its shards, look whether it is there at all."""
-        task = self._looking.get(server.ident)
-        if self._job.options.replicas and (task is None or task.done()):
-            self._looking[server.ident] = self._job.tasks.begin(self._knock(server))
+        if self._job.options.replicas and server.ident not in self._looking:
+            self._looking.add(server.ident)
+            self._job.tasks.begin(self._knock(server))
 
     async def _knock(self, server: Member) -> None:
         """If nothing answers at the address of a server, do not wait for the end of its lease."""
@@ -196,6 +196,8 @@ class Sessions:
                 await self._happen(Ended(server.ident))
         except errors.ParamServerError as error:
             log.debug("a server without a session", server=server.name, reason=str(error))
+        finally:
+            self._looking.discard(server.ident)
 
     def _news(self, edition: int) -> coordinator_pb2.SessionResponse:
         """The view for all members, made once for each edition."""
@@ -213,7 +215,8 @@ class Sessions:
             await self._job.changes.notify()
 
     async def _hear(self, request: coordinator_pb2.SessionRequest) -> None:
-        check_report(request.worker)
+        if request.HasField("worker"):  # a check that shortens a list makes a report of none
+            check_report(request.worker)
         text("the reason of a failure", request.failure)
         await self._happen(Renewed(request.member))
         self._job.reports.hear(request)
@@ -224,6 +227,7 @@ class Sessions:
             self._job.stalls.hear(member, request.worker)
             self._job.poison.hear(member, request.worker)
             self._job.ending.hear(member, request.worker)
+            self._job.records.hear(member, request.worker)
         for stats in request.shards:
             if member is not None and stats.holds and not stats.backup:
                 self._job.checkpoints.hear(stats.shard, stats)
@@ -260,8 +264,10 @@ class Sessions:
                 self._job.poison.look()
                 self._job.checkpoints.look()
                 self._job.replication.look()
+                self._job.resizing.look()
                 self._job.ending.look()
                 self._job.loads.look()
+                self._job.records.look()
                 if self._job.journal.fenced.is_set():
                     await self._job.replaced("the store says that another coordinator leads the job now")
             except Exception:  # the top of a task: watching goes on

@@ -54,6 +54,9 @@ def status_page(job: Job, request: coordinator_pb2.StatusRequest) -> coordinator
         takeovers=job.holders.takeovers,
         repairs=job.holders.repairs,
         blame=job.blame.page(),
+        wanted_servers=job.resizing.seats,
+        events=job.events.events() if request.events else (),
+        dashboard=job.dashboard,
     )
     response.processes.add(
         role="coordinator",
@@ -67,6 +70,7 @@ def status_page(job: Job, request: coordinator_pb2.StatusRequest) -> coordinator
         shown = {gone.name: _departed(job, gone) for gone in job.reports.departed() if gone.role == role.value}
         shown |= {member.name: _process(job, member, facts) for member in job.members.of(role)}
         response.processes.extend(sorted(shown.values(), key=lambda process: int(process.name.rpartition("-")[2])))
+    response.samples_per_s = sum(process.samples_per_s for process in response.processes)
     return response
 
 
@@ -105,11 +109,10 @@ def _departed(job: Job, gone: coordinator_pb2.ProcessStatus) -> coordinator_pb2.
     """A process that is gone; of a server whose shards others hold, also which ones."""
     if gone.role != Role.SERVER.value or not (held := heirs(job, gone.name)):
         return gone
-    shown = coordinator_pb2.ProcessStatus(reason=f"{gone.reason}; {held}")
-    with_all = coordinator_pb2.ProcessStatus()
-    with_all.CopyFrom(gone)
-    with_all.MergeFrom(shown)
-    return with_all
+    process = coordinator_pb2.ProcessStatus()
+    process.CopyFrom(gone)
+    process.reason = f"{gone.reason}; {held}"
+    return process
 
 
 def _process(job: Job, member: Member, facts: JobFacts) -> coordinator_pb2.ProcessStatus:

@@ -43,8 +43,6 @@ class BlameWatch:
         self._job = job
         self._judge = Judge()
         self._timeline = 0
-        # When it first heard of a step.
-        self._begun_at = 0.0
         # By worker, its last slices, and when it reported what it does.
         self._records: dict[int, deque[coordinator_pb2.WorkerStep]] = {}
         self._doing: dict[int, tuple[float, coordinator_pb2.WorkerReport]] = {}
@@ -77,7 +75,6 @@ class BlameWatch:
 
     def _shard(self, server: Member, stats: shard_pb2.StatsResponse, now: float) -> None:
         for times in stats.times:
-            self._begun_at = self._begun_at or now
             if times.timeline == self._timeline:
                 owners = [worker for worker, lo, hi in self._dealt(times.of) if lo <= times.lo < hi]
                 owner = owners[0].ident if owners else None
@@ -179,7 +176,7 @@ class BlameWatch:
         return coordinator_pb2.Blame(
             sentence=self.sentence(),
             chronic=judge.chronic,
-            worst=[blamed_to_proto(blamed, self._begun_at) for blamed in judge.worst],
+            worst=[blamed_to_proto(blamed, time.time() - time.monotonic()) for blamed in judge.worst],
             held=[
                 coordinator_pb2.HeldWorker(worker=worker, by=by, times=times, seconds=seconds)
                 for (worker, by), (times, seconds) in held

@@ -47,6 +47,9 @@ class _Job(ports.Stage, ports.Commands, ports.Ends, Protocol):
     @property
     def recovery(self) -> ports.GoingBack: ...
 
+    @property
+    def resizing(self) -> ports.Resizing: ...
+
     def end(self, how: str) -> None: ...
 
 
@@ -139,7 +142,7 @@ class Ending:
         """Begin in the background, if the job has come to rest and no such task is at work."""
         job = self._job
         busy = self._task is not None and not self._task.done()
-        if busy or job.recovery.under_way or job.seats.away:
+        if busy or job.recovery.under_way or job.seats.away or job.resizing.under_way:
             return
         if self.closing:
             self._task = job.tasks.begin(self._run())
@@ -202,7 +205,7 @@ class Ending:
         await job.ask_shards("Shard.Cut", request, shard_pb2.CutResponse)
         log.info(
             "the last step is made of the contributions that came",
-            step=first.version,
+            version=first.version,
             slices=f"{first.missing_of - sum(gap.stop - gap.start for gap in first.missing)} of {first.missing_of}",
         )
         deadline = time.monotonic() + _EVEN_S

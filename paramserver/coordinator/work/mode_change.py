@@ -46,6 +46,9 @@ class _Job(ports.Stage, ports.Commands, ports.Holding, Protocol):
     schedule: Schedule
     servers: Servers
 
+    @property
+    def resizing(self) -> ports.Resizing: ...
+
 
 class ModeChange:
     """Changes mode and staleness of a running job, one change at a time."""
@@ -72,6 +75,11 @@ class ModeChange:
         return None if wanted is None or _same(wanted, self._job.consistency) else wanted
 
     @property
+    def under_way(self) -> bool:
+        """Whether a change is under way, or about to begin."""
+        return self._lock.locked() or self.wanted is not None
+
+    @property
     def agreed(self) -> Consistency:
         """The newest setting that all shards have agreed on, in force or not."""
         return self._coming or self._job.consistency
@@ -92,6 +100,8 @@ class ModeChange:
             raise errors.ConfigError("consistency.mode must be sync or async")
         staleness = request.staleness if request.HasField("staleness") and mode is Mode.ASYNC else None
         wait_s = patience("wait_s", request.wait_s, _MAX_WAIT_S) or 60.0
+        if self._job.resizing.under_way:
+            raise errors.UnavailableError("the number of servers changes just now: try again when that is done")
         if self._job.life.phase is not Phase.RUNNING:
             raise errors.UnavailableError("the job is not running yet: try again when all members are there")
         wanted = Consistency(mode, staleness)

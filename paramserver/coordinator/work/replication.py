@@ -20,6 +20,7 @@ from paramserver.coordinator.leadership.cluster import Servers
 from paramserver.coordinator.leadership.journal import Journal
 from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.core.job.holders import (
+    PATIENCE_S,
     Backup,
     Balance,
     BegunAnew,
@@ -35,15 +36,12 @@ from paramserver.core.job.holders import (
 )
 from paramserver.core.job.membership import Member, Role
 from paramserver.failpoints import reach
-from paramserver.transport.addresses import shard_address
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.messages import consistency_to_proto
 
 log = structlog.get_logger("paramserver.coordinator")
 
 _RETRY_S, _LOOK_S = 0.1, 0.02
-# A server that is gone may be started again: for so long no other server becomes a backup in its place.
-_PATIENCE_S = 10.0
 
 
 class _Registry(Protocol):
@@ -68,6 +66,9 @@ class _Job(ports.Stage, ports.Ends, Protocol):
 
     @property
     def mode_change(self) -> ModeChange: ...
+
+    @property
+    def resizing(self) -> ports.Resizing: ...
 
     @property
     def given_up(self) -> bool: ...
@@ -155,6 +156,8 @@ class Replication:
                 f"{server.name} holds a part of the model of which there is no copy (cluster.replicas is 0), so it "
                 "cannot leave while the job runs"
             )
+        if self._job.resizing.under_way:
+            raise errors.ConfigError(f"the number of servers changes just now: drain {server.name} when that is done")
         if self.holders.retiring - {server.index}:
             other = ", ".join(f"server-{index}" for index in sorted(self.holders.retiring))
             raise errors.ConfigError(f"{other} is about to leave: drain {server.name} when that is done")
@@ -202,14 +205,15 @@ class Replication:
                 server = self._server_at(report.shard, status.place.address)
                 if status.whole and server is not None:
                     self._handle(CaughtUp(report.shard, server.index, status.place.since))
-        # Nothing moves while the result is gathered.
-        trains = self._job.registry.ready and not (self._job.over.done() or self._job.recovery.under_way)
+        # Nothing moves while the result is gathered, or while all shards move.
+        job = self._job
+        trains = job.registry.ready and not (job.over.done() or job.recovery.under_way or job.resizing.under_way)
         if self._begun and trains:
             self._handle(Balance(self._present()))
 
     def look(self) -> None:
         """A server that was lost has not come back for a while: find other backups."""
-        if self._lacks_since is not None and time.monotonic() - self._lacks_since > _PATIENCE_S:
+        if self._lacks_since is not None and time.monotonic() - self._lacks_since > PATIENCE_S:
             self._lacks_since = None
             self.server_there()
 
@@ -229,6 +233,15 @@ class Replication:
             self._begun = True
             self.server_there()
             self.wake()
+
+    def adopt(self, holders: Holders) -> None:
+        """Another number of servers holds the model: all shards have their backups, and servers know."""
+        self.holders = holders
+        members = self._job.members.of(Role.SERVER)
+        self._told = {server.ident: holders.number for server in members}
+        self._configured.clear()
+        self._outdated.clear()
+        self._lacks_since = None
 
     async def take_over(self, gone: Sequence[Member]) -> None:
         """Go on from an earlier coordinator. The servers ``gone`` do not answer, and others have their shards.
@@ -343,15 +356,18 @@ class Replication:
             if member is None:
                 continue
             if one.whole or self._configured.get((shard, member.ident)) == one.since:
-                places.append(shard_pb2.BackupPlace(address=shard_address(member.address, shard), since=one.since))
+                address = self._job.servers.address(member, shard)
+                places.append(shard_pb2.BackupPlace(address=address, since=one.since))
         return places
 
     def _present(self) -> list[int]:
-        return [server.index for server in self._job.members.of(Role.SERVER)]
+        """The servers that hold shards, or may. A server that comes for a change of their number holds none before."""
+        servers = self._job.options.servers
+        return [server.index for server in self._job.members.of(Role.SERVER) if server.index < servers]
 
     def _member(self, index: int) -> Member | None:
         return next((server for server in self._job.members.of(Role.SERVER) if server.index == index), None)
 
     def _server_at(self, shard: int, address: str) -> Member | None:
         servers = self._job.members.of(Role.SERVER)
-        return next((one for one in servers if shard_address(one.address, shard) == address), None)
+        return next((one for one in servers if self._job.servers.address(one, shard) == address), None)

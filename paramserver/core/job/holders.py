@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 
 from paramserver.core.job.membership import Member
 
+# A server that is gone may be started again: for so many seconds no other server becomes a backup in its place.
+PATIENCE_S = 10.0
 # A server is the primary of at most so many shards at the start. With fewer other servers than that, the shards of a
 # server that is lost go to all others evenly.
 _MOST_SHARDS = 4
@@ -154,6 +156,27 @@ class Holders:
         """Shard *i* is on server *i*; with replicas there are several rounds of that, each with other backups."""
         rounds = min(servers - 1, _MOST_SHARDS) if replicas else 1
         return cls([server for _ in range(max(1, rounds)) for server in range(servers)], replicas)
+
+    @classmethod
+    def spread(cls, servers: int, former: Holders) -> Holders:
+        """The placement for another number of servers, in which each shard has all of its backups.
+
+        Numbers go on from the ``former`` placement.
+        """
+        made, present = cls.plan(servers, former.replicas), range(servers)
+        made.handle(ServersThere(present))
+        while late := [(shard, made.shards[shard].backup(server)) for shard, server in made.catching_up(present)]:
+            for shard, one in late:
+                assert one is not None, "it catches up"
+                made.handle(CaughtUp(shard, one.server, one.since))
+            made.handle(Balance(present))
+        number = former.number + 1
+        shards = [
+            replace(held, backups=tuple(Backup(one.server, number, whole=True) for one in held.backups))
+            for held in made.shards
+        ]
+        made.restore(number, former.promotions, shards, former.takeovers, former.repairs)
+        return made
 
     # ---- facts
 

@@ -69,6 +69,11 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
+class Moves:
+    """Another number of servers has all of the model. Nothing is lost. `WentBack` follows when all servers know."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ends:
     """The job ends in ``phase``. ``summary``: its result. ``released``: the result is gathered, and servers may leave.
 
@@ -82,7 +87,7 @@ class Ends:
     exit_code: int = 0
 
 
-Event = Counted | GoesBack | WentBack | LoadBegins | Uploads | Loaded | Ends
+Event = Counted | GoesBack | WentBack | LoadBegins | Uploads | Loaded | Moves | Ends
 
 
 class Life:
@@ -120,6 +125,8 @@ class Life:
                 self._move(Phase.RUNNING)
             case LoadBegins(), Phase.RUNNING:
                 self._move(Phase.RECOVERING, "the scripts load weights")
+            case Moves(), Phase.RUNNING:
+                self._move(Phase.RECOVERING, "the model moves to another number of servers")
             case Uploads(), Phase.RECOVERING:
                 self._move(Phase.INITIALISING)
             case Loaded(), Phase.INITIALISING:

@@ -258,7 +258,8 @@ class Seats:
                 f"now: a place is free within {self._members.lease_s:g} s (cluster.lease_s), unless it comes back"
             )
         return TooMany(
-            f"job {facts.job!r} already has its {facts.servers} servers; raise cluster.servers to start with more"
+            f"job {facts.job!r} already has its {facts.servers} servers; raise cluster.servers to start with "
+            "more, or call paramserver scale servers=N first if it trains"
         )
 
     def _open(self, index: int) -> bool:

@@ -214,6 +214,24 @@ class ConsistencyAborted:
     revision: int
 
 
+@dataclass(frozen=True, slots=True)
+class StandsAt:
+    """Synchronous mode: nobody may have ``version``, which is not made yet, until plan ``plan`` is settled.
+
+    So no contribution is open when the shards of another number of servers are filled.
+    """
+
+    plan: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSettled:
+    """The plans up to ``plan`` are in force, or were given up."""
+
+    plan: int
+
+
 Event = (
     Activated
     | Arrived
@@ -231,6 +249,8 @@ Event = (
     | ConsistencyPrepared
     | ConsistencyCommitted
     | ConsistencyAborted
+    | StandsAt
+    | PlanSettled
 )
 
 # ---- effects

@@ -40,10 +40,12 @@ from paramserver.core.versions.events import (
     MembersChanged,
     Outcome,
     Part,
+    PlanSettled,
     Promoted,
     PullAsked,
     Refusal,
     Refuse,
+    StandsAt,
     WentIdle,
 )
 from paramserver.core.versions.ledger import Ledger, Row
@@ -110,6 +112,9 @@ class ShardState:
         self._waiting: dict[int, list[Arrived]] = {}
         self._versions: list[int] = []
         self._held_back = False
+        # The version that nobody may have before a plan is settled; and the newest settled plan.
+        self._stand: StandsAt | None = None
+        self._settled_plan = 0
         # The cut that readers may be given, and the digests of versions.
         self.cut, self.marks = Cut(), Marks()
         self.ledger = Ledger()
@@ -181,6 +186,20 @@ class ShardState:
         """Asynchronous slices in published versions: by epoch, half-open ranges."""
         return {epoch: done.ranges() for epoch, done in self._history.slices_done.items()}
 
+    def stands(self, plan: int, version: int) -> bool:
+        """Whether nobody gets ``version`` before this plan is settled."""
+        return self._stand == StandsAt(plan, version)
+
+    @property
+    def at_stand(self) -> bool:
+        """Whether workers wait for the newest version until a plan is settled."""
+        return self._stand is not None and self.version >= self._stand.version
+
+    @property
+    def _given(self) -> int:
+        """The newest version that anybody may have."""
+        return self.version if self._stand is None else min(self.version, self._stand.version - 1)
+
     @property
     def min_clock(self) -> int:
         """The slowest clock of the workers at work; it never moves back."""
@@ -222,6 +241,16 @@ class ShardState:
                 return self._members_changed(generation, workers)
             case CutBegun() | CutAimed() | CutEnded():
                 return self._cut(event)
+            case StandsAt(plan, version):
+                ahead = version > self.version + (self._building is not None)
+                if self.active and self._combine.per_step and ahead and plan > self._settled_plan:
+                    self._stand = event
+                return self._advance()
+            case PlanSettled(plan):
+                self._settled_plan = max(self._settled_plan, plan)
+                if self._stand is not None and self._stand.plan <= plan:
+                    self._stand = None
+                return self._advance()
             case ConsistencyPrepared(consistency):
                 if self.can_schedule(consistency):
                     self._scheduled, self._committed = consistency, False
@@ -443,7 +472,7 @@ class ShardState:
         May name some that are not parked any more, or a pull twice.
         """
         fresh, self._fresh = self._fresh, []
-        facts = slowest, self._held_back, self.consistency, self._members
+        facts = slowest, self._held_back, self.consistency, self._members, self._stand
         seen, self._seen = self._seen, (self.version, facts)
         if seen is None or seen[1] != facts:
             return list(self._parked)
@@ -455,15 +484,15 @@ class ShardState:
     def _answer(self, pull: PullAsked) -> Effect | None:
         match pull.want:
             case AtLeast(version):
-                return AnswerPull(pull.call, self.version, self.floor) if self.version >= version else None
+                return AnswerPull(pull.call, self._given, self.floor) if self._given >= version else None
             case Exactly(version):
+                if version > self._given:
+                    return None
                 if version in self._versions:
                     return AnswerPull(pull.call, version, self.floor)
-                if version > self.version:
-                    return None
                 return Refuse(pull.call, Refusal.GONE, f"version {version} is dropped, the newest is {self.version}")
             case Latest():
-                return AnswerPull(pull.call, self.version, self.floor)
+                return AnswerPull(pull.call, self._given, self.floor)
             case AtClock() | Joining():
                 return self._answer_clock(pull)
 

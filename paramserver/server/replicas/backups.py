@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import structlog
 
 from paramserver import errors
+from paramserver.core.layout.catching_up import groups, pause_s
 from paramserver.core.layout.plan import Chunk
 from paramserver.failpoints import reach
 from paramserver.server.replicas.outbox import Content, Loan, Outbox, private
@@ -30,8 +31,6 @@ log = structlog.get_logger("paramserver.server")
 
 # The address of the shard at a backup, and the number of the placement with which it became one.
 Place = tuple[str, int]
-# Weights that are sent to a new backup at a time. Their optimizer state comes with them.
-_GROUP_BYTES = 2 << 20
 _BACK_OFF_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 _SAY_S = 5.0
 
@@ -117,8 +116,11 @@ class Backups:
         """Whether any backup needs what the next version is made of. That begins only between two versions."""
         return any(backup.begun for backup in self._backups.values())
 
-    def tell(self, placement: int, places: Sequence[Place], mbps: float) -> None:
-        """These are the backups. New ones catch up, at ``mbps`` megabits a second at most (0: no limit)."""
+    def tell(self, placement: int, places: Sequence[Place], mbps: float, whole: Collection[Place] = ()) -> None:
+        """These are the backups. New ones catch up, at ``mbps`` megabits a second at most (0: no limit).
+
+        ``whole``: backups that have all of the shard when they are first heard of.
+        """
         if placement < self.placement:
             return
         self.placement, self._mbps = placement, mbps
@@ -126,7 +128,7 @@ class Backups:
             self._drop(self._backups.pop(place))
         for place in places:
             if place not in self._backups:
-                self._begin(place)
+                self._begin(place, place in whole)
 
     def statuses(self) -> list[shard_pb2.BackupStatus]:
         """How far the backups are."""
@@ -142,9 +144,13 @@ class Backups:
             for one in self._backups.values()
         ]
 
-    def _begin(self, place: Place) -> None:
+    def _begin(self, place: Place, whole: bool = False) -> None:
         backup = self._backups[place] = _Backup(place, self._connect(place[0]))
-        backup.tasks = [asyncio.create_task(self._deliver(backup)), asyncio.create_task(self._catch_up(backup))]
+        backup.tasks = [asyncio.create_task(self._deliver(backup))]
+        if whole:
+            backup.has, backup.begun, backup.whole = set(self._source.chunks), True, True
+        else:
+            backup.tasks.append(asyncio.create_task(self._catch_up(backup)))
 
     def _drop(self, backup: _Backup) -> None:
         """Nobody waits for this backup any more."""
@@ -228,16 +234,16 @@ class Backups:
     # ---- catching up
 
     async def _catch_up(self, backup: _Backup) -> None:
-        groups = _groups(self._source.chunks.values())
+        parts = groups(self._source.chunks.values())
         began = time.monotonic()
         sent = 0
-        for number, group in enumerate(groups):
-            parcel, done = await self._when_at_rest(backup, group, number + 1 == len(groups))
+        for number, group in enumerate(parts):
+            parcel, done = await self._when_at_rest(backup, group, number + 1 == len(parts))
             await done
             sent += parcel.nbytes
             reach("catch_up.after_chunks", parcel.header.version)
             if self._mbps:
-                await asyncio.sleep(began + sent * 8 / (self._mbps * 1e6) - time.monotonic())
+                await asyncio.sleep(pause_s(sent, time.monotonic() - began, self._mbps))
         backup.whole = True
         log.info("a backup has all of the shard", at=backup.address, bytes=sent, after_s=_since(began))
         self._told()
@@ -322,19 +328,6 @@ class Backups:
                     log.info("trying again to reach a backup", at=backup.address, reason=str(error))
                 await asyncio.sleep(_BACK_OFF_S[min(tries, len(_BACK_OFF_S) - 1)])
                 tries += 1
-
-
-def _groups(chunks: Iterable[Chunk]) -> list[list[Chunk]]:
-    """The chunks in groups of about the same size; one empty group if there are none."""
-    groups: list[list[Chunk]] = [[]]
-    size = 0
-    for chunk in chunks:
-        if groups[-1] and size + chunk.nbytes > _GROUP_BYTES:
-            groups.append([])
-            size = 0
-        groups[-1].append(chunk)
-        size += chunk.nbytes
-    return groups
 
 
 def _since(began: float) -> float:

@@ -110,7 +110,8 @@ class Copies:
             shard.saver.meet(request.peers)
         if request.primary:
             places = [(place.address, place.since) for place in request.backups]
-            self.backups.tell(request.placement, places, request.repair_mbps)
+            whole = {(place.address, place.since) for place in request.backups if place.whole}
+            self.backups.tell(request.placement, places, request.repair_mbps, whole)
 
     async def close(self) -> None:
         """Send nothing any more."""

@@ -33,8 +33,6 @@ class Following:
         self._shard = shard
         # The chunks that are there; None: nothing has come.
         self.version: Version | None = None
-        # The backup has caught up: the shard itself has its versions.
-        self.whole = False
 
     def begin(self, number: int) -> None:
         """The primary begins with ``number``: what was there before is forgotten."""
@@ -68,9 +66,3 @@ class Following:
         """The chunks that are not there."""
         have = self.version.tensors if self.version is not None else {}
         return [index for index in self._shard.chunks if index not in have]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of weights that are there."""
-        have = self.version.tensors if self.version is not None else {}
-        return sum(self._shard.chunks[index].nbytes for index in have)

@@ -177,6 +177,11 @@ class CatchUpParcel:
 
     async def send(self, channel: Channel, loan: Loan | None) -> None:
         """Send it over ``channel``; the backup has all of it when this returns."""
+        frames = await self.frames()
+        await channel.upload("Shard.CatchUp", frames, timeout=_ATTEMPT_S + self.nbytes * _BYTE_S)
+
+    async def frames(self) -> Iterator[bytes]:
+        """The frames of the message."""
         if self._states is None:
             self._states = await self._copying
         states = list(_state_parts(self._states))
@@ -187,8 +192,7 @@ class CatchUpParcel:
                 yield chunk_ref(chunk), buffer_of(self._weights[chunk.index])
             yield from states
 
-        frames = chunk_frames(self.header, parts())
-        await channel.upload("Shard.CatchUp", frames, timeout=_ATTEMPT_S + self.nbytes * _BYTE_S)
+        return chunk_frames(self.header, parts())
 
 
 def _state_parts(entries: Sequence[StateEntry]) -> Iterator[tuple[shard_pb2.StateRef, memoryview]]:

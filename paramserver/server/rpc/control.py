@@ -12,6 +12,8 @@ from paramserver.core.versions.events import (
     ConsistencyPrepared,
     CutEnded,
     MembersChanged,
+    PlanSettled,
+    StandsAt,
 )
 from paramserver.core.versions.shard import ShardState
 from paramserver.server.replicas.facts import epoch_slices
@@ -38,7 +40,9 @@ class Control:
         """Learn the workers of this generation. Older news changes nothing."""
         self._host.process.check_authority(request)
         self._host.process.keep(request.record)
+        await self._host.process.settle(request.plan, request.settled)
         shard = self._host.ready(active=False, primary=False)
+        shard.happen(PlanSettled(request.settled))
         shard.names.update((w.member, w.name) for w in request.workers)
         workers = frozenset(w.member for w in request.workers)
         if request.generation >= shard.state.generation:
@@ -99,6 +103,9 @@ class Control:
                 if not waiting_for:
                     assert shard.state.cut.kept is not None
                     return shard_pb2.CutResponse(taken=True, version=shard.state.cut.kept)
+            case shard_pb2.CutRequest.STEP_STAND:
+                shard.happen(StandsAt(request.number, request.version))
+                taken = shard.state.stands(request.number, request.version)
             case shard_pb2.CutRequest.STEP_GO_ON:
                 shard.happen(CutEnded(request.number))
             case _:

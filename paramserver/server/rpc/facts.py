@@ -15,6 +15,7 @@ from paramserver.server.reporting import ledger_response, report
 from paramserver.server.rpc.contributions import Contributions
 from paramserver.server.rpc.host import Host
 from paramserver.server.rpc.pulls import Pulls
+from paramserver.server.running import RunningShard
 from paramserver.tensors.codec import encode_frame
 from paramserver.tensors.dtypes import buffer_of
 from paramserver.v1 import shard_pb2
@@ -75,11 +76,15 @@ class Facts:
         return ledger_response(shard)
 
     async def export(self, request: shard_pb2.ExportRequest) -> AsyncIterator[bytes]:
-        """The optimizer state of one version, tensor by tensor, in pieces."""
+        """The optimizer state of one version, tensor by tensor, in pieces; or all of some chunks, for another plan."""
         self._host.process.check_job(request.job)
         if not 0 <= request.wait_s <= MAX_WAIT_S:
             raise errors.ProtocolError(f"wait_s must be between 0 and {MAX_WAIT_S:g} seconds, not {request.wait_s:g}")
         shard = self._host.on(request.timeline)
+        if request.chunks or request.facts:
+            for frame in await _handed_over(shard, request):
+                yield frame
+            return
         tensors = shard.tensors
         # The state between two steps. A step that comes meanwhile first copies the chunks that it changes.
         found = await shard.state_from(request.min_version, request.wait_s)
@@ -115,6 +120,16 @@ class Facts:
             raise errors.ProtocolError("there is no place for checkpoints")
         for frame in await shard.saver.copied(request.version, list(request.chunks)):
             yield frame
+
+
+async def _handed_over(shard: RunningShard, request: shard_pb2.ExportRequest) -> Iterator[bytes]:
+    """Frames with weights and state of some chunks of a shard at rest, for a shard of a new plan."""
+    if not shard.can_cut(request.min_version):
+        raise errors.UnavailableError(f"this shard does not stand at version {request.min_version}")
+    if len({*request.chunks}) != len(request.chunks) or not {*request.chunks} <= shard.chunks.keys():
+        raise errors.ProtocolError("a chunk was asked for twice, or does not lie on this server")
+    chunks = [shard.chunks[index] for index in request.chunks]
+    return await shard.copies.catch_up(chunks, request.facts).frames()
 
 
 def _state_frames(entry: StateEntry) -> Iterator[bytes]:

@@ -10,8 +10,11 @@ from paramserver.server.running import RunningShard
 class Host:
     """The parts that answer calls to one shard find it here."""
 
-    def __init__(self, process: Process) -> None:
-        self.process = process
+    def __init__(self, process: Process, plan: int = 0) -> None:
+        """``plan``: the number of the plan to which the shard belongs."""
+        self.process, self.plan = process, plan
+        # The plan is a former one, so that no shard belongs here any more.
+        self.left = False
         # The shard of the present timeline; None until the coordinator has configured one.
         self.shard: RunningShard | None = None
         process.at_the_end(self._end)
@@ -31,6 +34,12 @@ class Host:
         if former is not None:
             former.end(errors.UnavailableError("other servers hold the shard now: try again"))
             await former.close()
+
+    async def leave(self) -> None:
+        """The plan of this shard is not in force: serve no shard here from now on."""
+        self.left = True
+        self.process.forget(self._end)
+        await self.drop()
 
     def _end(self) -> None:
         if self.shard is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -56,6 +56,10 @@ class Process:
         # Called when a report should not wait for the next regular one.
         self.news: Callable[[], None] = lambda: None
         self._at_the_end: list[Callable[[], None]] = []
+        # The newest plan of which this process knows that it is in force or was given up; see `core.layout.replanning`.
+        self.settled = 0
+        # Drops the shards of former plans; gets the number of the plan in force.
+        self.drops: Callable[[int], Awaitable[None]] | None = None
 
     def becomes_member(self, incarnation: int, news: Callable[[], None]) -> None:
         """``incarnation`` goes into reports; ``news`` is called when a report should not wait for the regular one."""
@@ -64,6 +68,20 @@ class Process:
     def at_the_end(self, end: Callable[[], None]) -> None:
         """Call ``end`` when the process has failed or stops."""
         self._at_the_end.append(end)
+
+    def forget(self, end: Callable[[], None]) -> None:
+        """``end`` need not be called any more."""
+        self._at_the_end = [other for other in self._at_the_end if other != end]
+
+    def in_force(self, plan: int) -> None:
+        """A shard of this plan is configured, which no former plan fills: the plan is in force."""
+        self.settled = max(self.settled, plan)
+
+    async def settle(self, plan: int, settled: int) -> None:
+        """``plan`` is in force; shards of other plans up to ``settled`` are dropped."""
+        self.settled = max(self.settled, settled)
+        if self.drops is not None:
+            await self.drops(plan)
 
     def fail(self, reason: str) -> None:
         """End the server: all calls that wait, or come from now on, are told why."""

@@ -31,8 +31,6 @@ from paramserver.wire.messages import consistency_from_proto, name_from_proto, u
 log = structlog.get_logger("paramserver.server")
 
 _REPLACED = "this server is not the primary of the shard any more"
-
-
 _A_SERVER = Caller(frozenset({SERVER}), admin=False)
 
 
@@ -109,11 +107,10 @@ class Replicas:
         upload = await receive(frames, "forward", expect, open_end=True)
         header = upload.header.forward
         async with self._turn:
+            self._check(shard, header.job, header.timeline, header.placement)
             if header.ahead:
-                self._check(shard, header.job, header.timeline, header.placement)
                 shard.copies.ahead = header.version, header.draft, upload.chunks
                 return shard_pb2.ForwardResponse()
-            self._check(shard, header.job, header.timeline, header.placement)
             while _makes(shard, header.version):  # then it reads nothing older
                 await shard.moved()
                 self._check(shard, header.job, header.timeline, header.placement)
@@ -139,9 +136,7 @@ class Replicas:
         def expect(header: shard_pb2.FrameHeader) -> tuple[Mapping[int, Chunk], int]:
             message = header.catch_up
             self._check(shard, message.job, message.timeline, message.placement)
-            if shard.state.active:
-                return shard.chunks, message.chunks
-            if not message.first:
+            if not (shard.state.active or message.first):
                 shard.copies.following.here(message.version)
             return shard.chunks, message.chunks
 

@@ -17,6 +17,7 @@ from paramserver.core.versions.shard import ShardState
 from paramserver.failpoints import reach
 from paramserver.server.arithmetic.apply import ChunkState
 from paramserver.server.arithmetic.norms import NormExchange
+from paramserver.server.replicas.filling import fill
 from paramserver.server.rpc.host import Host
 from paramserver.server.running import RunningShard, Staged
 from paramserver.server.saving.brought import BroughtState
@@ -45,6 +46,9 @@ class Setup:
         self._host.process.keep(request.record)
         async with self._replacing:
             shard = self._host.shard
+            if request.HasField("filling"):
+                return await self._fill(request)
+            self._host.process.in_force(self._host.plan)
             if request.keep:
                 return await self._configure_to_load(request)
             if shard is not None and not request.anew:
@@ -75,6 +79,26 @@ class Setup:
         made = self._make(request, await self._plan(request))
         made.begin_with(kept.facts)
         made.kept = kept
+        await self._host.replace(made)
+        return shard_pb2.ConfigureResponse(layout_digest=made.digest)
+
+    async def _fill(self, request: shard_pb2.ConfigureRequest) -> shard_pb2.ConfigureResponse:
+        """Begin where the shards of the former plan stand, with their chunks. A repeated command changes nothing."""
+        shard = self._host.shard
+        if shard is not None:
+            if shard.config.timeline != request.timeline:
+                raise errors.FencedError(f"this server is on timeline {shard.config.timeline} already")
+            return shard_pb2.ConfigureResponse(layout_digest=shard.digest)
+        filling = request.filling
+        former = await self._host.process.arithmetic(lambda: plan_of(request.model, len(filling.sources)))
+        made = self._make(request, await self._plan(request))
+        try:
+            await fill(made, filling, former, self._host.process)
+            if self._host.left:
+                raise errors.UnavailableError("the change of the number of servers was given up meanwhile")
+        except BaseException:
+            await made.close()
+            raise
         await self._host.replace(made)
         return shard_pb2.ConfigureResponse(layout_digest=made.digest)
 
@@ -129,6 +153,7 @@ class Setup:
         self._host.process.check_authority(request.configure)
         self._host.process.keep(request.configure.record)
         async with self._replacing:
+            self._host.process.in_force(self._host.plan)
             timeline = request.configure.timeline
             former = self._host.shard
             if former is not None and timeline < former.config.timeline:

@@ -21,6 +21,7 @@ class Stream:
     """One call's way from a sending to a receiving port. ``rate``: at most so many bytes per second at its end.
 
     ``sent_by``, ``taken_by``: the parts that are blamed for the two ports. ``weight``: of its share of a port.
+    ``open``: whether both processes live. Otherwise blocks that have not left are dropped.
     """
 
     to: ReceivingPort
@@ -28,6 +29,7 @@ class Stream:
     sent_by: Part
     taken_by: Part
     weight: float = 1.0
+    open: Callable[[], bool] = lambda: True
     # Up to where, in bytes by weight, the two ports have been asked to serve it.
     at_sender: float = 0.0
     at_receiver: float = 0.0
@@ -55,19 +57,19 @@ class _Fair:
         self._numbers = itertools.count()
         self._at = 0.0
 
-    def __bool__(self) -> bool:
-        return bool(self._blocks)
-
     def push(self, block: Block, before: float) -> float:
         """One more block of a stream that was served up to ``before``; up to where it is then."""
         at = max(self._at, before)
         heapq.heappush(self._blocks, (at, next(self._numbers), block))
         return at + block.nbytes / block.stream.weight
 
-    def pop(self) -> Block:
-        """The next one."""
-        self._at, _, block = heapq.heappop(self._blocks)
-        return block
+    def next(self) -> Block | None:
+        """The next one; None: there is none. Blocks of connections that are over are dropped."""
+        while self._blocks:
+            self._at, _, block = heapq.heappop(self._blocks)
+            if block.stream.open():
+                return block
+        return None
 
 
 class SendingPort:
@@ -87,10 +89,11 @@ class SendingPort:
             self._clock.at(self._clock.now, self._next)  # after all blocks that are sent at this moment
 
     def _next(self) -> None:
-        self._busy = bool(self._blocks)
-        if not self._busy:
+        block = self._blocks.next()
+        self._busy = block is not None
+        if block is None:
             return
-        block, now = self._blocks.pop(), self._clock.now
+        now = self._clock.now
         block.left_at, block.sent_at = now, now + block.nbytes / self.rate
         block.stream.to.take(block)
         self._clock.at(block.sent_at, self._next)
@@ -113,9 +116,9 @@ class ReceivingPort:
             self._next()
 
     def _next(self) -> None:
-        self._busy = bool(self._blocks)
-        if self._busy:
-            block, now = self._blocks.pop(), self._clock.now
+        block, now = self._blocks.next(), self._clock.now
+        self._busy = block is not None
+        if block is not None:
             took_s = block.nbytes / block.stream.rate
             self._clock.at(max(now + took_s, block.sent_at), lambda: self._through(block, now, took_s))
 

@@ -28,11 +28,19 @@ class Program:
     """A process: where it runs, the threads that send bytes and take them in, and that of its event loop.
 
     ``part``: the part that is blamed if others wait for its link. ``shares``: it shares memory with others on its host.
+    ``faster``: how many times as fast as one thread its arithmetic is.
     """
 
-    def __init__(self, host: Host, part: Part, shares: bool = False) -> None:
-        self.host, self.part, self._shares = host, part, shares
+    def __init__(self, host: Host, part: Part, shares: bool = False, faster: float = 1.0) -> None:
+        self.host, self.part, self._shares, self._faster = host, part, shares, faster
         self.sends, self.takes, self.loop = (Thread(host.cores) for _ in range(3))
+        self._arithmetic = Thread(host.cores, faster)
+        # False when the process is dead: nothing that it has sent arrives any more.
+        self.alive = True
+
+    def compute(self, seconds: float, then: Callable[[], None]) -> None:
+        """Let the threads for arithmetic do work that takes one thread so long."""
+        self._arithmetic.run(seconds / self._faster, then)
 
     def near(self, other: Program) -> bool:
         """Whether nothing travels between the two."""
@@ -51,7 +59,8 @@ class Network:
         weight = 1.0
         if self._costs.uneven:
             weight = max(_LEAST_SHARE, self._random.gauss(1.0, self._costs.uneven))
-        stream = Stream(to.host.down, min(to.host.rate, bytes_s), source.part, to.part, weight)
+        rate = min(to.host.rate, bytes_s)
+        stream = Stream(to.host.down, rate, source.part, to.part, weight, lambda: source.alive and to.alive)
         return Transfer(self._clock, self._costs, source, to, stream)
 
 

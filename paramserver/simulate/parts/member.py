@@ -1,18 +1,22 @@
-"""The common part of simulated workers: compute, push to all servers, pull from all servers."""
+"""The common part of simulated workers: compute, push to all shards, pull from all shards."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 from paramserver.core.versions.events import AtLeast, Exactly, Want
-from paramserver.core.versions.names import Name
-from paramserver.core.work.stealing import Assignment
+from paramserver.core.versions.names import Name, SyncName
+from paramserver.core.work.stealing import Advice, Ask, Assignment
+from paramserver.core.work.unpublished import Unpublished
 from paramserver.simulate.machinery.blame import NOTHING, Chain, Part, longer
 from paramserver.simulate.machinery.clock import Process, Signal, VirtualClock, every
 from paramserver.simulate.parts.hosts import Program
+from paramserver.simulate.parts.requests import Pull, Push, Request, Steal
 from paramserver.simulate.parts.rest import Rest
-from paramserver.simulate.parts.server import Answer, Push, Server
 from paramserver.simulate.parts.stragglers import Factors
+from paramserver.simulate.servers.calls import Answer
+from paramserver.simulate.servers.shard import Shard
 
 All = Signal[tuple[list[Answer], Answer]]
 # Weights are read one after the other during the forward pass, and gradients come so during the backward pass.
@@ -31,7 +35,7 @@ class Member:
         self,
         clock: VirtualClock,
         rank: int,
-        servers: Sequence[Server],
+        shards: Sequence[Shard],
         program: Program,
         compute_s: float,
         factors: Factors,
@@ -42,9 +46,16 @@ class Member:
         begins: bool = False,
     ) -> None:
         self.clock, self.rank, self.ident = clock, rank, rank + 1
-        self.servers, self.call_s, self.program = servers, call_s, program
+        self.call_s, self.program = call_s, program
         self.chain: Chain = NOTHING
-        self.versions = [0] * len(servers)
+        self.versions = [0] * len(shards)
+        # Contributions that this worker has brought again to shards that moved.
+        self.again = 0
+        # By index: where each shard is, and the requests to it that are not over.
+        self._shards, self._requests = list(shards), [list[Request]() for _ in shards]
+        # Contributions that may be in no version yet: the pushes of each, by shard.
+        self._unpublished: Unpublished[list[Push]] = Unpublished()
+        self._nonces = itertools.count()
         # When each slice was begun and done.
         self.spans: list[tuple[float, float]] = []
         self.assignment: Assignment | None = None
@@ -95,11 +106,48 @@ class Member:
             yield from self._spend(seconds / steps, Part.COMPUTE, self._threads)
         return began_at
 
+    def __len__(self) -> int:
+        """The number of shards."""
+        return len(self._shards)
+
+    def moved(self, index: int, shard: Shard) -> None:
+        """A shard is at another server now: requests are made again, and so are pushes that are in no version."""
+        self._shards[index] = shard
+        again = [request for request in self._requests[index] if not request.over]
+        again += [pushes[index] for pushes in self._unpublished.moved(index)]
+        self.again += sum(isinstance(request, Push) for request in again)
+        self._requests[index].clear()
+        for request in again:
+            self._request(index, request)
+
+    def _request(self, index: int, request: Request) -> None:
+        open_ = self._requests[index]
+        open_[:] = [one for one in open_ if not one.over]
+        open_.append(request)
+        request.to(self._shards[index])
+
     def begin(self, name: Name, clock: int) -> list[Push]:
-        """Begin a contribution to every server, each worker with another one first."""
-        count = len(self.servers)
-        turned = [self.servers[(self.rank + turn) % count] for turn in range(count)]
-        return [server.push(self.program, name, self.ident, self.versions[server.index], clock) for server in turned]
+        """Begin a contribution to every shard, each worker with another one first."""
+        count, nonce, pushes = len(self), next(self._nonces), list[Push]()
+
+        def opened(index: int) -> Push:
+            def heard(push: Push) -> None:
+                if isinstance(name, SyncName):
+                    self._unpublished.counted(nonce, name.step, index, pushes)
+
+            return Push(self.program, self.ident, name, self.versions[index], clock, heard)
+
+        pushes += [opened(index) for index in range(count)]
+        turned = [(self.rank + turn) % count for turn in range(count)]
+        for index in turned:
+            self._request(index, pushes[index])
+        return [pushes[index] for index in turned]
+
+    def steal(self, index: int, ask: Ask) -> Signal[Advice]:
+        """Ask a shard for a slice."""
+        question = Steal(self.program, ask)
+        self._request(index, question)
+        return question.answer
 
     def complete(self, pushes: Sequence[Push]) -> All:
         """Everything is computed: the rest of a contribution leaves."""
@@ -108,7 +156,7 @@ class Member:
         return every([push.answer for push in pushes])
 
     def push(self, name: Name, clock: int) -> All:
-        """Push a contribution to every server."""
+        """Push a contribution to every shard."""
         return self.complete(self.begin(name, clock))
 
     def wait_all(self, pushes: Sequence[All]) -> Process[None]:
@@ -120,23 +168,25 @@ class Member:
                 self.chain = last.chain
 
     def asking(self, want: Want, ahead: bool = False) -> tuple[All, Callable[[], None]]:
-        """Ask every server for weights; the signal of all answers, and a function that calls the questions off.
+        """Ask every shard for weights; the signal of all answers, and a function that calls the questions off.
 
         ``ahead``: they may be sent while they are made.
         """
-        asked = [
-            server.pull(self.program, self.ident, want, self.assignment, self.chain, ahead, self._begins)
-            for server in self.servers
-        ]
+        asked = [self._ask(index, want, ahead, self._begins) for index in range(len(self))]
 
         def call_off() -> None:
-            for _, one in asked:
-                one()
+            for one in asked:
+                one.call_off()
 
-        return every([answer for answer, _ in asked]), call_off
+        return every([one.answer for one in asked]), call_off
+
+    def _ask(self, index: int, want: Want, ahead: bool = False, begins: bool = False) -> Pull:
+        pull = Pull(self.program, self.ident, want, self.assignment, self.chain, ahead, begins)
+        self._request(index, pull)
+        return pull
 
     def pull(self, want: Want) -> Process[list[Answer]]:
-        """The answers of all servers, by server."""
+        """The answers of all shards, by index."""
         answers: list[Answer]
         answers, last = yield self.asking(want)[0]
         self.chain = last.chain
@@ -146,24 +196,22 @@ class Member:
     def _takes(self, answers: Sequence[Answer]) -> None:
         """Go on with these."""
         self.versions = [answer.version for answer in answers]
+        self._unpublished.published(min(self.versions))
         self._rests = [answer.rest for answer in answers if answer.rest is not None]
 
     def agreed(self, answers: list[Answer]) -> Process[list[Answer]]:
-        """One version, the same of all servers, as `worker.links` sees to it: the oldest, or a later one."""
+        """One version, the same of all shards, as `worker.links` sees to it: the oldest, or a later one."""
         answers = list(answers)
         while len({answer.version for answer in answers}) > 1:
             oldest = min(answer.version for answer in answers)
-            ahead = [server for server, answer in enumerate(answers) if answer.version > oldest]
-            asked = [
-                self.servers[s].pull(self.program, self.ident, Exactly(oldest), self.assignment, self.chain)[0]
-                for s in ahead
-            ]
+            ahead = [index for index, answer in enumerate(answers) if answer.version > oldest]
+            asked = [self._ask(index, Exactly(oldest)).answer for index in ahead]
             again, last = yield every(asked)
             self.chain = last.chain
             if any(answer.gone for answer in again):
                 answers = yield from self.pull(AtLeast(oldest + 1))
                 continue
-            for server, answer in zip(ahead, again, strict=True):
-                answers[server] = answer
+            for index, answer in zip(ahead, again, strict=True):
+                answers[index] = answer
         self._takes(answers)
         return answers

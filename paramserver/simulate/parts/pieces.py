@@ -10,7 +10,7 @@ from paramserver.core.layout.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some chunks of one server. ``ready``: after which part of a backward pass, 0 to 1, their gradients are there.
+    """Some chunks of one shard. ``ready``: after which part of a backward pass, 0 to 1, their gradients are there.
 
     ``frames``: in how many messages they travel.
     """
@@ -21,12 +21,12 @@ class Piece:
 
 
 def pieces_of(plan: Plan, most: int) -> list[list[Piece]]:
-    """The pieces of each server, in the order of the layout; about ``most`` in all, but one for each that has any."""
+    """The pieces of each shard, in the order of the layout; about ``most`` in all, but one for each that has any."""
     chunks = plan.layout.chunks
     together = -(-len(chunks) // max(1, most))
     found = []
-    for server in range(plan.shards):
-        own = plan.chunks_of(server)
+    for shard in range(plan.shards):
+        own = plan.chunks_of(shard)
         rows = [own[at : at + together] for at in range(0, len(own), together)]
         found.append([_piece([chunk.nbytes for chunk in row], row[0].index, len(chunks)) for row in rows])
     return found

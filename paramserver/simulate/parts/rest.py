@@ -23,6 +23,16 @@ class Rest:
             waits, self._waits = self._waits, None
             waits.set(chain)
 
+    @property
+    def complete(self) -> bool:
+        """Whether all pieces are here."""
+        return not self._left
+
+    def all(self, chain: Chain) -> None:
+        """All pieces are here: another server of the shard has sent them."""
+        for piece in list(self._left):
+            self.came(piece, chain)
+
     def until(self, part: float) -> Signal[Chain] | None:
         """Comes when all is here that the forward pass needs before it is over to this part; None: that is so now."""
         self._part = part

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paramserver.core.job.holders import Holders
 from paramserver.core.layout.placement import Seat, choose
 from paramserver.core.layout.plan import Layout, Plan, TensorSpec, link_chunk_bytes, make_layout, make_plan
 from paramserver.core.layout.thresholds import server_threads
@@ -13,7 +14,7 @@ from paramserver.simulate.scenario import Scenario
 
 @dataclass(frozen=True, slots=True)
 class Seating:
-    """By worker and by server, the name of its host; the chunks of each server, and its number of threads."""
+    """By worker and by server, the name of its host; the chunks of each shard, and a server's number of threads."""
 
     workers: list[str]
     servers: list[str]
@@ -26,10 +27,12 @@ def seating(scenario: Scenario) -> Seating:
     seats = _servers(scenario)
     layout = _layout(scenario)
     try:
-        shares = choose(scenario.placement, lambda: layout, seats, scenario.workers)
+        by_server = choose(scenario.placement, lambda: layout, seats, scenario.workers)
     except ValueError as error:
         raise ConfigError(f'--placement is "{scenario.placement}", but {error}') from error
-    plan = make_plan(layout, scenario.servers, shares)
+    primaries = Holders.plan(scenario.servers, scenario.replicas).primaries
+    shares = [by_server[primary] for primary in primaries] if by_server else []
+    plan = make_plan(layout, len(primaries), shares)
     return Seating(_workers(scenario), [seat.host for seat in seats], plan, _threads(scenario, seats))
 
 

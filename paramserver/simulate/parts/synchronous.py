@@ -30,11 +30,12 @@ from paramserver.core.work.sync_events import (
 from paramserver.core.work.sync_worker import SyncWorkerState
 from paramserver.simulate.machinery.blame import Chain, Part, longer
 from paramserver.simulate.machinery.clock import Process, Signal
-from paramserver.simulate.parts import server
+from paramserver.simulate.parts import requests
 from paramserver.simulate.parts.member import All, Member
+from paramserver.simulate.servers.calls import Answer
 
 # The answers to a pull, or None: patience is over.
-_Heard = tuple[list[server.Answer], server.Answer] | None
+_Heard = tuple[list[Answer], Answer] | None
 
 
 class SyncWorker:
@@ -45,8 +46,8 @@ class SyncWorker:
 
     def __init__(self, member: Member, workers: int, slices: int, moves: bool, early: bool = False) -> None:
         self._member, self._workers, self._of, self._early = member, workers, slices, early
-        self._state = SyncWorkerState(len(member.servers), member.ident, moves)
-        self._leaving: tuple[int, list[server.Push]] | None = None  # the slice that leaves while it is computed
+        self._state = SyncWorkerState(len(member), member.ident, moves)
+        self._leaving: tuple[int, list[requests.Push]] | None = None  # the slice that leaves while it is computed
         self._asked_for: tuple[All, Callable[[], None]] | None = None  # the next version, asked for meanwhile
         self._pushes: list[All] = []
         self.moved = 0  # slices of others that it has computed
@@ -62,7 +63,7 @@ class SyncWorker:
             yield from member.compute(self._begin_early(slice_))
             yield from self._tell(Computed(state.step, slice_, member.stalled_s))
 
-    def _begin(self, answers: list[server.Answer]) -> None:
+    def _begin(self, answers: list[Answer]) -> None:
         """Take a new version in."""
         event = StepBegan(answers[0].version, self._of, self._member.rank, self._workers, answers[0].taken)
         self._handle(event)  # contributions that are not needed any more are nowhere
@@ -91,11 +92,11 @@ class SyncWorker:
         """Ask a server which slice to compute."""
         member = self._member
         began_at = member.clock.now
-        work: Advice = yield member.servers[effect.server].steal(member.program, effect.ask)
+        work: Advice = yield member.steal(effect.server, effect.ask)
         member.chain = longer(member.chain, Part.CALLS, member.clock.now - began_at)
         return Answered(work.slice, work.complete)
 
-    def _begin_early(self, slice_: int) -> Sequence[server.Push]:
+    def _begin_early(self, slice_: int) -> Sequence[requests.Push]:
         """Let a slice that is all of this worker's range leave while it is computed, as `Sender.begin_early` does."""
         if not self._early or not self._state.alone(slice_):
             return ()
@@ -160,7 +161,7 @@ class SyncWorker:
             case [Patience(seconds)]:
                 alarm = self._member.clock.after(seconds, lambda: first.set(None))
 
-                def heard(value: tuple[list[server.Answer], server.Answer]) -> None:
+                def heard(value: tuple[list[Answer], Answer]) -> None:
                     alarm.cancel()
                     first.set(value)
 

@@ -229,9 +229,9 @@ class _Call:
         self._timeout = timeout or 0.0
         self.under = under
         self._end: tuple[grpc.StatusCode, str, Any] | None = None
-        self._begun = False
-        # Done when this channel is closed.
-        self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # The tasks that wait for a step of it, and those of them that were woken since this channel is closed.
+        self._waiting: set[asyncio.Task[Any]] = set()
+        self._woken: set[asyncio.Task[Any]] = set()
         under.add_done_callback(self._note_end)
         wire.calls.add(self)
 
@@ -246,28 +246,21 @@ class _Call:
     async def write(self, raw: bytes) -> bool:
         """Send a message when there is room. False if the call has ended already; how, the next `step` tells."""
         try:
-            await self._cancellable(self.under.write(raw) if self._begun else self._first(raw))
+            await self._cancellable(self.under.write(raw))
         except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
             return False
         return True
 
-    async def _first(self, raw: bytes) -> None:
-        """Send the first message. gRPC never wakes the writer of a call that is cancelled before it has begun."""
-        writing = asyncio.ensure_future(self.under.write(raw))
-        try:
-            await asyncio.wait([writing, self._closed], return_when=asyncio.FIRST_COMPLETED)
-            if not writing.done():
-                raise asyncio.InvalidStateError("this channel is closed")
-            writing.result()
-            self._begun = True
-        finally:
-            writing.cancel()
-
     def end(self) -> None:
-        """This channel is closed."""
+        """This channel is closed.
+
+        gRPC does not wake the writer of a call that is cancelled before it has begun. Nor does it wake a writer at once
+        if the connection takes no bytes, since the peer is cut off.
+        """
         self.under.cancel()
-        if not self._closed.done():
-            self._closed.set_result(None)
+        for task in self._waiting:
+            task.cancel()
+            self._woken.add(task)
 
     async def step(self, step: Awaitable[Any]) -> Any:
         """Wait for something that the call does."""
@@ -281,16 +274,24 @@ class _Call:
     async def _cancellable(self, step: Awaitable[Any]) -> Any:
         task = asyncio.current_task()
         assert task is not None
+        if self._channel.closed:  # nobody would wake this task
+            if asyncio.iscoroutine(step):
+                step.close()
+            raise unavailable(self._where, "this channel is closed")
         before = task.cancelling()
+        self._waiting.add(task)
         try:
             return await step
         except asyncio.CancelledError:
-            if task.cancelling() > before:
+            if (task.uncancel() if task in self._woken else task.cancelling()) > before:
                 self.under.cancel()
                 raise
             # Not we were cancelled, but the call: by the peer, or since this channel was closed.
             reason = "this channel is closed" if self._channel.closed else "it stopped or closed the connection"
             raise unavailable(self._where, reason) from None
+        finally:
+            self._waiting.discard(task)
+            self._woken.discard(task)
 
     def _note_end(self, _: object = None) -> None:
         """Take down how the call ended.

@@ -45,7 +45,7 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "Shard.Exchange": frozenset({WORKER}),
     "Shard.Idle": frozenset({WORKER, COORDINATOR}),  # the coordinator: for a worker that gets nowhere
     "Shard.Steal": frozenset({WORKER}),
-    "Shard.Export": frozenset({WORKER, COORDINATOR, ADMIN}),
+    "Shard.Export": frozenset({WORKER, SERVER, COORDINATOR, ADMIN}),  # a server: fills a shard of a new plan
     "Shard.ShareNorms": frozenset({SERVER}),
     "Shard.Stats": frozenset({COORDINATOR, SERVER, ADMIN}),  # a server's health check bears the server's certificate
     "Shard.Counted": frozenset({COORDINATOR}),

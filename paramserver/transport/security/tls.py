@@ -85,6 +85,11 @@ class Certificates(Watched[Identity]):
     def __repr__(self) -> str:
         return f"Certificates({self.path})"
 
+    def pair(self) -> tuple[Path, Path]:
+        """The files of the certificate and its key."""
+        _, certificate, key = self._paths
+        return certificate, key
+
     def check_dates(self) -> None:
         """Raises DeniedError if the certificate is not valid now, since everybody would refuse it."""
         complaint = self.dates_complaint()

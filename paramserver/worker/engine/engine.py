@@ -22,6 +22,7 @@ from paramserver.worker.gradients.sender import Sender
 from paramserver.worker.job.member import Member
 from paramserver.worker.job.modes import Modes
 from paramserver.worker.job.progress import Progress
+from paramserver.worker.job.records import Records
 from paramserver.worker.job.shards import Connect, Shards
 from paramserver.worker.job.slices import Slices
 from paramserver.worker.memory.places import Places
@@ -53,6 +54,7 @@ class Engine:
         self.background = background
         # Parts that know of the job.
         self.progress = progress = Progress()
+        self.records = Records()
         self.member = member = Member(background, coordinator, options, self._report, wait_timeout_s)
         self.modes = modes = Modes(member)
         self.shards = shards = Shards(member, connect, transport)
@@ -129,6 +131,7 @@ class Engine:
         links, version = self.shards.met, min(self.weights.versions, default=0)
         clock, waiting_for = self.paces.clock, self.member.waiting_for
         report = self.progress.report()
+        self.records.report(report, self.member.session.sessions)
         report.version = version
         report.clock = version if clock is None else clock
         report.at_work = report.at_work and not self.member.waits

@@ -176,7 +176,7 @@ class Loop:
                 return True
             self._weights.watch.check()
         except errors.RolledBackError:
-            return self._follow()
+            return self._follow(item)
         self._progress.hands_in(partial.samples)
         if isinstance(item.name, SyncName):
             self._phases.hands_in(item.name.step, asynchronous=False)
@@ -188,12 +188,14 @@ class Loop:
         try:
             return pace.contribute(item, partial, groups)
         except errors.RolledBackError:
-            return self._follow()
+            return self._follow(item)
 
-    def _follow(self) -> bool:
+    def _follow(self, item: Item) -> bool:
         """Follow the job back during a contribution; raises RolledBackError if no worker brings it again."""
         self._rollback.follow()
         if self._slices.named_by_data:  # a worker computes the slice again
+            return True
+        if isinstance(item.name, SyncName) and self._rollback.carries(item.name.step):
             return True
         raise errors.RolledBackError(
             f"a server was lost, and the job went back to version {self._weights.version}: "

@@ -37,6 +37,8 @@ class Rollback:
     ) -> None:
         self._member, self._modes, self._shards, self._slices = member, modes, shards, slices
         self._weights, self._sender, self._entry, self._paces = weights, sender, entry, paces
+        # The last move to another timeline has undone nothing: the number of servers has changed.
+        self._carried = False
         # While the script is in ``ctx.load``: the weights and state that it brings.
         self._loads: Offer | None = None
         # The job went back: since the script's epoch began; since the script was given its last slice.
@@ -45,6 +47,7 @@ class Rollback:
     def follow(self) -> None:
         """The job went back to a checkpoint: wait until it goes on, and go on from there with it."""
         member, former = self._member, self._shards.links.timeline
+        before = self._moved, self._look_back
         self._paces.drop()
         self._sender.drop_early()
         self._weights.forget()
@@ -52,9 +55,9 @@ class Rollback:
         self._sender.cancel()
         self._modes.forget()
         member.phases.begins_anew()
-        member.waits_for("the job, which goes back to a checkpoint")
+        member.waits_for("the servers, which begin anew")
         if self._loads is None:
-            log.info("the job goes back to a checkpoint; waiting for it", version=self._weights.version)
+            log.info("the servers begin anew; waiting for them", version=self._weights.version)
 
         def ready(view: types_pb2.View) -> bool:
             return view.timeline > former and view.state != types_pb2.JOB_STATE_RECOVERING
@@ -65,7 +68,15 @@ class Rollback:
             self._entry.enter(self._loads)
         finally:
             member.waits_for("")
+        view = member.session.view
+        self._carried = view.HasField("carried_from") and view.carried_from == former
+        if self._carried:
+            self.undo(before)
         log.info("going on", version=self._weights.version, timeline=self._shards.links.timeline)
+
+    def carries(self, step: int) -> bool:
+        """After :meth:`follow`: whether a contribution to this step counts, since nothing was undone."""
+        return self._carried and step < self._weights.version
 
     def following(self, work: Callable[[], None]) -> None:
         """Call ``work``; if the job goes back meanwhile, follow it instead."""

@@ -89,6 +89,7 @@ class Progress:
             slices=self.slices,
             state=self.state,
             metrics=dict(self._metrics),
+            first_metric=next(iter(self._metrics), ""),
             epochs_planned=self.epochs_planned,
             computing=self._computing,
             at_work=self.state == "training" and not self.through,

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from paramserver.compress.casts import Cast
-from paramserver.core.layout.plan import Plan
+from paramserver.core.layout.plan import Plan, make_plan
 from paramserver.transport.base import Channel
 from paramserver.v1 import types_pb2
 from paramserver.worker import startup
@@ -54,18 +54,28 @@ class Shards:
         """The links, None before a model was registered."""
         return self._links
 
+    @property
+    def timeline(self) -> int:
+        """The timeline of the links; 0 before there are any."""
+        return self._links.timeline if self._links is not None else 0
+
     async def connect(self) -> ShardLinks:
         """Connect to the present servers, and share memory with them; former links are closed.
 
         Raises RolledBackError if the job goes back meanwhile.
         """
-        member, session, plan = self._member, self._member.session, self.plan
+        member, session, former = self._member, self._member.session, self.plan
         await self.close()
         view = await session.wait_until(
-            lambda view: len(view.shards) >= plan.shards and view.state != types_pb2.JOB_STATE_RECOVERING,
+            lambda view: (
+                len(view.shards) >= (view.shard_count or former.shards) and view.state != types_pb2.JOB_STATE_RECOVERING
+            ),
             lambda view: view.reason or "servers",
             session.options.join_timeout_s,
         )
+        if view.shard_count not in (0, former.shards):  # the number of servers has changed
+            self.plan = make_plan(former.layout, view.shard_count)
+        plan = self.plan
         shards = sorted(view.shards, key=lambda shard: shard.index)
         targets = Targets(
             [self._connect(shard.address) for shard in shards],

@@ -1,8 +1,8 @@
-"""Checks the arguments of ``ctx.prepare`` before anything is registered, and refuses unsupported ones."""
+"""Checks the arguments of ``ctx.prepare`` and ``ctx.log``, and refuses unsupported ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -14,6 +14,11 @@ from torch.utils.data import DataLoader
 from paramserver import errors
 
 log = structlog.get_logger("paramserver.worker")
+
+# Of ctx.log: characters in a name, values in a call.
+_NAME_CHARS = 200
+_VALUES = 1000
+
 
 _ONE_EACH: tuple[tuple[type, str, str], ...] = (
     (nn.Module, "models", "one job trains one model: put both into one (nn.ModuleDict), with one optimizer"),
@@ -161,3 +166,47 @@ def _check_overlap(sharing: Sequence[tuple[str, Tensor]]) -> None:
                 "tie them as one Parameter, or give each memory of its own (clone)"
             )
         mine.fill_(number)
+
+
+# ---- ctx.log
+
+
+def as_numbers(values: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, float]:
+    """The values by name. Raises UserError for a name that is no text, and for a value that is no single number."""
+    if values is not None and not isinstance(values, Mapping):
+        raise errors.UserError(
+            f'ctx.log takes names and numbers: ctx.log(loss=...) or ctx.log({{"loss": ...}}), {_not(values)}'
+        )
+    given = {**(values or {}), **named}
+    if values and len(given) < len(values) + len(named):
+        raise errors.UserError(f"ctx.log was given {sorted(set(values) & set(named))[0]!r} twice: give each name once")
+    if len(given) > _VALUES:
+        raise errors.UserError(f"ctx.log was given {len(given)} values: {_VALUES} in one call are the most")
+    for name in given:
+        if not isinstance(name, str) or not 0 < len(name) <= _NAME_CHARS or not name.isprintable():
+            raise errors.UserError(
+                f"ctx.log was given the name {str(name)[:_NAME_CHARS]!r}: a name is a text of 1 to {_NAME_CHARS} "
+                "printable characters"
+            )
+    return {name: _number(name, value) for name, value in given.items()}
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, torch.Tensor):
+        value = value.detach()
+    size = value.numel() if isinstance(value, torch.Tensor) else getattr(value, "size", 1)
+    if isinstance(size, int) and size != 1:
+        raise errors.UserError(
+            f"ctx.log takes one number for {name!r}, not {size} of them: log their mean, for example"
+        )
+    try:
+        if not isinstance(value, str | bytes):
+            return float(value.item() if size == 1 and hasattr(value, "item") else value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        pass
+    raise errors.UserError(f"ctx.log takes a number for {name!r}, {_not(value)}")
+
+
+def _not(value: object) -> str:
+    text = repr(value)
+    return f"not {type(value).__name__} ({text if len(text) <= 80 else text[:77] + '...'})"

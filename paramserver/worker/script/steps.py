@@ -7,7 +7,7 @@ import torch
 
 from paramserver import errors
 from paramserver.config.sections import Training
-from paramserver.core.versions.names import AsyncName
+from paramserver.core.versions.names import AsyncName, SyncName
 from paramserver.core.work.passes import Passes
 from paramserver.core.work.slices import slice_samples, slice_seed
 from paramserver.worker.engine import Engine
@@ -53,6 +53,9 @@ class Steps:
     def begin(self, item: Item) -> None:
         """The slice's batch is about to be handed to the script."""
         self.item = item
+        step = item.name.step if isinstance(item.name, SyncName) else self._engine.weights.version
+        slice_ = item.epoch, item.index, self._samples(item)
+        self._engine.records.has(self._engine.shards.timeline, step, slice_)
         self._schedules.align()
         self._guard.buffers()
         seed_everything(slice_seed(self._training.seed, item.epoch, item.index, "model"))
@@ -105,6 +108,7 @@ class Steps:
             self._clip_norm = clip_norm
         if self._position.data is None:
             self._binding.reset_buffers()
+            self._engine.records.has(self._engine.shards.timeline, self._engine.weights.version)
             self._draws.next()
 
     def _step(self, unscale: float, overflow: bool) -> bool:

@@ -65,9 +65,12 @@ class FaultPlan(CallFaults):
 
     def check(self) -> None:
         """Raise AssertionError, naming them, if some rules never fired."""
-        idle = [f"{rule.fault.name}: {rule.method}" for i, rule in enumerate(self.rules) if not self.fired[i]]
-        if idle:
+        if idle := self.idle():
             raise AssertionError(f"planned faults that never fired (seed {self.seed}): {'; '.join(idle)}")
+
+    def idle(self) -> list[str]:
+        """The rules that have not fired, in words."""
+        return [f"{rule.fault.name}: {rule.method}" for i, rule in enumerate(self.rules) if not self.fired[i]]
 
     @property
     def quiet(self) -> bool:

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, TypeVar
 
-from paramserver.cli.look.status import describe
+from paramserver.cli.look.facts import describe
 from paramserver.machine.jobs import fetch_status
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -199,6 +199,7 @@ class Place:
         for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME", "PYTHONDONTWRITEBYTECODE", "NO_COLOR", "FORCE_COLOR"):
             kept.pop(name, None)
         places = {"TMPDIR": str(self.temporary), "XDG_STATE_HOME": str(self.work / "state")}
+        places["PARAMSERVER_LOG__FORMAT"] = "text"  # also where the tests run in a container
         return {**kept, **places, _MARK: self._mark, "PYTHONPATH": str(ROOT)}
 
     def start(self, *argv: str | Path, cwd: Path | None = None, environ: Mapping[str, str] | None = None) -> Running:

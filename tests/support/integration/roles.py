@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from paramserver.cli.look.status import describe
+from paramserver.cli.look.facts import describe
 from paramserver.machine.jobs import fetch_status
 from paramserver.machine.valkey import EmbeddedStore
 from tests.support.integration.harness import SCRIPTS, Done, Place, Running, read_summary, until

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -55,6 +56,7 @@ def main() -> None:
     parser.add_argument("--num-workers", type=int, default=0)
     parser.add_argument("--pace", type=float, default=0.0, help="seconds a slice takes at least")
     parser.add_argument("--hurry", type=Path, default=None, help="once this file exists there is no pace any more")
+    parser.add_argument("--bar", action="store_true", help="draw a progress bar as tqdm does, but none for the end")
     parser.add_argument("--misbehave", default="", help="RANK:VERSION:HOW")
     args = parser.parse_args()
     rank, version, how = (args.misbehave or "-1:-1:").split(":")
@@ -74,7 +76,9 @@ def main() -> None:
     model, optimizer = ctx.prepare(model, optimizer)
     told = False
     for _ in ctx.epochs(args.epochs):
-        for x, y in loader:
+        for number, (x, y) in enumerate(loader):
+            if args.bar:
+                print(f"\rscript's bar: {number}  ", end="", file=sys.stderr, flush=True)
             if not told:
                 told = True
                 print(f"rank {ctx.rank} of {ctx.world_size} trains with {args.epochs} epochs", flush=True)

@@ -1,14 +1,12 @@
-"""A simulated server: the real state machine of a shard, and the time that its calls, sums and updates take."""
+"""A simulated shard at a server: the real state machine, and the time that its calls, sums and updates take."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
-from paramserver.core.layout.thresholds import REST_BYTES
 from paramserver.core.versions import drafts
-from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.versions.events import (
     Activated,
     AnswerPull,
@@ -21,6 +19,8 @@ from paramserver.core.versions.events import (
     DropVersion,
     Effect,
     Event,
+    Forwarded,
+    Promoted,
     PullAsked,
     Refusal,
     Refuse,
@@ -29,134 +29,112 @@ from paramserver.core.versions.events import (
 from paramserver.core.versions.names import Name
 from paramserver.core.versions.shard import ShardState
 from paramserver.core.work.stealing import Advice, Ask, Assignment, Stealing
-from paramserver.simulate.costs import Costs
 from paramserver.simulate.machinery.blame import NOTHING, Chain, Part, longer
-from paramserver.simulate.machinery.clock import Signal, VirtualClock
-from paramserver.simulate.machinery.cores import Thread
-from paramserver.simulate.parts.hosts import Network, Program, Transfer
+from paramserver.simulate.machinery.clock import Signal
+from paramserver.simulate.parts.hosts import Program
 from paramserver.simulate.parts.pieces import Piece
 from paramserver.simulate.parts.rest import Rest
+from paramserver.simulate.servers.backups import Backups, Facts
+from paramserver.simulate.servers.calls import Answer, Brought, Call, Upload
+from paramserver.simulate.servers.outgoing import Outgoing
+from paramserver.simulate.servers.rules import Published, Rules
 
 TIMELINE = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """An answer to a worker. ``server``: its index; ``chain``: up to the moment when the worker has the answer."""
+class Shard:
+    """One shard at one server, as its primary or as a backup. ``pieces``: its part of the model.
 
-    server: int
-    chain: Chain
-    version: int = 0
-    min_clock: int = 0
-    taken: tuple[int, ...] = ()
-    gone: bool = False
-    rest: Rest | None = None
-
-
-class Push:
-    """A contribution on its way to one server; ``answer`` comes as the state machine says."""
-
-    def __init__(self, pieces: Sequence[Piece], send: Callable[[int, Chain], None], all_at_once: bool) -> None:
-        self.answer: Signal[Answer] = Signal()
-        # Those of which the backward pass makes the gradients last come last.
-        self._left = sorted(range(len(pieces)), key=lambda piece: -pieces[piece].ready)
-        self._pieces, self._send, self._all_at_once = pieces, send, all_at_once
-
-    def ready(self, part: float, chain: Chain) -> None:
-        """This part of the backward pass is over, 0 to 1: the pieces that are ready leave."""
-        if self._all_at_once:
-            if part >= 1.0:
-                self._send(0, chain)
-            return
-        while self._left and self._pieces[self._left[-1]].ready <= part:
-            self._send(self._left.pop(), chain)
-
-
-@dataclass(slots=True, eq=False)
-class _Delivery:
-    """Weights on their way to a worker that asked: pieces of one draft (its number), or of a version that was none (0).
-
-    ``answer`` is set when all are known.
+    ``backup``: it has all of the shard from the beginning (True), or catches up first (None).
     """
 
-    draft: int
-    sent: set[int] = field(default_factory=set)
-    coming: set[int] = field(default_factory=set)
-    answer: Callable[[Chain], None] | None = None
-    # If the answer is sent before all pieces: it hears of the pieces that come later.
-    rest: Rest | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    answer: Signal[Answer]
-    caller: Program
-    assignment: Assignment | None = None
-    ahead: bool = False
-    begins: bool = False
-    asked: bool = False
-    # Of a pull over the network.
-    transfer: Transfer | None = None
-    delivery: _Delivery | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Brought:
-    """A contribution: its number while it arrives, its worker, and on which version it was computed."""
-
-    part: int
-    worker: int
-    base: int
-
-
-# Called with the server, the version that it has published, the chain of time, and the worker that came last.
-OnBuilt = Callable[[int, int, Chain, int], None]
-
-
-class Server:
-    """One server. ``pieces``: its part of the model; ``apply_ns``: of its optimizer, ``threads``: for arithmetic."""
-
     def __init__(
-        self,
-        clock: VirtualClock,
-        index: int,
-        consistency: Consistency,
-        workers: Sequence[int],
-        program: Program,
-        network: Network,
-        costs: Costs,
-        apply_ns: float,
-        pieces: Sequence[Piece],
-        on_built: OnBuilt,
-        threads: int = 1,
+        self, rules: Rules, index: int, program: Program, pieces: Sequence[Piece], backup: bool | None = False
     ) -> None:
         self.index, self.program = index, program
-        self.state = ShardState(consistency, workers)
-        self.state.handle(Activated(TIMELINE))
-        # Updates of others that each asynchronous contribution did not know of, as it is counted.
-        self.behind: list[int] = []
-        self._clock, self._costs, self._network = clock, costs, network
+        # False when its process is dead, or another server holds the shard in its place.
+        self.alive, self.making = True, False
+        self.state = ShardState(rules.consistency, rules.workers, backup=backup is not False)
+        if backup is not None:
+            self.state.handle(Activated(TIMELINE))
+        self._rules, self._clock, self._costs, self._network = rules, rules.clock, rules.costs, rules.network
         self._pieces = pieces
         self._params = sum(piece.nbytes for piece in pieces) / 4
-        self._apply_ns = apply_ns
-        self._faster = costs.faster(threads)
-        self._thread = Thread(program.host.cores, self._faster)
         self._drafts = drafts.DraftState(range(len(pieces)), sum(piece.nbytes for piece in pieces))
-        self._drafts.handle(drafts.Opened(0))
         # The present draft (0: none), the number of its contributions, and which pieces are made.
         self._draft, self._draft_parts, self._made = 0, 0, list[int]()
         # By version, the draft that it was.
         self._was: dict[int, int] = {}
         self._stealing = Stealing()
-        self._stealing.begin(0, 0.0)
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, Call] = {}
         self._numbers = itertools.count(1)
-        self._brought: dict[int, _Brought] = {}
-        self._on_built = on_built
+        self._brought: dict[int, Brought] = {}
+        self.backups = Backups(rules.clock, self, rules.network, rules.costs, pieces, rules.further)
+        self._outgoing = Outgoing(pieces)
+        # Calls of workers that have come before the shard is a primary; contents that wait for the version before.
+        self._early: list[Callable[[], None]] = []
+        self._later: list[Callable[[], None]] = []
+        if backup is False:
+            self._open(0)
+
+    def end(self) -> None:
+        """Nothing happens here any more."""
+        self.alive = False
+
+    def _open(self, version: int) -> None:
+        """``version`` is published, and the contributions to the version after it come next."""
+        self._drafting(drafts.Opened(version), NOTHING)
+        self._stealing.begin(version, self._clock.now)
+
+    # ---- a backup
+
+    def facts(self) -> Facts:
+        """What a backup is told with the last pieces, with no version in the making."""
+        state, version = self.state, self.state.version
+        forwarded = Forwarded(version, 0, (), state.consistency, dict(state.clocks), state.floor)
+        return Facts(forwarded, version, state.marks.of(version), state.counted(), state.counters.applied)
+
+    def whole(self, facts: Facts) -> None:
+        """All pieces are here."""
+        if not self.alive:
+            return
+        told = facts.forwarded
+        self.state.restore(facts.counted, facts.applied)
+        self.state.handle(Activated(TIMELINE, facts.version))
+        self.state.begin_beside(told.consistency, told.clocks, told.floor, facts.version, facts.mark)
+
+    def hold(self, content: Forwarded, pieces: Iterable[int], chain: Chain, then: Callable[[Chain], None]) -> None:
+        """The primary has sent what the next version of ``pieces`` is made of."""
+        if not (self.alive and self.state.backup):
+            return
+        if not self.state.active:
+            nbytes = sum(self._pieces[piece].nbytes for piece in pieces)
+            self._compute(self._rules.apply_ns * nbytes / 4, chain, then)
+        elif self.state.version < content.version <= self.state.next_forwarded:
+            self._later.append(lambda: self.hold(content, pieces, chain, then))
+        else:
+            number = next(self._numbers)
+            self._brought[number] = Brought(0, content.parts[0].worker, content.version)
+            self._happen(replace(content, buffer=number), chain)
+            then(chain)
+
+    def promote(self) -> None:
+        """Become the primary, when the versions are made that the former primary has decided."""
+        self._happen(Promoted(self._rules.consistency), NOTHING)
+        if not self.state.backup:
+            self._lead(NOTHING)
+
+    def _lead(self, chain: Chain) -> None:
+        version = self.state.version
+        self._rules.on_published(Published(self.index, version, chain))
+        self._open(version)
+        early, self._early = self._early, []
+        for call in early:
+            call()
 
     # ---- calls of workers
 
-    def push(self, caller: Program, name: Name, worker: int, base: int, clock: int) -> Push:
+    def push(self, caller: Program, name: Name, worker: int, base: int, clock: int) -> Upload:
         """A worker begins to send a contribution, computed on version ``base``."""
         part = next(self._numbers)
         near = self.program.near(caller)
@@ -187,12 +165,12 @@ class Server:
 
         def checked(chain: Chain) -> None:
             number = next(self._numbers)
-            self._calls[number] = _Call(push.answer, caller)
-            self._brought[number] = _Brought(part, worker, base)
+            self._calls[number] = Call(upload.answer, caller)
+            self._brought[number] = Brought(part, worker, base)
             self._happen(Arrived(number, name, number, worker, TIMELINE, clock), chain)
 
-        push = Push(self._pieces, send, at_once)
-        return push
+        upload = Upload(self._pieces, send, at_once)
+        return upload
 
     def pull(
         self,
@@ -209,7 +187,7 @@ class Server:
         ``ahead``: they may be sent while they are made. ``begins``: the answer may come before most of them.
         """
         number = next(self._numbers)
-        call = _Call(Signal(), caller, assignment, ahead, begins)
+        call = Call(Signal(), caller, assignment, ahead, begins)
         if not self.program.near(caller):
             call.transfer = self._network.open(self.program, caller, self._costs.pull_bytes_s)
 
@@ -219,7 +197,7 @@ class Server:
                 self._happen(PullAsked(number, worker, want, TIMELINE), chain)
                 if self._draft and number in self._calls:
                     for piece in self._made:
-                        self._send_ahead(call, piece, chain)
+                        self._outgoing.ahead(call, self._draft, piece, chain)
 
         def call_off() -> None:
             if self._calls.pop(number, None) is not None:
@@ -247,8 +225,14 @@ class Server:
         begun_at = self._clock.now
         call_s, serve_s = self._costs.call(self.program.near(caller))
 
+        def taken() -> None:
+            if self.alive and self.state.backup:  # it is promoted, and has versions to make before it leads
+                self._early.append(taken)
+            elif self.alive:
+                then(longer(chain, Part.CALLS, self._clock.now - begun_at))
+
         def here() -> None:
-            self.program.loop.run(serve_s, lambda: then(longer(chain, Part.CALLS, self._clock.now - begun_at)))
+            self.program.loop.run(serve_s, taken)
 
         caller.loop.run((call_s - serve_s) / 2, here)
 
@@ -256,17 +240,25 @@ class Server:
         """An answer is on its way."""
         begun_at = self._clock.now
         call_s, serve_s = self._costs.call(self.program.near(caller))
-        caller.loop.run((call_s - serve_s) / 2, lambda: then(longer(chain, Part.CALLS, self._clock.now - begun_at)))
+
+        def there() -> None:
+            if self.alive:
+                then(longer(chain, Part.CALLS, self._clock.now - begun_at))
+
+        caller.loop.run((call_s - serve_s) / 2, there)
 
     # ---- the state machine and its effects
 
     def _happen(self, event: Event, chain: Chain) -> None:
-        effects = self.state.handle(event)
+        if self.alive:
+            self._follow(self.state.handle(event), chain)
+
+    def _follow(self, effects: Sequence[Effect], chain: Chain) -> None:
         answers = [effect for effect in effects if isinstance(effect, AnswerPull)]
         if len(answers) > 1:  # sent side by side: each server begins with another worker, as packets mix
             turn = self.index % len(answers)
             answers = answers[turn:] + answers[:turn]
-            effects = [effect for effect in effects if not isinstance(effect, AnswerPull)] + list(answers)
+            effects = [*(effect for effect in effects if not isinstance(effect, AnswerPull)), *answers]
         for effect in effects:
             self._perform(effect, chain)
 
@@ -289,7 +281,7 @@ class Server:
 
     # ---- weights go out
 
-    def _give(self, call: _Call, version: int, min_clock: int, chain: Chain) -> None:
+    def _give(self, call: Call, version: int, min_clock: int, chain: Chain) -> None:
         """Answer a pull with a version; pieces that were sent before are not sent again."""
         if call.assignment is not None:
             self._stealing.given(call.assignment, version)
@@ -302,60 +294,28 @@ class Server:
                 lambda chain: call.answer.set(Answer(self.index, chain, version, min_clock, taken, rest=rest)),
             )
 
-        if call.transfer is None:
-            answer(chain)
-            return
-        delivery, draft = call.delivery, self._was.get(version, 0)
-        if delivery is None or delivery.draft != draft:
-            delivery = call.delivery = _Delivery(draft)
-        delivery.answer = answer
-        for piece in range(len(self._pieces)):
-            if piece not in delivery.sent:
-                self._send(call, delivery, piece, chain)
-        if not delivery.coming:
-            answer(chain)
-        elif call.begins and sum(self._pieces[piece].nbytes for piece in delivery.coming) >= REST_BYTES:
-            delivery.rest = Rest({piece: 1.0 - self._pieces[piece].ready for piece in delivery.coming})
-            answer(chain, delivery.rest)
-
-    def _send_ahead(self, call: _Call, piece: int, chain: Chain) -> None:
-        if call.transfer is None or not (call.ahead and call.asked):
-            return
-        if call.delivery is None or call.delivery.draft != self._draft:
-            call.delivery = _Delivery(self._draft)
-        self._send(call, call.delivery, piece, chain)
-
-    def _send(self, call: _Call, delivery: _Delivery, piece: int, chain: Chain) -> None:
-        assert call.transfer is not None
-
-        def came(chain: Chain) -> None:
-            delivery.coming.discard(piece)
-            if delivery.rest is not None:
-                delivery.rest.came(piece, chain)
-            elif not delivery.coming and delivery.answer is not None:
-                delivery.answer(chain)
-
-        delivery.sent.add(piece)
-        delivery.coming.add(piece)
-        call.transfer.send(self._pieces[piece], chain, came)
+        self._outgoing.give(call, self._was.get(version, 0), answer, chain)
 
     # ---- arithmetic
 
     def _compute(self, ns: float, chain: Chain, then: Callable[[Chain], None]) -> None:
         """Let the threads for arithmetic do work that takes one thread so many nanoseconds."""
         began_at = self._clock.now
-        self._thread.run(
-            ns * 1e-9 / self._faster, lambda: then(longer(chain, Part.ARITHMETIC, self._clock.now - began_at))
-        )
+
+        def done() -> None:
+            if self.alive:
+                then(longer(chain, Part.ARITHMETIC, self._clock.now - began_at))
+
+        self.program.compute(ns * 1e-9, done)
 
     def _ns(self, contributions: int) -> float:
-        """For each parameter, to add up and to apply."""
-        return contributions * self._costs.sum_ns + self._apply_ns
+        """For each parameter, to add up and to apply; a backup is sent the sum."""
+        return contributions * (0.0 if self.state.backup else self._costs.sum_ns) + self._rules.apply_ns
 
     def _drafting(self, event: drafts.Event, chain: Chain) -> bool:
         """Perform the effects of an event for drafts; whether the draft becomes the next version."""
         adopted = False
-        for effect in self._drafts.handle(event):
+        for effect in self._drafts.handle(event) if self.alive else ():
             match effect:
                 case drafts.Begin(draft, parts):
                     self._draft, self._draft_parts, self._made = draft, len(parts), []
@@ -369,26 +329,50 @@ class Server:
         def made(chain: Chain) -> None:
             if self._draft == draft:
                 self._made.append(piece)
+                self.backups.ahead(draft, piece, chain)
                 for call in list(self._calls.values()):
-                    self._send_ahead(call, piece, chain)
+                    self._outgoing.ahead(call, draft, piece, chain)
 
         self._compute(self._ns(self._draft_parts) * self._pieces[piece].nbytes / 4, chain, made)
 
     def _build(self, effect: Build, chain: Chain) -> None:
+        self.making = True
         draft = self._draft
         adopted = self._drafting(drafts.Decided([self._brought[buffer].part for buffer in effect.buffers]), chain)
         if adopted:
             self._was[effect.version] = draft
         ns = 0.0 if adopted else self._ns(len(effect.buffers)) * self._params
-        self._compute(ns, chain, lambda chain: self._built(effect, chain))
+        follows = not self.state.backup
+
+        def made(chain: Chain) -> None:
+            if follows:
+                state = self.state
+                content = Forwarded(
+                    state.version, 0, state.parts(), state.consistency, state.clocks_then(), state.floor
+                )
+                self.backups.hold(content, draft if adopted else 0, chain, lambda chain: self._built(effect, chain))
+            else:
+                self._built(effect, chain)
+
+        self._compute(ns, chain, made)
 
     def _built(self, effect: Build, chain: Chain) -> None:
-        self._drafting(drafts.Opened(effect.version), chain)
-        self._stealing.begin(effect.version, self._clock.now)
+        if not self.alive:
+            return
+        self.making = False
         brought = [self._brought.pop(buffer) for buffer in effect.buffers]
-        last = max(effect.buffers)  # they are numbered as they come
-        worker = brought[effect.buffers.index(last)].worker
-        if self.state.consistency.mode is Mode.ASYNC:
-            self.behind.append(effect.version - 1 - brought[0].base)
-        self._on_built(self.index, effect.version, chain, worker)
-        self._happen(Built(effect.version), chain)
+        follower = self.state.backup
+        if not follower:
+            last = max(effect.buffers)  # they are numbered as they come
+            behind = effect.version - 1 - brought[0].base
+            worker = brought[effect.buffers.index(last)].worker
+            self._open(effect.version)
+            self._rules.on_published(Published(self.index, effect.version, chain, worker, behind))
+        effects = self.state.handle(Built(effect.version))
+        self.backups.between()
+        self._follow(effects, chain)
+        if follower and not self.state.backup:
+            self._lead(chain)
+        later, self._later = self._later, []
+        for work in later:
+            work()

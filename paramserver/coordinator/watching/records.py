@@ -1,0 +1,84 @@
+"""The values that scripts log, as the coordinator collects them from the reports of workers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from paramserver.core.job.membership import Member, Membership, Role
+from paramserver.core.records.history import History
+from paramserver.core.records.steps import Collector, Logged, Place, StepValues
+from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.v1 import coordinator_pb2
+
+
+class _Job(Protocol):
+    members: Membership
+
+    @property
+    def consistency(self) -> Consistency: ...
+
+
+def _nowhere(steps: Sequence[StepValues]) -> None:
+    """Nothing is written."""
+
+
+class Records:
+    """``history``: the curves in memory, for pages. ``write``: called with closed steps; must not block."""
+
+    def __init__(self, job: _Job) -> None:
+        self._job = job
+        self._collector = Collector()
+        self.history = History()
+        self.write: Callable[[Sequence[StepValues]], None] = _nowhere
+        # Where each worker stands, by member number: it logs nothing for earlier steps any more.
+        self._places: dict[int, Place] = {}
+
+    def go_on(self, steps: Sequence[StepValues], ours: bool) -> None:
+        """Earlier coordinators have written these steps. ``ours``: of this job, which the coordinator takes over.
+
+        Otherwise the job goes on from a checkpoint of the job that has written them.
+        """
+        if ours:
+            self._collector.go_on(steps)
+        now = time.time()
+        for step in steps:
+            self.history.add(step if ours else replace(step, timeline=0), now)
+
+    def hear(self, member: Member, report: coordinator_pb2.WorkerReport) -> None:
+        """A worker reports, with all that its script has logged since the last report."""
+        self._places[member.ident] = (report.logging_timeline, report.logging_step)
+        if not report.logged:
+            return
+        calls = [
+            Logged(
+                call.step,
+                call.timeline,
+                call.values,
+                (call.slice.epoch, call.slice.index) if call.HasField("slice") else None,
+                call.samples,
+            )
+            for call in report.logged
+        ]
+        late_counts = self._job.consistency.mode is Mode.ASYNC
+        self._collector.hear(member.incarnation, member.name, report.logged_from, calls, time.monotonic(), late_counts)
+
+    def finish(self) -> None:
+        """Nothing more is logged: close all steps."""
+        self._places.clear()
+        self._close_steps()
+
+    def look(self) -> None:
+        """Close the steps to which no worker can add; called several times a second."""
+        present = [member.ident for member in self._job.members.of(Role.WORKER)]
+        self._places = {ident: self._places.get(ident, (0, 0)) for ident in present}
+        self._close_steps()
+
+    def _close_steps(self) -> None:
+        if steps := self._collector.close(self._places.values(), time.monotonic()):
+            now = time.time()
+            for step in steps:
+                self.history.add(step, now)
+            self.write(steps)

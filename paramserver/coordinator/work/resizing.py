@@ -1,0 +1,467 @@
+"""Another number of servers in a running job: new shards are filled from the former shards, which keep everything.
+
+`core/job/resizing.py` says what may be done. When all former shards stand at one version and no contribution is open,
+the new shards and their backups get their chunks from the former ones. Then the record of the job says that the new
+plan is in force, and workers follow to another timeline, on which nothing is undone. Until then the change can be given
+up at any moment: workers get the version for which they wait from the former shards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import structlog
+
+from paramserver import errors
+from paramserver.config import MAX_PROCESSES
+from paramserver.coordinator import ports
+from paramserver.coordinator.history.checkpoints import Checkpoints
+from paramserver.coordinator.history.loads import Loads
+from paramserver.coordinator.leadership.cluster import Servers
+from paramserver.coordinator.leadership.journal import Journal
+from paramserver.coordinator.leadership.keeping import Keeping
+from paramserver.coordinator.work.leasing import Leasing
+from paramserver.coordinator.work.mode_change import ModeChange
+from paramserver.coordinator.work.schedule import Schedule
+from paramserver.coordinator.work.shards import lease_table, stand_even
+from paramserver.core.job import resizing as core
+from paramserver.core.job.holders import Holders
+from paramserver.core.job.life import Moves, Phase, WentBack
+from paramserver.core.job.membership import Member, Role
+from paramserver.core.versions.consistency import Mode
+from paramserver.core.work.leases import SliceLeases
+from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+from paramserver.wire.bounds import patience
+from paramserver.wire.messages import consistency_to_proto
+
+log = structlog.get_logger("paramserver.coordinator")
+
+_WAIT_S, _LONGEST_WAIT_S = 60.0, 600.0
+# Versions from the newest version to the one at which shards stand. Doubled when some shard was past it.
+_MARGIN, _ATTEMPTS = 2, 12
+_LOOK_S = 0.005
+# How long the new shards may take to get their chunks.
+_FILL_S = 600.0
+
+
+class _Registry(Protocol):
+    """See `coordinator.model`."""
+
+    model: types_pb2.ModelSpec | None
+    ready: bool
+
+    def configuration(self, shard: int) -> shard_pb2.ConfigureRequest: ...
+
+
+class _Replication(Protocol):
+    """See `coordinator.work.replication`."""
+
+    holders: Holders
+
+    def adopt(self, holders: Holders) -> None: ...
+
+
+class _Job(ports.Stage, ports.Course, ports.Commands, ports.Ends, Protocol):
+    address: str
+    draining: set[int]
+    checkpoints: Checkpoints
+    journal: Journal
+    keeping: Keeping
+    leasing: Leasing
+    loads: Loads
+    mode_change: ModeChange
+    over: asyncio.Future[str]
+    schedule: Schedule
+    servers: Servers
+
+    @property
+    def registry(self) -> _Registry: ...
+
+    @property
+    def replication(self) -> _Replication: ...
+
+    @property
+    def recovery(self) -> ports.GoingBack: ...
+
+    @property
+    def given_up(self) -> bool: ...
+
+    def shard_infos(self) -> list[types_pb2.ShardInfo]: ...
+
+    def worker_infos(self) -> list[types_pb2.WorkerInfo]: ...
+
+    def has_servers(self, servers: int) -> None: ...
+
+    def write_down(self) -> None: ...
+
+
+class Resizing:
+    """The changes of the number of servers of one job."""
+
+    def __init__(self, job: _Job) -> None:
+        self._job = job
+        self._core = core.Resizing(job.options.servers)
+        # The timeline before the present one, if nothing was undone between the two.
+        self.carried_from: int | None = None
+        # A new plan is in force, and workers have not heard of it.
+        self._moved = False
+        self._former_plan = 0
+        self._task: asyncio.Task[float] | None = None
+
+    # ---- facts, and the record
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a change is under way."""
+        return self._core.under_way or self._moved
+
+    @property
+    def seats(self) -> int:
+        """For how many servers there is a place in the job."""
+        return self._core.seats
+
+    @property
+    def plan(self) -> int:
+        """The number of the plan in force, as servers hear it.
+
+        They hear of a new plan, and drop the former shards, when the store has the record that speaks of the new plan.
+        """
+        return self._former_plan if self._moved else self._core.plan
+
+    @property
+    def settled(self) -> int:
+        """The newest plan that is in force or was given up, as servers hear it."""
+        return self._core.settled - self._moved
+
+    def write(self, record: coordinator_pb2.JobRecord) -> None:
+        """Write the plan into the record of the job."""
+        record.plan, record.newest_plan, record.moved = self._core.plan, self._core.newest_plan, self._moved
+        record.wanted_servers = self._core.wanted
+        if self.carried_from is not None:
+            record.carried_from = self.carried_from
+
+    def restore(self, record: coordinator_pb2.JobRecord) -> None:
+        """Go on from the record of an earlier coordinator. A change that was under way is given up."""
+        self._core.restore(record.expected_servers, record.plan, record.newest_plan)
+        self.carried_from = record.carried_from if record.HasField("carried_from") else None
+        self._job.servers.use(record.plan)
+
+    # ---- the command
+
+    async def scale(self, request: coordinator_pb2.ScaleRequest) -> coordinator_pb2.ScaleResponse:
+        """Have so many servers; return when they hold the model.
+
+        Raises ConfigError if that cannot be, DeadlineError if it takes longer than the caller waits: then nothing has
+        changed.
+        """
+        job, wanted = self._job, request.servers
+        wait_s = patience("wait_s", request.wait_s, _LONGEST_WAIT_S) or _WAIT_S
+        if job.life.phase is not Phase.RUNNING:
+            raise errors.ConfigError(
+                f"the number of servers can be changed while the job trains, but it is {job.life.phase.value}: "
+                f"{job.reason or 'try again later'}"
+            )
+        if why := core.refusal(wanted, self._facts()):
+            raise errors.ConfigError(why)
+        if wanted == job.options.servers:
+            return coordinator_pb2.ScaleResponse(servers=wanted)
+        self._core.wish(wanted)
+        self._task = job.tasks.begin(self._run(time.monotonic() + wait_s), awaited=True)
+        try:
+            paused_s = await asyncio.shield(self._task)
+        except asyncio.CancelledError:
+            if not self._task.cancelled():  # the caller has gone; the change goes on
+                raise
+            raise errors.UnavailableError(
+                f"the change to {wanted} servers was given up, since the job goes back to a checkpoint: ask again"
+            ) from None
+        return coordinator_pb2.ScaleResponse(servers=job.options.servers, paused_s=paused_s)
+
+    def _facts(self) -> core.Facts:
+        job = self._job
+        there = {server.index for server in job.members.of(Role.SERVER)}
+        leaving = [one.name for one in job.members.of(Role.SERVER) if one.ident in job.draining]
+        model = job.registry.model
+        return core.Facts(
+            servers=job.options.servers,
+            replicas=job.options.replicas,
+            most=MAX_PROCESSES,
+            missing=", ".join(f"server-{index}" for index in range(job.options.servers) if index not in there),
+            leaves=", ".join(leaving),
+            busy=self._busy(),
+            split=bool(model is not None and model.shares) or any(s.beside_worker for s in job.members.of(Role.SERVER)),
+        )
+
+    def _busy(self) -> str:
+        job = self._job
+        if self.under_way:
+            return "the number of servers changes"
+        if job.mode_change.under_way:
+            return "the mode or the staleness changes"
+        if job.loads.agreement.pending or job.loads.under_way is not None:
+            return "the scripts load weights"
+        if job.consistency.mode is Mode.ASYNC and job.schedule.data is None:
+            return "the job waits for its data"
+        return ""
+
+    def abandon(self) -> None:
+        """The job goes back: a change that is under way is given up."""
+        self.carried_from, self._moved = None, False
+        if self._core.under_way and self._task is not None:
+            self._core.undo()
+            self._task.cancel()
+
+    def look(self) -> None:
+        """Ask servers to leave for which there is no place any more. Called several times a second."""
+        job = self._job
+        if self.under_way:
+            return
+        idle = [one.ident for one in job.members.of(Role.SERVER) if one.index >= job.options.servers]
+        if not job.draining.issuperset(idle):
+            job.draining.update(idle)
+            job.tasks.begin(job.refresh())
+
+    # ---- the change
+
+    async def _run(self, deadline: float) -> float:
+        """Make the change; the seconds for which workers waited. If it fails, it is given up."""
+        job, wanted = self._job, self._core.wanted
+        log.info("the number of servers changes", servers=wanted, now=job.options.servers)
+        drained = False
+        try:
+            await job.refresh()
+            await self._servers_there(deadline)
+            self._core.prepare()
+            # The number of the plan is used once only, also by another coordinator.
+            job.write_down()
+            await job.journal.settled()
+            if job.journal.behind:
+                raise errors.UnavailableError("the store does not answer: try again when it does")
+            drained = job.leasing.table is not None
+            began, version = await self._at_rest(deadline)
+            await self._switch(version)
+        except BaseException as error:
+            if not self._core.under_way and not self._moved:  # the job goes back
+                raise
+            if isinstance(error, errors.FencedError):
+                await job.replaced(str(error))
+            if self._moved and isinstance(error, asyncio.CancelledError):  # another coordinator goes on
+                raise
+            if self._moved:
+                await job.fail(f"the servers could not be told of their new number: {error}")
+                raise
+            self._core.undo()
+            log.warning("the number of servers stays as it is", servers=job.options.servers, reason=str(error))
+            await asyncio.shield(job.tasks.begin(self._given_up(drained), awaited=True))
+            raise
+        paused_s = time.monotonic() - began
+        log.info("the number of servers has changed", servers=wanted, version=version, paused_s=round(paused_s, 3))
+        return paused_s
+
+    async def _given_up(self, drained: bool) -> None:
+        """Let workers go on with the former shards."""
+        job = self._job
+        if drained:
+            await job.leasing.resume()
+        await job.refresh()
+        if not await job.keeping.tell():
+            job.keeping.wake()
+
+    async def _servers_there(self, deadline: float) -> None:
+        job = self._job
+        while missing := self._missing():
+            self._check()
+            if not await job.changes.wait(min(deadline, time.monotonic() + 1.0)) and time.monotonic() > deadline:
+                hint = (
+                    "see the log of the run"
+                    if job.options.launched
+                    else f"start each of them on its machine: paramserver start server --join {job.address}"
+                )
+                raise errors.DeadlineError(
+                    f"{len(missing)} of {self._core.wanted} servers are missing ({', '.join(missing[:8])}), so the "
+                    f"number of servers stays {job.options.servers}: {hint}; then ask again"
+                )
+
+    def _missing(self) -> list[str]:
+        there = {server.index for server in self._job.members.of(Role.SERVER)}
+        return [f"server-{index}" for index in range(self._core.seats) if index not in there]
+
+    def _check(self) -> None:
+        """Raise UnavailableError if the change cannot go on."""
+        job = self._job
+        if job.life.phase is not Phase.RUNNING or job.recovery.under_way or job.given_up or job.over.done():
+            raise errors.UnavailableError("the job does not train any more")
+        if not job.members.of(Role.WORKER):
+            raise errors.UnavailableError("no worker is there")
+        if job.loads.agreement.pending:
+            raise errors.UnavailableError("the scripts load weights just now: try again when that is done")
+
+    async def _at_rest(self, deadline: float) -> tuple[float, int]:
+        """The version at which all shards stand with nothing open, and since when (monotonic seconds)."""
+        job = self._job
+        if job.leasing.table is not None:
+            try:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    began = time.monotonic()
+                    await job.leasing.drain()
+            except TimeoutError as error:
+                raise errors.DeadlineError("the workers have not finished their slices in time: try again") from error
+            stats = await stand_even(job, at_rest=True)
+            if stats is None:
+                raise errors.UnavailableError("the servers do not come to stand at one version: try again")
+            version = stats[0].version
+        else:
+            began, version = await self._stand(deadline)
+        while time.monotonic() < deadline:
+            self._check()
+            if not job.checkpoints.cutting and not any(one.copies for one in await job.shard_stats()):
+                return began, version
+            await asyncio.sleep(_LOOK_S)
+        raise errors.DeadlineError("a checkpoint is still being written: try again")
+
+    async def _stand(self, deadline: float) -> tuple[float, int]:
+        """Synchronous mode: let nobody go past a version that lies ahead, and wait until all shards have made it."""
+        job, margin = self._job, _MARGIN
+        for _ in range(_ATTEMPTS):
+            newest = max(one.version for one in await job.shard_stats())
+            version = job.checkpoints.possible(newest + margin)
+            request = shard_pb2.CutRequest(
+                job=job.options.job,
+                timeline=job.timeline,
+                term=job.term,
+                step=shard_pb2.CutRequest.STEP_STAND,
+                version=version,
+                number=self._core.newest_plan,
+            )
+            replies = await job.ask_shards("Shard.Cut", request, shard_pb2.CutResponse)
+            if all(reply.taken for reply in replies):
+                break
+            margin *= 2
+        else:
+            raise errors.UnavailableError("the shards are always faster than the request: try again")
+        while time.monotonic() < deadline:
+            self._check()
+            if min(one.version for one in await job.shard_stats()) >= version:
+                return time.monotonic(), version
+            await asyncio.sleep(_LOOK_S)
+        raise errors.DeadlineError(
+            f"version {version} was not reached in time: see `paramserver status` for whom the job waits"
+        )
+
+    async def _switch(self, version: int) -> None:
+        """All shards stand at ``version``: fill the new ones, and let workers follow."""
+        job, before = self._job, self._job.timeline
+        servers = {one.index: one for one in job.members.of(Role.SERVER)}
+        holders = Holders.spread(self._core.wanted, job.replication.holders)
+        # Under a revision that no worker has heard of.
+        consistency = replace(job.consistency, revision=job.mode_change.next_revision())
+        filling = _Filling(job, self._core.newest_plan, holders, servers, version)
+        await filling.fill(consistency_to_proto(consistency))
+        table = await lease_table(job)
+        self._check()
+        if any(one.ident not in job.members for one in servers.values()):
+            raise errors.UnavailableError("a server was lost meanwhile")
+        # From here on the new plan is in force. Nothing is waited for until all of this is done.
+        assert job.life.handle(Moves()), "the job trains"
+        self._former_plan, self.carried_from, self._moved = self._core.plan, before, True
+        self._core.commit()
+        job.life.begin_timeline()
+        job.life.agree(consistency)
+        job.has_servers(self._core.servers)
+        job.servers.use(self._core.plan)
+        job.replication.adopt(holders)
+        job.checkpoints.new_timeline(version)
+        await self._tell(table)
+
+    async def _tell(self, table: SliceLeases | None) -> None:
+        """The new plan is in force: write that down, then tell all servers and workers."""
+        job, timeline = self._job, self._job.timeline
+        job.write_down()
+        await job.checkpoints.rolled_back()
+        await job.mode_change.close()
+        await job.leasing.begin(None)
+        await job.keeping.settled()
+        job.reopen_mode_change()
+        await job.leasing.begin(table)
+        await job.keeping.tell()
+        if job.timeline != timeline or job.recovery.under_way:  # a server was lost meanwhile, and the job goes back
+            return
+        self._moved = False
+        job.life.handle(WentBack())
+        self.look()
+        await job.refresh()
+
+
+class _Filling:
+    """The shards of plan ``plan``, before it is in force."""
+
+    def __init__(self, job: _Job, plan: int, holders: Holders, servers: dict[int, Member], version: int) -> None:
+        self._job, self._plan, self._holders, self._servers = job, plan, holders, servers
+        self._sources, self._version = job.shard_infos(), version
+        self._peers = [
+            types_pb2.ShardInfo(
+                index=shard, address=self._address(held.primary, shard), server=servers[held.primary].name
+            )
+            for shard, held in enumerate(holders.shards)
+        ]
+
+    def _address(self, server: int, shard: int) -> str:
+        return self._job.servers.address(self._servers[server], shard, self._plan)
+
+    async def fill(self, consistency: types_pb2.Consistency) -> None:
+        """Fill all copies of all shards, then tell the primaries of their backups. Raises what the calls raise."""
+        shards = list(enumerate(self._holders.shards))
+        copies = [(held.primary, shard, False) for shard, held in shards]
+        copies += [(one.server, shard, True) for shard, held in shards for one in held.backups]
+        await _all([self._configure(server, shard, backup, consistency) for server, shard, backup in copies])
+        await _all([self._set_holders(shard, consistency) for shard, _ in shards])
+
+    async def _configure(self, server: int, shard: int, backup: bool, consistency: types_pb2.Consistency) -> None:
+        job = self._job
+        request = job.registry.configuration(shard)
+        request.timeline, request.shards, request.backup = job.timeline + 1, len(self._holders), backup
+        request.consistency.CopyFrom(consistency)
+        del request.peers[:]
+        request.peers.extend(self._peers)
+        filling = shard_pb2.Filling(sources=self._sources, timeline=job.timeline, version=self._version)
+        request.filling.CopyFrom(filling)
+        await self._call(server, shard, "Shard.Configure", request, _FILL_S)
+
+    async def _set_holders(self, shard: int, consistency: types_pb2.Consistency) -> None:
+        job, held = self._job, self._holders.shards[shard]
+        request = shard_pb2.SetHoldersRequest(
+            job=job.options.job,
+            timeline=job.timeline + 1,
+            term=job.term,
+            placement=self._holders.number,
+            primary=True,
+            backups=[
+                shard_pb2.BackupPlace(address=self._address(one.server, shard), since=one.since, whole=True)
+                for one in held.backups
+            ],
+            peers=self._peers,
+            consistency=consistency,
+            repair_mbps=job.options.repair_mbps,
+        )
+        await self._call(held.primary, shard, "Shard.SetHolders", request, job.options.call_timeout_s)
+
+    async def _call(
+        self,
+        server: int,
+        shard: int,
+        method: str,
+        request: shard_pb2.ConfigureRequest | shard_pb2.SetHoldersRequest,
+        timeout_s: float,
+    ) -> None:
+        await self._job.servers.call(self._servers[server], shard, method, request, timeout_s, self._plan)
+
+
+async def _all(calls: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Wait for all calls; raise the first error after all have ended."""
+    for failed in await asyncio.gather(*calls, return_exceptions=True):
+        if failed is not None:
+            raise failed

@@ -1,0 +1,25 @@
+"""Where the output of a process goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from paramserver.processes.lines import Output
+
+
+class Outputs:
+    """An output that passes everything on to several others. ``wanted``: whether the first one is to have it, too."""
+
+    def __init__(self, outputs: Sequence[Output], wanted: Callable[[], bool]) -> None:
+        self._outputs = outputs
+        self._wanted = wanted
+
+    def feed(self, data: bytes) -> None:
+        """The next bytes."""
+        for output in self._outputs if self._wanted() else self._outputs[1:]:
+            output.feed(data)
+
+    def end(self) -> None:
+        """The stream is over."""
+        for output in self._outputs:
+            output.end()

@@ -1,0 +1,78 @@
+"""Closed steps go to the file and to trackers: each has a thread of its own, so that none delays another."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Sequence
+
+import structlog
+
+from paramserver.core.records.steps import StepValues
+from paramserver.records.trackers import Tracker
+
+log = structlog.get_logger("paramserver.records")
+
+# So many steps wait for a tracker.
+WAITING = 20_000
+
+
+class Writing:
+    """The threads. :meth:`write` never blocks; :meth:`close` waits for a limited time."""
+
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
+        self._threads = [_Thread(tracker) for tracker in trackers]
+
+    def write(self, steps: Sequence[StepValues]) -> None:
+        """These steps were closed now."""
+        now = time.time()
+        for thread in self._threads:
+            for step in steps:
+                thread.put((step, now))
+
+    def close(self, timeout_s: float = 8.0) -> None:
+        """Write what waits, and end; says which trackers have not ended after ``timeout_s``."""
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.put(None)
+        for thread in self._threads:
+            if not thread.ended(max(0.0, deadline - time.monotonic())):
+                log.warning(f"{thread.name} has not taken all logged values within {timeout_s:g} s: some are lost")
+
+
+class _Thread:
+    def __init__(self, tracker: Tracker) -> None:
+        self.name = tracker.name
+        self._tracker = tracker
+        self._queue: queue.Queue[tuple[StepValues, float] | None] = queue.Queue()
+        # Nothing is written any more.
+        self._failed = self._full = False
+        # A thread that hangs must not keep the process.
+        self._thread = threading.Thread(target=self._run, name=f"records {self.name}", daemon=True)
+        self._thread.start()
+
+    def put(self, item: tuple[StepValues, float] | None) -> None:
+        if self._failed and item is not None:
+            return
+        if item is not None and self._queue.qsize() >= WAITING:
+            if not self._full:
+                self._full = True
+                log.warning(f"{self.name} is too slow for the logged values, and steps are left out: log less often")
+            return
+        self._queue.put(item)
+
+    def ended(self, timeout_s: float) -> bool:
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._tracker.open()
+            while (item := self._queue.get()) is not None:
+                self._tracker.log(*item)
+            self._tracker.close()
+        except (Exception, SystemExit) as error:  # other people's code: whatever it raises, training goes on
+            self._failed = True
+            reason = " ".join(str(error).split()) or type(error).__name__
+            log.warning(f"{self.name} takes no more logged values, and training goes on without it: {reason}")

@@ -1,0 +1,98 @@
+"""The dashboard of a coordinator process: its settings, its socket, its looks at the job."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import structlog
+
+from paramserver import errors
+from paramserver.config import FIELDS, Settings, shown
+from paramserver.coordinator.endpoint import Endpoint
+from paramserver.processes.environment import ENV_ORIGINS
+from paramserver.transport.addresses import join
+from paramserver.transport.security.access import Security
+from paramserver.web import models
+from paramserver.web.access import Access
+from paramserver.web.feed import Feed
+from paramserver.web.guard import App
+from paramserver.web.serving import EXTRA, Site, installed, split
+
+log = structlog.get_logger("paramserver.web")
+
+_LOOPBACK = "127.0.0.1:0"
+_EVERYWHERE = ("0.0.0.0", "::")
+
+
+class Dashboard:
+    """What a coordinator serves over HTTP; ``url`` is empty if it serves nothing."""
+
+    def __init__(self, settings: Settings, security: Security, endpoint: Endpoint) -> None:
+        self.url = ""
+        self._settings = settings
+        self._security = security
+        self._endpoint = endpoint
+        self._feed = Feed(endpoint.status)
+        self._site: Site | None = None
+
+    async def start(self, advertised: str, again: bool = False) -> None:
+        """Begin to serve. ``advertised``: the host under which others reach this process.
+
+        ``again``: this process takes the place of another one, and goes on without the page if the port is taken.
+        Raises ConfigError if an address is set and cannot be served.
+        """
+        wanted = self._settings.web.dashboard
+        if wanted == "off" or (wanted == "auto" and not installed()):
+            return
+        if not installed():
+            raise errors.ConfigError(
+                f"web.dashboard is {wanted}, but the packages of the dashboard are not installed: run "
+                f"pip install 'paramserver[{EXTRA}]', or say --dashboard off"
+            )
+        host, port = split(_LOOPBACK if wanted == "auto" else wanted)
+        try:
+            await self._security.check_listen(host)
+            site = Site(lambda: self._make(host, advertised), self._security.certificates)
+            site.listen(host, port)
+        except errors.ConfigError as error:
+            if not (again or wanted == "auto"):
+                raise
+            log.warning("there is no dashboard", reason=str(error))
+            return
+        self._site = site
+        named = advertised if host in _EVERYWHERE else host
+        self.url = f"{'https' if self._security.tls else 'http'}://{join(named, site.port)}"
+        self._feed.start()
+
+    @property
+    def port(self) -> int:
+        """The port; 0: none."""
+        return self._site.port if self._site is not None else 0
+
+    def _make(self, host: str, advertised: str) -> App:
+        # Starlette is imported when somebody looks.
+        from paramserver.web.api import Api, make_app
+
+        names = frozenset(name.strip("[]").lower() for name in (host, advertised) if name)
+        access = Access(self._security, names)
+        return make_app(
+            Api(self._endpoint, self._feed, access, settings_of(self._settings), self._security.tls), access
+        )
+
+    async def close(self) -> None:
+        """Serve no more."""
+        await self._feed.close()
+        if self._site is not None:
+            await self._site.close()
+
+
+def settings_of(settings: Settings) -> list[models.Setting]:
+    """All settings in force without their secrets, and where each came from."""
+    origins = settings.origins() | json.loads(os.environ.get(ENV_ORIGINS, "{}"))
+    return [
+        models.Setting(
+            key=key, value=str(shown(key, value)), origin=origins[key], description=FIELDS[key].description or ""
+        )
+        for key, value in settings.values().items()
+    ]

@@ -1,0 +1,116 @@
+"""A real browser without a window, driven over two pipes by its own protocol (headless Chromium, as Debian has it)."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+NAME = "chromium"
+CALL_S = 30.0
+
+
+class Browser:
+    """One browser with one page. Raises FileNotFoundError if Chromium is not installed."""
+
+    def __init__(self, directory: Path) -> None:
+        program = shutil.which(NAME)
+        if program is None:
+            raise FileNotFoundError(f"this test needs {NAME}: apt-get install {NAME}")
+        theirs_in, self._out = os.pipe()
+        self._in, theirs_out = os.pipe()
+        argv = [program, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--no-proxy-server"]
+        argv += ["--disable-dev-shm-usage", "--remote-debugging-pipe", f"--user-data-dir={directory}"]
+        # The browser reads commands from descriptor 3, and writes answers to descriptor 4.
+        redirect = f"exec {' '.join(argv)} 3<&{theirs_in} 4>&{theirs_out}"
+        self._process = subprocess.Popen(
+            ["bash", "-c", redirect],
+            pass_fds=(theirs_in, theirs_out),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(theirs_in)
+        os.close(theirs_out)
+        self._rest = b""
+        self._number = 0
+        self._session = ""
+        # Addresses that the page has asked for, and what the browser complains of.
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+
+    def __enter__(self) -> Browser:
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self.call(f"{domain}.enable")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._process.kill()
+        self._process.wait(CALL_S)
+        os.close(self._in)
+        os.close(self._out)
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        """One command of the browser's protocol."""
+        self._number += 1
+        number, message = self._number, {"id": self._number, "method": method, "params": params}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._out, json.dumps(message).encode() + b"\0")
+        deadline = time.monotonic() + CALL_S
+        while True:
+            heard = self._read(deadline)
+            if heard.get("id") == number:
+                assert "error" not in heard, heard
+                result: dict[str, Any] = heard["result"]
+                return result
+            self._note(heard)
+
+    def _note(self, heard: dict[str, Any]) -> None:
+        params = heard.get("params", {})
+        if heard.get("method") == "Network.requestWillBeSent":
+            self.requests.append(params["request"]["url"])
+        elif heard.get("method") == "Log.entryAdded":
+            self.complaints.append(params["entry"]["text"])
+        elif heard.get("method") == "Runtime.exceptionThrown":
+            self.complaints.append(str(params["exceptionDetails"]))
+
+    def _read(self, deadline: float) -> dict[str, Any]:
+        while b"\0" not in self._rest:
+            ready, _, _ = select.select([self._in], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"the browser has not answered for {CALL_S:g} s"
+            self._rest += os.read(self._in, 1 << 20)
+        text, _, self._rest = self._rest.partition(b"\0")
+        message: dict[str, Any] = json.loads(text)
+        return message
+
+    def open(self, url: str, width: int = 1366, height: int = 900, dark: bool = False) -> None:
+        """Show a page."""
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
+        scheme = "dark" if dark else "light"
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.call("Page.navigate", url=url)
+
+    def value(self, script: str) -> Any:
+        """The value of an expression in the page."""
+        return self.call("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
+
+    def text(self, selector: str) -> str:
+        """The text of the first element that the selector finds; empty if there is none."""
+        return str(self.value(f"document.querySelector({json.dumps(selector)})?.textContent ?? ''"))
+
+    def picture(self, path: Path) -> None:
+        """Write the whole page as PNG."""
+        shot = self.call("Page.captureScreenshot", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(shot["data"]))
