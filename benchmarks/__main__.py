@@ -10,6 +10,7 @@ from pathlib import Path
 from benchmarks import (
     agg,
     apply,
+    blame,
     calib,
     checkpoint,
     compress,
@@ -32,6 +33,7 @@ from benchmarks.rows import Row, table, write
 BENCHMARKS: dict[str, Callable[[int], list[Row]]] = {
     "agg": agg.run,
     "apply": apply.run,
+    "blame": blame.run,
     "calib": calib.run,
     "checkpoint": checkpoint.run,
     "compress": compress.run,

@@ -33,6 +33,7 @@ from paramserver.coordinator.promises import Promises
 from paramserver.coordinator.reports import Reports
 from paramserver.coordinator.scaling import Scaling
 from paramserver.coordinator.tasks import Tasks
+from paramserver.coordinator.watching.blame import BlameWatch
 from paramserver.coordinator.watching.ending import Ending
 from paramserver.coordinator.watching.idle import Idle
 from paramserver.coordinator.watching.poison import PoisonWatch
@@ -135,6 +136,7 @@ class Job:
         self.watch = Watch(self)
         self.stalls = Stalls(self)
         self.reports = Reports(self, losses)
+        self.blame = BlameWatch(self)
         self.idle = Idle(self)
         self.stuck = Stuck(self)
         self.poison = PoisonWatch(self)

@@ -18,7 +18,7 @@ from paramserver.v1 import coordinator_pb2, shard_pb2
 _NAMES = 4
 _REPORTED = (
     *("version", "clock", "epoch", "samples", "slices", "waiting_for", "transport", "epochs_planned"),
-    "first_metric",
+    *("first_metric", "phase", "phase_s"),
 )
 
 
@@ -175,12 +175,15 @@ class Reports:
             for field in _REPORTED:
                 setattr(process, field, getattr(report, field))
             process.metrics.update(report.metrics)
+            process.phases.CopyFrom(report.phases)
         if reports := self.servers.get(member.ident):
             server = combined(reports)
             process.bytes_per_s = rate
             process.version = server.version
             process.waiting_for = self._named(server)
             process.server.CopyFrom(server)
+            for told_once in ("times", "open", "held", "staleness"):
+                process.server.ClearField(told_once)
         return process
 
     def with_former(self, process: coordinator_pb2.ProcessStatus) -> None:
@@ -226,6 +229,8 @@ def _add(process: coordinator_pb2.ProcessStatus, former: coordinator_pb2.Process
     """Add the totals of an earlier process of this name to those of ``process``."""
     process.samples += former.samples
     process.slices += former.slices
+    for field, seconds in former.phases.ListFields():
+        setattr(process.phases, field.name, getattr(process.phases, field.name) + seconds)
     process.epochs_planned = max(process.epochs_planned, former.epochs_planned)
     process.first_metric = process.first_metric or former.first_metric
     for name, value in former.metrics.items():

@@ -14,6 +14,7 @@ from paramserver.config import Run
 from paramserver.results.collect import Result
 from paramserver.results.verdict import broken_sentences
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+from paramserver.wire.blame import describe_blame, describe_phases
 from paramserver.wire.messages import data_from_proto
 
 
@@ -75,6 +76,8 @@ def summarise(
         "idle_workers": list(status.idle),
         # In words, slices that counted without their samples, since they killed the workers that computed them.
         "poisoned_slices": list(status.poisoned),
+        # The steps that waited noticeably for a worker or a server, and why; see docs/blame.md.
+        "blame": blame_of(status),
         "timeline": status.view.timeline,
         "rollbacks": status.rollbacks,
         "steps_redone": status.steps_redone,
@@ -84,6 +87,14 @@ def summarise(
         "checkpoint_write_s": round(max((shard.checkpoint_write_s for shard in shards), default=0.0), 4),
         # Sentences; if there is any, the run ends with exit code 1.
         "broken_promises": broken_sentences(status.broken_promises),
+    }
+
+
+def blame_of(status: coordinator_pb2.StatusResponse) -> dict[str, Any]:
+    """Which workers and servers made steps wait: the worst steps, who was held at the bound, phases of workers."""
+    workers = [process for process in status.processes if process.role == "worker"]
+    return describe_blame(status.blame) | {
+        "phases": {process.name: describe_phases(process.phases) for process in workers}
     }
 
 

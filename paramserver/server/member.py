@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Sequence
 
@@ -45,9 +46,12 @@ class ServerMember:
         self.session = Session(coordinator, options, self._report)
         service.process.becomes_member(self.session.incarnation, self.session.report_now)
 
+    _pulse: asyncio.Task[None] | None = None
+
     async def join(self) -> None:
         """Become a member; the coordinator dials back to the address before it agrees."""
         await self.session.join()
+        self._pulse = asyncio.create_task(self.service.process.pulse.run())
 
     def _report(self) -> coordinator_pb2.SessionRequest:
         return coordinator_pb2.SessionRequest(shards=self.service.reports())
@@ -55,5 +59,7 @@ class ServerMember:
     async def close(self) -> None:
         """Leave the job and end the shard."""
         await self.session.leave()
+        if self._pulse is not None:
+            self._pulse.cancel()
         await self.service.close()
         await self.session.channel.close()

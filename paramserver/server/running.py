@@ -22,6 +22,7 @@ from paramserver.core.versions.events import (
     AnswerPull,
     AnswerPush,
     Arrived,
+    AtClock,
     Build,
     Built,
     CallGone,
@@ -46,6 +47,7 @@ from paramserver.server.replicas.outbox import Content
 from paramserver.server.saving.holding import Holding
 from paramserver.server.saving.kept import Kept
 from paramserver.server.saving.saver import Saver
+from paramserver.server.times import Times
 from paramserver.server.versions.acks import Acks
 from paramserver.server.versions.calls import Calls
 from paramserver.server.versions.drafting import Draft, Drafting
@@ -127,6 +129,7 @@ class RunningShard:
         self.copies = Copies(self, connect, norms_.wait_s, told, shares)
         self.drafting = Drafting(tensors, self.arithmetic, self.copies.content, self.copies.drafted)
         self.acks = Acks()
+        self.times = Times(config.timeline)
         self._pool, self._failed = pool, failed
         self._calls = Calls()
         # Calls that wait for a copy of the optimizer state, and from which version on they take it.
@@ -164,6 +167,7 @@ class RunningShard:
         ``filler``: it stands for slices that will never come.
         """
         call, buffer = self._calls.number(), self.have(contribution)
+        self.times.came(buffer)
         reach("push.after_stage", contribution.base_version)
         answer = self._calls.expect(call)
         self.repetitions.pushed(call, contribution.name, header.nonce)
@@ -190,10 +194,16 @@ class RunningShard:
         """The answer to the question that ``ask`` makes out of the number of the call; None if none comes in time."""
         call = self._calls.number()
         answer = self._calls.expect(call)
-        self.happen(ask(call))
+        asked = ask(call)
+        self.happen(asked)
+        held_at = time.monotonic() if isinstance(asked.want, AtClock) and not answer.done() else None
+        if held_at is not None:
+            self.times.slowest(self.state.holding_back(), self.state.min_clock)
         try:
             async with asyncio.timeout(wait_s):
                 pulled: AnswerPull = await answer
+                if held_at is not None:
+                    self.times.held(asked.worker, time.monotonic() - held_at)
                 return pulled
         except TimeoutError:
             return None
@@ -283,12 +293,14 @@ class RunningShard:
                 self._calls.answer(call, _REFUSALS[refusal](reason))
             case DropBuffer(buffer):
                 self.buffers.pop(buffer, None)
+                self.times.dropped(buffer)
             case DropVersion(version):
                 self.versions.pop(version, None)
             case Build():
                 self._building = True
                 reach("step.after_decide", self.state.version)
                 contributions = [self.buffers[buffer] for buffer in effect.buffers]
+                self.times.decided(self.state.version, dict(zip(effect.buffers, contributions, strict=True)))
                 draft = self.drafting.take(contributions)
                 task = asyncio.get_running_loop().create_task(self._build(effect, contributions, draft))
                 self._tasks.add(task)
@@ -305,6 +317,7 @@ class RunningShard:
                 lambda: self._made(base, contributions, given, slot, draft, content)
             )
             self.sharing.settle(version, slot, base, placed)
+            self.times.applied()
             if header is not None:
                 assert content is not None, "it has the same condition as the header"
                 assert not contributions[0].combined, "a shard has backups when it is none itself"
@@ -344,6 +357,9 @@ class RunningShard:
     def _publish(self, version: Version, buffers: Sequence[int]) -> None:
         self.versions[version.number] = version
         self.stealing.begin(version.number, time.monotonic())
+        self.times.published()
+        if self.state.parked and self.state.consistency.mode is Mode.ASYNC:
+            self.times.slowest(self.state.holding_back(), self.state.min_clock)
         for buffer in buffers:
             self.buffers.pop(buffer, None)
         self._building = False

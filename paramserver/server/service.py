@@ -57,7 +57,7 @@ class ShardService:
 
     def report(self) -> shard_pb2.StatsResponse:
         """The report that the coordinator gets every now and then."""
-        return self._facts.report()
+        return self._facts.news()
 
     async def drop(self) -> None:
         """End the shard while the process goes on: calls that wait or come are told to try elsewhere."""

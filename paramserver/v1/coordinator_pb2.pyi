@@ -102,7 +102,7 @@ class SessionResponse(_message.Message):
     def __init__(self, view: _Optional[_Union[_types_pb2.View, _Mapping]] = ...) -> None: ...
 
 class WorkerReport(_message.Message):
-    __slots__ = ("computing", "version", "clock", "epoch", "samples", "slices", "state", "waiting_for", "metrics", "transport", "epochs_planned", "at_work", "slice_s", "tally", "first_metric", "logged", "logged_from", "logging_timeline", "logging_step")
+    __slots__ = ("computing", "version", "clock", "epoch", "samples", "slices", "state", "waiting_for", "metrics", "transport", "epochs_planned", "at_work", "slice_s", "tally", "first_metric", "logged", "logged_from", "logging_timeline", "logging_step", "steps", "phases", "phase", "phase_s")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +129,10 @@ class WorkerReport(_message.Message):
     LOGGED_FROM_FIELD_NUMBER: _ClassVar[int]
     LOGGING_TIMELINE_FIELD_NUMBER: _ClassVar[int]
     LOGGING_STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    PHASES_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    PHASE_S_FIELD_NUMBER: _ClassVar[int]
     computing: _types_pb2.SliceRef
     version: int
     clock: int
@@ -148,7 +152,45 @@ class WorkerReport(_message.Message):
     logged_from: int
     logging_timeline: int
     logging_step: int
-    def __init__(self, computing: _Optional[_Union[_types_pb2.SliceRef, _Mapping]] = ..., version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., state: _Optional[str] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., epochs_planned: _Optional[int] = ..., at_work: bool = ..., slice_s: _Optional[float] = ..., tally: _Optional[_Union[Tally, _Mapping]] = ..., first_metric: _Optional[str] = ..., logged: _Optional[_Iterable[_Union[Logged, _Mapping]]] = ..., logged_from: _Optional[int] = ..., logging_timeline: _Optional[int] = ..., logging_step: _Optional[int] = ...) -> None: ...
+    steps: _containers.RepeatedCompositeFieldContainer[WorkerStep]
+    phases: Phases
+    phase: str
+    phase_s: float
+    def __init__(self, computing: _Optional[_Union[_types_pb2.SliceRef, _Mapping]] = ..., version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., state: _Optional[str] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., epochs_planned: _Optional[int] = ..., at_work: bool = ..., slice_s: _Optional[float] = ..., tally: _Optional[_Union[Tally, _Mapping]] = ..., first_metric: _Optional[str] = ..., logged: _Optional[_Iterable[_Union[Logged, _Mapping]]] = ..., logged_from: _Optional[int] = ..., logging_timeline: _Optional[int] = ..., logging_step: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[WorkerStep, _Mapping]]] = ..., phases: _Optional[_Union[Phases, _Mapping]] = ..., phase: _Optional[str] = ..., phase_s: _Optional[float] = ...) -> None: ...
+
+class Phases(_message.Message):
+    __slots__ = ("data_s", "compute_s", "send_s", "wait_s", "receive_s", "other_s", "gc_s", "starved_s", "paused_s")
+    DATA_S_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    SEND_S_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    RECEIVE_S_FIELD_NUMBER: _ClassVar[int]
+    OTHER_S_FIELD_NUMBER: _ClassVar[int]
+    GC_S_FIELD_NUMBER: _ClassVar[int]
+    STARVED_S_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_S_FIELD_NUMBER: _ClassVar[int]
+    data_s: float
+    compute_s: float
+    send_s: float
+    wait_s: float
+    receive_s: float
+    other_s: float
+    gc_s: float
+    starved_s: float
+    paused_s: float
+    def __init__(self, data_s: _Optional[float] = ..., compute_s: _Optional[float] = ..., send_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., receive_s: _Optional[float] = ..., other_s: _Optional[float] = ..., gc_s: _Optional[float] = ..., starved_s: _Optional[float] = ..., paused_s: _Optional[float] = ...) -> None: ...
+
+class WorkerStep(_message.Message):
+    __slots__ = ("step", "asynchronous", "phases", "first")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ASYNCHRONOUS_FIELD_NUMBER: _ClassVar[int]
+    PHASES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    asynchronous: bool
+    phases: Phases
+    first: bool
+    def __init__(self, step: _Optional[int] = ..., asynchronous: bool = ..., phases: _Optional[_Union[Phases, _Mapping]] = ..., first: bool = ...) -> None: ...
 
 class Logged(_message.Message):
     __slots__ = ("step", "timeline", "slice", "samples", "values")
@@ -314,7 +356,7 @@ class Event(_message.Message):
     def __init__(self, at_s: _Optional[float] = ..., kind: _Optional[str] = ..., subject: _Optional[str] = ..., text: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
 
 class ProcessStatus(_message.Message):
-    __slots__ = ("role", "name", "pid", "address", "state", "version", "clock", "epoch", "samples", "slices", "waiting_for", "metrics", "transport", "member", "server", "epochs_planned", "reason", "gone", "restart_command", "first_metric", "samples_per_s", "bytes_per_s")
+    __slots__ = ("role", "name", "pid", "address", "state", "version", "clock", "epoch", "samples", "slices", "waiting_for", "metrics", "transport", "member", "server", "epochs_planned", "reason", "gone", "restart_command", "phases", "phase", "phase_s", "first_metric", "samples_per_s", "bytes_per_s")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -341,6 +383,9 @@ class ProcessStatus(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     GONE_FIELD_NUMBER: _ClassVar[int]
     RESTART_COMMAND_FIELD_NUMBER: _ClassVar[int]
+    PHASES_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    PHASE_S_FIELD_NUMBER: _ClassVar[int]
     FIRST_METRIC_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_PER_S_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
@@ -363,13 +408,16 @@ class ProcessStatus(_message.Message):
     reason: str
     gone: bool
     restart_command: str
+    phases: Phases
+    phase: str
+    phase_s: float
     first_metric: str
     samples_per_s: float
     bytes_per_s: float
-    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., member: _Optional[int] = ..., server: _Optional[_Union[_shard_pb2.StatsResponse, _Mapping]] = ..., epochs_planned: _Optional[int] = ..., reason: _Optional[str] = ..., gone: bool = ..., restart_command: _Optional[str] = ..., first_metric: _Optional[str] = ..., samples_per_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., member: _Optional[int] = ..., server: _Optional[_Union[_shard_pb2.StatsResponse, _Mapping]] = ..., epochs_planned: _Optional[int] = ..., reason: _Optional[str] = ..., gone: bool = ..., restart_command: _Optional[str] = ..., phases: _Optional[_Union[Phases, _Mapping]] = ..., phase: _Optional[str] = ..., phase_s: _Optional[float] = ..., first_metric: _Optional[str] = ..., samples_per_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("job", "view", "processes", "model", "data", "steps_per_epoch", "lost", "expected_workers", "expected_servers", "store", "uptime_s", "store_operations", "training_s", "term", "summary", "security", "finished", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "troubles", "broken_promises", "state", "reason", "losses", "idle", "poisoned", "closing", "not_counted", "samples_before", "shards", "holders", "takeovers", "repairs", "wanted_servers", "events", "samples_per_s", "dashboard")
+    __slots__ = ("job", "view", "processes", "model", "data", "steps_per_epoch", "lost", "expected_workers", "expected_servers", "store", "uptime_s", "store_operations", "training_s", "term", "summary", "security", "finished", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "troubles", "broken_promises", "state", "reason", "losses", "idle", "poisoned", "closing", "not_counted", "samples_before", "shards", "holders", "takeovers", "repairs", "wanted_servers", "events", "samples_per_s", "dashboard", "blame")
     class TroublesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -430,6 +478,7 @@ class StatusResponse(_message.Message):
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_PER_S_FIELD_NUMBER: _ClassVar[int]
     DASHBOARD_FIELD_NUMBER: _ClassVar[int]
+    BLAME_FIELD_NUMBER: _ClassVar[int]
     job: str
     view: _types_pb2.View
     processes: _containers.RepeatedCompositeFieldContainer[ProcessStatus]
@@ -469,7 +518,62 @@ class StatusResponse(_message.Message):
     events: _containers.RepeatedCompositeFieldContainer[Event]
     samples_per_s: float
     dashboard: str
-    def __init__(self, job: _Optional[str] = ..., view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., steps_per_epoch: _Optional[int] = ..., lost: _Optional[_Iterable[str]] = ..., expected_workers: _Optional[int] = ..., expected_servers: _Optional[int] = ..., store: _Optional[str] = ..., uptime_s: _Optional[float] = ..., store_operations: _Optional[int] = ..., training_s: _Optional[float] = ..., term: _Optional[int] = ..., summary: _Optional[str] = ..., security: _Optional[str] = ..., finished: bool = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., troubles: _Optional[_Mapping[str, str]] = ..., broken_promises: _Optional[_Mapping[str, str]] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., losses: _Optional[int] = ..., idle: _Optional[_Iterable[str]] = ..., poisoned: _Optional[_Iterable[str]] = ..., closing: bool = ..., not_counted: _Optional[_Mapping[str, int]] = ..., samples_before: _Optional[int] = ..., shards: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., takeovers: _Optional[int] = ..., repairs: _Optional[int] = ..., wanted_servers: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., samples_per_s: _Optional[float] = ..., dashboard: _Optional[str] = ...) -> None: ...
+    blame: Blame
+    def __init__(self, job: _Optional[str] = ..., view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., steps_per_epoch: _Optional[int] = ..., lost: _Optional[_Iterable[str]] = ..., expected_workers: _Optional[int] = ..., expected_servers: _Optional[int] = ..., store: _Optional[str] = ..., uptime_s: _Optional[float] = ..., store_operations: _Optional[int] = ..., training_s: _Optional[float] = ..., term: _Optional[int] = ..., summary: _Optional[str] = ..., security: _Optional[str] = ..., finished: bool = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., troubles: _Optional[_Mapping[str, str]] = ..., broken_promises: _Optional[_Mapping[str, str]] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., losses: _Optional[int] = ..., idle: _Optional[_Iterable[str]] = ..., poisoned: _Optional[_Iterable[str]] = ..., closing: bool = ..., not_counted: _Optional[_Mapping[str, int]] = ..., samples_before: _Optional[int] = ..., shards: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., takeovers: _Optional[int] = ..., repairs: _Optional[int] = ..., wanted_servers: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., samples_per_s: _Optional[float] = ..., dashboard: _Optional[str] = ..., blame: _Optional[_Union[Blame, _Mapping]] = ...) -> None: ...
+
+class Blame(_message.Message):
+    __slots__ = ("sentence", "chronic", "worst", "held", "staleness", "steps", "waited_s", "usual_s")
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    CHRONIC_FIELD_NUMBER: _ClassVar[int]
+    WORST_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    WAITED_S_FIELD_NUMBER: _ClassVar[int]
+    USUAL_S_FIELD_NUMBER: _ClassVar[int]
+    sentence: str
+    chronic: str
+    worst: _containers.RepeatedCompositeFieldContainer[BlamedStep]
+    held: _containers.RepeatedCompositeFieldContainer[HeldWorker]
+    staleness: _containers.RepeatedScalarFieldContainer[int]
+    steps: int
+    waited_s: float
+    usual_s: float
+    def __init__(self, sentence: _Optional[str] = ..., chronic: _Optional[str] = ..., worst: _Optional[_Iterable[_Union[BlamedStep, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[HeldWorker, _Mapping]]] = ..., staleness: _Optional[_Iterable[int]] = ..., steps: _Optional[int] = ..., waited_s: _Optional[float] = ..., usual_s: _Optional[float] = ...) -> None: ...
+
+class BlamedStep(_message.Message):
+    __slots__ = ("step", "asynchronous", "waited_s", "member", "slices", "cause", "cause_s", "sentence", "at_s")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ASYNCHRONOUS_FIELD_NUMBER: _ClassVar[int]
+    WAITED_S_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_S_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    AT_S_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    asynchronous: bool
+    waited_s: float
+    member: str
+    slices: str
+    cause: str
+    cause_s: float
+    sentence: str
+    at_s: float
+    def __init__(self, step: _Optional[int] = ..., asynchronous: bool = ..., waited_s: _Optional[float] = ..., member: _Optional[str] = ..., slices: _Optional[str] = ..., cause: _Optional[str] = ..., cause_s: _Optional[float] = ..., sentence: _Optional[str] = ..., at_s: _Optional[float] = ...) -> None: ...
+
+class HeldWorker(_message.Message):
+    __slots__ = ("worker", "by", "times", "seconds")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    by: str
+    times: int
+    seconds: float
+    def __init__(self, worker: _Optional[str] = ..., by: _Optional[str] = ..., times: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class ShardStatus(_message.Message):
     __slots__ = ("shard", "primary", "backups", "state")

@@ -525,7 +525,7 @@ class StatsRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ..., record: bool = ...) -> None: ...
 
 class StatsResponse(_message.Message):
-    __slots__ = ("version", "consistency", "applied", "duplicate", "skipped", "refused", "bytes_pushed", "bytes_pulled", "max_clock_spread", "waiting_for", "generation", "timeline", "clocks", "shard_bytes", "missing", "missing_of", "term", "incarnation", "holds", "active", "scheduled", "committed", "copies", "checkpoint_pause_s", "checkpoint_write_s", "samples", "record", "model", "applied_before", "shard", "backup", "whole", "placement", "backups")
+    __slots__ = ("version", "consistency", "applied", "duplicate", "skipped", "refused", "bytes_pushed", "bytes_pulled", "max_clock_spread", "waiting_for", "generation", "timeline", "clocks", "shard_bytes", "missing", "missing_of", "term", "incarnation", "holds", "active", "scheduled", "committed", "copies", "checkpoint_pause_s", "checkpoint_write_s", "samples", "record", "model", "applied_before", "shard", "backup", "whole", "placement", "backups", "times", "open", "held", "staleness")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
@@ -560,6 +560,10 @@ class StatsResponse(_message.Message):
     WHOLE_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     BACKUPS_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
     version: int
     consistency: _types_pb2.Consistency
     applied: int
@@ -594,7 +598,61 @@ class StatsResponse(_message.Message):
     whole: bool
     placement: int
     backups: _containers.RepeatedCompositeFieldContainer[BackupStatus]
-    def __init__(self, version: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., applied: _Optional[int] = ..., duplicate: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., bytes_pushed: _Optional[int] = ..., bytes_pulled: _Optional[int] = ..., max_clock_spread: _Optional[int] = ..., waiting_for: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., shard_bytes: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[_types_pb2.Range, _Mapping]]] = ..., missing_of: _Optional[int] = ..., term: _Optional[int] = ..., incarnation: _Optional[int] = ..., holds: _Optional[str] = ..., active: bool = ..., scheduled: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., committed: bool = ..., copies: _Optional[_Iterable[_Union[CopyStatus, _Mapping]]] = ..., checkpoint_pause_s: _Optional[float] = ..., checkpoint_write_s: _Optional[float] = ..., samples: _Optional[int] = ..., record: _Optional[bytes] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., applied_before: _Optional[int] = ..., shard: _Optional[int] = ..., backup: bool = ..., whole: bool = ..., placement: _Optional[int] = ..., backups: _Optional[_Iterable[_Union[BackupStatus, _Mapping]]] = ...) -> None: ...
+    times: _containers.RepeatedCompositeFieldContainer[VersionTimes]
+    open: VersionTimes
+    held: _containers.RepeatedCompositeFieldContainer[Hold]
+    staleness: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, version: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., applied: _Optional[int] = ..., duplicate: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., bytes_pushed: _Optional[int] = ..., bytes_pulled: _Optional[int] = ..., max_clock_spread: _Optional[int] = ..., waiting_for: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., shard_bytes: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[_types_pb2.Range, _Mapping]]] = ..., missing_of: _Optional[int] = ..., term: _Optional[int] = ..., incarnation: _Optional[int] = ..., holds: _Optional[str] = ..., active: bool = ..., scheduled: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., committed: bool = ..., copies: _Optional[_Iterable[_Union[CopyStatus, _Mapping]]] = ..., checkpoint_pause_s: _Optional[float] = ..., checkpoint_write_s: _Optional[float] = ..., samples: _Optional[int] = ..., record: _Optional[bytes] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., applied_before: _Optional[int] = ..., shard: _Optional[int] = ..., backup: bool = ..., whole: bool = ..., placement: _Optional[int] = ..., backups: _Optional[_Iterable[_Union[BackupStatus, _Mapping]]] = ..., times: _Optional[_Iterable[_Union[VersionTimes, _Mapping]]] = ..., open: _Optional[_Union[VersionTimes, _Mapping]] = ..., held: _Optional[_Iterable[_Union[Hold, _Mapping]]] = ..., staleness: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class VersionTimes(_message.Message):
+    __slots__ = ("step", "first_s", "others_s", "last_s", "first", "others", "last", "lo", "hi", "of", "update_s", "forward_s", "published_s", "starved_s", "paused_s", "asynchronous", "timeline")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    FIRST_S_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_S_FIELD_NUMBER: _ClassVar[int]
+    LAST_S_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    LO_FIELD_NUMBER: _ClassVar[int]
+    HI_FIELD_NUMBER: _ClassVar[int]
+    OF_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_S_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_S_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_S_FIELD_NUMBER: _ClassVar[int]
+    STARVED_S_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_S_FIELD_NUMBER: _ClassVar[int]
+    ASYNCHRONOUS_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    first_s: float
+    others_s: float
+    last_s: float
+    first: int
+    others: int
+    last: int
+    lo: int
+    hi: int
+    of: int
+    update_s: float
+    forward_s: float
+    published_s: float
+    starved_s: float
+    paused_s: float
+    asynchronous: bool
+    timeline: int
+    def __init__(self, step: _Optional[int] = ..., first_s: _Optional[float] = ..., others_s: _Optional[float] = ..., last_s: _Optional[float] = ..., first: _Optional[int] = ..., others: _Optional[int] = ..., last: _Optional[int] = ..., lo: _Optional[int] = ..., hi: _Optional[int] = ..., of: _Optional[int] = ..., update_s: _Optional[float] = ..., forward_s: _Optional[float] = ..., published_s: _Optional[float] = ..., starved_s: _Optional[float] = ..., paused_s: _Optional[float] = ..., asynchronous: bool = ..., timeline: _Optional[int] = ...) -> None: ...
+
+class Hold(_message.Message):
+    __slots__ = ("worker", "by", "clock", "seconds")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    by: int
+    clock: int
+    seconds: float
+    def __init__(self, worker: _Optional[int] = ..., by: _Optional[int] = ..., clock: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class BackupStatus(_message.Message):
     __slots__ = ("place", "bytes", "of", "whole")

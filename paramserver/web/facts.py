@@ -6,11 +6,13 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from paramserver.core.blame.spent import LOSSES, PHASES
 from paramserver.core.job.status import State
 from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.web.models import (
     Backup,
     Event,
+    HeldWorker,
     Ledger,
     LedgerEpoch,
     Process,
@@ -18,6 +20,8 @@ from paramserver.web.models import (
     Shard,
     Staleness,
     Status,
+    WaitedStep,
+    Waits,
 )
 
 _SAME = (
@@ -25,7 +29,7 @@ _SAME = (
     *("losses", "checkpoint", "rollbacks", "steps_redone", "store", "store_operations", "uptime_s", "samples_per_s"),
     "dashboard",
 )
-_PROCESS = tuple(name for name in Process.model_fields if name not in ("metrics", "server"))
+_PROCESS = tuple(name for name in Process.model_fields if name not in ("metrics", "phases", "server"))
 
 
 def status_of(response: coordinator_pb2.StatusResponse) -> Status:
@@ -52,6 +56,8 @@ def status_of(response: coordinator_pb2.StatusResponse) -> Status:
         slices_planned=planned,
         samples=sum(worker.samples for worker in workers),
         metrics=means(worker.metrics for worker in workers if not worker.gone),
+        blame=[said for said in (response.blame.sentence, response.blame.chronic) if said],
+        waits=_waits(response.blame),
         generation=view.generation,
         timeline=view.timeline,
         slices_per_step=view.slices_per_step,
@@ -119,7 +125,20 @@ def _process(process: coordinator_pb2.ProcessStatus) -> Process:
     if process.HasField("server"):
         counts = ServerCounts(**{name: getattr(process.server, name) for name in ServerCounts.model_fields})
     same: dict[str, Any] = {name: getattr(process, name) for name in _PROCESS}
+    if process.HasField("phases"):
+        same["phases"] = {name: round(getattr(process.phases, f"{name}_s"), 4) for name in (*PHASES, *LOSSES)}
     return Process(**same, metrics=dict(sorted(process.metrics.items())), server=counts)
+
+
+def _waits(blame: coordinator_pb2.Blame) -> Waits:
+    return Waits(
+        worst=[WaitedStep(**{name: getattr(one, name) for name in WaitedStep.model_fields}) for one in blame.worst],
+        held=[HeldWorker(**{name: getattr(one, name) for name in HeldWorker.model_fields}) for one in blame.held],
+        staleness=list(blame.staleness),
+        steps=blame.steps,
+        waited_s=blame.waited_s,
+        usual_s=blame.usual_s,
+    )
 
 
 def _shard(shard: coordinator_pb2.ShardStatus) -> Shard:

@@ -22,6 +22,42 @@ class Model(BaseModel):
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings", extra="forbid")
 
 
+class WaitedStep(Model):
+    """A step that waited noticeably."""
+
+    step: int = Field(description="The version that it began with; asynchronous mode: the clock of the slowest worker.")
+    asynchronous: bool
+    waited_s: float = Field(description="For so many seconds all others were there.")
+    member: str = Field(description="The worker or server it waited for; empty: the data does not say.")
+    slices: str = Field(description='The slices that were missing, such as "5" or "4 to 7"; empty: none, or not known.')
+    cause: str = Field(description="One of the causes of docs/blame.md.")
+    cause_s: float = Field(description="How many of the seconds the cause explains.")
+    sentence: str = Field(description="The same in words.")
+    at_s: float = Field(description="When it was judged: seconds since 1970 by the coordinator's clock.")
+
+
+class HeldWorker(Model):
+    """Asynchronous mode: a worker that was held at the staleness bound, and by whom."""
+
+    worker: str
+    by: str
+    times: int
+    seconds: float
+
+
+class Waits(Model):
+    """Which steps waited, and for whom (docs/blame.md), as far as the coordinator that answers has heard."""
+
+    worst: list[WaitedStep] = Field(description="The ten steps that waited longest, the longest first.")
+    held: list[HeldWorker] = Field(description="The longest first.")
+    staleness: list[int] = Field(
+        description="Asynchronous mode: how many slices were computed on weights that lacked 0, 1, 2 ... updates."
+    )
+    steps: int = Field(description="Steps that were looked at.")
+    waited_s: float = Field(description="For how long all but one worker were there, in all these steps together.")
+    usual_s: float = Field(description="How long a step usually takes without its wait; 0: not known yet.")
+
+
 class ServerCounts(Model):
     """Counters of a server since its process began; sums over its shards where these are bytes."""
 
@@ -57,6 +93,11 @@ class Process(Model):
     samples_per_s: float = Field(description="Of a worker, over the last seconds.")
     bytes_per_s: float = Field(description="Of a server: gradients received and weights sent, over the last seconds.")
     metrics: dict[str, float] = Field(description="The values that the script logged last with ctx.log.")
+    phases: dict[str, float] | None = Field(
+        default=None, exclude_if=_is_none, description="Of a worker: seconds by phase; gc, starved, paused are parts."
+    )
+    phase: str = Field(default="", description='What a worker does now: a key of phases, such as "data".')
+    phase_s: float = Field(default=0.0, description="For how many seconds it has done so.")
     server: ServerCounts | None = Field(default=None, exclude_if=_is_none, description="Of servers only.")
 
 
@@ -95,6 +136,7 @@ class Status(Model):
     samples_per_s: float = Field(description="Of all workers together, over the last seconds.")
     metrics: dict[str, float] = Field(description="What scripts logged last with ctx.log: the mean over the workers.")
     blame: list[str] = Field(default=[], description="Who holds whom up, in sentences; empty: nothing is known.")
+    waits: Waits = Field(description="Which steps waited, for how long, for whom, and why.")
     generation: int
     term: int = Field(description="The number of the coordinator's leadership; 0: this coordinator does not lead.")
     security: str = Field(description='"tls", "plain" or "insecure".')

@@ -20,6 +20,8 @@ MAX_SAMPLES = 1 << 40
 MAX_TEXT_CHARS = 1000
 MAX_METRICS = 1000
 MAX_COMMAND_CHARS = 300
+# Steps of which one report tells.
+MAX_STEPS = 64
 # Ended processes in whose place a process comes.
 MAX_REPLACED = 64
 
@@ -72,7 +74,9 @@ def check_report(report: coordinator_pb2.WorkerReport) -> None:
     for name in ("version", "clock", "epoch", "samples", "slices", "epochs_planned"):
         counting(name, getattr(report, name))
     seconds("slice_s", report.slice_s, MAX_COUNT)
-    for name in ("state", "waiting_for", "transport", "first_metric"):
+    seconds("phase_s", report.phase_s, MAX_COUNT)
+    del report.steps[MAX_STEPS:]
+    for name in ("state", "waiting_for", "transport", "phase", "first_metric"):
         if len(getattr(report, name)) > MAX_TEXT_CHARS:
             setattr(report, name, getattr(report, name)[:MAX_TEXT_CHARS] + " …")
     for field in ("logged_from", "logging_timeline", "logging_step"):

@@ -88,6 +88,13 @@ def test_another_coordinator_does_not_send_members_away() -> None:
     assert events(training(), after) == ["another coordinator leads the job (term 2, before: 1)"]
 
 
+def test_the_screen_says_once_who_makes_steps_wait() -> None:
+    screen = Screen()
+    screen.heard(training(blame={"sentence": "step 8 waited 3.4 s for worker-0", "chronic": "worker-0 held up"}), "")
+    assert shown(screen).count("step 8 waited 3.4 s for worker-0") == 1
+    assert shown(screen).count("worker-0 held up") == 1
+
+
 def test_a_sparkline_of_all_heights() -> None:
     assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
     assert sparkline([5, 5]) == "▁▁"

@@ -108,6 +108,22 @@ def test_the_job_in_one_sentence() -> None:
     assert (said.version, said.slices_done, said.slices_planned, said.metrics) == (9, 18, 30, {"loss": 0.5})
 
 
+def test_who_holds_the_job_up_in_words_and_as_data() -> None:
+    found = response()
+    found.blame.sentence, found.blame.steps = "step 8 waited 3.4 s for slice 5 on worker-0", 9
+    found.blame.worst.add(step=8, waited_s=3.4, member="worker-0", slices="5", cause="its data loader", cause_s=3.1)
+    found.processes[1].phases.data_s = 7.25
+    said = status_of(found)
+    assert said.blame == [found.blame.sentence]
+    (step,) = said.waits.worst
+    assert (step.step, step.waited_s, step.member, step.slices) == (8, 3.4, "worker-0", "5")
+    assert (step.cause, step.cause_s) == ("its data loader", 3.1)
+    server, worker = said.processes
+    assert server.phases is None
+    assert worker.phases is not None
+    assert worker.phases["data"] == 7.25
+
+
 def test_a_loss_that_is_no_number_is_valid_json() -> None:
     coordinator = Imagined()
     coordinator.response = response(loss=float("nan"))

@@ -47,6 +47,7 @@ def render(facts: dict[str, Any], cut: bool = False) -> RenderableType:
         cells += [process["samples"], process["reason"]]
         table.add_row(*(Text(str(cell)) for cell in cells))
     lines: list[RenderableType] = [Text(headline(facts)), table]
+    lines += [Text(sentence, style="bold") for sentence in facts["blame"]]
     lines += [Text(f"wrong now: {sentence}") for sentence in facts["troubles"].values()]
     lines += [Text(f"broken promise: {sentence}") for sentence in facts["broken_promises"].values()]
     lines += [Text(f"skipped, since it kills the workers that compute it: {name}") for name in facts["poisoned_slices"]]

@@ -157,8 +157,8 @@ class Screen:
 
 
 def blame(status: StatusResponse, waiting: Waiting) -> str:
-    """A sentence about what holds the job up; empty while nothing does. Facts about blame belong here."""
-    reason = waiting.of(status)
+    """A sentence about what holds the job up; empty while nothing does, or while blame says more."""
+    reason = "" if status.blame.sentence else waiting.of(status)
     # The first line of the screen has the reason for a state that is not well.
     return f"held up: {reason}" if reason and status.state in WELL else ""
 

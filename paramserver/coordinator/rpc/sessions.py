@@ -215,11 +215,14 @@ class Sessions:
             await self._job.changes.notify()
 
     async def _hear(self, request: coordinator_pb2.SessionRequest) -> None:
-        check_report(request.worker)
+        if request.HasField("worker"):  # a check that shortens a list makes a report of none
+            check_report(request.worker)
         text("the reason of a failure", request.failure)
         await self._happen(Renewed(request.member))
         self._job.reports.hear(request)
         member = self._job.members.get(request.member)
+        if member is not None:
+            self._job.blame.hear(member, request)
         if request.HasField("worker") and member is not None:
             self._job.stalls.hear(member, request.worker)
             self._job.poison.hear(member, request.worker)
@@ -255,6 +258,7 @@ class Sessions:
                 await self._happen(Tick(late_s if late_s > _TICK_S else 0.0))
                 await self._job.watch.look()
                 await self._job.stalls.look()
+                self._job.blame.look()
                 self._job.idle.look()
                 await self._job.stuck.look()
                 self._job.poison.look()
@@ -331,6 +335,7 @@ class Sessions:
         if member.role is Role.WORKER:
             self._job.leasing.give_back(member.ident)
             self._job.stalls.gone(member.ident)
+            self._job.blame.gone(member)
             await self._job.poison.gone(member, lost or self._job.reports.script_failed(member))
             self._job.loads.worker_gone(member.ident)
             self._job.registry.worker_gone(member.ident)

@@ -53,6 +53,7 @@ def status_page(job: Job, request: coordinator_pb2.StatusRequest) -> coordinator
         holders=shard_statuses(job),
         takeovers=job.holders.takeovers,
         repairs=job.holders.repairs,
+        blame=job.blame.page(),
         wanted_servers=job.resizing.seats,
         events=job.events.events() if request.events else (),
         dashboard=job.dashboard,

@@ -31,12 +31,21 @@ class Facts:
         self._host, self._contributions, self._pulls = host, contributions, pulls
 
     def report(self) -> shard_pb2.StatsResponse:
-        """The report that the coordinator gets every now and then."""
+        """Counters and the present state."""
         response = report(self._host.shard)
         process = self._host.process
         response.term, response.incarnation = process.term, process.incarnation
         response.refused += self._contributions.refused
         response.bytes_pushed, response.bytes_pulled = self._contributions.pushed, self._pulls.pulled
+        return response
+
+    def news(self) -> shard_pb2.StatsResponse:
+        """The same with the times of versions, which are told once."""
+        response = self.report()
+        shard = self._host.shard
+        if shard is not None and not shard.state.backup:
+            synchronous = shard.state.active and shard.state.missing() is not None
+            shard.times.write(response, shard.buffers if synchronous else {}, self._host.process.pulse)
         return response
 
     async def stats(self, request: shard_pb2.StatsRequest) -> shard_pb2.StatsResponse:

@@ -10,6 +10,7 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError
 
 from paramserver import errors
+from paramserver.membership.pulse import Pulse
 from paramserver.server.team import Team
 from paramserver.transport.base import Channel
 from paramserver.v1 import coordinator_pb2, shard_pb2
@@ -48,6 +49,8 @@ class Process:
         self.term = 0
         # The newest record of the job that a coordinator has told.
         self.record = coordinator_pb2.JobRecord()
+        # Notices when this process does not run; made by the thread in which its loop runs.
+        self.pulse = Pulse()
         # A number that this process chose when it became a member.
         self.incarnation = 0
         # Called when a report should not wait for the next regular one.

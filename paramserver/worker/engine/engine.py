@@ -139,4 +139,5 @@ class Engine:
         if links is not None:
             report.transport = links.near.kind
             report.tally.CopyFrom(self.sender.handed.message(links.timeline, self.paces.unsent))
+        self.member.phases.write(report, last=report.state == "done")
         return coordinator_pb2.SessionRequest(worker=report)

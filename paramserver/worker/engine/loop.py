@@ -17,6 +17,7 @@ from paramserver.worker.gradients.leaving import EarlyChunks
 from paramserver.worker.gradients.sender import Sender
 from paramserver.worker.job.member import Member
 from paramserver.worker.job.modes import Modes
+from paramserver.worker.job.phases import COMPUTE, OTHER, SEND, WAIT
 from paramserver.worker.job.progress import Progress
 from paramserver.worker.job.shards import Shards
 from paramserver.worker.job.slices import Slices
@@ -46,6 +47,7 @@ class Loop:
         self._member, self._modes, self._shards, self._slices = member, modes, shards, slices
         self._progress, self._weights, self._sender = progress, weights, sender
         self._paces, self._rollback = paces, rollback
+        self._phases = member.phases
 
     # ---- which slice
 
@@ -57,6 +59,13 @@ class Loop:
         """
         if self._weights.whole:
             self._rollback.following(self._weights.watch.check)
+        former = self._phases.enter(WAIT)
+        try:
+            return self._next_item(epoch, last, stay)
+        finally:
+            self._phases.enter(former)
+
+    def _next_item(self, epoch: int, last: bool, stay: bool) -> Item | None:
         while True:
             # An earlier epoch is the script's to begin, with that epoch's learning rate.
             if self._rollback.looks_back() and not stay and self._rollback.open_epoch() < epoch:
@@ -150,6 +159,13 @@ class Loop:
         False, without a data set only: another worker's contribution of the same name counts instead.
         """
         reach("worker.after_grad", self._weights.version)
+        try:
+            return self._contribute(item, partial, groups)
+        finally:
+            # Without a loader nobody can tell where the script's next batch begins.
+            self._phases.enter(OTHER if self._slices.named_by_data else COMPUTE)
+
+    def _contribute(self, item: Item, partial: PartialSum, groups: Sequence[types_pb2.GroupHypers]) -> bool:
         partial.settle()
         try:
             right = self._weights.settle_slice(frozenset(partial.used))
@@ -162,6 +178,11 @@ class Loop:
         except errors.RolledBackError:
             return self._follow(item)
         self._progress.hands_in(partial.samples)
+        if isinstance(item.name, SyncName):
+            self._phases.hands_in(item.name.step, asynchronous=False)
+        else:
+            self._phases.hands_in(self._paces.clock or 0, asynchronous=True)
+        self._phases.enter(SEND)
         pace = self._paces.pace
         assert pace is not None, "an item comes before its contribution"
         try:

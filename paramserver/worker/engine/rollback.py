@@ -54,6 +54,7 @@ class Rollback:
         self._moved = self._look_back = True
         self._sender.cancel()
         self._modes.forget()
+        member.phases.begins_anew()
         member.waits_for("the servers, which begin anew")
         if self._loads is None:
             log.info("the servers begin anew; waiting for them", version=self._weights.version)

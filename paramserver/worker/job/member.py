@@ -10,10 +10,12 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from paramserver import errors
+from paramserver.membership.pulse import Pulse
 from paramserver.membership.session import JoinOptions, Session
 from paramserver.transport.base import Channel
 from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.worker.background import Background
+from paramserver.worker.job.phases import RECEIVE, Phases
 
 T = TypeVar("T")
 
@@ -45,12 +47,16 @@ class Member:
         self.waiting_for = ""
         # Calls of the script that wait just now.
         self._waiting = 0
+        # Where the time of the script goes.
+        self._pulse = Pulse()
+        self.phases = Phases(self._pulse)
 
     # ---- membership
 
     def join(self) -> None:
         """Become a member of the job; raises the coordinator's refusal."""
         self.run(self.session.join())
+        self.submit(self._pulse.run())
 
     def promote(self) -> None:
         """An observer becomes a worker: from now on it is given slices, and others wait for it."""
@@ -133,6 +139,12 @@ class Member:
         """The script, in the middle of its own work, waits for ``whom``; empty: it goes on."""
         self.waiting_for = whom
         self._waiting += 1 if whom else -1
+        if whom:
+            self._stalled_in = self.phases.enter(RECEIVE)
+        else:
+            self.phases.enter(self._stalled_in)
+
+    _stalled_in = RECEIVE
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Begin work in the background."""

@@ -15,6 +15,7 @@ from paramserver.worker.flat import PartialSum
 from paramserver.worker.gradients.sender import Sender
 from paramserver.worker.job.member import Member
 from paramserver.worker.job.modes import Modes
+from paramserver.worker.job.phases import WAIT
 from paramserver.worker.job.shards import Shards
 from paramserver.worker.job.slices import Slices
 from paramserver.worker.pace.item import Item
@@ -139,6 +140,13 @@ class AsyncPace:
 
     def _pull(self) -> None:
         """Pull for the present clock. A newcomer takes the highest of the shards' slowest clocks, and says so."""
+        former = self._member.phases.enter(WAIT)
+        try:
+            self._pull_at_clock()
+        finally:
+            self._member.phases.enter(former)
+
+    def _pull_at_clock(self) -> None:
         while True:
             want: Want = Joining() if self._clock is None else AtClock(self._clock)
             self._weights.end_copy()

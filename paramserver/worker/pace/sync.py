@@ -48,6 +48,7 @@ from paramserver.worker.flat import PartialSum
 from paramserver.worker.gradients.sender import PushFuture, Sender
 from paramserver.worker.job.member import Member
 from paramserver.worker.job.modes import Modes
+from paramserver.worker.job.phases import WAIT
 from paramserver.worker.job.shards import Shards
 from paramserver.worker.job.slices import Slices
 from paramserver.worker.pace.item import Item
@@ -232,7 +233,11 @@ class SyncPace:
         if self._pushes or not self._named_by_data:
             return Exchange.NOT_MADE
         self._links.pulls.say(assignment)
-        done = self._sender.exchange(self._name(where), self._held[where], self._groups, patience_s)
+        former = self._member.phases.enter(WAIT)
+        try:
+            done = self._sender.exchange(self._name(where), self._held[where], self._groups, patience_s)
+        finally:
+            self._member.phases.enter(former)
         if done is None:
             return Exchange.NOT_MADE
         del self._held[where]
@@ -247,6 +252,7 @@ class SyncPace:
     def _wait(self, assignment: Assignment | None) -> None:
         """Wait for the next version, for a slice to compute, or another membership."""
         self._links.pulls.say(assignment)
+        former = self._member.phases.enter(WAIT)
         # Asked for beside the pushes: servers answer when all contributions of the step have come.
         pulling = self._sender.begin_pull(self._state.step + 1)
         try:
@@ -257,6 +263,7 @@ class SyncPace:
             pulling.cancel()
             raise
         finally:
+            self._member.phases.enter(former)
             with self._lock:
                 self._wait_number += 1
         self._wait_for_pushes()

@@ -10,6 +10,7 @@ from paramserver import errors
 from paramserver.core.versions.consistency import Mode
 from paramserver.core.work.passes import Passes
 from paramserver.worker.engine import Engine
+from paramserver.worker.job.phases import COMPUTE, DATA
 from paramserver.worker.pace import Item
 from paramserver.worker.script.guard import Guard
 from paramserver.worker.script.schedule import Schedules
@@ -102,6 +103,7 @@ class Position:
             if back is not None:
                 self._schedules.set_back(back)
             if engine.loop.may_compute(item):
+                engine.member.phases.enter(DATA)
                 return item
             assert self._steps is not None
             self._steps.pass_over(item)
@@ -116,6 +118,7 @@ class Position:
 
     def begin(self, item: Item) -> None:
         assert self._steps is not None
+        self._engine.member.phases.enter(COMPUTE)
         self._steps.begin(item)
 
     def end(self, item: Item) -> None:

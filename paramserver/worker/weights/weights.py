@@ -16,6 +16,7 @@ from paramserver.worker.device import Ticket
 from paramserver.worker.flat import FlatSpace
 from paramserver.worker.job.member import Member
 from paramserver.worker.job.modes import Modes
+from paramserver.worker.job.phases import RECEIVE
 from paramserver.worker.job.shards import Shards
 from paramserver.worker.memory.inplace import InPlace
 from paramserver.worker.memory.places import Places
@@ -97,6 +98,13 @@ class Weights:
 
     def install(self, results: list[Pulled]) -> None:
         """Make these answers of the servers the version at hand."""
+        former = self._member.phases.enter(RECEIVE)
+        try:
+            self._install(results)
+        finally:
+            self._member.phases.enter(former)
+
+    def _install(self, results: list[Pulled]) -> None:
         self.forget()
         if self.in_place is not None:
             self.space = self.in_place.install(results)

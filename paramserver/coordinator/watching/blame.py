@@ -1,0 +1,188 @@
+"""Which worker or server made steps wait, and why: collects what members report, and has `core.blame` judge it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import structlog
+
+from paramserver.coordinator import ports
+from paramserver.coordinator.watching.stalls import Stalls
+from paramserver.core.blame.facts import Open, Worked, under_way
+from paramserver.core.blame.judge import Judge
+from paramserver.core.blame.sentences import SILENT_S, of_now, of_step
+from paramserver.core.job.membership import Member, Role
+from paramserver.core.work.slices import assign
+from paramserver.v1 import coordinator_pb2, shard_pb2
+from paramserver.wire.blame import blamed_to_proto, held_from_proto, made_from_proto, worked_from_proto
+
+log = structlog.get_logger("paramserver.coordinator")
+
+# Records of a worker that are kept for judging the steps before.
+_KEPT = 64
+# For so long the sentence tells of the last step that waited.
+_SAID_S = 60.0
+# Between two lines of the log about steps that waited.
+_LOG_S = 10.0
+_HELD_SHOWN = 10
+_GONE = 64
+_STALENESS = 64
+
+
+class _Job(ports.Stage, Protocol):
+    stalls: Stalls
+
+
+class BlameWatch:
+    """Collects the times that members report. Messages are read when a step is judged, not when they come."""
+
+    def __init__(self, job: _Job) -> None:
+        self._job = job
+        self._judge = Judge()
+        self._timeline = 0
+        # By worker, its last slices, and when it reported what it does.
+        self._records: dict[int, deque[coordinator_pb2.WorkerStep]] = {}
+        self._doing: dict[int, tuple[float, coordinator_pb2.WorkerReport]] = {}
+        # The workers that left or were lost last, by number.
+        self._gone: dict[int, str] = {}
+        # By shard, its open step, and when that was reported.
+        self._open: dict[int, tuple[float, shard_pb2.StatsResponse]] = {}
+        # By name who was held, and by whom: how often and for how long in all.
+        self._held: dict[tuple[str, str], tuple[int, float]] = {}
+        # By shard, contributions by how many updates their weights lacked.
+        self._staleness: dict[int, Counter[int]] = {}
+        self._told_at = float("-inf")
+        self._told_chronic = ""
+
+    # ---- reports
+
+    def hear(self, member: Member, request: coordinator_pb2.SessionRequest) -> None:
+        """A member reports."""
+        now = time.monotonic()
+        if self._timeline != self._job.timeline:
+            self._timeline = self._job.timeline
+            self._judge.anew()
+            self._records.clear()
+            self._open.clear()
+        if request.HasField("worker"):
+            self._records.setdefault(member.ident, deque(maxlen=_KEPT)).extend(request.worker.steps)
+            self._doing[member.ident] = now, request.worker
+        for stats in request.shards:
+            self._shard(member, stats, now)
+
+    def _shard(self, server: Member, stats: shard_pb2.StatsResponse, now: float) -> None:
+        for times in stats.times:
+            if times.timeline == self._timeline:
+                owners = [worker for worker, lo, hi in self._dealt(times.of) if lo <= times.lo < hi]
+                owner = owners[0].ident if owners else None
+                self._judge.made(made_from_proto(times, stats.shard, server.name, owner), now)
+        for hold in stats.held:
+            self._judge.held(held_from_proto(hold), now)
+            names = self._name(hold.worker), self._name(hold.by)
+            times_, seconds = self._held.get(names, (0, 0.0))
+            self._held[names] = times_ + 1, seconds + hold.seconds
+        self._staleness.setdefault(stats.shard, Counter()).update(dict(enumerate(stats.staleness[:_STALENESS])))
+        if stats.HasField("open") and stats.timeline == self._timeline:
+            self._open[stats.shard] = now, stats
+        elif not stats.backup:
+            self._open.pop(stats.shard, None)
+
+    def gone(self, worker: Member) -> None:
+        """A worker is no longer a member; steps that waited for it are judged all the same."""
+        self._doing.pop(worker.ident, None)
+        self._gone[worker.ident] = worker.name
+        if len(self._gone) > _GONE:
+            ident = next(iter(self._gone))
+            del self._gone[ident]
+            self._records.pop(ident, None)
+
+    # ---- judgement
+
+    def look(self) -> None:
+        """Judge the steps whose time has come; the log hears of those that waited noticeably, now and then."""
+        now = time.monotonic()
+        names = {worker.ident: worker.name for worker in self._job.members.of(Role.WORKER)} | self._gone
+        found = self._judge.look(now, names, self._read)
+        if found and now - self._told_at >= _LOG_S:
+            self._told_at = now
+            log.info(of_step(max(found, key=lambda blamed: blamed.waited)))
+        if self._judge.chronic and not self._told_chronic:
+            log.warning(self._judge.chronic)
+        self._told_chronic = self._judge.chronic
+
+    def _dealt(self, slices: int) -> Iterator[tuple[Member, int, int]]:
+        """To whom the slices of a step are dealt now: the range of each worker."""
+        stalled = self._job.stalls.members
+        workers = [worker for worker in self._job.members.of(Role.WORKER) if worker.ident not in stalled]
+        if not slices or not workers:
+            return
+        for worker, (lo, hi) in zip(workers, assign(slices, len(workers)), strict=True):
+            yield worker, lo, hi
+
+    def _read(self, worker: int) -> Sequence[Worked]:
+        """The last slices of a worker, and the one that it is at work on, as far as it has said."""
+        records = [worked_from_proto(step) for step in self._records.get(worker, ())]
+        if worker in self._doing:
+            said_at, report = self._doing[worker]
+            silent = time.monotonic() - said_at
+            step = max(report.version, report.clock)
+            # After a slice it waits for the next version.
+            step += bool(records) and records[-1].step == step and report.phase in ("send", "wait", "receive")
+            paused = silent if silent >= SILENT_S else 0.0
+            records.append(under_way(step, report.phase, report.phase_s + silent, paused, first=not report.slices))
+        return records
+
+    def _name(self, ident: int) -> str:
+        member = self._job.members.get(ident)
+        return member.name if member is not None else self._gone.get(ident, f"worker number {ident}")
+
+    # ---- what people are shown
+
+    def sentence(self) -> str:
+        """About the step that waits now, or the last one that did; empty if there is none."""
+        now = time.monotonic()
+        waiting = [found for heard, stats in self._open.values() if (found := self._waits(heard, stats, now))]
+        if waiting:
+            return of_now(max(waiting, key=lambda found: found.waited))
+        newest = self._judge.newest
+        return of_step(newest) if newest is not None and now - newest.at < _SAID_S else ""
+
+    def _waits(self, heard: float, stats: shard_pb2.StatsResponse, now: float) -> Open | None:
+        """The open step of a shard, if it waits noticeably for a single worker."""
+        waited = stats.open.last_s - stats.open.others_s + now - heard
+        if not self._judge.noticed(waited):
+            return None
+        gaps = [(gap.start, gap.stop) for gap in stats.missing]
+        owing = [
+            worker
+            for worker, lo, hi in self._dealt(stats.missing_of)
+            if any(start < hi and lo < stop for start, stop in gaps)
+        ]
+        if len(owing) != 1 or len(gaps) != 1:
+            return None
+        said_at, report = self._doing.get(owing[0].ident, (now, coordinator_pb2.WorkerReport()))
+        silent = now - said_at
+        doing_s = report.phase_s + silent
+        return Open(stats.open.step, owing[0].name, *gaps[0], waited, report.phase, doing_s, silent)
+
+    def page(self) -> coordinator_pb2.Blame:
+        """Everything that the status tells."""
+        judge = self._judge
+        held = sorted(self._held.items(), key=lambda item: -item[1][1])[:_HELD_SHOWN]
+        stale = max(self._staleness.values(), key=lambda counts: counts.total(), default=Counter[int]())
+        return coordinator_pb2.Blame(
+            sentence=self.sentence(),
+            chronic=judge.chronic,
+            worst=[blamed_to_proto(blamed, time.time() - time.monotonic()) for blamed in judge.worst],
+            held=[
+                coordinator_pb2.HeldWorker(worker=worker, by=by, times=times, seconds=seconds)
+                for (worker, by), (times, seconds) in held
+            ],
+            staleness=[stale[lag] for lag in range(max((lag for lag in stale if stale[lag]), default=-1) + 1)],
+            steps=judge.steps,
+            waited_s=judge.waited,
+            usual_s=judge.usual_s,
+        )

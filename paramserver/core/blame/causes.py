@@ -1,0 +1,72 @@
+"""The cause of a wait, out of a fixed list, if the data explains most of it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from paramserver.core.blame.spent import Spent
+
+# A cause is named if it explains at least this part of the wait.
+SHARE = 0.6
+
+
+class Cause(enum.StrEnum):
+    """What a worker or a server was kept by."""
+
+    DATA = "its data loader"
+    COMPUTE = "its computation"
+    OTHER = "its script between two steps"
+    GC = "garbage collection"
+    STARVED = "a starved core"
+    PAUSED = "paused"
+    LINK = "its link"
+    SERVER = "its work"
+    JOINED = "joined late"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A cause, and how many seconds of the wait it explains."""
+
+    cause: Cause
+    seconds: float = 0.0
+
+
+def of_worker(waited: float, spent: Spent, usual: Spent, link: float, first: bool) -> Finding:
+    """The cause for which a worker was waited for, ``waited`` seconds long.
+
+    ``spent``: where its time went; ``usual``: where that of other workers goes, for as many slices. ``link``: how much
+    longer than usual its messages took. ``first``: it has handed in nothing before.
+    """
+    if first:
+        return Finding(Cause.JOINED, waited)
+    # Parts of the phases come first, since a phase contains them.
+    parts = {
+        Cause.PAUSED: spent.paused,
+        Cause.STARVED: spent.starved - usual.starved,
+        Cause.GC: spent.gc - usual.gc,
+    }
+    phases = {
+        Cause.DATA: spent.data - usual.data,
+        Cause.COMPUTE: spent.compute - usual.compute,
+        Cause.OTHER: spent.other - usual.other,
+    }
+    # Messages come last, since a worker that begins a step late looks as if they had taken long.
+    for found in (parts, phases, {Cause.LINK: link + spent.receive - usual.receive}):
+        cause = max(found, key=found.__getitem__)
+        seconds = min(waited, found[cause])
+        if seconds >= SHARE * waited:
+            return Finding(cause, seconds)
+    return Finding(Cause.UNKNOWN)
+
+
+def of_server(waited: float, starved: float, paused: float) -> Finding:
+    """The cause for which all workers waited for a server."""
+    parts = {Cause.PAUSED: paused, Cause.STARVED: starved}
+    cause = max(parts, key=parts.__getitem__)
+    seconds = min(waited, parts[cause])
+    if seconds >= SHARE * waited:
+        return Finding(cause, seconds)
+    return Finding(Cause.SERVER, waited)

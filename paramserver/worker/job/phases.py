@@ -1,0 +1,93 @@
+"""Where the time of the script's thread goes. It enters a phase with one look at the clock."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from paramserver.core.blame.spent import PHASES, Spent
+from paramserver.membership.pulse import Pulse
+from paramserver.v1 import coordinator_pb2
+from paramserver.wire.blame import spent_to_proto
+from paramserver.worker.job.garbage import GARBAGE
+
+# Indices of PHASES.
+DATA, COMPUTE, SEND, WAIT, RECEIVE, OTHER = range(len(PHASES))
+# Between two reports. Of more slices, the former ones are not told.
+_KEPT = 4096
+# A report tells of so many slices, those that took longest. A report is sent twice a second.
+MOST = 8
+_Mark = tuple[int, bool, float, bool, float, list[float]]
+
+
+class Phases:
+    """Written by the script's thread, read in the background. ``pulse`` tells what the thread has lost."""
+
+    def __init__(self, pulse: Pulse) -> None:
+        self._pulse = pulse
+        # Totals by phase, without the present phase.
+        self._spent = [0.0] * len(PHASES)
+        self._phase, self._since = OTHER, time.monotonic()
+        self._first = True
+        # A mark for each slice handed in, and the mark before the oldest of them.
+        self._marks: deque[_Mark] = deque(maxlen=_KEPT)
+        self._before: _Mark = (0, False, self._since, True, 0.0, list(self._spent))
+        self._starved = self._paused = 0.0
+        GARBAGE.begin()
+
+    # ---- the script's thread
+
+    def enter(self, phase: int) -> int:
+        """A phase begins; returns the one that ends."""
+        now = time.monotonic()
+        self._spent[self._phase] += now - self._since
+        self._since = now
+        former, self._phase = self._phase, phase
+        return former
+
+    def hands_in(self, step: int, asynchronous: bool) -> None:
+        """A slice is handed in. ``step``: the version it was computed on, asynchronous: the clock of the worker."""
+        self.enter(self._phase)
+        self._marks.append((step, asynchronous, self._since, self._first, GARBAGE.seconds, list(self._spent)))
+        self._first = False
+
+    def begins_anew(self) -> None:
+        """The worker follows the job to another timeline."""
+        self._first = True
+
+    # ---- the report
+
+    def write(self, report: coordinator_pb2.WorkerReport, last: bool) -> None:
+        """Tell of the slices since the last report, as far as the losses in them are known, and of all so far.
+
+        ``last``: no other report follows.
+        """
+        steps = []
+        while self._marks and (last or self._marks[0][2] <= self._pulse.beat_at):
+            mark = self._marks.popleft()
+            steps.append(self._step(self._before, mark))
+            self._before = mark
+        longest = sorted(range(len(steps)), key=lambda index: -steps[index][0])[:MOST]
+        report.steps.extend(steps[index][1] for index in sorted(longest))
+        phase, since = self._phase, self._since
+        spent = list(self._spent)
+        spent[phase] += max(0.0, time.monotonic() - since)
+        report.phase, report.phase_s = PHASES[phase], max(0.0, time.monotonic() - since)
+        report.phases.CopyFrom(_message(spent, GARBAGE.seconds, self._starved, self._paused))
+
+    def _step(self, before: _Mark, mark: _Mark) -> tuple[float, coordinator_pb2.WorkerStep]:
+        """The time between two marks, and all about it."""
+        step, asynchronous, end, first, gc, spent = mark
+        begin = before[2]
+        starved, paused = self._pulse.within(begin, end)
+        self._starved += starved
+        self._paused += paused
+        took = [after - former for after, former in zip(spent, before[5], strict=True)]
+        phases = _message(took, gc - before[4], starved, paused)
+        message = coordinator_pb2.WorkerStep(step=step, asynchronous=asynchronous, first=first, phases=phases)
+        return end - begin, message
+
+
+def _message(spent: list[float], gc: float, starved: float, paused: float) -> coordinator_pb2.Phases:
+    data, compute, send, wait, receive, other = spent
+    return spent_to_proto(Spent(data, compute, send, wait, receive, other, gc, starved, paused))
