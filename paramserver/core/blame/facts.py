@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from paramserver.core.blame.causes import Cause
 from paramserver.core.blame.spent import PHASES, Spent
 
+# A worker reports twice a second. One that is silent for longer does not run, or cannot be reached.
 SILENT_S = 2.0
 
 
@@ -81,7 +82,6 @@ def under_way(step: int, spent: Spent, phase: str, silent: float, first: bool) -
     """What a worker says of a slice that it has not handed in. ``silent``: for so long it has said nothing more."""
     if phase in PHASES:
         spent = replace(spent, **{phase: getattr(spent, phase) + silent})
-    # A worker reports twice a second. One that is silent for longer does not run, or cannot be reached.
     paused = spent.paused + (silent if silent >= SILENT_S else 0.0)
     return Worked(step, replace(spent, paused=paused), first, done=False)
 
