@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.launch import SCRIPTS, environment
 from benchmarks.rows import Row
-from paramserver.core.blame.causes import Cause
+from paramserver.core.blame.causes import SHARE, Cause
 from paramserver.testing.arming import environment as armed
 
 SCRIPT = SCRIPTS / "blame.py"
@@ -109,18 +110,23 @@ CAUSES = (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a run said. ``named``: (member, cause) of the longest step that has a name; ``others``: further members."""
+    """What a run said. ``named``: (member, cause) of the longest step that has a name; ``others``: further members.
+
+    ``starved``: a worker that was to compute for long had no core for most of that time, since the machine was busy.
+    """
 
     named: tuple[str, str]
     others: tuple[str, ...]
     sentence: str
+    starved: bool = False
 
     def right(self, injected: Injected | None) -> bool:
         """Whether that is the truth. None: a healthy run, which names nobody."""
         if injected is None:
             return not self.named[0] and not self.others
         member, cause = self.named
-        return member == injected.member and cause in injected.causes and not self.others
+        causes = (Cause.STARVED,) if self.starved else injected.causes
+        return member == injected.member and cause in causes and not self.others
 
 
 def watch(injected: Injected | None, mode: str) -> Verdict:
@@ -148,7 +154,9 @@ def watch(injected: Injected | None, mode: str) -> Verdict:
             raise RuntimeError(f"{injected and injected.name}: longer than {RUN_S:g} s") from error
         if done.returncode:
             raise RuntimeError(f"{injected and injected.name}: code {done.returncode}\n{done.stdout}{done.stderr}")
-        return verdict(json.loads(summary.read_text())["blame"])
+        shares = [int(share) for share in re.findall(r"had a core for (\d+)% of its time", done.stdout)]
+        starved = bool(shares) and min(shares) < 100 * (1 - SHARE)
+        return replace(verdict(json.loads(summary.read_text())["blame"]), starved=starved)
 
 
 def _in_mode(fault: str, mode: str) -> str:

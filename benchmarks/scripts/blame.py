@@ -26,10 +26,11 @@ _HOG = "import os\nos.sched_setaffinity(0, {%d})\nwhile os.getppid() == %d: pass
 
 
 def burn(seconds: float) -> None:
-    """Compute for so long, by this thread's own time."""
-    begun = time.thread_time()
-    while time.thread_time() - begun < seconds:
+    """Compute for so long, by this thread's own time, and say how much of a core it got."""
+    begun, used = time.monotonic(), time.thread_time()
+    while time.thread_time() - used < seconds:
         pass
+    print(f"had a core for {seconds / (time.monotonic() - begun):.0%} of its time", flush=True)
 
 
 def collect() -> None:

@@ -196,14 +196,14 @@ class RunningShard:
         answer = self._calls.expect(call)
         asked = ask(call)
         self.happen(asked)
-        held_at = time.monotonic() if isinstance(asked.want, AtClock) and not answer.done() else None
-        if held_at is not None:
+        if isinstance(asked.want, AtClock) and not answer.done():
             self.times.slowest(self.state.holding_back(), self.state.min_clock)
+            self.times.waits(asked.worker, asked.want.clock)
         try:
             async with asyncio.timeout(wait_s):
                 pulled: AnswerPull = await answer
-                if held_at is not None:
-                    self.times.held(asked.worker, time.monotonic() - held_at)
+                if isinstance(asked.want, AtClock):
+                    self.times.goes_on(asked.worker)
                 return pulled
         except TimeoutError:
             return None

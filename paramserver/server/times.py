@@ -38,6 +38,8 @@ class Times:
         self._stale: Counter[int] = Counter()
         # The workers at the slowest clock when that clock last moved or a worker began to wait for it, and the clock.
         self._slowest: tuple[tuple[int, ...], int] = (), 0
+        # Workers at the bound: their clock, and since when they wait.
+        self._bound: dict[int, tuple[int, float]] = {}
 
     # ---- contributions and versions
 
@@ -97,11 +99,18 @@ class Times:
     # ---- the staleness bound
 
     def slowest(self, workers: tuple[int, ...], clock: int) -> None:
-        """A worker waits for these workers, which have the slowest clock."""
+        """Workers wait for these workers, which have the slowest clock."""
         self._slowest = workers, clock
 
-    def held(self, worker: int, seconds: float) -> None:
-        """A worker was held at the bound, until the workers that were the slowest went on."""
+    def waits(self, worker: int, clock: int) -> None:
+        """A worker at this clock waits at the bound; it asks again if no answer comes for a while."""
+        if self._bound.get(worker, (clock + 1, 0.0))[0] != clock:
+            self._bound[worker] = clock, time.monotonic()
+
+    def goes_on(self, worker: int) -> None:
+        """The workers that were the slowest went on, and so does a worker that waited for them."""
+        _, since = self._bound.pop(worker, (0, time.monotonic()))
+        seconds = time.monotonic() - since
         workers, clock = self._slowest
         by = next((one for one in workers if one != worker), None)
         if by is not None and seconds >= _HELD_S:

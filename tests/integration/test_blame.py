@@ -5,9 +5,23 @@
 
 from __future__ import annotations
 
+import json
+import re
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
-from benchmarks.blame import CAUSES, MODES, Injected, watch
+from benchmarks.blame import CAUSES, MODES, SCRIPT, Injected, watch
+from paramserver.core.blame.causes import Cause
+from tests.support.integration.browser import Browser
+from tests.support.integration.harness import Place, place_fixture, until
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    yield from place_fixture()
 
 
 @pytest.mark.long
@@ -24,3 +38,29 @@ def test_the_right_member_is_named_with_the_right_cause(injected: Injected, mode
 def test_healthy_runs_name_nobody(mode: str, number: int) -> None:
     found = watch(None, mode)
     assert found.right(None), found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("slow", "cause"), [("data", Cause.DATA), ("compute", Cause.COMPUTE)])
+def test_the_page_names_a_worker_that_was_slowed_on_purpose(place: Place, slow: str, cause: Cause, mode: str) -> None:
+    """In a real browser; the line on the page is the one of the API."""
+    sizes = ("--servers", "2", "--workers", "3", "--slices-per-step", "3", "--mode", mode)
+    bound = ("--staleness", "1") if mode == "async" else ()
+    run = place.launch("run", SCRIPT, *sizes, *bound, "--", "--slices", "900", f"--{slow}", "little", "--always")
+    run.wait_for(r"dashboard at http://127\.0\.0\.1:\d+")
+    found = re.search(r"dashboard at (http://[0-9.:]+)", run.out)
+    assert found is not None
+
+    def said() -> list[str]:
+        with urllib.request.urlopen(f"{found[1]}/api/v1/status", timeout=20.0) as answer:
+            status: Any = json.load(answer)
+        blame: list[str] = status["blame"]
+        return [line for line in blame if "worker-1" in line and line.endswith(str(cause))]
+
+    with Browser(place.work / "profile") as browser:
+        browser.open(found[1])
+        until("worker-1 is named", said, 90.0)
+        until("the page says the same", lambda: any(line in browser.text("#blame") for line in said()), 30.0)
+    place.paramserver("stop").check()
+    run.wait()

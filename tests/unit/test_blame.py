@@ -49,8 +49,10 @@ def test_a_worker_that_holds_the_others_at_the_bound_has_the_right_cause(spent: 
 def test_messages_that_take_long_are_the_workers_link() -> None:
     found = Run(links={(SLOW, STEP): 2.0}).play()
     assert [(one.member, one.cause) for one in found] == [("worker-1", Cause.LINK)]
+    # The record after the one of a clock begins with the way of its contribution.
     slow = replace(USUAL, send=2.5)
-    assert [(one.member, one.cause) for one in Clocks(slow, 2.0).play()] == [("worker-1", Cause.LINK)]
+    assert [(one.member, one.cause) for one in Clocks(USUAL, 2.0, after=slow).play()] == [("worker-1", Cause.LINK)]
+    assert [(one.member, one.cause) for one in Clocks(slow, 2.0).play()] == [("worker-1", Cause.UNKNOWN)]
 
 
 @pytest.mark.parametrize(
@@ -124,6 +126,12 @@ def test_a_name_means_that_the_step_waited_so_long_and_that_the_cause_explains_i
         assert run.judge.worst == []
 
 
+def test_a_loss_that_is_a_small_part_of_what_made_a_worker_late_is_not_the_cause() -> None:
+    """Others have done its slice after a second, so that the wait alone is as long as the loss."""
+    spent = replace(USUAL, data=5.0, starved=0.9)
+    assert of_worker(1.0, spent, USUAL, 0.0, first=False).cause is Cause.DATA
+
+
 def test_the_first_steps_are_not_judged() -> None:
     assert Run(late={(SLOW, 0): replace(USUAL, compute=5.0), (SLOW, 1): replace(USUAL, data=5.0)}).play() == []
 
@@ -166,17 +174,19 @@ def test_a_worker_that_is_still_at_work_on_an_older_step_is_blamed_for_what_it_d
     made = Made(20, 0, "server-0", 0.3, 0.9, 0.92, worker=10, before=12, owner=11)
     skipped = [Worked(18, USUAL), Worked(19, replace(USUAL, compute=4.0)), Worked(21, USUAL)]
     assert judged(made, {11: skipped}) == [("worker-1", Cause.COMPUTE)]
-    still = [Worked(18, USUAL), under_way(19, "data", 5.0, 0.0, first=False)]
+    still = [Worked(18, USUAL), under_way(19, Spent(data=5.0), "data", 0.4, first=False)]
     assert judged(made, {11: still}) == [("worker-1", Cause.DATA)]
-    silent = [Worked(18, USUAL), under_way(19, "compute", 5.0, 5.0, first=False)]
+    silent = [Worked(18, USUAL), under_way(19, Spent(), "compute", 5.0, first=False)]
     assert judged(made, {11: silent}) == [("worker-1", Cause.PAUSED)]
+    garbage = [Worked(18, USUAL), under_way(19, Spent(compute=5.0, gc=4.5), "compute", 0.4, first=False)]
+    assert judged(made, {11: garbage}) == [("worker-1", Cause.GC)]
 
 
 def test_a_worker_that_waits_for_a_version_all_the_time_is_blamed_for_its_link() -> None:
     made = Made(20, 0, "server-0", 0.3, 0.9, 0.92, worker=10, before=12, owner=11)
     waited = [Worked(18, USUAL), Worked(19, USUAL), Worked(21, replace(USUAL, wait=2.0))]
     assert judged(made, {11: waited}) == [("worker-1", Cause.LINK)]
-    waits = [Worked(18, USUAL), Worked(19, USUAL), under_way(20, "wait", 5.0, 0.0, first=False)]
+    waits = [Worked(18, USUAL), Worked(19, USUAL), under_way(20, Spent(wait=5.0), "wait", 0.4, first=False)]
     assert judged(made, {11: waits}) == [("worker-1", Cause.LINK)]
 
 

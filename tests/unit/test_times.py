@@ -115,10 +115,23 @@ def test_asynchronous_contributions_tell_how_stale_they_were_and_how_long_they_t
 
 def test_a_hold_names_the_slowest_worker_and_a_moment_is_none(clock: Clock) -> None:
     times = Times(1)
-    times.held(10, 5.0)
+    times.goes_on(10)
     times.slowest((11, 12), 4)
-    times.held(10, 2.0)
-    times.held(10, 0.0001)
-    times.held(11, 1.0)
+    for at, worker, seconds in ((16.0, 10, 2.0), (32.0, 10, 0.0001), (64.0, 11, 1.0)):
+        clock.at(at)
+        times.waits(worker, 5)
+        clock.at(at + seconds)
+        times.goes_on(worker)
     found = [(hold.worker, hold.by, hold.clock, hold.seconds) for hold in told(times).held]
     assert found == [(10, 11, 4, 2.0), (11, 12, 4, 1.0)]
+
+
+def test_a_worker_that_asks_again_at_the_bound_has_waited_since_it_asked_first(clock: Clock) -> None:
+    times = Times(1)
+    times.slowest((11,), 4)
+    for at in (1.0, 6.0, 11.0):
+        clock.at(at)
+        times.waits(10, 5)
+    clock.at(13.0)
+    times.goes_on(10)
+    assert [hold.seconds for hold in told(times).held] == [pytest.approx(12.0)]

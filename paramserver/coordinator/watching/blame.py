@@ -13,16 +13,26 @@ from paramserver.coordinator import ports
 from paramserver.coordinator.watching.stalls import Stalls
 from paramserver.core.blame.facts import Open, Worked, under_way
 from paramserver.core.blame.judge import Judge
-from paramserver.core.blame.sentences import SILENT_S, of_now, of_step
+from paramserver.core.blame.sentences import of_now, of_step
 from paramserver.core.job.membership import Member, Role
+from paramserver.core.versions.consistency import Mode
 from paramserver.core.work.slices import assign
 from paramserver.v1 import coordinator_pb2, shard_pb2
-from paramserver.wire.blame import blamed_to_proto, held_from_proto, made_from_proto, worked_from_proto
+from paramserver.wire.blame import (
+    blamed_to_proto,
+    held_from_proto,
+    made_from_proto,
+    spent_from_proto,
+    worked_from_proto,
+)
 
 log = structlog.get_logger("paramserver.coordinator")
 
 # Records of a worker that are kept for judging the steps before.
 _KEPT = 64
+_DEALS = 8
+# Between two reports of a server.
+_REPORT_S = 0.5
 # For so long the sentence tells of the last step that waited.
 _SAID_S = 60.0
 # Between two lines of the log about steps that waited.
@@ -48,6 +58,8 @@ class BlameWatch:
         self._doing: dict[int, tuple[float, coordinator_pb2.WorkerReport]] = {}
         # The workers that left or were lost last, by number.
         self._gone: dict[int, str] = {}
+        # Since when slices have been dealt to these workers.
+        self._deals: deque[tuple[float, tuple[int, ...]]] = deque(maxlen=_DEALS)
         # By shard, its open step, and when that was reported.
         self._open: dict[int, tuple[float, shard_pb2.StatsResponse]] = {}
         # By name who was held, and by whom: how often and for how long in all.
@@ -67,6 +79,8 @@ class BlameWatch:
             self._judge.anew()
             self._records.clear()
             self._open.clear()
+        if (active := tuple(worker.ident for worker in self._active())) != (self._deals[-1][1] if self._deals else ()):
+            self._deals.append((now, active))
         if request.HasField("worker"):
             self._records.setdefault(member.ident, deque(maxlen=_KEPT)).extend(request.worker.steps)
             self._doing[member.ident] = now, request.worker
@@ -76,8 +90,8 @@ class BlameWatch:
     def _shard(self, server: Member, stats: shard_pb2.StatsResponse, now: float) -> None:
         for times in stats.times:
             if times.timeline == self._timeline:
-                owners = [worker for worker, lo, hi in self._dealt(times.of) if lo <= times.lo < hi]
-                owner = owners[0].ident if owners else None
+                # A report may be half a second younger than the version.
+                owner = self._owner(times.of, times.lo, now - times.published_s - _REPORT_S)
                 self._judge.made(made_from_proto(times, stats.shard, server.name, owner), now)
         for hold in stats.held:
             self._judge.held(held_from_proto(hold), now)
@@ -113,14 +127,26 @@ class BlameWatch:
             log.warning(self._judge.chronic)
         self._told_chronic = self._judge.chronic
 
+    def _owner(self, slices: int, number: int, at: float) -> int | None:
+        """To which worker the slice of a step that began at ``at`` was dealt; None: not known."""
+        workers = [dealt for since, dealt in self._deals if since <= at][-1:] or [dealt for _, dealt in self._deals][:1]
+        if not workers or not workers[0]:
+            return None
+        ranges = zip(workers[0], assign(slices, len(workers[0])), strict=True)
+        return next((worker for worker, (lo, hi) in ranges if lo <= number < hi), None)
+
     def _dealt(self, slices: int) -> Iterator[tuple[Member, int, int]]:
         """To whom the slices of a step are dealt now: the range of each worker."""
-        stalled = self._job.stalls.members
-        workers = [worker for worker in self._job.members.of(Role.WORKER) if worker.ident not in stalled]
+        workers = self._active()
         if not slices or not workers:
             return
         for worker, (lo, hi) in zip(workers, assign(slices, len(workers)), strict=True):
             yield worker, lo, hi
+
+    def _active(self) -> list[Member]:
+        """The workers to whom slices are dealt."""
+        stalled = self._job.stalls.members
+        return [worker for worker in self._job.members.of(Role.WORKER) if worker.ident not in stalled]
 
     def _read(self, worker: int) -> Sequence[Worked]:
         """The last slices of a worker, and the one that it is at work on, as far as it has said."""
@@ -128,11 +154,11 @@ class BlameWatch:
         if worker in self._doing:
             said_at, report = self._doing[worker]
             silent = time.monotonic() - said_at
-            step = max(report.version, report.clock)
+            step = report.clock if self._job.consistency.mode is Mode.ASYNC else report.version
             # After a slice it waits for the next version.
             step += bool(records) and records[-1].step == step and report.phase in ("send", "wait", "receive")
-            paused = silent if silent >= SILENT_S else 0.0
-            records.append(under_way(step, report.phase, report.phase_s + silent, paused, first=not report.slices))
+            since = spent_from_proto(report.since)
+            records.append(under_way(step, since, report.phase, silent, first=not report.slices))
         return records
 
     def _name(self, ident: int) -> str:

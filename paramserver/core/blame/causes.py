@@ -53,12 +53,13 @@ def of_worker(waited: float, spent: Spent, usual: Spent, link: float, first: boo
         Cause.COMPUTE: spent.compute - usual.compute,
         Cause.OTHER: spent.other - usual.other,
     }
+    # A part is the cause if it is most of the time that the worker took longer, also where others ended the wait early.
+    late = max(waited, spent.busy - usual.busy)
     # Messages come last, since a worker that begins a step late looks as if they had taken long.
-    for found in (parts, phases, {Cause.LINK: link + spent.receive - usual.receive}):
+    for found, least in ((parts, late), (phases, waited), ({Cause.LINK: link + spent.receive - usual.receive}, waited)):
         cause = max(found, key=found.__getitem__)
-        seconds = min(waited, found[cause])
-        if seconds >= SHARE * waited:
-            return Finding(cause, seconds)
+        if found[cause] >= SHARE * least:
+            return Finding(cause, min(waited, found[cause]))
     return Finding(Cause.UNKNOWN)
 
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field, replace
 from paramserver.core.blame.causes import Cause
 from paramserver.core.blame.spent import PHASES, Spent
 
+# A worker reports twice a second. One that is silent for longer does not run, or cannot be reached.
+SILENT_S = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class Made:
@@ -75,9 +78,11 @@ class Worked:
     done: bool = True
 
 
-def under_way(step: int, phase: str, seconds: float, paused: float, first: bool) -> Worked:
-    """What a worker says of a slice that it has not handed in: it has been in this phase for so long."""
-    spent = Spent(**{phase: seconds}) if phase in PHASES else Spent()
+def under_way(step: int, spent: Spent, phase: str, silent: float, first: bool) -> Worked:
+    """What a worker says of a slice that it has not handed in. ``silent``: for so long it has said nothing more."""
+    if phase in PHASES:
+        spent = replace(spent, **{phase: getattr(spent, phase) + silent})
+    paused = spent.paused + (silent if silent >= SILENT_S else 0.0)
     return Worked(step, replace(spent, paused=paused), first, done=False)
 
 

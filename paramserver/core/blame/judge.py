@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from statistics import median
 
@@ -141,7 +141,7 @@ class Judge:
                 found.append(blamed)
         for key, (since, held) in list(self._holds.items()):
             long = held.by in names and held.seconds >= NOTICED_S
-            silent = long and not evidence.at(held.by, held.clock)
+            silent = long and not evidence.told_clock(held.by, held.clock)
             if now - since < (LATE_S if silent else RIPE_S):
                 continue
             del self._holds[key]
@@ -201,13 +201,13 @@ class Judge:
 
 
 def _judge_held(held: Held, evidence: _Evidence, now: float) -> Blamed:
-    mine = evidence.at(held.by, held.clock)
+    mine = evidence.at_clock(held.by, held.clock)
     finding = Finding(Cause.UNKNOWN)
-    if mine:
-        spent = mine[0].spent
+    if mine is not None:
         usual_ = evidence.usual(held.by)
         # The slowest worker is never held at the bound: its waits are those for messages.
-        finding = of_worker(held.seconds, spent, usual_, spent.send + spent.wait - usual_.send, mine[0].first)
+        link = mine.spent.send + mine.spent.wait - usual_.send
+        finding = of_worker(held.seconds, mine.spent, usual_, link, mine.first)
     name = evidence.names[held.by]
     return Blamed(held.clock, held.seconds, name, finding.cause, finding.seconds, asynchronous=True, at=now)
 
@@ -229,6 +229,21 @@ class _Evidence:
     def at(self, worker: int, step: int) -> list[Worked]:
         """The slices that a worker has handed in for a step."""
         return [record for record in self.of(worker) if record.step == step and record.done]
+
+    def at_clock(self, worker: int, clock: int) -> Worked | None:
+        """Asynchronous: the time for which a worker was at this clock, until its contribution had counted."""
+        records = self.of(worker)
+        places = [place for place, record in enumerate(records) if record.step == clock]
+        if not places:
+            return None
+        # The record of a slice begins when the former slice is handed in, and not when that one has counted.
+        after = next((record.spent.send for record in records[places[-1] + 1 :] if record.step == clock + 1), 0.0)
+        record = records[places[-1]]
+        return replace(record, spent=replace(record.spent, send=after))
+
+    def told_clock(self, worker: int, clock: int) -> bool:
+        """Whether the worker has told of its slice at this clock, and what came after it."""
+        return any(record.step == clock and record.done for record in self.of(worker)[:-1])
 
     def about(self, worker: int, step: int, waited: float) -> list[Worked]:
         """The slices of a worker that made it late for a step by so many seconds; empty if it has not told yet."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paramserver.core.blame.causes import Cause, Finding
-from paramserver.core.blame.facts import Blamed, Open
+from paramserver.core.blame.facts import SILENT_S, Blamed, Open
 
 _DOING = {
     "data": "its data loader has kept it for",
@@ -13,8 +13,6 @@ _DOING = {
     "wait": "it has waited for an answer for",
     "receive": "it has received weights for",
 }
-# A worker reports twice a second. One that is silent for longer does not run, or cannot be reached.
-SILENT_S = 2.0
 
 
 def slices(lo: int, hi: int) -> str:

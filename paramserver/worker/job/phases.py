@@ -69,11 +69,14 @@ class Phases:
             self._before = mark
         longest = sorted(range(len(steps)), key=lambda index: -steps[index][0])[:MOST]
         report.steps.extend(steps[index][1] for index in sorted(longest))
+        mark = self._marks[-1] if self._marks else self._before
         phase, since = self._phase, self._since
-        spent = list(self._spent)
-        spent[phase] += max(0.0, time.monotonic() - since)
-        report.phase, report.phase_s = PHASES[phase], max(0.0, time.monotonic() - since)
+        spent, now = list(self._spent), time.monotonic()
+        spent[phase] += max(0.0, now - since)
+        report.phase, report.phase_s = PHASES[phase], max(0.0, now - since)
         report.phases.CopyFrom(_message(spent, GARBAGE.seconds, self._starved, self._paused))
+        took = [max(0.0, after - former) for after, former in zip(spent, mark[5], strict=True)]
+        report.since.CopyFrom(_message(took, GARBAGE.seconds - mark[4], *self._pulse.within(mark[2], now)))
 
     def _step(self, before: _Mark, mark: _Mark) -> tuple[float, coordinator_pb2.WorkerStep]:
         """The time between two marks, and all about it."""

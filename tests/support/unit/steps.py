@@ -75,18 +75,23 @@ class Run:
 
 @dataclass
 class Clocks:
-    """An asynchronous run in which ``by`` holds the others at clock 12 for ``seconds``, and its time was ``spent``."""
+    """An asynchronous run in which ``by`` holds the others at clock 12 for ``seconds``.
+
+    ``spent``: where its time went meanwhile; ``after``: the same of the next slice.
+    """
 
     spent: Spent
     seconds: float
     by: int = 11
     first: bool = False
+    after: Spent = USUAL
     judge: Judge = field(default_factory=Judge)
 
     def play(self) -> list[Blamed]:
         """Everything that is blamed."""
+        own = {12: self.spent, 13: self.after}
         records: Callable[[int], list[Worked]] = lambda who: [  # noqa: E731
-            Worked(clock, self.spent if (who, clock) == (self.by, 12) else USUAL, self.first and who == self.by)
+            Worked(clock, own.get(clock, USUAL) if who == self.by else USUAL, self.first and who == self.by)
             for clock in range(5, 14)
         ]
         for worker in NAMES:

@@ -1,0 +1,58 @@
+"""The coordinator's side of blame: what it keeps of reports until steps are judged."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paramserver.coordinator.watching.blame import BlameWatch
+from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.v1 import coordinator_pb2, shard_pb2
+
+WORKERS = [SimpleNamespace(ident=10 + rank, name=f"worker-{rank}") for rank in range(3)]
+SERVER = SimpleNamespace(ident=1, name="server-0")
+
+
+class Job:
+    """Three workers and a server, and a clock that stands until it is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.stalls = SimpleNamespace(members=frozenset())
+        stage: Any = SimpleNamespace(
+            timeline=1,
+            consistency=Consistency(Mode.SYNC),
+            stalls=self.stalls,
+            members=SimpleNamespace(of=lambda role: WORKERS, get=lambda ident: None),
+        )
+        clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now)
+        monkeypatch.setattr("paramserver.coordinator.watching.blame.time", clock)
+        self.watch = BlameWatch(stage)
+
+    def hears(self, member: Any, **report: Any) -> None:
+        self.watch.hear(member, coordinator_pb2.SessionRequest(**report))
+
+    def made(self, step: int, others_s: float, last_s: float, last: int) -> None:
+        """A report of the server about slice 1 of a step, which came last."""
+        times = shard_pb2.VersionTimes(step=step, timeline=1, last=last, lo=1, hi=2, of=3, others=10)
+        times.others_s, times.last_s, times.published_s = others_s, last_s, last_s
+        self.hears(SERVER, shards=[shard_pb2.StatsResponse(shard=0, timeline=1, times=[times])])
+
+    def named(self) -> list[tuple[int, str]]:
+        self.now += 10.0
+        self.watch.look()
+        return [(step.step, step.member) for step in self.watch.page().worst]
+
+
+def test_who_was_to_bring_a_slice_is_who_had_it_when_the_step_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the step waited, the worker stalled, and its slices were dealt to the others."""
+    job = Job(monkeypatch)
+    for step in range(8):
+        job.now = float(step)
+        job.made(step, 0.3, 0.31, 11)
+    job.now = 10.0
+    job.stalls.members = frozenset({11})
+    job.made(8, 0.3, 1.5, 12)
+    assert job.named() == [(8, "worker-1")]
