@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -22,10 +21,8 @@ from paramserver.web.facts import ledger_of
 from paramserver.web.feed import Feed
 from paramserver.web.guard import BODY_S, BROKEN, TOO_MUCH, App, Guard, TooMuchError, head_of
 from paramserver.web.operations import OPERATIONS, PREFIX, openapi
+from paramserver.web.page.files import STATIC, TYPES
 
-STATIC = Path(__file__).parent / "static"
-# Files of the page, by name.
-TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 MAX_STREAMS = 64
 # How long commands may take, as those of the command line.
 WAIT_S = 60.0

@@ -198,6 +198,16 @@ class Settings(Model):
     settings: list[Setting]
 
 
+class Document(Model):
+    """All that the page shows of a job. A report has it inside (`page.files.one_file`)."""
+
+    status: Status
+    series: Series
+    events: list[Event]
+    ledger: Ledger
+    settings: list[Setting]
+
+
 class Failure(Model):
     """Every answer with a status of 400 or more."""
 
