@@ -43,6 +43,9 @@ class Coordinator(Protocol):
     async def drain(self, request: Any) -> Any:
         """Ask a member to leave."""
 
+    async def checkpoint(self, request: Any) -> Any:
+        """Make a checkpoint."""
+
     async def stop(self, request: Any) -> Any:
         """End the job."""
 
@@ -163,6 +166,12 @@ class Api:
         name = (await _body(request, models.Named)).name
         await self._coordinator.drain(coordinator_pb2.DrainRequest(name=name, wait_s=RESTART_S, restart=True))
         return _json(models.Done(message=f"{name} has been restarted"))
+
+    async def checkpoint(self, request: Request) -> Response:
+        """Make a checkpoint."""
+        await _body(request, models.Nothing)
+        reply = await self._coordinator.checkpoint(coordinator_pb2.CheckpointRequest(wait_s=WAIT_S))
+        return _json(models.Done(message=f"{reply.name} is complete, in {reply.place}"))
 
     async def stop(self, request: Request) -> Response:
         """End the job."""

@@ -252,6 +252,10 @@ class Named(Model):
     name: str = Field(max_length=100, description="Such as worker-3.")
 
 
+class Nothing(Model):
+    """No fields: `{}`."""
+
+
 class Stop(Model):
     """As `paramserver stop`."""
 

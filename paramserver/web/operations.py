@@ -47,6 +47,7 @@ OPERATIONS = (
     _command("/scale", "Change the number of workers, as `paramserver scale`.", models.Scale),
     _command("/drain", "Ask a worker or server to leave, as `paramserver drain`.", models.Named),
     _command("/restart", "Restart a server, as `paramserver restart`.", models.Named),
+    _command("/checkpoint", "Make a checkpoint, as `paramserver checkpoint now`.", models.Nothing),
     _command("/stop", "End the job, as `paramserver stop`.", models.Stop),
 )
 

@@ -72,6 +72,10 @@ class Imagined:
     async def drain(self, request: Any) -> Any:
         await self._take(request)
 
+    async def checkpoint(self, request: Any) -> Any:
+        await self._take(request)
+        return coordinator_pb2.CheckpointResponse(name="step-00000050-t1", place="ckpt")
+
     async def stop(self, request: Any) -> Any:
         await self._take(request)
 
@@ -154,8 +158,10 @@ def test_commands_are_those_of_operators() -> None:
     assert post(app, "/consistency", {"mode": "async", "staleness": 4}).status == 200
     assert post(app, "/consistency", {"mode": "async", "staleness": "unbounded"}).status == 200
     assert post(app, "/consistency", {"mode": "sync"}).status == 200
+    assert post(app, "/checkpoint", {}).json() == {"message": "step-00000050-t1 is complete, in ckpt"}
     assert post(app, "/stop", {"reason": "enough"}).status == 200
-    scale, drain, restart, bounded, unbounded, sync, stop = coordinator.got
+    scale, drain, restart, bounded, unbounded, sync, checkpoint, stop = coordinator.got
+    assert checkpoint.wait_s == 60.0
     assert (scale.workers, drain.name, drain.restart, restart.name, restart.restart) == (
         *(5, "worker-3", False, "server-1", True),
     )
