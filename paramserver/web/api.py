@@ -101,7 +101,7 @@ class Api:
 
         async def lines() -> AsyncIterator[str]:
             async for update in self._feed.updates():
-                yield f"data: {update.model_dump_json()}\n\n"
+                yield f"data: {update}\n\n"
 
         return StreamingResponse(lines(), media_type="text/event-stream")
 

@@ -107,6 +107,7 @@ def test_a_checkpoint_on_request_is_complete_when_the_call_is_answered(mode: str
 
 
 def test_a_job_without_checkpoints_refuses_to_make_one() -> None:
-    with Cluster(1, 1) as cluster, pytest.raises(errors.ConfigError, match="start it with --checkpoint-dir"):
+    with Cluster(1, 1) as cluster:
         call = cluster.job.coordinator.checkpoint(coordinator_pb2.CheckpointRequest(wait_s=1.0))
-        cluster.job.background.run(call, 5.0)
+        with pytest.raises(errors.ConfigError, match="start it with --checkpoint-dir"):
+            cluster.job.background.run(call, 5.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -19,9 +20,10 @@ from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.web.access import Access
 from paramserver.web.api import Api, make_app
 from paramserver.web.facts import status_of
-from paramserver.web.feed import Feed
+from paramserver.web.feed import IDLE_S, WATCHED_S, Feed, pause
 from paramserver.web.guard import HEADERS, MAX_BODY_BYTES, MAX_HEAD_BYTES, App
 from paramserver.web.history import MAX_NAMES, History
+from paramserver.web.models import Update
 from paramserver.web.operations import OPERATIONS, PREFIX, openapi
 from tests.support.unit.asgi import JSON, Reply, ask
 
@@ -285,3 +287,18 @@ def test_series_have_a_hole_where_a_value_is_no_number_and_a_limit_of_names() ->
     assert series.values["loss"][:2] == [None, 0.5]
     assert len(series.values) == MAX_NAMES
     assert {len(column) for column in series.values.values()} == {len(series.at_s)}
+
+
+def test_looking_takes_no_more_than_its_share_of_a_core() -> None:
+    assert (pause(0.001, True), pause(0.001, False)) == (WATCHED_S, IDLE_S)
+    assert pause(0.03, True) == pytest.approx(3.0)
+
+
+def test_the_stream_has_the_status_the_moment_and_new_events() -> None:
+    async def newest() -> Update:
+        return Update.model_validate_json(await anext(Feed(Imagined().status).updates()))
+
+    first = asyncio.run(newest())
+    assert first.status == status_of(response())
+    assert [event.text for event in first.events] == ["worker-0 joined"]
+    assert first.at_s > 1.7e9

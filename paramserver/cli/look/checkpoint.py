@@ -1,4 +1,4 @@
-"""``paramserver checkpoint``: list, show, check and convert checkpoints, which are files; have a running job make one."""
+"""``paramserver checkpoint``: work on the files of checkpoints, and have a running job make one."""
 
 from __future__ import annotations
 

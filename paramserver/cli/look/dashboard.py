@@ -12,7 +12,7 @@ def dashboard(*, token: bool = False, where: Where = NEAR) -> int:
     Parameters
     ----------
     token
-        Print the admin token instead, with which the page takes commands. The token can stop the job, so keep it secret.
+        Print the admin token instead, with which the page takes commands. Keep the token secret: it can stop the job.
     """
     target = find_target(where)
     if token:

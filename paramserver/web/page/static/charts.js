@@ -134,7 +134,7 @@ const charts = (() => {
       width: Math.max(200, one.place.clientWidth), height: 150, ms: 1e-3, padding: [4, 8, 0, 0],
       legend: { show: false },
       cursor: { sync: { key: "curves" }, drag: { x: false, y: false }, y: false },
-      scales: { x: { time: false }, y: { range: room } },
+      scales: { x: { time: false, range: span }, y: { range: room } },
       axes: [
         { ...line(false), size: 26, space: 70,
           values: (_, ticks) => ticks.map((x) => (axis === "time" ? clockTime(x) : number(x))),
@@ -153,6 +153,14 @@ const charts = (() => {
   function compact(value) {
     if (value !== 0 && (Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3)) return value.toExponential(0);
     return String(Number(value.toPrecision(4)));
+  }
+
+  // All curves begin and end at the same places, so that events stand one above the other.
+  function span() {
+    const shown = moments.filter((m) => axis === "steps" || m.version > 0 || moments.at(-1).version === 0);
+    const xs = (shown.length ? shown : moments).map((m) => (axis === "time" ? m.at_s : m.version));
+    const [low, high] = [xs.reduce((a, b) => Math.min(a, b)), xs.reduce((a, b) => Math.max(a, b))];
+    return high > low ? [low, high] : [low, low + 1];
   }
 
   // A curve that hardly moves is drawn in the middle, and its noise does not fill the chart.

@@ -87,7 +87,7 @@ function fill(table, columns, rows, classOf = () => "") {
 function put(cell, shown, className = "") {
   if (cell.className !== className) cell.className = className;
   if (!(shown instanceof Node)) return say(cell, shown);
-  if (cell.firstChild?.dataset?.is && cell.firstChild.dataset.is === shown.dataset.is) return;
+  if (cell.firstChild?.dataset?.is !== undefined && cell.firstChild.dataset.is === shown.dataset.is) return;
   cell.replaceChildren(shown);
 }
 

@@ -41,7 +41,7 @@ const view = (() => {
     const box = byId("blame");
     const said = sentences();
     const live = status.state === "training" || status.state === "degraded";
-    const shown = said.length ? said : [live ? "No worker and no server holds the others up noticeably." : ""];
+    const shown = said.length ? said : [live && status.waits?.steps ? "No worker and no server holds the others up noticeably." : ""];
     box.className = said.length ? "found" : "";
     box.hidden = shown[0] === "";
     if (box.dataset.is === shown.join("\n")) return;
@@ -127,8 +127,13 @@ const view = (() => {
 
   function now(process) {
     const since = process.phase_s >= 1 && !process.gone ? `${duration(process.phase_s)} ` : "";
-    const box = element("span", since + doing(process));
-    box.dataset.is = box.title = box.textContent;
+    return hinted(since + doing(process));
+  }
+
+  // A text that may be cut off; the pointer shows all of it.
+  function hinted(text) {
+    const box = element("span", text);
+    box.dataset.is = box.title = text;
     return box;
   }
 
@@ -233,7 +238,7 @@ const view = (() => {
     if (status.shards) {
       columns.push(["primary of", (p) => shardsOf(p, false), ""], ["backup of", (p) => shardsOf(p, true), ""]);
     }
-    columns.push(["why", (p) => p.reason, "long"]);
+    columns.push(["why", (p) => hinted(p.reason), "short"]);
     fill(byId("servers"), columns, rows, (p) => (p.gone ? "gone" : named(p.name) ? "culprit" : ""));
     byId("shards").hidden = !status.shards;
     if (status.shards) {
