@@ -171,6 +171,9 @@ const view = (() => {
     if (box.hidden) return;
     if (!box.children.length) {
       const wide = element("div", "", "wide");
+      wide.tabIndex = 0;
+      wide.setAttribute("role", "group");
+      wide.setAttribute("aria-label", "Table of staleness");
       wide.append(element("table"));
       box.append(element("h3", "Staleness of the weights that slices were computed on"), wide, element("ul"));
     }
@@ -181,12 +184,13 @@ const view = (() => {
     fill(box.querySelector("table"), [
       ["updates behind", (row) => number(row.lacking), "number"],
       ["slices", (row) => number(row.count), "number"],
-      ["share", (row) => share(row.count / all), "number"],
-      ["", (row) => {
+      ["share", (row) => {
+        const box = element("div");
         const part = element("span", "", "measure");
-        part.dataset.is = String(row.count / most);
-        part.style.width = `${100 * row.count / most}%`;
-        return part;
+        part.style.width = `${85 * row.count / most}%`;
+        box.dataset.is = `${row.count} ${all} ${most}`;
+        box.append(part, share(row.count / all));
+        return box;
       }, "grow"],
     ], rows);
     list(box.querySelector("ul"), status.waits.held.slice(0, 10).map((held) =>
@@ -270,8 +274,7 @@ const view = (() => {
     fill(byId("events"), [
       ["time", (e) => clockTime(e.at_s), ""],
       ["version", (e) => number(e.version), "number"],
-      ["", (e) => MARKS[e.kind]?.[0] ?? "", "symbol"],
-      ["event", (e) => e.text, "long"],
+      ["event", (e) => [MARKS[e.kind]?.[0], e.text].filter(Boolean).join(" "), "long"],
     ], [...events].reverse());
   }
 
