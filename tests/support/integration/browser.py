@@ -132,7 +132,7 @@ class Browser:
         assert isinstance(found, list), "axe-core has not run"
         return [str(one) for one in found]
 
-    def picture(self, path: Path) -> None:
-        """Write the whole page as PNG."""
-        shot = self.call("Page.captureScreenshot", captureBeyondViewport=True)
+    def picture(self, path: Path, whole: bool = True) -> None:
+        """Write the whole page, or what fits into the window, as PNG."""
+        shot = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(shot["data"]))

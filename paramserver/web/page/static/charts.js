@@ -76,6 +76,7 @@ const charts = (() => {
     ctx.save();
     ctx.font = `${12 * dot}px system-ui, sans-serif`;
     ctx.textAlign = "center";
+    let last = -Infinity; // where the last symbol stands: symbols of the same moment stand side by side
     for (const mark of marks) {
       const x = Math.round(plot.valToPos(axis === "time" ? mark.at_s : mark.version, "x", true));
       if (x < left || x > left + width) continue;
@@ -91,7 +92,8 @@ const charts = (() => {
       ctx.moveTo(x, top + 14 * dot);
       ctx.lineTo(x, top + height);
       ctx.stroke();
-      ctx.fillText(symbol, x, top + 11 * dot);
+      last = Math.max(x, last + 13 * dot);
+      ctx.fillText(symbol, last, top + 11 * dot);
     }
     ctx.restore();
   }
@@ -111,7 +113,7 @@ const charts = (() => {
     if (!values.length) return one.title;
     const low = values.reduce((a, b) => Math.min(a, b));
     const high = values.reduce((a, b) => Math.max(a, b));
-    return `${one.title}: ${number(values.at(-1))} now, from ${number(low)} to ${number(high)}`;
+    return `${one.title}: ${number(values.at(-1))} (${compact(low)} – ${compact(high)})`;
   }
 
   function make(name) {
@@ -152,7 +154,7 @@ const charts = (() => {
 
   function compact(value) {
     if (value !== 0 && (Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3)) return value.toExponential(0);
-    return String(Number(value.toPrecision(4)));
+    return String(Number(value.toPrecision(3)));
   }
 
   // All curves begin and end at the same places, so that events stand one above the other.
@@ -192,7 +194,7 @@ const charts = (() => {
       one.columns = columns(name);
       one.plot.setData(one.columns);
       say(one.caption, summary(one));
-      one.place.setAttribute("aria-label", `Curve of ${summary(one)}. The table below has the numbers.`);
+      one.place.setAttribute("aria-label", `Curve of ${summary(one)}: the newest value, the lowest and the highest. The table below has the numbers.`);
       tabulate(one);
     }
     const right = names.filter((name) => drawn.has(name)).map((name) => drawn.get(name).figure);

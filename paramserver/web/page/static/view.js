@@ -26,8 +26,8 @@ const view = (() => {
     if (status.slices_planned) parts.push(`${Math.floor(100 * status.slices_done / status.slices_planned)} % done`);
     if (status.checkpoint) parts.push(`checkpoint ${status.checkpoint}`);
     if (status.losses) parts.push(`${status.losses} lost so far`);
-    if (status.takeovers) parts.push(`${status.takeovers} takeovers`);
-    if (status.rollbacks) parts.push(`${status.rollbacks} returns to a checkpoint`);
+    if (status.takeovers) parts.push(`takeovers ${status.takeovers}`);
+    if (status.rollbacks) parts.push(`returns to a checkpoint ${status.rollbacks}`);
     say(byId("facts"), parts.join(" · "));
     byId("progress").hidden = !status.slices_planned;
     if (status.slices_planned) byId("progress").value = status.slices_done / status.slices_planned;
@@ -225,10 +225,6 @@ const view = (() => {
     }));
   }
 
-  const shardsOf = (server, backup) => (status.shards ?? [])
-    .filter((s) => (backup ? s.backups.some((b) => b.server === server.name) : s.primary === server.name))
-    .map((s) => s.shard).join(", ");
-
   function servers() {
     const rows = status.processes.filter((p) => p.role !== "worker");
     const columns = [
@@ -239,9 +235,6 @@ const view = (() => {
       ["wire", (p) => (p.server ? `${bytes(p.bytes_per_s)}/s` : ""), "number"],
       ["weights", (p) => (p.server ? bytes(p.server.shard_bytes) : ""), "number"],
     ];
-    if (status.shards) {
-      columns.push(["primary of", (p) => shardsOf(p, false), ""], ["backup of", (p) => shardsOf(p, true), ""]);
-    }
     columns.push(["why", (p) => hinted(p.reason), "short"]);
     fill(byId("servers"), columns, rows, (p) => (p.gone ? "gone" : named(p.name) ? "culprit" : ""));
     byId("shards").hidden = !status.shards;

@@ -46,7 +46,7 @@ def main() -> None:
         for points, kinds in loader:
             found = model(points)
             loss = F.cross_entropy(found, kinds)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             time.sleep(args.slice_s)
             optimizer.step()
             optimizer.zero_grad()
