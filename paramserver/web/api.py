@@ -149,8 +149,13 @@ class Api:
         return _json(models.Done(message=f"the mode is {wish.mode}"))
 
     async def scale(self, request: Request) -> Response:
-        """Change the number of workers."""
+        """Change the number of workers or servers."""
         wish = await _body(request, models.Scale)
+        if (wish.workers is None) == (wish.servers is None):
+            raise errors.ConfigError("scale takes workers or servers: one of them")
+        if wish.servers is not None:
+            reply = await self._coordinator.scale(coordinator_pb2.ScaleRequest(servers=wish.servers, wait_s=WAIT_S))
+            return _json(models.Done(message=f"{reply.servers} servers now; workers waited for {reply.paused_s:.2f} s"))
         reply = await self._coordinator.scale(coordinator_pb2.ScaleRequest(workers=wish.workers, wait_s=WAIT_S))
         note = f"; {reply.note}" if reply.note else ""
         return _json(models.Done(message=f"{reply.workers} workers now{note}"))

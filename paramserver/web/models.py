@@ -241,9 +241,10 @@ class ChangeConsistency(Model):
 
 
 class Scale(Model):
-    """As `paramserver scale`."""
+    """As `paramserver scale`: another number of workers, or of servers."""
 
-    workers: int = Field(ge=1, le=4096)
+    workers: int | None = Field(default=None, ge=1, le=4096)
+    servers: int | None = Field(default=None, ge=1, le=4096)
 
 
 class Named(Model):

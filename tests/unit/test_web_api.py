@@ -69,7 +69,8 @@ class Imagined:
 
     async def scale(self, request: Any) -> Any:
         await self._take(request)
-        return coordinator_pb2.ScaleResponse(workers=request.workers, note="one is on its way")
+        note = "" if request.HasField("servers") else "one is on its way"
+        return coordinator_pb2.ScaleResponse(workers=request.workers, servers=request.servers, paused_s=0.5, note=note)
 
     async def drain(self, request: Any) -> Any:
         await self._take(request)
@@ -155,6 +156,8 @@ def test_commands_are_those_of_operators() -> None:
     coordinator = Imagined()
     app = made(coordinator)
     assert post(app, "/scale", {"workers": 5}).json() == {"message": "5 workers now; one is on its way"}
+    assert post(app, "/scale", {"servers": 3}).json() == {"message": "3 servers now; workers waited for 0.50 s"}
+    assert coordinator.got.pop().servers == 3
     assert post(app, "/drain", {"name": "worker-3"}).status == 200
     assert post(app, "/restart", {"name": "server-1"}).status == 200
     assert post(app, "/consistency", {"mode": "async", "staleness": 4}).status == 200
@@ -177,7 +180,9 @@ def test_commands_are_those_of_operators() -> None:
         ("/scale", {"workers": 0}, "workers: Input should be greater"),
         ("/scale", {"workers": "5"}, "workers: Input should be a valid integer"),
         ("/scale", {"workers": True}, "workers"),
-        ("/scale", {"workers": 5, "servers": 2}, "servers: Extra"),
+        ("/scale", {"workers": 5, "servers": 2}, "one of them"),
+        ("/scale", {}, "one of them"),
+        ("/scale", {"workers": 5, "hosts": 2}, "hosts: Extra"),
         ("/scale", b"{", "the body: Invalid JSON"),
         ("/scale", [1, 2], "the body"),
         ("/drain", {"name": "x" * 101}, "name: String should have at most 100"),

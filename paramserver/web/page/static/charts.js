@@ -24,15 +24,16 @@ const charts = (() => {
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-  // All moments at once, in columns as in /api/v1/series.
+  // All moments at once, in columns as in /api/v1/series. Those before them stay: a new coordinator knows only its own.
   function load(series) {
-    moments.length = 0;
+    const begin = series.at_s[0] ?? Infinity;
+    moments.splice(0, moments.length, ...moments.filter((m) => m.at_s < begin));
     series.at_s.forEach((at_s, index) => {
       const values = { samples_per_s: series.samples_per_s[index] };
       for (const [name, column] of Object.entries(series.values)) values[name] = column[index];
       moments.push({ at_s, version: series.version[index], values });
     });
-    names = order(Object.keys(series.values));
+    names = order([...names, ...Object.keys(series.values)]);
   }
 
   // One more moment. When the room is full, every other moment goes.

@@ -101,6 +101,7 @@ const controls = (() => {
     mode.addEventListener("change", () => { staleness.disabled = unbounded.disabled = mode.value === "sync"; });
     const workers = field("number", status?.expected_workers ?? 1);
     workers.min = 1;
+    const who = choice(["workers", "servers"]);
     const member = choice([]);
     member.className = "members";
     const server = choice([]);
@@ -114,7 +115,8 @@ const controls = (() => {
         ...labelled("without a bound", unbounded)], () => ["/consistency",
         mode.value === "sync" ? { mode: "sync" }
           : { mode: "async", staleness: unbounded.checked ? "unbounded" : Number(staleness.value) }, ""]),
-      form("scale", "Scale", labelled("workers", workers), () => ["/scale", { workers: Number(workers.value) }, ""]),
+      form("scale", "Scale", [...labelled("number of", who), ...labelled("to", workers)],
+        () => ["/scale", { [who.value]: Number(workers.value) }, who.value === "servers" ? "Move the model to another number of servers? Workers wait meanwhile." : ""]),
       form("drain", "Drain", labelled("worker or server", member), () => ["/drain", { name: member.value },
         `Ask ${member.value} to leave the job?`]),
       form("restart", "Restart", labelled("server", server), () => ["/restart", { name: server.value },

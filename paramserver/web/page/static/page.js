@@ -33,6 +33,7 @@ async function begin() {
   byId("login").hidden = session.reads;
   controls.show(session);
   if (!session.reads) {
+    trouble(null);
     say(byId("sentence"), "Log in with the token of the job (join.token) to see it.");
     return;
   }
@@ -45,6 +46,8 @@ function follow() {
   const source = new EventSource(`${API}/stream`);
   source.onmessage = (message) => {
     const update = JSON.parse(message.data);
+    const known = view.status();
+    if (known && known.job !== update.status.job) return location.reload(); // another job at the same address
     heard_s = update.at_s;
     trouble(null);
     view.show(update.status, update.at_s);

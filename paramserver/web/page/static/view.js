@@ -255,7 +255,7 @@ const view = (() => {
     byId("worst-section").hidden = steps.length === 0;
     if (!steps.length) return;
     fill(byId("worst"), [
-      ["step", (s) => number(s.step), "number"],
+      [steps[0].asynchronous ? "clock" : "step", (s) => number(s.step), "number"],
       ["waited", (s) => duration(s.waited_s), "number"],
       ["for", (s) => s.member || "not known", "name"],
       ["slices", (s) => s.slices, ""],
