@@ -110,6 +110,8 @@ def test_the_page_shows_what_the_api_says_and_follows_the_job(place: Place, mode
         wish = {"mode": "async", "staleness": 5}
         assert post(f"{api}/consistency", wish, {})[0] == 401
         token = admin_token(place, get(f"{api}/status")["job"])
+        assert place.paramserver("dashboard").check().out.strip() == url
+        assert place.paramserver("dashboard", "--token").check().out.strip() == token
         assert post(f"{api}/consistency", wish, {"paramserver-admin": token, "origin": "http://evil.example"})[0] == 403
         assert get(f"{api}/status")["staleness"] != 5
         assert browser.value("document.querySelector('#form-consistency')") is None
@@ -121,6 +123,7 @@ def test_the_page_shows_what_the_api_says_and_follows_the_job(place: Place, mode
         until("the mode", lambda: "asynchronous mode with staleness 5" in browser.text("h1"), 60.0)
         submit(browser, "checkpoint")
         until("a checkpoint", lambda: "is complete" in browser.text("#said"), 60.0)
+        assert re.match(r"Wrote step-\d+-t\d+ to ", place.paramserver("checkpoint", "now").check().out)
 
         (coordinator,) = [p["pid"] for p in get(f"{api}/status")["processes"] if p["role"] == "coordinator"]
         os.kill(coordinator, signal.SIGKILL)

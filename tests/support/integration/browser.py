@@ -29,8 +29,8 @@ class Browser:
             raise FileNotFoundError(f"this test needs {NAME}: apt-get install {NAME}")
         theirs_in, self._out = os.pipe()
         self._in, theirs_out = os.pipe()
-        argv = [program, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--no-proxy-server"]
-        argv += ["--disable-dev-shm-usage", "--remote-debugging-pipe", f"--user-data-dir={directory}"]
+        argv = [program, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-proxy-server"]
+        argv += ["--disable-dev-shm-usage", "--no-first-run", "--remote-debugging-pipe", f"--user-data-dir={directory}"]
         # The browser reads commands from descriptor 3, and writes answers to descriptor 4.
         redirect = f"exec {' '.join(argv)} 3<&{theirs_in} 4>&{theirs_out}"
         self._process = subprocess.Popen(

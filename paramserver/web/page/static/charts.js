@@ -134,7 +134,7 @@ const charts = (() => {
     const line = (grid) => ({ stroke: () => colour("--soft"), font: "11px system-ui, sans-serif",
       grid: { show: grid, stroke: () => colour("--line"), width: 1 }, ticks: { stroke: () => colour("--line"), width: 1 } });
     one.plot = new uPlot({
-      width: Math.max(200, one.place.clientWidth), height: 150, ms: 1e-3, padding: [4, 8, 0, 0],
+      width: Math.max(200, one.place.clientWidth), height: 150, ms: 1e-3, padding: [6, 24, 0, 0],
       legend: { show: false },
       cursor: { sync: { key: "curves" }, drag: { x: false, y: false }, y: false },
       scales: { x: { time: false, range: span }, y: { range: room } },
