@@ -14,6 +14,7 @@
 # make test-low  unit and contract tests with the lowest versions of grpcio, protobuf, redis and torch (for contributors)
 # make test-trackers  what the real packages of trackers take (for contributors; installs them)
 # make test-gpu  what only a machine with a GPU can test (for contributors; uses the python on PATH)
+# make screenshots  pictures of the page of three real runs, in build/screenshots; one goes into README.md (needs chromium)
 # make clean  remove caches and build outputs; make clean-all also the environments
 
 SHELL := bash
@@ -35,7 +36,7 @@ LOWEST := grpcio==1.76.0 protobuf==6.31.1 redis==5.0.0 torch==$(LOWEST_TORCH)
 PROTO_TOOLS := grpcio-tools==1.76.0 grpcio==1.76.0 protobuf==6.33.6 setuptools==80.9.0
 PROTOC = .proto-venv/bin/python -m grpc_tools.protoc -I protos
 
-.PHONY: help demo test test-long test-behaviour test-soak test-scale test-faults test-low test-trackers test-gpu check format proto proto-check clean clean-all \
+.PHONY: help demo test test-long test-behaviour test-soak test-scale test-faults test-low test-trackers test-gpu screenshots check format proto proto-check clean clean-all \
 	docker-image docker-wheels docker-base test-compose test-machines
 
 help:
@@ -72,6 +73,9 @@ test: .venv/.stamp
 
 test-long: .venv/.stamp
 	$(BIN)/python -m pytest -q -m long tests
+
+screenshots: .venv/.stamp
+	$(BIN)/python -m tests.support.integration.screenshots build/screenshots
 
 N ?= 1000
 FIRST ?= 0

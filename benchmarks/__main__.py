@@ -24,6 +24,7 @@ from benchmarks import (
     step_overlap,
     straggle,
     train,
+    watch,
     wire_bw,
 )
 from benchmarks.rows import Row, table, write
@@ -48,6 +49,7 @@ BENCHMARKS: dict[str, Callable[[int], list[Row]]] = {
     "step_overlap": step_overlap.run,
     "straggle": straggle.run,
     "train": train.run,
+    "watch": watch.run,
     "wire_bw": wire_bw.run,
 }
 

@@ -34,6 +34,7 @@ class CoordinatorService:
         self.status, self.settings, self.probe = operators.status, operators.settings, operators.probe
         self.set_consistency, self.ledger = operators.set_consistency, operators.ledger
         self.drain, self.scale, self.stop = operators.drain, operators.scale, operators.stop
+        self.checkpoint = operators.checkpoint
 
     async def start(self) -> None:
         """Begin to watch leases."""

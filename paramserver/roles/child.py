@@ -98,7 +98,7 @@ async def run_coordinator(settings: Settings) -> int:
     dashboard = Dashboard(settings, security, coordinating.endpoint)
     try:
         await dashboard.start("127.0.0.1", again=bool(former))
-        coordinating.dashboard = dashboard.url
+        coordinating.dashboard, coordinating.show_end = dashboard.url, dashboard.show_end
         code = await coordinating.run(lambda: _say_ready(f"{server.address} {dashboard.url}"))
     finally:
         await dashboard.close()

@@ -69,6 +69,7 @@ class Coordinating:
         self.address = ""
         # The address of the dashboard; empty: there is none.
         self.dashboard = ""
+        self.show_end: Callable[[], Awaitable[None]] | None = None  # called when the job is over, for those who watch
         self._settings = settings
         self._options = options
         self._open_store = open_store
@@ -187,6 +188,8 @@ class Coordinating:
             leading()
             service.job.tasks.begin(self._resuming.watch(service))
             how = await asyncio.shield(service.job.over)
+            if self.show_end is not None:
+                await self.show_end()
             if how == "found":
                 if not (stood_by or self._options.resume):
                     raise self._resuming.refuse()

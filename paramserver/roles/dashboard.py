@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 
@@ -69,6 +70,12 @@ class Dashboard:
     def port(self) -> int:
         """The port; 0: none."""
         return self._site.port if self._site is not None else 0
+
+    async def show_end(self) -> None:
+        """Look at the job now, and tell all who watch."""
+        if self.url:
+            with contextlib.suppress(errors.ParamServerError):
+                await self._feed.look()
 
     def _make(self, host: str, advertised: str) -> App:
         # Starlette is imported when somebody looks.

@@ -89,7 +89,7 @@ async def _coordinate(settings: Settings, options: Options) -> int:
         coordinating.address = join(advertised, server.port)
         dashboard = Dashboard(settings, security, coordinating.endpoint)
         await dashboard.start(advertised)
-        coordinating.dashboard = dashboard.url
+        coordinating.dashboard, coordinating.show_end = dashboard.url, dashboard.show_end
         # Commands given on this machine find the coordinator here.
         near = join("127.0.0.1" if host in ("0.0.0.0", "::") else host, server.port)
         job = Job(

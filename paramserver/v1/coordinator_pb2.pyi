@@ -829,6 +829,20 @@ class StopResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class CheckpointRequest(_message.Message):
+    __slots__ = ("wait_s",)
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    wait_s: float
+    def __init__(self, wait_s: _Optional[float] = ...) -> None: ...
+
+class CheckpointResponse(_message.Message):
+    __slots__ = ("name", "place")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    place: str
+    def __init__(self, name: _Optional[str] = ..., place: _Optional[str] = ...) -> None: ...
+
 class JobRecord(_message.Message):
     __slots__ = ("view", "settings", "expected_servers", "expected_workers", "members", "next_member", "data", "layout", "ready", "departed", "training_s", "lost", "finished", "summary", "address", "async_from", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "broken_promises", "losses", "missed", "poisoned", "deaths", "deaths_in_a_row", "samples_before", "wanted", "edition", "script_ended", "orderly", "tallies", "epochs_planned", "histories", "loaded", "loading", "holders", "promotions", "takeovers", "repairs", "hurt", "plan", "newest_plan", "moved", "carried_from", "wanted_servers", "events")
     class SettingsEntry(_message.Message):

@@ -125,6 +125,11 @@ class CoordinatorServiceStub(object):
                 request_serializer=paramserver_dot_v1_dot_coordinator__pb2.StopRequest.SerializeToString,
                 response_deserializer=paramserver_dot_v1_dot_coordinator__pb2.StopResponse.FromString,
                 _registered_method=True)
+        self.Checkpoint = channel.unary_unary(
+                '/paramserver.v1.CoordinatorService/Checkpoint',
+                request_serializer=paramserver_dot_v1_dot_coordinator__pb2.CheckpointRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_coordinator__pb2.CheckpointResponse.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServiceServicer(object):
@@ -250,6 +255,13 @@ class CoordinatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Checkpoint(self, request, context):
+        """Save the next version that can be saved; answered when the checkpoint is complete.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -342,6 +354,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.Stop,
                     request_deserializer=paramserver_dot_v1_dot_coordinator__pb2.StopRequest.FromString,
                     response_serializer=paramserver_dot_v1_dot_coordinator__pb2.StopResponse.SerializeToString,
+            ),
+            'Checkpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.Checkpoint,
+                    request_deserializer=paramserver_dot_v1_dot_coordinator__pb2.CheckpointRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_coordinator__pb2.CheckpointResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -831,6 +848,33 @@ class CoordinatorService(object):
             '/paramserver.v1.CoordinatorService/Stop',
             paramserver_dot_v1_dot_coordinator__pb2.StopRequest.SerializeToString,
             paramserver_dot_v1_dot_coordinator__pb2.StopResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Checkpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.CoordinatorService/Checkpoint',
+            paramserver_dot_v1_dot_coordinator__pb2.CheckpointRequest.SerializeToString,
+            paramserver_dot_v1_dot_coordinator__pb2.CheckpointResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -22,10 +21,8 @@ from paramserver.web.facts import ledger_of
 from paramserver.web.feed import Feed
 from paramserver.web.guard import BODY_S, BROKEN, TOO_MUCH, App, Guard, TooMuchError, head_of
 from paramserver.web.operations import OPERATIONS, PREFIX, openapi
+from paramserver.web.page.files import STATIC, TYPES
 
-STATIC = Path(__file__).parent / "static"
-# Files of the page, by name.
-TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 MAX_STREAMS = 64
 # How long commands may take, as those of the command line.
 WAIT_S = 60.0
@@ -45,6 +42,9 @@ class Coordinator(Protocol):
 
     async def drain(self, request: Any) -> Any:
         """Ask a member to leave."""
+
+    async def checkpoint(self, request: Any) -> Any:
+        """Make a checkpoint."""
 
     async def stop(self, request: Any) -> Any:
         """End the job."""
@@ -101,7 +101,7 @@ class Api:
 
         async def lines() -> AsyncIterator[str]:
             async for update in self._feed.updates():
-                yield f"data: {update.model_dump_json()}\n\n"
+                yield f"data: {update}\n\n"
 
         return StreamingResponse(lines(), media_type="text/event-stream")
 
@@ -149,8 +149,13 @@ class Api:
         return _json(models.Done(message=f"the mode is {wish.mode}"))
 
     async def scale(self, request: Request) -> Response:
-        """Change the number of workers."""
+        """Change the number of workers or servers."""
         wish = await _body(request, models.Scale)
+        if (wish.workers is None) == (wish.servers is None):
+            raise errors.ConfigError("scale takes workers or servers: one of them")
+        if wish.servers is not None:
+            reply = await self._coordinator.scale(coordinator_pb2.ScaleRequest(servers=wish.servers, wait_s=WAIT_S))
+            return _json(models.Done(message=f"{reply.servers} servers now; workers waited for {reply.paused_s:.2f} s"))
         reply = await self._coordinator.scale(coordinator_pb2.ScaleRequest(workers=wish.workers, wait_s=WAIT_S))
         note = f"; {reply.note}" if reply.note else ""
         return _json(models.Done(message=f"{reply.workers} workers now{note}"))
@@ -166,6 +171,12 @@ class Api:
         name = (await _body(request, models.Named)).name
         await self._coordinator.drain(coordinator_pb2.DrainRequest(name=name, wait_s=RESTART_S, restart=True))
         return _json(models.Done(message=f"{name} has been restarted"))
+
+    async def checkpoint(self, request: Request) -> Response:
+        """Make a checkpoint."""
+        await _body(request, models.Nothing)
+        reply = await self._coordinator.checkpoint(coordinator_pb2.CheckpointRequest(wait_s=WAIT_S))
+        return _json(models.Done(message=f"{reply.name} is complete, in {reply.place}"))
 
     async def stop(self, request: Request) -> Response:
         """End the job."""

@@ -12,11 +12,13 @@ from paramserver import errors
 from paramserver.v1 import coordinator_pb2
 from paramserver.web.facts import events_of, status_of
 from paramserver.web.history import History
-from paramserver.web.models import Event, Series, Status, Update
+from paramserver.web.models import Event, Events, Series, Status
 
 # How often the job is looked at: while nobody watches, and while somebody does.
 IDLE_S = 1.0
 WATCHED_S = 0.5
+# Looks take at most this part of a core. In a job of many workers there are fewer looks.
+MAX_SHARE = 0.01
 # A stream ends after this time. The page then opens another one.
 MAX_STREAM_S = 3600.0
 
@@ -36,7 +38,9 @@ class Feed:
         self._edition = 0
         self._closing = False
         self._watching = 0
-        self._status: Status | None = None
+        # The status as JSON; empty if nobody watched at that time. CPU seconds of the last look.
+        self._text = ""
+        self._cost_s = 0.0
         self._events: list[Event] = []
         self._at_s = 0.0
 
@@ -46,17 +50,23 @@ class Feed:
 
     async def _run(self) -> None:
         while not self._closing:
+            cost_s = 0.0
             try:
                 await self.look()
+                cost_s = self._cost_s
             except errors.ParamServerError as error:
                 log.debug("the job cannot be looked at now", reason=str(error))
-            await asyncio.sleep(WATCHED_S if self._watching else IDLE_S)
+            await asyncio.sleep(pause(cost_s, bool(self._watching)))
 
     async def look(self) -> Status:
         """Ask for the state of the job now."""
+        began = time.thread_time()
         response = await self._ask(coordinator_pb2.StatusRequest(events=True))
         status = status_of(response)
-        self._status, self._events, self._at_s = status, events_of(response), time.time()
+        self._text = status.model_dump_json() if self._watching else ""
+        # Whatever else this thread did meanwhile counts as well: then there are fewer looks.
+        self._cost_s = time.thread_time() - began
+        self._events, self._at_s = events_of(response), time.time()
         if response.term:  # otherwise another coordinator leads the job, and this one knows nothing of it
             self._history.take(status, self._at_s)
         async with self._changed:
@@ -81,20 +91,21 @@ class Feed:
         """Values over time."""
         return self._history.series()
 
-    async def updates(self) -> AsyncIterator[Update]:
-        """The newest state now, and again after each look; ends with the process, or after an hour."""
+    async def updates(self) -> AsyncIterator[str]:
+        """`models.Update` as JSON, now, and again after each look; ends with the process, or after an hour."""
         deadline = time.monotonic() + MAX_STREAM_S
         self._watching += 1
         try:
-            if self._status is None:
+            if not self._text:
                 await self.look()
             known: set[Event] = set()
             while not self._closing and time.monotonic() < deadline:
-                assert self._status is not None
                 fresh = [event for event in self._events if event not in known]
                 known = set(self._events)
                 edition = self._edition
-                yield Update(status=self._status, at_s=self._at_s, events=fresh)
+                events = Events(events=fresh).model_dump_json().removeprefix("{")
+                # The status is the same text for all who watch.
+                yield f'{{"status":{self._text},"at_s":{self._at_s},{events}'
                 await self._next(edition)
         finally:
             self._watching -= 1
@@ -111,3 +122,8 @@ class Feed:
             await asyncio.gather(self._task, return_exceptions=True)
         async with self._changed:
             self._changed.notify_all()
+
+
+def pause(cost_s: float, watched: bool) -> float:
+    """Seconds until the next look, if the last one took so many CPU seconds."""
+    return max(WATCHED_S if watched else IDLE_S, cost_s / MAX_SHARE)

@@ -240,6 +240,16 @@ class Settings(Model):
     settings: list[Setting]
 
 
+class Document(Model):
+    """All that the page shows of a job. A report has it inside (`page.files.one_file`)."""
+
+    status: Status
+    series: Series
+    events: list[Event]
+    ledger: Ledger
+    settings: list[Setting]
+
+
 class Failure(Model):
     """Every answer with a status of 400 or more."""
 
@@ -273,15 +283,20 @@ class ChangeConsistency(Model):
 
 
 class Scale(Model):
-    """As `paramserver scale`."""
+    """As `paramserver scale`: another number of workers, or of servers."""
 
-    workers: int = Field(ge=1, le=4096)
+    workers: int | None = Field(default=None, ge=1, le=4096)
+    servers: int | None = Field(default=None, ge=1, le=4096)
 
 
 class Named(Model):
     """As `paramserver drain` and `paramserver restart`."""
 
     name: str = Field(max_length=100, description="Such as worker-3.")
+
+
+class Nothing(Model):
+    """No fields: `{}`."""
 
 
 class Stop(Model):

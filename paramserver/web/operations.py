@@ -44,9 +44,10 @@ OPERATIONS = (
     Operation("POST", "/login", "A session cookie in exchange for a token.", models.Done, "login", models.Login),
     Operation("POST", "/logout", "End the session.", models.Done, "logout"),
     _command("/consistency", "Change mode or staleness, as `paramserver set`.", models.ChangeConsistency),
-    _command("/scale", "Change the number of workers, as `paramserver scale`.", models.Scale),
+    _command("/scale", "Change the number of workers or servers, as `paramserver scale`.", models.Scale),
     _command("/drain", "Ask a worker or server to leave, as `paramserver drain`.", models.Named),
     _command("/restart", "Restart a server, as `paramserver restart`.", models.Named),
+    _command("/checkpoint", "Make a checkpoint, as `paramserver checkpoint now`.", models.Nothing),
     _command("/stop", "End the job, as `paramserver stop`.", models.Stop),
 )
 

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from paramserver import errors
 from paramserver.checkpoint import catalog
 from paramserver.checkpoint.place import Place
 from paramserver.coordinator.options import CheckpointOptions
+from paramserver.v1 import coordinator_pb2
 from paramserver.worker.context import Context
 from tests.support.cluster.harness import JOB_S, Cluster, until
 from tests.support.cluster.programs import Program, cosine, dataset, sgd
@@ -81,3 +83,31 @@ def test_a_job_goes_back_to_a_checkpoint_that_came_by_time(tmp_path: Path) -> No
         assert summary["rollbacks"] == 1
         assert min(version for *_, version in rig.orders.timelines) >= found[1] > 0
     same(summary, wanted)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_checkpoint_on_request_is_complete_when_the_call_is_answered(mode: str, tmp_path: Path) -> None:
+    options = CheckpointOptions(str(tmp_path), keep=1000)
+    answers: list[tuple[str, list[int]]] = []
+    with Cluster(1, 2, mode, checkpoints=options) as cluster:
+
+        def ask() -> None:
+            until("training", lambda: cluster.stats()[0].version > 1)
+            call = cluster.job.coordinator.checkpoint(coordinator_pb2.CheckpointRequest(wait_s=JOB_S / 4))
+            reply = cluster.job.background.run(call, JOB_S / 3)
+            answers.append((reply.name, saved(tmp_path)))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        cluster.train(train_until(lambda: bool(answers)))
+        asking.join(JOB_S)
+    ((name, versions),) = answers
+    assert versions[0] == 0
+    assert versions[1:] == [int(name.split("-")[1])]
+
+
+def test_a_job_without_checkpoints_refuses_to_make_one() -> None:
+    with Cluster(1, 1) as cluster:
+        call = cluster.job.coordinator.checkpoint(coordinator_pb2.CheckpointRequest(wait_s=1.0))
+        with pytest.raises(errors.ConfigError, match="start it with --checkpoint-dir"):
+            cluster.job.background.run(call, 5.0)

@@ -1,4 +1,4 @@
-"""The dashboard of a real run: what it says, what it refuses, in a real browser, and runs without it."""
+"""The page and the API of a real run: what it says, what it refuses, in a real browser, and runs without it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import signal
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paramserver.machine.jobs import Job
+from paramserver.web.page.files import one_file
+from tests.support.documents import document
 from tests.support.integration.browser import Browser
 from tests.support.integration.harness import SCRIPTS, Place, Running, place_fixture, until
 
@@ -74,43 +77,139 @@ def admin_token(place: Place, job: str) -> str:
     return Job(**json.loads(path.read_text())).admin_token
 
 
+SHOWN = """(async () => {
+    const status = await (await fetch("/api/v1/status")).json();
+    const column = (selector, at) => [...document.querySelectorAll(selector)].map(row => row.children[at].textContent);
+    const workers = status.processes.filter(p => p.role === "worker").map(p => `● ${p.name}: ${p.state}`);
+    const others = status.processes.filter(p => p.role !== "worker").map(p => p.address);
+    return [
+        [document.querySelector("h1").textContent, status.sentence],
+        [column("#workers tbody tr", 0).join(), workers.join()],
+        [column("#servers tbody tr", 2).join(), others.join()],
+        [document.querySelector("#facts").textContent.split(" ")[1], status.version.toLocaleString("en")],
+        [column("#shards tbody tr", 2).join(), status.shards.map(s => s.primary).join()],
+    ].filter(([page, api]) => page !== api);
+})()"""
+
+
 @pytest.mark.long
-def test_the_page_shows_what_the_api_says_and_follows_the_job(place: Place) -> None:
-    """Values, a mode that is changed by a command, a coordinator that is killed; in a real browser."""
-    run = place.launch("run", TRAIN, "--servers", "2", "--workers", "2", "--replicas", "1", "--", *PACE)
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_the_page_shows_what_the_api_says_and_follows_the_job(place: Place, mode: str) -> None:
+    """Values, commands with and without the token, a coordinator that is killed, the end; in a real browser."""
+    fleet = ("--servers", "2", "--workers", "2", "--replicas", "1", "--mode", mode)
+    run = place.launch("run", TRAIN, *fleet, "--", *PACE)
     url = address_of(run)
     api = f"{url}/api/v1"
     until("training", lambda: get(f"{api}/status")["state"] == "training", 60.0)
     with Browser(place.work / "profile") as browser:
         browser.open(url)
-        until("the sentence", lambda: browser.text("#sentence") == get(f"{api}/status")["sentence"], 30.0)
-        shown = json.loads(
-            browser.value(
-                "JSON.stringify([...document.querySelectorAll('#processes tbody tr')].map("
-                "row => [row.children[0].textContent, row.children[7].textContent]))"
-            )
-        )
-        assert shown == [[p["name"], p["address"]] for p in get(f"{api}/status")["processes"]]
-        assert browser.value("document.querySelectorAll('svg.curve').length") >= 2
+        until("the sentence", lambda: browser.text("h1") == get(f"{api}/status")["sentence"], 30.0)
+        until("page and API say the same", lambda: browser.value(SHOWN) == [], 30.0)
+        until("curves", lambda: browser.value("document.querySelectorAll('#charts canvas').length") >= 1, 30.0)
 
-        wish = {"mode": "async", "staleness": 4}
+        wish = {"mode": "async", "staleness": 5}
         assert post(f"{api}/consistency", wish, {})[0] == 401
         token = admin_token(place, get(f"{api}/status")["job"])
+        assert place.paramserver("dashboard").check().out.strip() == url
+        assert place.paramserver("dashboard", "--token").check().out.strip() == token
         assert post(f"{api}/consistency", wish, {"paramserver-admin": token, "origin": "http://evil.example"})[0] == 403
-        assert get(f"{api}/status")["mode"] == "sync"
-        assert post(f"{api}/consistency", wish, {"paramserver-admin": token}) == (200, {"message": "the mode is async"})
-        until("the mode", lambda: "asynchronous mode with staleness 4" in browser.text("#sentence"), 30.0)
+        assert get(f"{api}/status")["staleness"] != 5
+        assert browser.value("document.querySelector('#form-consistency')") is None
+        log_in(browser, "wrong")
+        until("the refusal", lambda: "no token of this job" in browser.text("#admin-login"), 30.0)
+        log_in(browser, token)
+        until("the controls", lambda: browser.value("document.querySelector('#form-stop') !== null"), 30.0)
+        submit(browser, "consistency", "select", "async", "input[type=number]", "5")
+        until("the mode", lambda: "asynchronous mode with staleness 5" in browser.text("h1"), 60.0)
+        submit(browser, "checkpoint")
+        until("a checkpoint", lambda: "is complete" in browser.text("#said"), 60.0)
+        assert re.match(r"Wrote step-\d+-t\d+ to ", place.paramserver("checkpoint", "now").check().out)
 
         (coordinator,) = [p["pid"] for p in get(f"{api}/status")["processes"] if p["role"] == "coordinator"]
         os.kill(coordinator, signal.SIGKILL)
         until("another coordinator", lambda: "another coordinator leads" in browser.text("#events"), 60.0)
-        assert "the mode is async with staleness 4 now" in browser.text("#events")
+        assert "the mode is async with staleness 5 now" in browser.text("#events")
         until("the link", lambda: browser.value("document.querySelector('#link').hidden"), 30.0)
+
+        place.paramserver("stop").check()
+        run.wait()
+        until("the end", lambda: "The job is over" in browser.text("#link"), 30.0)
+        assert browser.value("document.querySelectorAll('#workers tbody tr').length") == 2
         assert {address.split("/")[2] for address in browser.requests} == {url.removeprefix("http://")}
         refused = [text for text in browser.complaints if "Content Security" in text or "Error:" in text]
         assert refused == []
+
+
+def log_in(browser: Browser, token: str) -> None:
+    browser.value("document.querySelector('#controls').open = true")
+    submit(browser, "login", "input", token, form="#admin-login")
+
+
+def submit(browser: Browser, name: str, *fields: str, form: str = "") -> None:
+    """Fill fields of a form, selector and value in turn, and press its button."""
+    chosen = form or f"#form-{name}"
+    for selector, value in zip(fields[::2], fields[1::2], strict=True):
+        field = f"document.querySelector({json.dumps(f'{chosen} {selector}')})"
+        browser.value(f"{field}.value = {json.dumps(value)}; {field}.dispatchEvent(new Event('change'))")
+    browser.value(f"document.querySelector({json.dumps(f'{chosen} button')}).click()")
+
+
+@pytest.mark.long
+def test_a_page_for_everybody(place: Place) -> None:
+    """Accessible by rules that a program can check, with the keyboard alone, small, and painted soon."""
+    run = place.launch("run", TRAIN, "--workers", "2", "--checkpoint-every", "10", "--", *PACE)
+    url = address_of(run)
+    until("training", lambda: get(f"{url}/api/v1/status")["metrics"], 60.0)
+    with Browser(place.work / "profile") as browser:
+        for width, dark in ((1366, False), (390, True)):
+            browser.open(url, width, 844, dark)
+            until("curves", lambda: browser.value("document.querySelectorAll('#charts canvas').length") >= 2, 30.0)
+            opened = "['#controls', '#ledger-box', '#charts details']"
+            browser.value(f"{opened}.forEach(box => document.querySelector(box).open = true)")
+            assert browser.violations() == []
+            assert browser.value("document.documentElement.scrollWidth <= innerWidth")
+            until("numbers", lambda: browser.value("document.querySelectorAll('#charts tbody tr').length") >= 2, 30.0)
+        painted = []
+        for _ in range(5):
+            browser.open(url)
+            until("the job", lambda: "training" in browser.text("h1"), 30.0)
+            entries = "performance.getEntriesByName('first-contentful-paint').map(one => one.startTime)[0] ?? 1e9"
+            painted.append(browser.value(entries))
+        size = "[...performance.getEntriesByType('resource'), ...performance.getEntriesByType('navigation')]"
+        assert browser.value(f"{size}.reduce((sum, one) => sum + one.encodedBodySize, 0)") <= 150_000
+        assert min(painted) <= 300.0, painted
+        reached = set()
+        for _ in range(40):
+            browser.press("Tab", 9)
+            reached.add(browser.value("document.activeElement.closest('[id]')?.id"))
+            if browser.value("document.activeElement.dataset.axis") == "steps":
+                browser.press("Enter", 13, "\r")
+                assert browser.value("document.activeElement.getAttribute('aria-pressed')") == "true"
+        assert {"axis", "controls", "ledger-box", "settings-box"} <= reached
     place.paramserver("stop").check()
     run.wait()
+
+
+@pytest.mark.long
+def test_a_file_with_the_page_needs_no_server_and_shows_markup_as_text(tmp_path: Path) -> None:
+    """A worker, a curve, an event and an error with markup; and the worker that is blamed is marked."""
+    made = document(MARKUP)
+    status = made.status.model_copy(
+        update={"blame": [f"step 7 waited 3.4 s for slice 5 on {MARKUP}", "worker-0 is slow"]}
+    )
+    workers = [one.model_copy(update={"name": name}) for one in status.processes for name in (MARKUP, "worker-0")]
+    status = status.model_copy(update={"processes": workers, "state": "failed", "reason": MARKUP, "sentence": MARKUP})
+    (tmp_path / "page.html").write_text(one_file(made.model_copy(update={"status": status}), "a run"))
+    with Browser(tmp_path / "profile") as browser:
+        browser.open(f"file://{tmp_path}/page.html")
+        until("the worker", lambda: MARKUP in browser.text("#workers"), 30.0)
+        for place in ("h1", "#blame", "#events", "#hosts"):
+            assert MARKUP in browser.text(place)
+        assert browser.value("document.querySelectorAll('img').length") == 0
+        assert browser.value("document.title") != "owned"
+        assert "worker-0" in browser.text("tr.culprit")
+        assert browser.requests[1:] == []
+        assert browser.complaints == []
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -19,9 +20,10 @@ from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.web.access import Access
 from paramserver.web.api import Api, make_app
 from paramserver.web.facts import status_of
-from paramserver.web.feed import Feed
+from paramserver.web.feed import IDLE_S, WATCHED_S, Feed, pause
 from paramserver.web.guard import HEADERS, MAX_BODY_BYTES, MAX_HEAD_BYTES, App
 from paramserver.web.history import MAX_NAMES, History
+from paramserver.web.models import Update
 from paramserver.web.operations import OPERATIONS, PREFIX, openapi
 from tests.support.unit.asgi import JSON, Reply, ask
 
@@ -67,10 +69,15 @@ class Imagined:
 
     async def scale(self, request: Any) -> Any:
         await self._take(request)
-        return coordinator_pb2.ScaleResponse(workers=request.workers, note="one is on its way")
+        note = "" if request.HasField("servers") else "one is on its way"
+        return coordinator_pb2.ScaleResponse(workers=request.workers, servers=request.servers, paused_s=0.5, note=note)
 
     async def drain(self, request: Any) -> Any:
         await self._take(request)
+
+    async def checkpoint(self, request: Any) -> Any:
+        await self._take(request)
+        return coordinator_pb2.CheckpointResponse(name="step-00000050-t1", place="ckpt")
 
     async def stop(self, request: Any) -> Any:
         await self._take(request)
@@ -165,13 +172,17 @@ def test_commands_are_those_of_operators() -> None:
     coordinator = Imagined()
     app = made(coordinator)
     assert post(app, "/scale", {"workers": 5}).json() == {"message": "5 workers now; one is on its way"}
+    assert post(app, "/scale", {"servers": 3}).json() == {"message": "3 servers now; workers waited for 0.50 s"}
+    assert coordinator.got.pop().servers == 3
     assert post(app, "/drain", {"name": "worker-3"}).status == 200
     assert post(app, "/restart", {"name": "server-1"}).status == 200
     assert post(app, "/consistency", {"mode": "async", "staleness": 4}).status == 200
     assert post(app, "/consistency", {"mode": "async", "staleness": "unbounded"}).status == 200
     assert post(app, "/consistency", {"mode": "sync"}).status == 200
+    assert post(app, "/checkpoint", {}).json() == {"message": "step-00000050-t1 is complete, in ckpt"}
     assert post(app, "/stop", {"reason": "enough"}).status == 200
-    scale, drain, restart, bounded, unbounded, sync, stop = coordinator.got
+    scale, drain, restart, bounded, unbounded, sync, checkpoint, stop = coordinator.got
+    assert checkpoint.wait_s == 60.0
     assert (scale.workers, drain.name, drain.restart, restart.name, restart.restart) == (
         *(5, "worker-3", False, "server-1", True),
     )
@@ -185,7 +196,9 @@ def test_commands_are_those_of_operators() -> None:
         ("/scale", {"workers": 0}, "workers: Input should be greater"),
         ("/scale", {"workers": "5"}, "workers: Input should be a valid integer"),
         ("/scale", {"workers": True}, "workers"),
-        ("/scale", {"workers": 5, "servers": 2}, "servers: Extra"),
+        ("/scale", {"workers": 5, "servers": 2}, "one of them"),
+        ("/scale", {}, "one of them"),
+        ("/scale", {"workers": 5, "hosts": 2}, "hosts: Extra"),
         ("/scale", b"{", "the body: Invalid JSON"),
         ("/scale", [1, 2], "the body"),
         ("/drain", {"name": "x" * 101}, "name: String should have at most 100"),
@@ -295,3 +308,18 @@ def test_series_have_a_hole_where_a_value_is_no_number_and_a_limit_of_names() ->
     assert series.values["loss"][:2] == [None, 0.5]
     assert len(series.values) == MAX_NAMES
     assert {len(column) for column in series.values.values()} == {len(series.at_s)}
+
+
+def test_looking_takes_no_more_than_its_share_of_a_core() -> None:
+    assert (pause(0.001, True), pause(0.001, False)) == (WATCHED_S, IDLE_S)
+    assert pause(0.03, True) == pytest.approx(3.0)
+
+
+def test_the_stream_has_the_status_the_moment_and_new_events() -> None:
+    async def newest() -> Update:
+        return Update.model_validate_json(await anext(Feed(Imagined().status).updates()))
+
+    first = asyncio.run(newest())
+    assert first.status == status_of(response())
+    assert [event.text for event in first.events] == ["worker-0 joined"]
+    assert first.at_s > 1.7e9

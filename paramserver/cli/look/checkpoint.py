@@ -1,4 +1,4 @@
-"""``paramserver checkpoint``: list, show, check and convert checkpoints. Works on files; no job has to run."""
+"""``paramserver checkpoint``: work on the files of checkpoints, and have a running job make one."""
 
 from __future__ import annotations
 
@@ -14,12 +14,29 @@ if TYPE_CHECKING:
     from paramserver.checkpoint.manifest import Manifest
     from paramserver.checkpoint.place import Place
 from paramserver.cli.examples import example
+from paramserver.cli.target import NEAR, Where, find_target
 
-app = App(name="checkpoint", help="List, show, check and convert checkpoints.")
+app = App(name="checkpoint", help="Make, list, show, check and convert checkpoints.")
+
+WAIT_S = 60.0
 
 DAMAGED_EXIT_CODE = 5
 
 Json = Annotated[bool, Parameter(name="--json")]
+
+
+@app.command(help_epilogue=example("checkpoint now"))
+def now(*, where: Where = NEAR) -> int:
+    """Have a running job save its weights now, beside the checkpoints that it makes by itself.
+
+    The command ends when the checkpoint is complete. Exit code 1 if that takes more than a minute.
+    """
+    from paramserver.v1.coordinator_pb2 import CheckpointRequest, CheckpointResponse
+
+    response = find_target(where).call("Coordinator.Checkpoint", CheckpointRequest(wait_s=WAIT_S), WAIT_S + 10.0)
+    assert isinstance(response, CheckpointResponse)
+    print(f"Wrote {response.name} to {response.place}.")
+    return 0
 
 
 @app.command(name="list", help_epilogue=example("checkpoint list"))

@@ -239,10 +239,16 @@ class Checkpoints:
             self._pacing.begun(reached)
             job.tasks.begin(self._cut_quietly())
 
+    async def begin(self) -> int:
+        """Have all shards copy a version, in synchronous mode one of the next; return it. Raises as :meth:`cut`."""
+        ahead = self._job.consistency.mode is Mode.SYNC
+        version = await (self._copy_ahead() if ahead else self.cut())
+        self._pacing.begun(version)
+        return version
+
     async def _cut_quietly(self) -> None:
         try:
-            ahead = self._job.consistency.mode is Mode.SYNC
-            self._pacing.begun(await (self._copy_ahead() if ahead else self.cut()))
+            await self.begin()
         except errors.ParamServerError as error:
             log.warning("no checkpoint could be made now; training goes on", error=str(error))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import structlog
 
 from paramserver import errors
+from paramserver.checkpoint.manifest import checkpoint_name
 from paramserver.coordinator.job import Job
 from paramserver.coordinator.rpc.status import status_page
 from paramserver.coordinator.work.accounts import account
@@ -18,6 +20,8 @@ from paramserver.wire.bounds import patience
 from paramserver.wire.messages import PROTOCOL, consistency_to_proto
 
 log = structlog.get_logger("paramserver.coordinator")
+
+_PLAIN = coordinator_pb2.StatusRequest()
 
 
 class Operators:
@@ -92,6 +96,33 @@ class Operators:
         if request.HasField("servers"):
             return await self._job.resizing.scale(request)
         return await self._job.scaling.scale(request)
+
+    async def checkpoint(self, request: coordinator_pb2.CheckpointRequest) -> coordinator_pb2.CheckpointResponse:
+        """Save the next version that can be saved; return when its checkpoint is complete.
+
+        Raises ConfigError if the job keeps no checkpoints, UnavailableError if none can be written now, DeadlineError.
+        """
+        job, checkpoints = self._job, self._job.checkpoints
+        wait_s = patience("wait_s", request.wait_s, 600.0) or 60.0
+        if checkpoints.place is None:
+            raise errors.ConfigError("this job keeps no checkpoints: start it with --checkpoint-dir")
+        if job.life.phase is not Phase.RUNNING:
+            raise errors.UnavailableError(f"there is nothing to save now: the job is {status_page(job, _PLAIN).state}")
+        timeline, version = job.timeline, None
+        try:
+            async with asyncio.timeout(wait_s):
+                version = await checkpoints.begin()
+                good = await checkpoints.wait_settled(version)
+        except TimeoutError:
+            whole = "no version could be copied" if version is None else f"version {version} has not been written"
+            raise errors.DeadlineError(
+                f"no checkpoint within {wait_s:g} s: {whole}; `paramserver status` says whether the job gets on"
+            ) from None
+        if not good:
+            why = checkpoints.overdue.reason or "the coordinator's log says why"
+            raise errors.UnavailableError(f"the checkpoint of version {version} could not be completed: {why}")
+        name = checkpoint_name(version, timeline)
+        return coordinator_pb2.CheckpointResponse(name=name, place=str(checkpoints.place))
 
     async def stop(self, request: coordinator_pb2.StopRequest) -> coordinator_pb2.StopResponse:
         """End the job early: workers leave, and the result so far is gathered."""

@@ -34,6 +34,7 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "Coordinator.Load": frozenset({WORKER}),
     "Coordinator.Snapshot": frozenset({WORKER, ADMIN}),
     "Coordinator.Scale": frozenset({ADMIN}),
+    "Coordinator.Checkpoint": frozenset({ADMIN}),
     "Coordinator.Stop": frozenset({ADMIN}),
     "Shard.Configure": frozenset({COORDINATOR}),
     "Shard.Initialize": frozenset({WORKER}),

@@ -14,7 +14,10 @@ from types import TracebackType
 from typing import Any
 
 NAME = "chromium"
+AXE = Path(__file__).parent / "axe"
 CALL_S = 30.0
+# axe-core looks at the contrast of every element.
+AXE_S = 100.0
 
 
 class Browser:
@@ -26,8 +29,8 @@ class Browser:
             raise FileNotFoundError(f"this test needs {NAME}: apt-get install {NAME}")
         theirs_in, self._out = os.pipe()
         self._in, theirs_out = os.pipe()
-        argv = [program, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--no-proxy-server"]
-        argv += ["--disable-dev-shm-usage", "--remote-debugging-pipe", f"--user-data-dir={directory}"]
+        argv = [program, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-proxy-server"]
+        argv += ["--disable-dev-shm-usage", "--no-first-run", "--remote-debugging-pipe", f"--user-data-dir={directory}"]
         # The browser reads commands from descriptor 3, and writes answers to descriptor 4.
         redirect = f"exec {' '.join(argv)} 3<&{theirs_in} 4>&{theirs_out}"
         self._process = subprocess.Popen(
@@ -40,6 +43,7 @@ class Browser:
         os.close(theirs_in)
         os.close(theirs_out)
         self._rest = b""
+        self._limit_s = CALL_S
         self._number = 0
         self._session = ""
         # Addresses that the page has asked for, and what the browser complains of.
@@ -66,7 +70,7 @@ class Browser:
         if self._session:
             message["sessionId"] = self._session
         os.write(self._out, json.dumps(message).encode() + b"\0")
-        deadline = time.monotonic() + CALL_S
+        deadline = time.monotonic() + self._limit_s
         while True:
             heard = self._read(deadline)
             if heard.get("id") == number:
@@ -87,7 +91,7 @@ class Browser:
     def _read(self, deadline: float) -> dict[str, Any]:
         while b"\0" not in self._rest:
             ready, _, _ = select.select([self._in], [], [], max(0.0, deadline - time.monotonic()))
-            assert ready, f"the browser has not answered for {CALL_S:g} s"
+            assert ready, f"the browser has not answered for {self._limit_s:g} s"
             self._rest += os.read(self._in, 1 << 20)
         text, _, self._rest = self._rest.partition(b"\0")
         message: dict[str, Any] = json.loads(text)
@@ -103,14 +107,32 @@ class Browser:
         self.call("Page.navigate", url=url)
 
     def value(self, script: str) -> Any:
-        """The value of an expression in the page."""
-        return self.call("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
+        """The value of an expression in the page, or what its promise resolves to."""
+        found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        return found["result"].get("value")
 
     def text(self, selector: str) -> str:
         """The text of the first element that the selector finds; empty if there is none."""
         return str(self.value(f"document.querySelector({json.dumps(selector)})?.textContent ?? ''"))
 
-    def picture(self, path: Path) -> None:
-        """Write the whole page as PNG."""
-        shot = self.call("Page.captureScreenshot", captureBeyondViewport=True)
+    def press(self, key: str, code: int, text: str = "") -> None:
+        """Press a key, such as "Tab" (9) or "Enter" (13, with the text "\\r")."""
+        self.call("Input.dispatchKeyEvent", type="keyDown", key=key, code=key, windowsVirtualKeyCode=code, text=text)
+        self.call("Input.dispatchKeyEvent", type="keyUp", key=key, code=key, windowsVirtualKeyCode=code)
+
+    def violations(self) -> list[str]:
+        """Rules of accessibility that the page breaks, and where, as axe-core finds them."""
+        self._limit_s = AXE_S
+        self.call("Runtime.evaluate", expression=(AXE / "axe.min.js").read_text())
+        script = """axe.run(document).then(found =>
+            found.violations.map(one => one.id + ": " + one.nodes.slice(0, 3).map(node => node.html.slice(0, 120)
+            + " " + node.any.map(check => check.message).join(" ")).join("; ")))"""
+        found = self.value(script)
+        self._limit_s = CALL_S
+        assert isinstance(found, list), "axe-core has not run"
+        return [str(one) for one in found]
+
+    def picture(self, path: Path, whole: bool = True) -> None:
+        """Write the whole page, or what fits into the window, as PNG."""
+        shot = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(shot["data"]))

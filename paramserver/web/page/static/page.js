@@ -1,0 +1,105 @@
+"use strict";
+// Where the data comes from: the job, again and again; or, in a file, the element "data" with {status, series, events, …}.
+
+const API = "/api/v1";
+const AGAIN_MS = 2000;
+const OVER = new Set(["done", "stopped", "failed"]);
+
+async function get(path) {
+  const answer = await fetch(API + path);
+  const found = await answer.json();
+  if (!answer.ok) throw new Error(found.error);
+  return found;
+}
+
+// null: all is well.
+function trouble(text) {
+  byId("link").hidden = text === null;
+  say(byId("link"), text ?? "");
+}
+
+function gone(why) {
+  const status = view.status();
+  if (!status) return trouble(`The coordinator does not answer${why}. This page tries again.`);
+  trouble(OVER.has(status.state)
+    ? `The job is over. This page shows how it ended, as of ${clockTime(heard_s)}.`
+    : `The coordinator does not answer${why}. This page shows the job as of ${clockTime(heard_s)}, and tries again.`);
+}
+
+let heard_s = 0;
+
+async function begin() {
+  const session = await get("/session");
+  byId("login").hidden = session.reads;
+  controls.show(session);
+  if (!session.reads) {
+    trouble(null);
+    say(byId("sentence"), "Log in with the token of the job (join.token) to see it.");
+    return;
+  }
+  charts.load(await get("/series"));
+  view.settings(await get("/settings"));
+  follow();
+}
+
+function follow() {
+  const source = new EventSource(`${API}/stream`);
+  source.onmessage = (message) => {
+    const update = JSON.parse(message.data);
+    const known = view.status();
+    if (known && known.job !== update.status.job) return location.reload(); // another job at the same address
+    heard_s = update.at_s;
+    trouble(null);
+    view.show(update.status, update.at_s);
+    charts.add(update.at_s, update.status);
+    view.hear(update.events);
+    view.draw();
+    controls.follow(update.status);
+    if (OVER.has(update.status.state)) loadLedger();
+  };
+  source.onerror = () => {
+    gone("");
+    if (source.readyState !== EventSource.CLOSED) return;
+    setTimeout(start, AGAIN_MS);
+  };
+}
+
+async function loadLedger() {
+  try {
+    view.ledger(await get("/ledger"));
+  } catch {
+    // The table keeps its last numbers.
+  }
+}
+
+byId("ledger-box").addEventListener("toggle", () => {
+  if (byId("ledger-box").open && !byId("data")) loadLedger();
+});
+
+byId("login").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  say(byId("login-said"), await controls.logIn(byId("token")));
+  if (!byId("login-said").textContent) await start();
+});
+
+async function start() {
+  try {
+    await begin();
+  } catch (error) {
+    gone(error instanceof TypeError ? "" : ` (${error.message})`);
+    setTimeout(start, AGAIN_MS);
+  }
+}
+
+function unfold(found) {
+  charts.load(found.series);
+  view.show(found.status, found.series.at_s.at(-1) ?? 0);
+  view.hear(found.events);
+  view.ledger(found.ledger);
+  view.settings({ settings: found.settings });
+  view.draw();
+  byId("controls").hidden = true;
+}
+
+if (byId("data")) unfold(JSON.parse(byId("data").textContent));
+else start();
