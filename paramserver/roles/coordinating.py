@@ -32,6 +32,7 @@ from paramserver.resume.claiming import keep_up, leave
 from paramserver.resume.holding import hold
 from paramserver.resume.options import Options
 from paramserver.resume.resuming import Resuming
+from paramserver.roles.reporting import in_force
 from paramserver.roles.standby import Standby
 from paramserver.store.base import Store
 from paramserver.transport.base import Channel
@@ -64,7 +65,7 @@ class Coordinating:
         connect: Callable[[str], Channel],
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self.endpoint = Endpoint(settings.cluster.job)
+        self.endpoint = Endpoint(settings.cluster.job, in_force(settings))
         # The address at which others reach this process; set before `run`.
         self.address = ""
         # The address of the dashboard; empty: there is none.

@@ -264,6 +264,7 @@ class Sessions:
                 self._job.ending.look()
                 self._job.loads.look()
                 self._job.records.look()
+                self._job.course.look()
                 if self._job.journal.fenced.is_set():
                     await self._job.replaced("the store says that another coordinator leads the job now")
             except Exception:  # the top of a task: watching goes on
