@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-WIDTH, HEIGHT = 640, 210
+# Of a curve, and of a chart of bars, which is as wide as the page.
+WIDTH, HEIGHT, WIDE = 520, 190, 1000
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 12, 18, 30
 # A curve is drawn with so many points at most.
 _MOST = 400
@@ -28,9 +29,9 @@ class Line:
 
 
 def curve(points: Sequence[Place], x_label: str, lines: Sequence[Line] = ()) -> Markup:
-    """The curve through points in the order of x; empty if there are fewer than two finite ones."""
+    """The curve through points in the order of x; empty if there are fewer than three finite ones."""
     finite = [(x, y) for x, y in points if math.isfinite(y)]
-    if len(finite) < 2:
+    if len(finite) < 3:
         return Markup("")
     xs, ys = [x for x, _ in finite], [y for _, y in finite]
     left, right = xs[0], xs[-1] if xs[-1] > xs[0] else xs[0] + 1.0
@@ -69,7 +70,7 @@ def curve(points: Sequence[Place], x_label: str, lines: Sequence[Line] = ()) -> 
     parts.append(_path(drawn, at_x, at_y, "line pale" if noisy else "line"))
     if noisy:
         parts.append(_path(_thinned(_smooth(finite)), at_x, at_y, "line"))
-    return _svg(HEIGHT, parts)
+    return _svg(WIDTH, HEIGHT, parts)
 
 
 def _apart(lines: Sequence[Line], nearest: float) -> list[Line]:
@@ -151,8 +152,8 @@ def _short(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _svg(height: float, parts: Sequence[str]) -> Markup:
-    return Markup(f'<svg viewBox="0 0 {WIDTH} {height:g}" aria-hidden="true">{"".join(parts)}</svg>')
+def _svg(width: int, height: float, parts: Sequence[str]) -> Markup:
+    return Markup(f'<svg viewBox="0 0 {width} {height:g}" aria-hidden="true">{"".join(parts)}</svg>')
 
 
 # ---- bars
@@ -186,7 +187,7 @@ def bars(rows: Sequence[Row], until: float, unit: str) -> Markup:
         return Markup("")
 
     def at(x: float) -> float:
-        return _NAMES + min(1.0, max(0.0, x / until)) * (WIDTH - _NAMES - _RIGHT)
+        return _NAMES + min(1.0, max(0.0, x / until)) * (WIDE - _NAMES - 2 * _RIGHT)
 
     height = _TOP + _ROW * len(rows) + 20
     parts: list[str] = []
@@ -217,4 +218,4 @@ def bars(rows: Sequence[Row], until: float, unit: str) -> Markup:
                     '<text x="{}" y="{}" text-anchor="middle">{}</text></g>'
                 ).format(cross.text, x, y + 10, x, y - 1 if place else _TOP - 4, cross.number)
             )
-    return _svg(height, parts)
+    return _svg(WIDE, height, parts)

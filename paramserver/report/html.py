@@ -56,7 +56,7 @@ def html_of(report: Report) -> str:
             badge=BADGES[view.kind],
             style=Markup(_style()),
             charts=charts,
-            more=len(view.values.rows) > 1,
+            drawn=len([one for one in charts if one.table.headings[0] == "step"]) == len(view.values.rows),
             lives=_lives(report, view),
             phases=_phases(view.spent),
             names=[name for name in chart_names(view.spent)],
@@ -114,7 +114,8 @@ def _charts(report: Report, view: View) -> list[Chart]:
         about += f", {number(points[-1][1])} at step {number(one.points[-1].step)}"
         rows = [(number(point.step), number(point.value)) for point in _rows(one.points)]
         drawn = chart.curve(points, "step", by_step)
-        charts.append(Chart(one.name, about, drawn, Table(("step", one.name), rows, frozenset({0, 1}))))
+        if drawn:
+            charts.append(Chart(one.name, about, drawn, Table(("step", one.name), rows, frozenset({0, 1}))))
     moments = report.moments
     if len(moments) > 2:
         by_time = [

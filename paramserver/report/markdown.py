@@ -31,6 +31,7 @@ def markdown_of(report: Report) -> str:
     """The text. The same report gives the same text."""
     view = view_of(report)
     lines = [f"## {escape(view.title)}: {BADGES[view.kind]}", "", escape(view.sentence), "", escape(view.when)]
+    lines += ["", f"Script: {escape(view.command)}"] if view.command else []
     lines += _list("Why", view.problems)
     for one in report.output:
         quoted = [line.replace("`", "'") for line in one.lines]
@@ -50,7 +51,7 @@ def markdown_of(report: Report) -> str:
     if view.spent:
         lines += ["" if view.blame else "\n### Where the time went\n", *_table(view.spent_table)]
     lines += _section("The steps that waited longest", view.worst)
-    lines += _section("Ledger", view.ledger)
+    lines += [*_list("Ledger", [view.counted]), "", *_table(view.ledger)] if view.ledger.rows else []
     lines += _section("Result", view.result)
     lines += _section("Settings that are not the default", view.changed)
     lines += _folded("Processes", view.processes)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,6 +64,8 @@ class View:
     kind: str
     sentence: str
     when: str
+    # The script and its arguments.
+    command: str
     facts: list[tuple[str, str]]
     # Why the run is not as it should be: broken promises, troubles, the reason of a failure.
     problems: list[str]
@@ -76,6 +80,8 @@ class View:
     worst: Table
     processes: Table
     ledger: Table
+    # The ledger in one sentence.
+    counted: str
     result: Table
     changed: Table
     defaults: Table
@@ -97,6 +103,7 @@ def view_of(report: Report) -> View:
         kind=report.outcome.kind,
         sentence=report.outcome.sentence,
         when=_when(report, begun_s),
+        command=_command(report),
         facts=_facts(report),
         problems=_problems(report),
         story=story(report, begun_s),
@@ -110,6 +117,7 @@ def view_of(report: Report) -> View:
         worst=_worst(status, begun_s),
         processes=_processes(status),
         ledger=_ledger(report),
+        counted=_counted(report),
         result=_result(summary, status),
         changed=_settings(report, lambda origin: origin != "default"),
         defaults=_settings(report, lambda origin: origin == "default"),
@@ -155,9 +163,8 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         facts.append(("speed", f"{number(round(speed))} samples/s"))
     for curve in ordered(report.curves)[:3]:
         facts.append((curve.name, _from_to(curve)))
-    lost = sum(event.kind == "lost" for event in report.events)
     if status or summary:
-        facts.append(("faults", count(max(lost, _int(summary or status, "losses")), "process lost", "processes lost")))
+        facts.append(("faults", count(_int(summary or status, "losses"), "process lost", "processes lost")))
     return facts
 
 
@@ -311,6 +318,25 @@ def _ledger(report: Report) -> Table:
         rows.append((number(epoch.epoch + 1), *map(number, counts), who))
     headings = ("epoch", "samples", "once", "twice", "never", "skipped", "slices by worker")
     return Table(headings, rows, frozenset(range(6)))
+
+
+def _counted(report: Report) -> str:
+    epochs = report.ledger.epochs if report.ledger else []
+    twice, never = sum(epoch.twice for epoch in epochs), sum(epoch.never for epoch in epochs)
+    if twice:
+        return f"{count(twice, 'sample')} counted more than once: please report this."
+    if never:
+        return f"No sample counted twice in an epoch; {count(never, 'sample has', 'samples have')} not counted yet."
+    return "Every sample counted exactly once in each epoch."
+
+
+def _command(report: Report) -> str:
+    values = {one.key: one.value for one in report.settings}
+    try:
+        args = ast.literal_eval(values.get("run.args") or "()")
+        return shlex.join([values["run.script"], *args]) if values.get("run.script") else ""
+    except (ValueError, SyntaxError, TypeError):
+        return values["run.script"]
 
 
 def _result(summary: dict[str, Any], status: dict[str, Any]) -> Table:
