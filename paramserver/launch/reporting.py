@@ -28,7 +28,7 @@ _LINES = 30
 
 
 class Reporting:
-    """Does nothing if no report is wanted. ``secrets``: texts that are not to be in it, beside those of the settings."""
+    """Does nothing if no report is wanted. ``secrets``: texts that it hides, beside those of the settings."""
 
     def __init__(self, settings: Settings, secrets: Iterable[str] = ()) -> None:
         self.path = Path(settings.run.report) if settings.run.report else None
@@ -82,9 +82,7 @@ class Reporting:
             with suppress(errors.ParamServerError):  # then the report has what was heard before
                 await ask_all(channel, self._keeper, timeout_s)
         found = self._keeper.report(
-            Report(
-                job=self._job, made_at_s=time.time(), outcome=how, summary=dict(summary or {}), output=list(output)
-            )
+            Report(job=self._job, made_at_s=time.time(), outcome=how, summary=dict(summary or {}), output=list(output))
         )
         if not found.status:
             changes = {"versions": versions(), "missing": ["Everything else: no coordinator has ever answered."]}

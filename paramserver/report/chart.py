@@ -54,9 +54,11 @@ def curve(points: Sequence[Place], x_label: str, lines: Sequence[Line] = ()) -> 
             parts.append(
                 f'<text class="tick" x="{at_x(tick):.1f}" y="{HEIGHT - 14}" text-anchor="middle">{_short(tick)}</text>'
             )
-    parts.append(Markup('<text class="tick" x="{}" y="{}" text-anchor="end">{}</text>').format(
-        WIDTH - _RIGHT, HEIGHT - 2, x_label
-    ))
+    parts.append(
+        Markup('<text class="tick" x="{}" y="{}" text-anchor="end">{}</text>').format(
+            WIDTH - _RIGHT, HEIGHT - 2, x_label
+        )
+    )
     for line in _apart([line for line in lines if left <= line.x <= right], 14 * (right - left) / WIDTH):
         x = f"{at_x(line.x):.1f}"
         parts.append(

@@ -79,5 +79,3 @@ def _curves(path: Path) -> list[Curve]:
         for name, value in step.values.items():
             found.setdefault(name, []).append(CurvePoint(step=step.step, at_s=0.0, value=value))
     return [Curve(name=name, points=points) for name, points in sorted(found.items())]
-
-

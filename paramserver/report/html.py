@@ -13,8 +13,8 @@ from markupsafe import Markup
 
 from paramserver.report import chart
 from paramserver.report.data import Curve, CurvePoint, Report
-from paramserver.report.text import number, seconds
-from paramserver.report.view import Mark, Spent, Table, View, ordered, view_of
+from paramserver.report.text import count, number, seconds
+from paramserver.report.view import Spent, Table, View, ordered, view_of
 
 BADGES = {
     "done": "✔ done",
@@ -56,6 +56,7 @@ def html_of(report: Report) -> str:
             badge=BADGES[view.kind],
             style=Markup(_style()),
             charts=charts,
+            epochs=count(len(view.ledger.rows), "epoch"),
             drawn=len([one for one in charts if one.table.headings[0] == "step"]) == len(view.values.rows),
             lives=_lives(report, view),
             phases=_phases(view.spent),
@@ -67,7 +68,7 @@ def html_of(report: Report) -> str:
 
 def data_in(text: str) -> Any:
     """The data of a report that was written as HTML. Raises ValueError if it is none."""
-    before, found, rest = text.partition(_BEGIN)
+    _, found, rest = text.partition(_BEGIN)
     if not found:
         raise ValueError("there is no report in it")
     return json.loads(rest.partition(_END)[0])
@@ -118,9 +119,7 @@ def _charts(report: Report, view: View) -> list[Chart]:
             charts.append(Chart(one.name, about, drawn, Table(("step", one.name), rows, frozenset({0, 1}))))
     moments = report.moments
     if len(moments) > 2:
-        by_time = [
-            chart.Line(mark.event.at_s - view.begun_s, str(mark.number), mark.event.text) for mark in view.marks
-        ]
+        by_time = [chart.Line(mark.event.at_s - view.begun_s, str(mark.number), mark.event.text) for mark in view.marks]
         drawn = chart.curve([(m.at_s - view.begun_s, m.samples_per_s) for m in moments], "seconds", by_time)
         rows = [
             (f"+{one.at_s - view.begun_s:.1f} s", number(one.version), number(round(one.samples_per_s)))
@@ -128,9 +127,8 @@ def _charts(report: Report, view: View) -> list[Chart]:
         ]
         table = Table(("time", "version", "samples/s"), rows, frozenset({0, 1, 2}))
         fastest = max(one.samples_per_s for one in moments)
-        charts.append(
-            Chart("samples per second", f"over time, all workers together; at most {number(round(fastest))}", drawn, table)
-        )
+        about = f"over time, all workers together; at most {number(round(fastest))}"
+        charts.append(Chart("samples per second", about, drawn, table))
     return charts
 
 

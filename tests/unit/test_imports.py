@@ -57,11 +57,7 @@ ALLOWED: dict[str, set[str]] = {
     | ROLES
     | AROUND
     | {"api", "config", "checkpoint", "records", "report", "results", "resume", "web"},
-    "launch": LOWER
-    | EDGES
-    | WIRE
-    | AROUND
-    | {"config", "checkpoint", "records", "report", "results", "resume", "web"},
+    "launch": LOWER | EDGES | WIRE | AROUND | {"config", "checkpoint", "records", "report", "results", "resume", "web"},
     "doctor": LOWER | EDGES | WIRE | AROUND | {"config"},
     "render": {"config", "errors"},
     # Calibration alone needs more than the core: it measures transport and arithmetic, and a script of its own.

@@ -18,7 +18,7 @@ class Moment:
 
 
 class Moments:
-    """At most ``most`` moments. When the room is full, every other moment goes, and half as many are kept from then on."""
+    """At most ``most`` moments. When the room is full, every other moment goes."""
 
     def __init__(self, most: int = MOMENTS) -> None:
         self._most = most
