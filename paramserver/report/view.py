@@ -225,9 +225,8 @@ def story(report: Report, begun_s: float) -> list[str]:
         told.append(f"{said[0].upper()}{said[1:]}.")
     rollbacks, redone = _int(known, "rollbacks"), _int(known, "steps_redone")
     if rollbacks:
-        told.append(
-            f"The job went back to a checkpoint {times(rollbacks)}; {count(redone, 'step was', 'steps were')} done again."
-        )
+        again = count(redone, "step was", "steps were")
+        told.append(f"The job went back to a checkpoint {times(rollbacks)}; {again} done again.")
     elif told:
         told.append("No step was done again.")
     if not told and not _int(known, "losses"):

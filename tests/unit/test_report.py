@@ -1,4 +1,4 @@
-"""Reports: everything that is known is in them, nothing secret, every name is text, and the file is whole or not there."""
+"""Reports: all that is known is in them, nothing secret, every name is text; a file is whole or not there."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_html_has_no_markup_of_the_run_and_no_address() -> None:
     assert "<img" not in text
     assert text.count("</script>") == 1
     assert html.unescape(text).count(MARKUP) > 10
-    assert not re.search(r"(?:src|href|url\()\s*=?", text.replace(html.escape(MARKUP), "").partition("<script")[0])
+    assert not re.search(r"\b(?:src|href)\s*=|url\(", text.replace(html.escape(MARKUP), "").partition("<script")[0])
     for drawing in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
         ET.fromstring(drawing)
 
@@ -228,7 +228,7 @@ def test_a_report_that_cannot_be_written_leaves_the_earlier_one(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(errors.UserError, match="cannot be written to .*: No space left on device"):
+    with pytest.raises(errors.UserError, match="No space left on device"):
         write_report(path, run(job="other"))
     assert (path.read_text(), list(tmp_path.iterdir())) == (before, [path])
 
