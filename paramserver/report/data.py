@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from paramserver.web.models import Event, Ledger, Model, Setting
 
-FORMAT = "report 1"
+FORMAT: Final = "report 1"
 
 Kind = Literal["running", "done", "stopped", "failed", "interrupted"]
 

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,17 @@ from paramserver.report.view import view_of
 from paramserver.report.writing import check_report, rendered, write_report
 from paramserver.v1 import coordinator_pb2
 from tests.support.unit.runs import BEGUN_S, MARKUP, SUMMARY, event, run, slowed
+
+
+class Attributes(HTMLParser):
+    """The names of all attributes of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found |= {name for name, _ in attrs}
 
 
 def test_the_story_of_a_lost_worker() -> None:
@@ -120,7 +132,11 @@ def test_html_has_no_markup_of_the_run_and_no_address() -> None:
     assert "<img" not in text
     assert text.count("</script>") == 1
     assert html.unescape(text).count(MARKUP) > 10
-    assert not re.search(r"\b(?:src|href)\s*=|url\(", text.replace(html.escape(MARKUP), "").partition("<script")[0])
+    parser = Attributes()
+    parser.feed(text)
+    assert parser.found
+    assert not parser.found & {"src", "href", "onerror", "action", "data"}
+    assert "url(" not in text.partition("</style>")[0]
     for drawing in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
         ET.fromstring(drawing)
 
@@ -278,3 +294,13 @@ def test_files_that_are_no_reports(
     path.write_text(content)
     assert main(["report", str(path)]) == 2
     assert problem in capsys.readouterr().err
+
+
+def test_a_run_does_not_begin_if_its_report_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("raise SystemExit(9)")
+    for name, problem in (("train.py", "must end with"), ("/proc/nowhere/r.html", "run.report cannot be written to")):
+        assert main(["run", "train.py", "--report", name]) == 2
+        assert problem in capsys.readouterr().err
