@@ -12,6 +12,7 @@ EXAMPLES = {
     "top": "paramserver top --coordinator a:8790 --certs certs",
     "dashboard": "paramserver dashboard --token",
     "logs": "paramserver logs worker-3 --follow",
+    "report": "paramserver report --job digits -o report.html",
     "set": "paramserver set consistency.mode=async --staleness 4",
     "restart": "paramserver restart servers",
     "drain": "paramserver drain worker-3",

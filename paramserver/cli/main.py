@@ -30,6 +30,7 @@ COMMANDS = {
     "top": ("look.top:top", "Watch a running job on the whole terminal."),
     "dashboard": ("look.dashboard:dashboard", "Print the address of a job's page."),
     "logs": ("look.logs:logs", "Print the output of the processes of a job of run."),
+    "report": ("train.report:report", "Tell what happened in a run, as one file."),
     "set": ("look.set:set_", "Change the consistency of a running job."),
     "restart": ("look.operate:restart", "Restart servers of a running job, one by one."),
     "drain": ("look.operate:drain", "Ask a worker or server of a running job to leave."),

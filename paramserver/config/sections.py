@@ -275,6 +275,9 @@ class Run(Section):
     records: PathText = Field(
         default="", description="File of JSON lines for the values of ctx.log, one line per step. Empty: none."
     )
+    report: PathText = Field(
+        default="", description="File for the report of the run: .html, .md or .json. Empty: none."
+    )
     track: Annotated[
         str,
         empty_or(lambda text: set(text.split(",")) <= TRACKERS),

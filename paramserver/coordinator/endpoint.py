@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from google.protobuf.message import Message
 from paramserver import errors
 from paramserver.coordinator.service import CoordinatorService
 from paramserver.core.job.status import State
+from paramserver.membership.session import versions
 from paramserver.transport.base import METHODS, MethodKind
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
@@ -38,8 +40,10 @@ class Knock:
 class Endpoint:
     """Passes each call on to ``service`` while this process leads; otherwise it refuses the call, and says why."""
 
-    def __init__(self, job: str) -> None:
+    def __init__(self, job: str, settings: Sequence[coordinator_pb2.SettingInForce] = ()) -> None:
+        """``settings``: of this process, without secrets."""
         self.job = job
+        self._settings = settings
         self.service: CoordinatorService | None = None
         # The activity of this process while it does not lead, in words.
         self.doing = "is starting"
@@ -53,7 +57,12 @@ class Endpoint:
     async def status(self, request: coordinator_pb2.StatusRequest) -> coordinator_pb2.StatusResponse:
         """The status of the job. A coordinator that does not lead says only that, with term 0."""
         if self.service is not None:
-            return await self.service.status(request)
+            response = await self.service.status(request)
+            if request.report and not request.since_s:
+                response.history.settings.extend(self._settings)
+                response.history.versions.update(versions())
+                response.history.host = socket.gethostname()
+            return response
         response = coordinator_pb2.StatusResponse(job=self.job)
         response.state, response.reason = State.WAITING, f"this coordinator {self.doing}"
         response.processes.add(

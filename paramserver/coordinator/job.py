@@ -34,6 +34,7 @@ from paramserver.coordinator.reports import Reports
 from paramserver.coordinator.scaling import Scaling
 from paramserver.coordinator.tasks import Tasks
 from paramserver.coordinator.watching.blame import BlameWatch
+from paramserver.coordinator.watching.course import Course
 from paramserver.coordinator.watching.ending import Ending
 from paramserver.coordinator.watching.idle import Idle
 from paramserver.coordinator.watching.poison import PoisonWatch
@@ -115,6 +116,7 @@ class Job:
         self.keeping = Keeping(self)
         self._begin(journal.generation, self._first_ident())
         self.records = Records(self)
+        self.course = Course(self)
         self.scaling = Scaling(self)
         # Members that are asked to leave; of them, those that are to be started again.
         self.draining: set[int] = set()

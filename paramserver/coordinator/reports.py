@@ -74,6 +74,11 @@ class Reports:
         """The newest version that a shard has reported."""
         return max((report.version for report in self.shards()), default=0)
 
+    def samples_per_s(self) -> float:
+        """Samples per second of all workers together, over the last seconds."""
+        now = time.monotonic()
+        return sum(self._rates.of(ident, now) for ident in self.workers)
+
     def shards(self) -> list[shard_pb2.StatsResponse]:
         """The newest reports of all shards, by their primaries."""
         return [report for reports in self.servers.values() for report in reports if not report.backup]

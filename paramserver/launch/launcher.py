@@ -10,7 +10,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,8 +20,10 @@ from paramserver.config import Settings, hide_password
 from paramserver.launch.display import Display, make_display
 from paramserver.launch.output import Outputs
 from paramserver.launch.poll import Poll
+from paramserver.launch.reporting import Reporting
 from paramserver.launch.spawn import Spawner
 from paramserver.launch.supervisor import Supervisor
+from paramserver.logs import complain
 from paramserver.machine.jobs import Job, publish_job, withdraw_job
 from paramserver.machine.valkey import EmbeddedStore
 from paramserver.processes.alive import process_birth
@@ -30,6 +32,7 @@ from paramserver.processes.logfiles import Logs
 from paramserver.processes.process import Guard, stop_all
 from paramserver.processes.restarts import Restarts
 from paramserver.records.opening import check_records
+from paramserver.report.writing import check_report
 from paramserver.results.gather import MovedError, gather
 from paramserver.results.summary import check_writable
 from paramserver.results.verdict import closing_lines, exit_code
@@ -47,6 +50,9 @@ _TIDY_S = 10.0
 # After so many leases without an answer, the coordinator is taken for hung.
 _HANG_LEASES = 2.0
 _MODEL_S = 30.0
+# For the report of a run without a result: how long the coordinator may take, also if a signal ends the run.
+_REPORT_S = 5.0
+_REPORT_HURRY_S = 0.5
 
 
 def launch(settings: Settings, script: Path, script_args: list[str], fresh: bool = False) -> int:
@@ -60,6 +66,8 @@ def launch(settings: Settings, script: Path, script_args: list[str], fresh: bool
     """
     check_writable(settings.run)
     check_records(settings.run)
+    if settings.run.report:
+        check_report(Path(settings.run.report))
     return asyncio.run(Launcher(settings, script, script_args, fresh).run())
 
 
@@ -82,6 +90,10 @@ class Launcher:
         self._keeping: asyncio.Task[None] | None = None
         self._holding: Holding | None = None
         self._display: Display = make_display(settings.log.interval_s, settings.log.format == "json")
+        self._token = secrets.token_urlsafe(32)
+        self._report = Reporting(self._settings, [self._token])
+        # The last line that was said.
+        self._said = ""
         self._directory = Path()
         # Where the user wants checkpoints; empty: nowhere.
         self._wanted_checkpoints = ""
@@ -108,16 +120,41 @@ class Launcher:
         self._guard.tell("directory", self._directory)
         self._logs = Logs(self._directory / "logs", lambda line: self._display.line("", line))
         try:
-            started = asyncio.create_task(self._train())
-            await asyncio.wait({started, self._signal}, return_when=asyncio.FIRST_COMPLETED)
-            if not started.done():
-                started.cancel()
-                await asyncio.gather(started, return_exceptions=True)
-                self._say("stopping")
-                return 128 + self._signal.result()
-            return started.result()
+            code = await self._until_over(self._signal)
+            await self._tell(code, self._said)
+            return code
+        except errors.ParamServerError as error:
+            await self._tell(error.exit_code, str(error))
+            raise
         finally:
             await self._stop()
+
+    async def _until_over(self, signalled: asyncio.Future[int]) -> int:
+        started = asyncio.create_task(self._train())
+        await asyncio.wait({started, signalled}, return_when=asyncio.FIRST_COMPLETED)
+        if not started.done():
+            started.cancel()
+            await asyncio.gather(started, return_exceptions=True)
+            self._said = ""
+            self._display.line("", "stopping")
+            return 128 + signalled.result()
+        return started.result()
+
+    async def _tell(self, code: int, why: str) -> None:
+        """Write the report of a run without a result. ``why``: in words; empty after a signal."""
+        interrupted = self._signal is not None and self._signal.done()
+        failed = self._supervisor.failed() if self._supervisor is not None and not interrupted else []
+        channel = grpc.connect(self._address) if self._address else None
+        try:
+            hurry_s = _REPORT_S if not interrupted else _REPORT_HURRY_S
+            line = await self._report.broken_off(code, why, channel, self._directory / "logs", failed, hurry_s)
+            if line:
+                self._display.line("", line)
+        except errors.UserError as error:  # the exit code is not 0 already
+            complain(f"paramserver: error: {error}")
+        finally:
+            if channel is not None:
+                await channel.close()
 
     def _on_signal(self, number: int) -> None:
         assert self._signal is not None
@@ -126,7 +163,7 @@ class Launcher:
 
     async def _train(self) -> int:
         supervisor = await self._start()
-        poll = self._poll = Poll(grpc.connect(self._address), self._heard)
+        poll = self._poll = Poll(grpc.connect(self._address), self._heard, request=self._report.request)
         poll.start()
         while True:
             code = await supervisor.watch(poll)
@@ -142,6 +179,7 @@ class Launcher:
     def _heard(self, status: coordinator_pb2.StatusResponse) -> None:
         assert self._supervisor is not None
         self._supervisor.hear(status)
+        self._report.hear(status)
         self._display.update(status)
 
     def _keep_checkpoints(self) -> None:
@@ -170,7 +208,6 @@ class Launcher:
             if self._store.socket_directory is not None:
                 self._guard.tell("directory", self._store.socket_directory)
             name = "embedded"
-        token = secrets.token_urlsafe(32)
         spawner = self._spawner = Spawner(
             settings,
             self._script,
@@ -178,7 +215,7 @@ class Launcher:
             self._guard,
             self._output,
             (store, name),
-            token,
+            self._token,
             holding,
             self._fresh,
         )
@@ -195,7 +232,7 @@ class Launcher:
         holding.lead_at(self._address)
         pid = os.getpid()
         logs = str(self._directory / "logs")
-        self._published = Job(self._job, self._address, pid, time.time(), process_birth(pid), token, logs=logs)
+        self._published = Job(self._job, self._address, pid, time.time(), process_birth(pid), self._token, logs=logs)
         publish_job(self._published)
         for index in range(settings.cluster.servers):
             await supervisor.start_server(index)
@@ -209,6 +246,7 @@ class Launcher:
         return supervisor
 
     def _say(self, line: str) -> None:
+        self._said = line
         self._display.line("", line)
         if self._logs is not None:
             self._logs.line("run", line)
@@ -230,17 +268,26 @@ class Launcher:
                 status = await _status(channel, model=True)
                 self._display.update(status)
                 if not status.HasField("model"):
-                    self._display.line(
-                        "", "the script ended without training: it never called ctx.prepare or Client.init"
-                    )
+                    line = "the script ended without training: it never called ctx.prepare or Client.init"
+                    self._print([line, await self._report.untrained(channel)])
                     return 0
                 summary = await self._gather(status, channel, supervisor.restarts.total)
+            code = exit_code(summary)
+            *lines, last = closing_lines(status, summary)
+            try:
+                lines.append(await self._report.finished(summary, code, channel))
+            except errors.UserError:
+                self._print(lines)  # not that everything promised is there
+                raise
         finally:
             await channel.close()
+        self._print([*lines, last])
+        return code
+
+    def _print(self, lines: Sequence[str]) -> None:
         self._display.close()
-        for line in closing_lines(status, summary):
+        for line in filter(None, lines):
             self._display.line("", line)
-        return exit_code(summary)
 
     async def _gather(
         self, status: coordinator_pb2.StatusResponse, channel: Channel, restarts: Mapping[str, int]

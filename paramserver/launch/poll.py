@@ -18,17 +18,22 @@ _CALL_S = 2.0
 class Poll:
     """Calls ``Coordinator.Status`` every ``every_s`` seconds from :meth:`start` to :meth:`close`, and when told to.
 
-    ``heard`` is given every answer of a coordinator that leads.
+    ``heard`` is given every answer of a coordinator that leads. ``request`` makes the question.
     """
 
     def __init__(
-        self, channel: Channel, heard: Callable[[coordinator_pb2.StatusResponse], None], every_s: float = POLL_S
+        self,
+        channel: Channel,
+        heard: Callable[[coordinator_pb2.StatusResponse], None],
+        every_s: float = POLL_S,
+        request: Callable[[], coordinator_pb2.StatusRequest] = coordinator_pb2.StatusRequest,
     ) -> None:
         # When a coordinator last answered, leader or not (monotonic seconds).
         self.answered_at = time.monotonic()
         self._channel = channel
         self._heard = heard
         self._every_s = every_s
+        self._request = request
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -43,7 +48,7 @@ class Poll:
     async def ask(self) -> coordinator_pb2.StatusResponse | None:
         """The status of the job; None if no coordinator that leads it answers within 2 s."""
         try:
-            reply = await self._channel.call("Coordinator.Status", coordinator_pb2.StatusRequest(), timeout=_CALL_S)
+            reply = await self._channel.call("Coordinator.Status", self._request(), timeout=_CALL_S)
         except errors.ParamServerError:
             return None
         status = cast(coordinator_pb2.StatusResponse, reply)

@@ -130,6 +130,10 @@ class Supervisor:
                     return code
             await self._seats.pause((*self._rest, *self.workers))
 
+    def failed(self) -> list[str]:
+        """The processes that have ended with an exit code other than 0, those of the script first."""
+        return [seat.name for seat in (*self.workers, *self._rest) if (seat.exit_code or 0) > 0]
+
     def all_servers_run(self) -> bool:
         """Whether no server has ended; one that was not dealt with yet counts, too."""
         return all(seat.child.running for seat in self.servers)

@@ -16,6 +16,7 @@ GOES_ON = " (the same line goes on)"
 _UNSAFE = re.compile(
     r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b(?!\[[0-9;:]*m)(?:\[[0-?]*[ -/]*[@-~]?|.)?|[\x00-\x08\x0b-\x1a]"
 )
+_COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 class Output(Protocol):
@@ -31,6 +32,11 @@ class Output(Protocol):
 def harmless(text: str) -> str:
     """The text of a script with its colours, and without anything else that steers a terminal."""
     return _UNSAFE.sub("", text)
+
+
+def plain(text: str) -> str:
+    """The text of a script without colours and without anything else that steers a terminal."""
+    return _COLOURS.sub("", harmless(text))
 
 
 class Lines:

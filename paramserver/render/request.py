@@ -186,7 +186,7 @@ class Containers:
     def results(self) -> bool:
         """Whether the coordinator writes files that are to stay, checkpoints aside."""
         run = self.request.settings.run
-        return any((run.summary, run.save, run.records, run.track))
+        return any((run.summary, run.report, run.save, run.records, run.track))
 
     @property
     def checkpoints(self) -> Checkpoints:
@@ -205,7 +205,7 @@ class Containers:
 
     def coordinator_values(self) -> Values:
         """See `Request.coordinator_values`."""
-        for key in ("run.summary", "run.save", "run.records"):
+        for key in ("run.summary", "run.report", "run.save", "run.records"):
             _check_inside(key, str(self.request.settings.values()[key]))
         if "://" not in (resume := self.request.settings.checkpoint.resume):
             _check_inside("checkpoint.resume", resume, "or a URL")

@@ -171,7 +171,8 @@ def _may_write(directories: set[str]) -> _Lines:
 
 def _result_directories(request: Request) -> set[str]:
     """Directories of results that the unit could not write to otherwise."""
-    paths = [request.settings.run.summary, request.settings.run.save, request.settings.run.records]
+    run = request.settings.run
+    paths = [run.summary, run.report, run.save, run.records]
     if request.settings.cluster.state_dir:
         paths.append(f"{request.settings.cluster.state_dir}/")
     return {posixpath.dirname(path) for path in paths if path.startswith("/") and not path.startswith(f"{STATE}/")}

@@ -7,6 +7,7 @@ import json
 import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import structlog
@@ -25,6 +26,7 @@ from paramserver.core.job.life import Ends, Phase
 from paramserver.membership.settings import consistency_of, shared
 from paramserver.records.opening import open_records
 from paramserver.records.writing import Writing
+from paramserver.report.outcome import broken_off, finished
 from paramserver.results.gather import gather
 from paramserver.results.verdict import closing_lines, exit_code
 from paramserver.resume.checkpointing import checkpoint_options, find_checkpoint, goes_on_there, split
@@ -32,6 +34,7 @@ from paramserver.resume.claiming import keep_up, leave
 from paramserver.resume.holding import hold
 from paramserver.resume.options import Options
 from paramserver.resume.resuming import Resuming
+from paramserver.roles.reporting import in_force, write_own
 from paramserver.roles.standby import Standby
 from paramserver.store.base import Store
 from paramserver.transport.base import Channel
@@ -64,7 +67,7 @@ class Coordinating:
         connect: Callable[[str], Channel],
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self.endpoint = Endpoint(settings.cluster.job)
+        self.endpoint = Endpoint(settings.cluster.job, in_force(settings))
         # The address at which others reach this process; set before `run`.
         self.address = ""
         # The address of the dashboard; empty: there is none.
@@ -313,6 +316,9 @@ class Coordinating:
         if how == "failed":
             await service.job.changes.wait_until(lambda: not service.job.members_present(), _TELL_S)
             self._say(f"paramserver: error: {service.job.reason}")
+            how_so = broken_off(service.job.life.exit_code, service.job.reason)
+            with suppress(errors.UserError):  # the code is not 0 already
+                self._say(await write_own(self.endpoint, service, self._settings, how_so))
             return service.job.life.exit_code
         if how == "stopped":
             await service.job.changes.wait_until(lambda: not service.job.worker_infos(), _LEAVE_S)
@@ -355,8 +361,10 @@ class Coordinating:
             return service.job.view()
 
         summary = await gather(status, self._connect, look, run, None, directory)
+        how_so = finished(summary, exit_code(summary))
         lines = closing_lines(status, summary)
-        for line in lines:
+        lines.insert(-1, await write_own(self.endpoint, service, self._settings, how_so, summary))
+        for line in filter(None, lines):
             self._say(line)
         phase, reason = Phase.DONE, lines[0]
         if summary["broken_promises"]:

@@ -47,10 +47,13 @@ def start_coordinator(settings: Settings, options: Options) -> int:
     logs.configure(settings.log.level, settings.log.format, "coordinator")
     arm_if_told("coordinator")
     from paramserver.records.opening import check_records
+    from paramserver.report.writing import check_report
     from paramserver.results.summary import check_writable
 
     check_writable(settings.run)
     check_records(settings.run)
+    if settings.run.report:
+        check_report(Path(settings.run.report))
     if not settings.cluster.job:
         settings = settings.model_copy(update={"cluster": settings.cluster.model_copy(update={"job": _DEFAULT_JOB})})
     return asyncio.run(_coordinate(settings, options))

@@ -28,7 +28,7 @@ from paramserver.testing.seeded import Shape
 _STOP_S = 10.0
 _SUMMARY = "--summary"
 # Files that belong to one run alone: the run without faults gets its own.
-_OWN_FILES = (_SUMMARY, "--save", "--checkpoint-dir")
+_OWN_FILES = (_SUMMARY, "--report", "--save", "--checkpoint-dir")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,8 @@ def _run(words: _Words, options: Options, say: Callable[[str], None], directory:
 
 def _twin(words: _Words, directory: Path) -> dict[str, Any]:
     """The summary of the same run without faults, with files of its own."""
-    files = {option: str(directory / f"twin{option}") for option in (_SUMMARY, *words.files)}
+    files = {_SUMMARY: str(directory / "twin--summary")}
+    files |= {option: str(directory / f"twin{option}{Path(file).suffix}") for option, file in words.files.items()}
     log = directory / "twin.log"
     with log.open("wb") as output:
         code = _paramserver(words.with_files(files), {}, output)

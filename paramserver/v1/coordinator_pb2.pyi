@@ -336,12 +336,77 @@ class ChangeConsistencyResponse(_message.Message):
     def __init__(self, consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
-    __slots__ = ("model", "events")
+    __slots__ = ("model", "events", "report", "since_s")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    SINCE_S_FIELD_NUMBER: _ClassVar[int]
     model: bool
     events: bool
-    def __init__(self, model: bool = ..., events: bool = ...) -> None: ...
+    report: bool
+    since_s: float
+    def __init__(self, model: bool = ..., events: bool = ..., report: bool = ..., since_s: _Optional[float] = ...) -> None: ...
+
+class History(_message.Message):
+    __slots__ = ("curves", "moments", "settings", "versions", "host")
+    class VersionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    CURVES_FIELD_NUMBER: _ClassVar[int]
+    MOMENTS_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    curves: _containers.RepeatedCompositeFieldContainer[Curve]
+    moments: _containers.RepeatedCompositeFieldContainer[Moment]
+    settings: _containers.RepeatedCompositeFieldContainer[SettingInForce]
+    versions: _containers.ScalarMap[str, str]
+    host: str
+    def __init__(self, curves: _Optional[_Iterable[_Union[Curve, _Mapping]]] = ..., moments: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., settings: _Optional[_Iterable[_Union[SettingInForce, _Mapping]]] = ..., versions: _Optional[_Mapping[str, str]] = ..., host: _Optional[str] = ...) -> None: ...
+
+class Curve(_message.Message):
+    __slots__ = ("name", "points")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    POINTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    points: _containers.RepeatedCompositeFieldContainer[Point]
+    def __init__(self, name: _Optional[str] = ..., points: _Optional[_Iterable[_Union[Point, _Mapping]]] = ...) -> None: ...
+
+class Point(_message.Message):
+    __slots__ = ("step", "at_s", "timeline", "value")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    AT_S_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    at_s: float
+    timeline: int
+    value: float
+    def __init__(self, step: _Optional[int] = ..., at_s: _Optional[float] = ..., timeline: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+
+class Moment(_message.Message):
+    __slots__ = ("at_s", "version", "samples_per_s")
+    AT_S_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    at_s: float
+    version: int
+    samples_per_s: float
+    def __init__(self, at_s: _Optional[float] = ..., version: _Optional[int] = ..., samples_per_s: _Optional[float] = ...) -> None: ...
+
+class SettingInForce(_message.Message):
+    __slots__ = ("key", "value", "origin")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    value: str
+    origin: str
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ..., origin: _Optional[str] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("at_s", "kind", "subject", "text", "version")
@@ -419,7 +484,7 @@ class ProcessStatus(_message.Message):
     def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., member: _Optional[int] = ..., server: _Optional[_Union[_shard_pb2.StatsResponse, _Mapping]] = ..., epochs_planned: _Optional[int] = ..., reason: _Optional[str] = ..., gone: bool = ..., restart_command: _Optional[str] = ..., phases: _Optional[_Union[Phases, _Mapping]] = ..., phase: _Optional[str] = ..., phase_s: _Optional[float] = ..., first_metric: _Optional[str] = ..., samples_per_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("job", "view", "processes", "model", "data", "steps_per_epoch", "lost", "expected_workers", "expected_servers", "store", "uptime_s", "store_operations", "training_s", "term", "summary", "security", "finished", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "troubles", "broken_promises", "state", "reason", "losses", "idle", "poisoned", "closing", "not_counted", "samples_before", "shards", "holders", "takeovers", "repairs", "wanted_servers", "events", "samples_per_s", "dashboard", "blame")
+    __slots__ = ("job", "view", "processes", "model", "data", "steps_per_epoch", "lost", "expected_workers", "expected_servers", "store", "uptime_s", "store_operations", "training_s", "term", "summary", "security", "finished", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "troubles", "broken_promises", "state", "reason", "losses", "idle", "poisoned", "closing", "not_counted", "samples_before", "shards", "holders", "takeovers", "repairs", "wanted_servers", "events", "samples_per_s", "dashboard", "blame", "history")
     class TroublesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -481,6 +546,7 @@ class StatusResponse(_message.Message):
     SAMPLES_PER_S_FIELD_NUMBER: _ClassVar[int]
     DASHBOARD_FIELD_NUMBER: _ClassVar[int]
     BLAME_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
     job: str
     view: _types_pb2.View
     processes: _containers.RepeatedCompositeFieldContainer[ProcessStatus]
@@ -521,7 +587,8 @@ class StatusResponse(_message.Message):
     samples_per_s: float
     dashboard: str
     blame: Blame
-    def __init__(self, job: _Optional[str] = ..., view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., steps_per_epoch: _Optional[int] = ..., lost: _Optional[_Iterable[str]] = ..., expected_workers: _Optional[int] = ..., expected_servers: _Optional[int] = ..., store: _Optional[str] = ..., uptime_s: _Optional[float] = ..., store_operations: _Optional[int] = ..., training_s: _Optional[float] = ..., term: _Optional[int] = ..., summary: _Optional[str] = ..., security: _Optional[str] = ..., finished: bool = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., troubles: _Optional[_Mapping[str, str]] = ..., broken_promises: _Optional[_Mapping[str, str]] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., losses: _Optional[int] = ..., idle: _Optional[_Iterable[str]] = ..., poisoned: _Optional[_Iterable[str]] = ..., closing: bool = ..., not_counted: _Optional[_Mapping[str, int]] = ..., samples_before: _Optional[int] = ..., shards: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., takeovers: _Optional[int] = ..., repairs: _Optional[int] = ..., wanted_servers: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., samples_per_s: _Optional[float] = ..., dashboard: _Optional[str] = ..., blame: _Optional[_Union[Blame, _Mapping]] = ...) -> None: ...
+    history: History
+    def __init__(self, job: _Optional[str] = ..., view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., steps_per_epoch: _Optional[int] = ..., lost: _Optional[_Iterable[str]] = ..., expected_workers: _Optional[int] = ..., expected_servers: _Optional[int] = ..., store: _Optional[str] = ..., uptime_s: _Optional[float] = ..., store_operations: _Optional[int] = ..., training_s: _Optional[float] = ..., term: _Optional[int] = ..., summary: _Optional[str] = ..., security: _Optional[str] = ..., finished: bool = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., troubles: _Optional[_Mapping[str, str]] = ..., broken_promises: _Optional[_Mapping[str, str]] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., losses: _Optional[int] = ..., idle: _Optional[_Iterable[str]] = ..., poisoned: _Optional[_Iterable[str]] = ..., closing: bool = ..., not_counted: _Optional[_Mapping[str, int]] = ..., samples_before: _Optional[int] = ..., shards: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., takeovers: _Optional[int] = ..., repairs: _Optional[int] = ..., wanted_servers: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., samples_per_s: _Optional[float] = ..., dashboard: _Optional[str] = ..., blame: _Optional[_Union[Blame, _Mapping]] = ..., history: _Optional[_Union[History, _Mapping]] = ...) -> None: ...
 
 class Blame(_message.Message):
     __slots__ = ("sentence", "chronic", "worst", "held", "staleness", "steps", "waited_s", "usual_s")

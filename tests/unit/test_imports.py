@@ -46,17 +46,18 @@ ALLOWED: dict[str, set[str]] = {
     "pki": LOWER | {"config", "transport"},
     "machine": LOWER | {"config", "pki", "processes", "testing", "transport", "v1"},
     "web": LOWER | {"config", "transport", "v1"},
+    "report": LOWER | {"config", "records", "transport", "v1", "web"},
     "results": LOWER | EDGES | WIRE | {"config", "checkpoint", "worker"},
     "resume": LOWER | EDGES | WIRE | {"config", "checkpoint", "coordinator", "machine", "processes", "server"},
-    "alone": LOWER | EDGES | WIRE | ROLES | {"config", "records", "results"},
-    "api": LOWER | EDGES | WIRE | ROLES | AROUND | {"config", "alone", "records", "results"},
+    "alone": LOWER | EDGES | WIRE | ROLES | {"config", "records", "report", "results"},
+    "api": LOWER | EDGES | WIRE | ROLES | AROUND | {"config", "alone", "records", "report", "results"},
     "roles": LOWER
     | EDGES
     | WIRE
     | ROLES
     | AROUND
-    | {"api", "config", "checkpoint", "records", "results", "resume", "web"},
-    "launch": LOWER | EDGES | WIRE | AROUND | {"config", "checkpoint", "records", "results", "resume", "web"},
+    | {"api", "config", "checkpoint", "records", "report", "results", "resume", "web"},
+    "launch": LOWER | EDGES | WIRE | AROUND | {"config", "checkpoint", "records", "report", "results", "resume", "web"},
     "doctor": LOWER | EDGES | WIRE | AROUND | {"config"},
     "render": {"config", "errors"},
     # Calibration alone needs more than the core: it measures transport and arithmetic, and a script of its own.
@@ -67,7 +68,7 @@ ALLOWED: dict[str, set[str]] = {
     | WIRE
     | ROLES
     | AROUND
-    | {"config", "checkpoint", "doctor", "launch", "render", "results", "resume", "roles", "simulate", "web"},
+    | {"config", "checkpoint", "doctor", "launch", "render", "report", "results", "resume", "roles", "simulate", "web"},
     "__main__": {"cli"},
 }
 # From the standard library, what the core must not touch: time, chance, surroundings, input and output.

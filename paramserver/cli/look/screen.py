@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -13,12 +12,12 @@ from rich.text import Text
 from paramserver.cli.look.events import Facts, changes
 from paramserver.cli.look.facts import describe, render
 from paramserver.core.job.status import WELL
+from paramserver.core.records.sparkline import sparkline
 from paramserver.launch.progress import Left, Progress, Rates, Waiting, metric_mean, shown_metric, time_text
 
 if TYPE_CHECKING:
     from paramserver.v1.coordinator_pb2 import StatusResponse
 
-_BARS = "▁▂▃▄▅▆▇█"
 _SERIES = 60
 _EVENTS = 200
 # Rows beside those of processes and events.
@@ -26,20 +25,6 @@ _OTHER_ROWS = 12
 # Key -> what it does.
 KEYS = {"q": "quit", "p": "pause", "s": "sort"}
 ORDERS = ("name", "state", "samples")
-
-
-def sparkline(values: Sequence[float]) -> str:
-    """A character for each value, from the lowest to the highest. Values that are no numbers are blank.
-
-    >>> sparkline([0, 1, 2, 7])
-    '▁▂▃█'
-    """
-    known = [value for value in values if math.isfinite(value)]
-    if not known:
-        return " " * len(values)
-    low, high = min(known), max(known)
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BARS[round((v - low) * scale)] if math.isfinite(v) else " " for v in values)
 
 
 class Screen:

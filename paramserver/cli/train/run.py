@@ -28,6 +28,7 @@ def run(
     store: Annotated[str | None, flag("cluster.store", "auto|memory|URL")] = None,
     job: Annotated[str | None, flag("cluster.job", "NAME")] = None,
     summary: Annotated[str | None, flag("run.summary", "FILE")] = None,
+    report: Annotated[str | None, flag("run.report", "FILE")] = None,
     records: Annotated[str | None, flag("run.records", "FILE")] = None,
     track: Annotated[str | None, flag("run.track", "NAMES")] = None,
     save: Annotated[str | None, flag("run.save", "FILE")] = None,
@@ -73,6 +74,8 @@ def run(
         Name of the job.
     summary
         Write a summary of the run to this JSON file.
+    report
+        Write a report of the run to this file, .html, .md or .json: curves, faults, ledger, digests, settings.
     records
         Write the values of ctx.log to this file, as JSON lines.
     track
@@ -99,6 +102,7 @@ def run(
         "run.script": script,
         "run.args": script_args,
         "run.summary": summary,
+        "run.report": report,
         "run.records": records,
         "run.track": track,
         "run.save": save,

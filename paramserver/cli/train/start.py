@@ -40,6 +40,7 @@ def coordinator(
     checkpoint_every: Annotated[str | None, flag("checkpoint.every")] = None,
     from_checkpoint: Annotated[str | None, flag("checkpoint.resume", "DIR|URL")] = None,
     summary: Annotated[str | None, flag("run.summary", "FILE")] = None,
+    report: Annotated[str | None, flag("run.report", "FILE")] = None,
     records: Annotated[str | None, flag("run.records", "FILE")] = None,
     track: Annotated[str | None, flag("run.track", "NAMES")] = None,
     save: Annotated[str | None, flag("run.save", "FILE")] = None,
@@ -92,6 +93,8 @@ def coordinator(
         Begin with this checkpoint, or with the newest in this directory.
     summary
         Write a summary of the run to this JSON file.
+    report
+        Write a report of the run to this file, .html, .md or .json: curves, faults, ledger, digests, settings.
     records
         Write the values of ctx.log to this file, as JSON lines.
     track
@@ -124,6 +127,7 @@ def coordinator(
         "checkpoint.every": checkpoint_every,
         "checkpoint.resume": from_checkpoint,
         "run.summary": summary,
+        "run.report": report,
         "run.records": records,
         "run.track": track,
         "run.save": save,

@@ -268,6 +268,7 @@ class Sessions:
                 self._job.ending.look()
                 self._job.loads.look()
                 self._job.records.look()
+                self._job.course.look()
                 if self._job.journal.fenced.is_set():
                     await self._job.replaced("the store says that another coordinator leads the job now")
             except Exception:  # the top of a task: watching goes on
@@ -309,7 +310,13 @@ class Sessions:
             self._job.recovery.begin(f"with {names} the workers have changed, and what compression left out is lost")
 
     async def _carry_out(self, effects: Sequence[Effect | JobFails]) -> None:
-        """Perform the effects to the end, even if the caller is cancelled: members must hear of every change."""
+        """Perform the effects to the end, even if the caller is cancelled: members must hear of every change.
+
+        The reasons of removals are noted at once, before the time line of events can miss a member without a reason.
+        """
+        for effect in effects:
+            if isinstance(effect, Removed):
+                self._job.reports.removed(effect.member, effect.lost, effect.reason)
         if effects:
             await asyncio.shield(self._job.tasks.begin(self._perform(effects), awaited=True))
 
@@ -327,7 +334,6 @@ class Sessions:
                     reach("coord.after_generation")
 
     async def _removed(self, member: Member, lost: bool, reason: str) -> None:
-        self._job.reports.removed(member, lost, reason)
         if member.role is Role.SERVER:
             await self._job.servers.forget(member.ident)
             self._job.draining.discard(member.ident)

@@ -70,7 +70,9 @@ def status_page(job: Job, request: coordinator_pb2.StatusRequest) -> coordinator
         shown = {gone.name: _departed(job, gone) for gone in job.reports.departed() if gone.role == role.value}
         shown |= {member.name: _process(job, member, facts) for member in job.members.of(role)}
         response.processes.extend(sorted(shown.values(), key=lambda process: int(process.name.rpartition("-")[2])))
-    response.samples_per_s = sum(process.samples_per_s for process in response.processes)
+    response.samples_per_s = job.reports.samples_per_s()
+    if request.report:
+        response.history.CopyFrom(job.course.tell(request.since_s))
     return response
 
 

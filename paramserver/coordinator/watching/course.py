@@ -1,0 +1,58 @@
+"""The history of a job as the coordinator tells it: curves of logged values, and moments."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from paramserver.coordinator.reports import Reports
+from paramserver.coordinator.watching.records import Records
+from paramserver.core.records.history import Point
+from paramserver.core.records.moments import EVERY_S, Moment, Moments
+from paramserver.v1 import coordinator_pb2
+
+# In one answer.
+MAX_CURVES = 64
+MAX_POINTS = 1000
+
+
+class _Job(Protocol):
+    reports: Reports
+    records: Records
+
+
+class Course:
+    """Notes twice a second how far and how fast the job is. Begins with the process of the coordinator."""
+
+    def __init__(self, job: _Job) -> None:
+        self._job = job
+        self._moments = Moments()
+        self._due = 0.0
+
+    def look(self) -> None:
+        """Note the present moment if it is time; called several times a second."""
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + EVERY_S
+            reports = self._job.reports
+            self._moments.add(Moment(time.time(), reports.newest_version(), reports.samples_per_s()))
+
+    def tell(self, since_s: float) -> coordinator_pb2.History:
+        """Curves and moments after ``since_s`` (seconds since 1970)."""
+        told = coordinator_pb2.History()
+        history = self._job.records.history
+        for name in history.names()[:MAX_CURVES]:
+            points = [point for point in history.points(name) if point.at > since_s]
+            if points:
+                curve = told.curves.add(name=name)
+                for point in _thinned(points):
+                    curve.points.add(step=point.step, at_s=point.at, timeline=point.timeline, value=point.value)
+        for moment in self._moments.after(since_s):
+            told.moments.add(at_s=moment.at, version=moment.version, samples_per_s=moment.samples_per_s)
+        return told
+
+
+def _thinned(points: list[Point]) -> list[Point]:
+    """At most ``MAX_POINTS`` of them, the last one among them."""
+    stride = -(-len(points) // MAX_POINTS)
+    return points[(len(points) - 1) % stride :: stride]
