@@ -332,3 +332,12 @@ class Web(Section):
         description="Where the coordinator serves the dashboard and its API. auto: a free port of the loopback "
         "interface, if the packages of the extra `dashboard` are installed. off: nowhere.",
     )
+    metrics: Annotated[
+        str,
+        only_if(lambda text: text == "off" or can_listen_with_port(text)),
+        Must('"off", or "host:port" (port 0: any)'),
+    ] = Field(
+        default="off",
+        description="Where a server or a worker serves metrics about itself; under `run`, port 0 only. Those of the "
+        "coordinator are at the address of web.dashboard. off: nowhere.",
+    )

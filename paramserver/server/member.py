@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from paramserver.membership.session import JoinOptions, Session
 from paramserver.server.service import ServerService
@@ -25,6 +25,7 @@ class ServerMember:
         replaces: Sequence[int] = (),
         beside_worker: bool = False,
         pid: int = 0,
+        metrics_url: Callable[[], str] = lambda: "",
     ) -> None:
         """``pid``: of the process, if it is not this one (for tests)."""
         options = JoinOptions(
@@ -40,6 +41,7 @@ class ServerMember:
             replaces=replaces,
             beside_worker=beside_worker,
             drop=service.drop,
+            metrics_url=metrics_url,
         )
         self.service = service
         self.session = Session(coordinator, options, self._report)

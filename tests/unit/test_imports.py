@@ -49,7 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     "results": LOWER | EDGES | WIRE | {"config", "checkpoint", "worker"},
     "resume": LOWER | EDGES | WIRE | {"config", "checkpoint", "coordinator", "machine", "processes", "server"},
     "alone": LOWER | EDGES | WIRE | ROLES | {"config", "records", "results"},
-    "api": LOWER | EDGES | WIRE | ROLES | AROUND | {"config", "alone", "records", "results"},
+    "api": LOWER | EDGES | WIRE | ROLES | AROUND | {"config", "alone", "records", "results", "web"},
     "roles": LOWER
     | EDGES
     | WIRE
