@@ -94,7 +94,8 @@ def credentials(certs: str, token: str, role: str) -> _Config:
     """How Prometheus shows itself to a process in this role. ``certs``: the directory of ca.crt; empty: no TLS."""
     found: _Config = {"scheme": "https" if certs else "http"}
     if token:
-        found["authorization"] = {"credentials_file": token}
+        # The type: Prometheus 2.42 has no default for it in http_sd_configs.
+        found["authorization"] = {"type": "Bearer", "credentials_file": token}
     if certs:
         found["tls_config"] = {"ca_file": f"{certs}/ca.crt", "server_name": _SERVER_NAME.format(role)}
     return found

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+
+import pytest
 
 from paramserver.config import load_settings
 from paramserver.pki import certs
@@ -17,16 +20,17 @@ from paramserver.transport.security.tokens import Tokens
 from paramserver.v1 import coordinator_pb2
 from paramserver.web.metrics.members import WORKER, worker_samples
 from paramserver.web.metrics.port import MetricsPort
+from paramserver.worker.background import Background
 
 DEADLINE_S = 20.0
 TOKEN = "join-token-of-the-job"
+REPORT = coordinator_pb2.WorkerReport(samples=64)
 
 
 @asynccontextmanager
 async def port(security: Security, wanted: str = "127.0.0.1:0") -> AsyncIterator[MetricsPort]:
     settings = load_settings(overrides={"web.metrics": wanted}, environ={})
-    report = coordinator_pb2.WorkerReport(samples=64)
-    one = MetricsPort(settings, security, WORKER, lambda: worker_samples("worker-0", report))
+    one = MetricsPort(settings, security, WORKER, lambda: worker_samples("worker-0", REPORT))
     await one.start("127.0.0.1")
     try:
         yield one
@@ -73,3 +77,18 @@ def test_a_port_of_another_process_does_not_cost_the_job_a_member() -> None:
                 assert one.url == ""
 
     asyncio.run(story())
+
+
+def test_a_worker_serves_until_it_leaves() -> None:
+    """Nothing but the port itself refers to the task that closes it in the end."""
+    settings = load_settings(overrides={"web.metrics": "127.0.0.1:0"}, environ={})
+    background = Background()
+    one = MetricsPort(settings, Security.open(), WORKER, lambda: worker_samples("worker-0", REPORT))
+    background.run(one.start("127.0.0.1"))
+    background.submit(one.until_cancelled())
+    assert "paramserver_worker_samples_total 64.0" in asyncio.run(ask(one.url))
+    gc.collect()
+    assert "paramserver_worker_samples_total 64.0" in asyncio.run(ask(one.url))
+    background.close()
+    with pytest.raises(OSError, match=r"refused|Connect call failed"):
+        asyncio.run(ask(one.url))

@@ -178,7 +178,7 @@ def test_the_compose_file_follows_the_specification(request_: Request, tmp_path:
         # Only the coordinator reaches the store, and each role has no other's keys.
         assert ("store" in service.get("networks", ())) == (name in ("redis", "coordinator") and "redis" in services)
         keys = {mount for mount in service.get("volumes", ()) if mount.endswith(":/certs:ro")}
-        assert keys <= {f"{name}-keys:/certs:ro"}
+        assert keys <= {f"{'monitoring' if name == 'prometheus' else name}-keys:/certs:ro"}
 
 
 def test_the_check_of_compose_files_sees_mistakes(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ class MetricsPort:
         self._security = security
         self._metrics, self._read = metrics, read
         self._site: Site | None = None
+        # The loop itself does not keep a task that only waits.
+        self._waiting: asyncio.Task[None] | None = None
 
     async def start(self, advertised: str) -> None:
         """Begin to serve. ``advertised``: the host under which others reach this process.
@@ -88,6 +90,7 @@ class MetricsPort:
 
     async def until_cancelled(self) -> None:
         """Serve until the task of this call is cancelled."""
+        self._waiting = asyncio.current_task()
         try:
             await asyncio.Event().wait()
         finally:
