@@ -226,8 +226,9 @@ def _connected(
         settings.cluster.wait_timeout_s,
         settings.cluster.transport,
     )
+    session = engine.member.session
     metrics = MetricsPort(
-        settings, security, WORKER, lambda: worker_samples(engine.member.session.name, engine.facts())
+        settings, security, WORKER, lambda: worker_samples(session.name, engine.facts()), lambda: session.name
     )
     if role == types_pb2.ROLE_WORKER:
         background.run(metrics.start(settings.cluster.advertise_host or host))

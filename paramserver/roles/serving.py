@@ -77,7 +77,13 @@ class Serving:
             or server_threads(len(os.sched_getaffinity(0)), _servers_here(settings)),
             shares=settings.cluster.transport != "grpc",
         )
-        metrics = MetricsPort(settings, self._security, SERVER, lambda: server_samples(self.name, service.reports()))
+        metrics = MetricsPort(
+            settings,
+            self._security,
+            SERVER,
+            lambda: server_samples(self.name, service.reports()),
+            lambda: self.name,
+        )
         server = await grpc.serve([("Shard", service)], host, port, self._security)
         self.member = ServerMember(
             service,

@@ -17,6 +17,7 @@ from paramserver.transport.security.access import Security
 from paramserver.web.access import Access
 from paramserver.web.guard import App, Guard, Receive, Send
 from paramserver.web.metrics.table import Metric, Samples
+from paramserver.web.metrics.telemetry import Telemetry
 from paramserver.web.serving import EXTRA, Site, installed, split
 
 log = structlog.get_logger("paramserver.web")
@@ -26,15 +27,26 @@ _EVERYWHERE = ("0.0.0.0", "::")
 
 
 class MetricsPort:
-    """Serves `/metrics` where web.metrics says; ``url`` is empty if it serves nothing.
+    """Serves `/metrics` where web.metrics says, and sends the same where web.otlp says.
 
-    ``read`` is called for each scrape, in the event loop.
+    ``url`` is empty if it serves nothing. ``read`` is called for each scrape, in the event loop.
     """
 
     def __init__(
-        self, settings: Settings, security: Security, metrics: Sequence[Metric], read: Callable[[], Samples]
+        self,
+        settings: Settings,
+        security: Security,
+        metrics: Sequence[Metric],
+        read: Callable[[], Samples],
+        name: Callable[[], str] = lambda: "",
     ) -> None:
+        """``name``: of the process in the job."""
+
+        async def look() -> Samples:
+            return read()
+
         self.url = ""
+        self._telemetry = Telemetry(settings, security.role, metrics, look, name)
         self._wanted = settings.web.metrics
         self._security = security
         self._metrics, self._read = metrics, read
@@ -48,6 +60,7 @@ class MetricsPort:
         A port that another process has is left alone: this process warns, and goes on without metrics.
         Raises ConfigError for an address at which this process cannot, or must not, listen.
         """
+        await self._telemetry.start()
         if self._wanted == "off":
             return
         if not installed():
@@ -98,6 +111,7 @@ class MetricsPort:
 
     async def close(self) -> None:
         """Serve no more."""
+        await self._telemetry.close()
         if self._site is not None:
             await self._site.close()
             self._site = None
