@@ -120,7 +120,7 @@ docker-wheels: docker/wheels/.stamp
 docker/wheels/.stamp: pyproject.toml constraints.txt docker/requirements.py
 	rm -rf docker/wheels/.new
 	mkdir docker/wheels/.new
-	$(PYTHON) docker/requirements.py --build demo > docker/wheels/.new/requirements.txt
+	$(PYTHON) docker/requirements.py --build dashboard demo > docker/wheels/.new/requirements.txt
 	$(PYTHON) -m pip download --quiet --disable-pip-version-check --only-binary :all: --python-version 3.11 \
 		--dest docker/wheels/.new -c constraints.txt -r docker/wheels/.new/requirements.txt async-timeout
 	@! compgen -G 'docker/wheels/.new/nvidia*.whl' || { rm -r docker/wheels/.new; \

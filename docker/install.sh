@@ -5,7 +5,7 @@ set -euo pipefail
 ENVIRONMENT=/opt/paramserver
 PYTHON=$ENVIRONMENT/bin/python
 VARIANT=${VARIANT:-cpu}
-EXTRAS=(demo)
+EXTRAS=(dashboard demo)
 export PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 
 # pip ARGUMENTS: with docker/wheels alone if that is enough, else with the index as well.

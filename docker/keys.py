@@ -24,6 +24,8 @@ FILES = {
     ),
     "server": ("server.key", "server.crt", "ca.crt", "join.token"),
     "worker": ("worker.key", "worker.crt", "ca.crt", "join.token"),
+    # Enough to read metrics, too little to become a member.
+    "monitoring": ("ca.crt", "join.token"),
 }
 # docs/store.md says what a user of the store has to be allowed.
 COMMANDS = "ping select info time eval evalsha hmget get set hget hset hdel del pexpire pttl"

@@ -31,6 +31,8 @@ from paramserver.transport.base import Channel
 from paramserver.transport.grpc import connector
 from paramserver.transport.security.access import Security
 from paramserver.v1 import types_pb2
+from paramserver.web.metrics.members import WORKER, worker_samples
+from paramserver.web.metrics.port import MetricsPort
 from paramserver.worker.background import Background
 from paramserver.worker.client import RawClient
 from paramserver.worker.context import Context, seed_and_threads
@@ -201,7 +203,7 @@ def _connected(
     role: types_pb2.Role = types_pb2.ROLE_WORKER,
 ) -> Engine:
     keep_memory()
-    index = os.environ.get(ENV_INDEX)
+    index, host = os.environ.get(ENV_INDEX), _own_host(coordinator.address)
     options = JoinOptions(
         role=role,
         job=settings.cluster.job if own else "",
@@ -210,10 +212,11 @@ def _connected(
         seed=settings.training.seed if own else None,
         index=int(index) if index else None,
         pid=os.getpid(),
-        address=_own_host(coordinator.address),
+        address=host,
         join_timeout_s=settings.cluster.join_timeout_s,
         log_interval_s=settings.log.interval_s,
         replaces=replaced_pids(),
+        metrics_url=lambda: metrics.url,
     )
     engine = Engine(
         background,
@@ -223,6 +226,13 @@ def _connected(
         settings.cluster.wait_timeout_s,
         settings.cluster.transport,
     )
+    session = engine.member.session
+    metrics = MetricsPort(
+        settings, security, WORKER, lambda: worker_samples(session.name, engine.facts()), lambda: session.name
+    )
+    if role == types_pb2.ROLE_WORKER:
+        background.run(metrics.start(settings.cluster.advertise_host or host))
+        background.submit(metrics.until_cancelled())
     engine.join()
     known_as(engine.member.session.name)
     logs.known_as(engine.member.session.name, lambda: engine.weights.version)

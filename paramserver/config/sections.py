@@ -31,6 +31,7 @@ from paramserver.config.values import (
     is_address,
     is_host,
     is_job_name,
+    is_web_url,
     json_list,
     only_if,
     refuse_bool,
@@ -334,4 +335,18 @@ class Web(Section):
         default="auto",
         description="Where the coordinator serves the dashboard and its API. auto: a free port of the loopback "
         "interface, if the packages of the extra `dashboard` are installed. off: nowhere.",
+    )
+    metrics: Annotated[
+        str,
+        only_if(lambda text: text == "off" or can_listen_with_port(text)),
+        Must('"off", or "host:port" (port 0: any)'),
+    ] = Field(
+        default="off",
+        description="Where a server or a worker serves metrics about itself; under `run`, port 0 only. Those of the "
+        "coordinator are at the address of web.dashboard. off: nowhere.",
+    )
+    otlp: Annotated[str, empty_or(is_web_url), Must('"http://HOST:PORT", the same with "https", or empty')] = Field(
+        default="",
+        description="The OpenTelemetry collector to which this process sends metrics (OTLP over HTTP); on another "
+        "machine by https. Takes the packages of the extra `otel`. Empty: none.",
     )

@@ -15,6 +15,7 @@ MAX_CHUNK_BYTES = 4 << 20
 CHUNK_ALIGNMENT_BYTES = 64
 MIN_TOKEN_CHARS = 16
 
+_WEB_URL = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?(/[A-Za-z0-9._~/-]*)?")
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
 _HOST = re.compile(r"[^\s/:,\[\]]+|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\]?")
@@ -51,6 +52,11 @@ def refuse_bool(value: object) -> object:
 def split_addresses(text: str) -> list[str]:
     """The addresses in a list such as "a:8790, b:8790"; empty for empty text."""
     return [part.strip() for part in text.split(",")] if text else []
+
+
+def is_web_url(text: str) -> bool:
+    """Whether ``text`` is a URL of the web without a user or a query."""
+    return _WEB_URL.fullmatch(text) is not None
 
 
 def is_host(text: str) -> bool:

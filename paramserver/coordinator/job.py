@@ -231,6 +231,7 @@ class Job:
                     incarnation=m.incarnation,
                     beside_worker=m.beside_worker,
                     restart_command=m.restart_command,
+                    metrics_url=m.metrics_url,
                 )
                 for m in (*self.seats.servers, *self.members.of(Role.WORKER))
             ],

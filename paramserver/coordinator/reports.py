@@ -173,6 +173,7 @@ class Reports:
             address=member.address,
             member=member.ident,
             restart_command=member.restart_command,
+            metrics_url=member.metrics_url,
         )
         rate = self._rates.of(member.ident, time.monotonic())
         if report := self.workers.get(member.ident):

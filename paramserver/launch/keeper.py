@@ -68,8 +68,8 @@ def server_parts(settings: Settings) -> list[Part]:
     """The servers of `start server`: as many as ``cluster.servers_per_host``."""
     count = settings.cluster.servers_per_host
     names = ["server"] if count == 1 else [f"server {number} of {count}" for number in range(1, count + 1)]
-    # The first one takes the port that is configured, each of the others one of its own.
-    own = _port_of_its_own(settings)
+    # The first one takes the ports that are configured, each of the others some of its own.
+    own = _ports_of_its_own(settings)
     return [Part(name, ("server",), own if number else {}) for number, name in enumerate(names)]
 
 
@@ -78,15 +78,13 @@ def worker_parts(settings: Settings, script: Path, args: Sequence[str], with_ser
     worker = Part("worker", ("worker", "--", str(script), *args))
     if not with_server:
         return [worker]
-    own = {**_port_of_its_own(settings), env_name("cluster.beside_worker"): "true"}
+    own = {**_ports_of_its_own(settings), env_name("cluster.beside_worker"): "true"}
     return [worker, Part("server", ("server",), own)]
 
 
-def _port_of_its_own(settings: Settings) -> dict[str, str]:
-    listen = settings.cluster.listen
-    if ":" not in listen.rpartition("]")[2]:
-        return {}
-    return {env_name("cluster.listen"): join(split(listen)[0], 0)}
+def _ports_of_its_own(settings: Settings) -> dict[str, str]:
+    wanted = {"cluster.listen": settings.cluster.listen, "web.metrics": settings.web.metrics}
+    return {env_name(key): join(split(at)[0], 0) for key, at in wanted.items() if ":" in at.rpartition("]")[2]}
 
 
 def keep(settings: Settings, parts: Sequence[Part], restart: bool) -> int:

@@ -43,6 +43,7 @@ class JoinOptions:
     """Facts about a process, sent when it joins. ``consistency`` None: it takes the setting of the job.
 
     ``shard``, of a server: (layout, timeline) of the shard it holds. ``term``: the highest that it knows of elsewhere.
+    ``metrics_url``: where this process serves metrics about itself; empty: nowhere.
     ``replaces``: pids of the processes in whose place this one was started. ``drop``, of a server: drops its shards.
     """
 
@@ -58,6 +59,7 @@ class JoinOptions:
     log_interval_s: float = 5.0
     shard: Callable[[], tuple[str, int]] = lambda: ("", 0)
     term: Callable[[], int] = lambda: 0
+    metrics_url: Callable[[], str] = lambda: ""
     replaces: Sequence[int] = ()
     # A server that shares its link with a worker.
     beside_worker: bool = False
@@ -156,6 +158,7 @@ class Session:
             incarnation=self.incarnation,
             beside_worker=options.beside_worker,
             restart_command=restart_command(),
+            metrics_url=options.metrics_url(),
         )
         if self.member:
             request.index = self.rank

@@ -7,6 +7,7 @@ from typing import Any
 
 from paramserver.config import ENV_RESTART_COMMAND
 from paramserver.errors import ConfigError
+from paramserver.render import monitoring
 from paramserver.render.request import (
     COMPOSE_CERTS,
     COMPOSE_STORE,
@@ -64,19 +65,26 @@ def render(request: Request) -> Files:
     services["coordinator"] = _coordinator(containers)
     services["server"] = _member(containers, "server", ["start", "server"], request.settings.cluster.servers)
     services["worker"] = _member(containers, "worker", request.worker_words, request.settings.cluster.workers)
+    if containers.dashboard != "off":
+        services |= _monitoring(containers)
     mounted = {mount.partition(":")[0] for one in services.values() for mount in one.get("volumes", ())}
     volumes = sorted(name for name in mounted if "/" not in name)
     document = {
         "services": double_dollars(services),
         "volumes": {name: {} for name in volumes},
-        "networks": {"cluster": {}, **({"store": {"internal": True}} if own_store else {})},
+        "networks": {
+            "cluster": {},
+            **({"store": {"internal": True}} if own_store else {}),
+            **({"monitoring": {}} if "prometheus" in services else {}),
+        },
     }
     password = request.settings.cluster.store_password_file
     head = (
         "A cluster on one machine, for Compose 1.29 and 2.\n"
         "  docker-compose up\n"
         "  docker-compose up --scale worker=8                        also while it trains\n"
-        "  docker-compose exec coordinator paramserver status"
+        "  docker-compose exec coordinator paramserver status\n"
+        "  docker-compose --profile monitoring up                    with Grafana at http://127.0.0.1:3000"
     )
     if containers.password_file and not own_store:
         document["secrets"] = {"password": {"file": double_dollars(password)}}
@@ -154,7 +162,7 @@ def _node(containers: Containers, role: str, words: list[str], values: Values) -
 
 def _certs(containers: Containers) -> _Service:
     """Makes certificates, tokens and the store's password when they are not there yet, and ends."""
-    roles = ("ca", "coordinator-keys", "server-keys", "worker-keys", _STORE_KEYS)
+    roles = ("ca", "coordinator-keys", "server-keys", "worker-keys", "monitoring-keys", _STORE_KEYS)
     return {
         "image": containers.request.image,
         **_NODE,
@@ -164,6 +172,16 @@ def _certs(containers: Containers) -> _Service:
         "volumes": [f"{name}:/keys/{name.removesuffix('-keys')}" for name in roles],
         "restart": "no",
     }
+
+
+def _monitoring(containers: Containers) -> dict[str, _Service]:
+    secure = not containers.request.insecure
+    values: Values = {
+        "cluster.coordinator": f"{containers.coordinator}:{containers.request.port}",
+        "web.dashboard": containers.dashboard,
+        **containers.request.security_values(COMPOSE_CERTS),
+    }
+    return monitoring.compose_services(_NODE, containers.request.image, secure, environment(values), COMPOSE_CERTS)
 
 
 def _redis() -> _Service:

@@ -21,6 +21,7 @@ def write_directory(files: Mapping[str, str], directory: Path, force: bool) -> l
             )
         paths = [directory / name for name in files]
         for path, text in zip(paths, files.values(), strict=True):
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(

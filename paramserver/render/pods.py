@@ -10,7 +10,7 @@ from typing import Any
 
 from paramserver.config import ENV_CONFIG
 from paramserver.errors import ConfigError
-from paramserver.render import volumes
+from paramserver.render import monitoring, volumes
 from paramserver.render.request import (
     CERTS,
     ETC,
@@ -70,7 +70,49 @@ def common_files(name: str, containers: Containers) -> Files:
         files["store.yaml"] = yaml_text(
             "The store of the coordinator: a Valkey server. Only the coordinator talks to it.", store_objects(name)
         )
+    if containers.dashboard != "off":
+        files["monitoring.yaml"] = _monitoring(name, containers)
     return files
+
+
+def _monitoring(name: str, containers: Containers) -> str:
+    """Configuration, alerts and dashboard for a Prometheus and a Grafana in the cluster."""
+    certs = "" if containers.request.insecure else CERTS
+    head = (
+        "For a Prometheus and a Grafana in the cluster, which are not started here. Prometheus needs this\n"
+        "configuration and these rules. A Grafana that collects ConfigMaps with the label grafana_dashboard shows the\n"
+        "dashboard."
+    )
+    if certs:
+        command = _secret_command(f"{name}-monitoring-keys", "certs/{ca.crt,join.token}")
+        head += f"\nPrometheus shows the token of the members. Mount this Secret at {certs}:\n  {command}"
+    data = {"prometheus.yml": monitoring.kubernetes_config(name, certs), "rules.yml": monitoring.rules()}
+    meta = metadata(name, "monitoring")
+    shown = metadata(name, "monitoring", "dashboard")
+    shown["labels"] = {**shown["labels"], "grafana_dashboard": "1"}
+    return yaml_text(
+        head,
+        [
+            kubernetes_object("v1", "ConfigMap", meta, data=data),
+            kubernetes_object("v1", "ConfigMap", shown, data={"paramserver.json": monitoring.dashboard()}),
+        ],
+    )
+
+
+def _scraped(containers: Containers, address: str, template: Object) -> Object:
+    """The template of a pod that serves metrics at ``address``, in the words by which Prometheus finds it."""
+    port = address.rpartition(":")[2]
+    if port == "off":
+        return template
+    scheme = "http" if containers.request.insecure else "https"
+    (container,) = template["spec"]["containers"]
+    ports = container.setdefault("ports", [])
+    container["ports"] = [*ports, {"name": "metrics", "containerPort": int(port), "protocol": "TCP"}]
+    annotations = {"scrape": "true", "port": port, "path": "/metrics", "scheme": scheme}
+    meta = template["metadata"]
+    own = {f"prometheus.io/{key}": value for key, value in annotations.items()}
+    template["metadata"] = {**meta, "annotations": {**meta.get("annotations", {}), **own}}
+    return template
 
 
 def object_name(request: Request) -> str:
@@ -174,7 +216,7 @@ def coordinator_pod(name: str, containers: Containers, restart: str) -> Object:
     # A change of the configuration changes the pod, and so reaches it.
     digest = hashlib.sha256(config_map(name, containers)["data"]["cluster.toml"].encode()).hexdigest()
     template["metadata"]["annotations"] = {"paramserver/config": digest[:16]}
-    return template
+    return _scraped(containers, containers.dashboard, template)
 
 
 def server_pod(name: str, containers: Containers, restart: str) -> Object:
@@ -185,7 +227,8 @@ def server_pod(name: str, containers: Containers, restart: str) -> Object:
     if containers.checkpoints.on_disk:
         container["volumeMounts"].append(volumes.data_mount())
         more.append(volumes.data_volume(name, containers))
-    return _template(containers.request, name, "server", container, more, restart)
+    template = _template(containers.request, name, "server", container, more, restart)
+    return _scraped(containers, containers.metrics, template)
 
 
 def worker_pod(name: str, containers: Containers) -> Object:
@@ -199,7 +242,8 @@ def worker_pod(name: str, containers: Containers) -> Object:
     if request.dataset:
         container["volumeMounts"].append(volumes.dataset_mount())
         more.append(volumes.dataset_volume(containers))
-    return _template(request, name, "worker", container, more, "Never")
+    template = _template(request, name, "worker", container, more, "Never")
+    return _scraped(containers, containers.metrics, template)
 
 
 def worker_job(name: str, containers: Containers) -> Object:

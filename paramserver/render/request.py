@@ -18,6 +18,9 @@ Values = dict[str, object]
 DEFAULT_IMAGE = "paramserver:latest"
 DEFAULT_PREFIX = "/opt/paramserver"
 COORDINATOR_PORT = 8790
+# In containers: of the coordinator, and of each server and worker.
+DASHBOARD_PORT = 8780
+METRICS_PORT = 8781
 STORE_PORT = 6379
 # In containers: nobody's user id on the host.
 UID = 10001
@@ -55,6 +58,7 @@ _MEMBER_KEYS = (
     "log.level",
     "log.interval_s",
     "log.format",
+    "web.metrics",
     "security.certs",
     "security.insecure",
 )
@@ -221,6 +225,8 @@ class Containers:
                 "cluster.when_done": self.when_done,
                 "checkpoint.dir": self.checkpoints.dir,
                 "log.format": self.log_format,
+                "web.dashboard": self.dashboard,
+                "web.metrics": "off",
                 **self.request.security_values(self.certs),
             }
         )
@@ -232,9 +238,22 @@ class Containers:
             {
                 "cluster.coordinator": address,
                 "log.format": self.log_format,
+                "web.metrics": self.metrics,
                 **self.request.security_values(self.certs),
             }
         )
+
+    @property
+    def dashboard(self) -> str:
+        """Where the coordinator serves its API and metrics: all of the container's addresses, unless it is off."""
+        wanted = self.request.settings.web.dashboard
+        return f"0.0.0.0:{DASHBOARD_PORT}" if wanted == "auto" else wanted
+
+    @property
+    def metrics(self) -> str:
+        """Where servers and workers serve metrics: as the coordinator, each in its own container."""
+        wanted = self.request.settings.web.metrics
+        return f"0.0.0.0:{METRICS_PORT}" if wanted == "off" and self.dashboard != "off" else wanted
 
     @property
     def log_format(self) -> str:

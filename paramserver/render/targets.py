@@ -1,10 +1,10 @@
-"""The targets of ``paramserver render``: for each, a function from `Request` to files."""
+"""The targets of ``paramserver render``: for each, a function from `Request` to files. ``TARGETS`` start a job."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from paramserver.render import compose, jobset, k8s, systemd
+from paramserver.render import compose, jobset, k8s, monitoring, systemd
 from paramserver.render.request import Files, Request
 
 TARGETS: Mapping[str, Callable[[Request], Files]] = {
@@ -13,3 +13,5 @@ TARGETS: Mapping[str, Callable[[Request], Files]] = {
     "k8s": k8s.render,
     "jobset": jobset.render,
 }
+# What watches a job, and starts none.
+WATCHING: Mapping[str, Callable[[Request], Files]] = {"monitoring": monitoring.render}

@@ -18,6 +18,9 @@ from paramserver.web import models
 from paramserver.web.access import Access
 from paramserver.web.feed import Feed
 from paramserver.web.guard import App
+from paramserver.web.metrics.job import METRICS, samples
+from paramserver.web.metrics.table import Samples
+from paramserver.web.metrics.telemetry import Telemetry
 from paramserver.web.serving import EXTRA, Site, installed, split
 
 log = structlog.get_logger("paramserver.web")
@@ -36,6 +39,7 @@ class Dashboard:
         self._endpoint = endpoint
         self._feed = Feed(endpoint.status)
         self._site: Site | None = None
+        self._telemetry = Telemetry(settings, "coordinator", METRICS, self._samples, lambda: "coordinator")
 
     async def start(self, advertised: str, again: bool = False) -> None:
         """Begin to serve. ``advertised``: the host under which others reach this process.
@@ -43,6 +47,7 @@ class Dashboard:
         ``again``: this process takes the place of another one, and goes on without the page if the port is taken.
         Raises ConfigError if an address is set and cannot be served.
         """
+        await self._telemetry.start()
         wanted = self._settings.web.dashboard
         if wanted == "off" or (wanted == "auto" and not installed()):
             return
@@ -77,6 +82,9 @@ class Dashboard:
             with contextlib.suppress(errors.ParamServerError):
                 await self._feed.look()
 
+    async def _samples(self) -> Samples:
+        return samples(await self._feed.status(), await self._feed.events())
+
     def _make(self, host: str, advertised: str) -> App:
         # Starlette is imported when somebody looks.
         from paramserver.web.api import Api, make_app
@@ -89,6 +97,7 @@ class Dashboard:
 
     async def close(self) -> None:
         """Serve no more."""
+        await self._telemetry.close()
         await self._feed.close()
         if self._site is not None:
             await self._site.close()

@@ -62,6 +62,8 @@ class Serving:
         from paramserver.transport import grpc
         from paramserver.transport.addresses import join
         from paramserver.transport.allocation import keep_memory
+        from paramserver.web.metrics.members import SERVER, server_samples
+        from paramserver.web.metrics.port import MetricsPort
 
         settings = self._settings
         torch.set_num_threads(1)
@@ -75,6 +77,13 @@ class Serving:
             or server_threads(len(os.sched_getaffinity(0)), _servers_here(settings)),
             shares=settings.cluster.transport != "grpc",
         )
+        metrics = MetricsPort(
+            settings,
+            self._security,
+            SERVER,
+            lambda: server_samples(self.name, service.reports()),
+            lambda: self.name,
+        )
         server = await grpc.serve([("Shard", service)], host, port, self._security)
         self.member = ServerMember(
             service,
@@ -85,17 +94,25 @@ class Serving:
             settings.log.interval_s,
             replaced_pids(),
             settings.cluster.beside_worker,
+            metrics_url=lambda: metrics.url,
         )
         listening(server.port, self.member)
         try:
+            await metrics.start(advertised)
             await self.member.join()
             member = self.member
             known_as(member.session.name)
             logs.known_as(member.session.name, member.service.version)
             await self.until_over(self.member, stop)
         finally:
+            await metrics.close()
             await self.member.close()
             await server.stop(0.2)
+
+    @property
+    def name(self) -> str:
+        """The name of the server in the job; empty until it is a member."""
+        return self.member.session.name if self.member is not None else ""
 
     async def until_over(self, member: ServerMember, stop: asyncio.Event) -> None:
         """Return when ``stop`` is set or the job is over. Raises JobFailedError if the shard or the job has failed."""

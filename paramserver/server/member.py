@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from paramserver.membership.session import JoinOptions, Session
 from paramserver.server.service import ServerService
@@ -26,6 +26,7 @@ class ServerMember:
         replaces: Sequence[int] = (),
         beside_worker: bool = False,
         pid: int = 0,
+        metrics_url: Callable[[], str] = lambda: "",
     ) -> None:
         """``pid``: of the process, if it is not this one (for tests)."""
         options = JoinOptions(
@@ -41,6 +42,7 @@ class ServerMember:
             replaces=replaces,
             beside_worker=beside_worker,
             drop=service.drop,
+            metrics_url=metrics_url,
         )
         self.service = service
         self.session = Session(coordinator, options, self._report)

@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JoinRequest(_message.Message):
-    __slots__ = ("job", "role", "protocol", "versions", "pid", "address", "index", "mode", "staleness", "slices_per_step", "seed", "incarnation", "holds", "timeline", "replaces", "restart_command", "beside_worker", "term", "beginning")
+    __slots__ = ("job", "role", "protocol", "versions", "pid", "address", "index", "mode", "staleness", "slices_per_step", "seed", "incarnation", "holds", "timeline", "replaces", "restart_command", "metrics_url", "beside_worker", "term", "beginning")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class JoinRequest(_message.Message):
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     REPLACES_FIELD_NUMBER: _ClassVar[int]
     RESTART_COMMAND_FIELD_NUMBER: _ClassVar[int]
+    METRICS_URL_FIELD_NUMBER: _ClassVar[int]
     BESIDE_WORKER_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     BEGINNING_FIELD_NUMBER: _ClassVar[int]
@@ -52,10 +53,11 @@ class JoinRequest(_message.Message):
     timeline: int
     replaces: _containers.RepeatedScalarFieldContainer[int]
     restart_command: str
+    metrics_url: str
     beside_worker: bool
     term: int
     beginning: int
-    def __init__(self, job: _Optional[str] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., protocol: _Optional[int] = ..., versions: _Optional[_Mapping[str, str]] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., index: _Optional[int] = ..., mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., staleness: _Optional[int] = ..., slices_per_step: _Optional[int] = ..., seed: _Optional[int] = ..., incarnation: _Optional[int] = ..., holds: _Optional[str] = ..., timeline: _Optional[int] = ..., replaces: _Optional[_Iterable[int]] = ..., restart_command: _Optional[str] = ..., beside_worker: bool = ..., term: _Optional[int] = ..., beginning: _Optional[int] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., protocol: _Optional[int] = ..., versions: _Optional[_Mapping[str, str]] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., index: _Optional[int] = ..., mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., staleness: _Optional[int] = ..., slices_per_step: _Optional[int] = ..., seed: _Optional[int] = ..., incarnation: _Optional[int] = ..., holds: _Optional[str] = ..., timeline: _Optional[int] = ..., replaces: _Optional[_Iterable[int]] = ..., restart_command: _Optional[str] = ..., metrics_url: _Optional[str] = ..., beside_worker: bool = ..., term: _Optional[int] = ..., beginning: _Optional[int] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
     __slots__ = ("member", "name", "rank", "job", "lease_s", "view", "expected_workers")
@@ -423,7 +425,7 @@ class Event(_message.Message):
     def __init__(self, at_s: _Optional[float] = ..., kind: _Optional[str] = ..., subject: _Optional[str] = ..., text: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
 
 class ProcessStatus(_message.Message):
-    __slots__ = ("role", "name", "pid", "address", "state", "version", "clock", "epoch", "samples", "slices", "waiting_for", "metrics", "transport", "member", "server", "epochs_planned", "reason", "gone", "restart_command", "phases", "phase", "phase_s", "first_metric", "samples_per_s", "bytes_per_s")
+    __slots__ = ("role", "name", "pid", "address", "state", "version", "clock", "epoch", "samples", "slices", "waiting_for", "metrics", "transport", "member", "server", "epochs_planned", "reason", "gone", "restart_command", "phases", "phase", "phase_s", "metrics_url", "first_metric", "samples_per_s", "bytes_per_s")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -453,6 +455,7 @@ class ProcessStatus(_message.Message):
     PHASES_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     PHASE_S_FIELD_NUMBER: _ClassVar[int]
+    METRICS_URL_FIELD_NUMBER: _ClassVar[int]
     FIRST_METRIC_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_PER_S_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
@@ -478,10 +481,11 @@ class ProcessStatus(_message.Message):
     phases: Phases
     phase: str
     phase_s: float
+    metrics_url: str
     first_metric: str
     samples_per_s: float
     bytes_per_s: float
-    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., member: _Optional[int] = ..., server: _Optional[_Union[_shard_pb2.StatsResponse, _Mapping]] = ..., epochs_planned: _Optional[int] = ..., reason: _Optional[str] = ..., gone: bool = ..., restart_command: _Optional[str] = ..., phases: _Optional[_Union[Phases, _Mapping]] = ..., phase: _Optional[str] = ..., phase_s: _Optional[float] = ..., first_metric: _Optional[str] = ..., samples_per_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., member: _Optional[int] = ..., server: _Optional[_Union[_shard_pb2.StatsResponse, _Mapping]] = ..., epochs_planned: _Optional[int] = ..., reason: _Optional[str] = ..., gone: bool = ..., restart_command: _Optional[str] = ..., phases: _Optional[_Union[Phases, _Mapping]] = ..., phase: _Optional[str] = ..., phase_s: _Optional[float] = ..., metrics_url: _Optional[str] = ..., first_metric: _Optional[str] = ..., samples_per_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
     __slots__ = ("job", "view", "processes", "model", "data", "steps_per_epoch", "lost", "expected_workers", "expected_servers", "store", "uptime_s", "store_operations", "training_s", "term", "summary", "security", "finished", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "troubles", "broken_promises", "state", "reason", "losses", "idle", "poisoned", "closing", "not_counted", "samples_before", "shards", "holders", "takeovers", "repairs", "wanted_servers", "events", "samples_per_s", "dashboard", "blame", "history")
@@ -1043,7 +1047,7 @@ class BackupRecord(_message.Message):
     def __init__(self, server: _Optional[int] = ..., since: _Optional[int] = ..., whole: bool = ...) -> None: ...
 
 class MemberRecord(_message.Message):
-    __slots__ = ("member", "role", "index", "address", "pid", "incarnation", "beside_worker", "restart_command")
+    __slots__ = ("member", "role", "index", "address", "pid", "incarnation", "beside_worker", "restart_command", "metrics_url")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -1052,6 +1056,7 @@ class MemberRecord(_message.Message):
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     BESIDE_WORKER_FIELD_NUMBER: _ClassVar[int]
     RESTART_COMMAND_FIELD_NUMBER: _ClassVar[int]
+    METRICS_URL_FIELD_NUMBER: _ClassVar[int]
     member: int
     role: _types_pb2.Role
     index: int
@@ -1060,4 +1065,5 @@ class MemberRecord(_message.Message):
     incarnation: int
     beside_worker: bool
     restart_command: str
-    def __init__(self, member: _Optional[int] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., index: _Optional[int] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., incarnation: _Optional[int] = ..., beside_worker: bool = ..., restart_command: _Optional[str] = ...) -> None: ...
+    metrics_url: str
+    def __init__(self, member: _Optional[int] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., index: _Optional[int] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., incarnation: _Optional[int] = ..., beside_worker: bool = ..., restart_command: _Optional[str] = ..., metrics_url: _Optional[str] = ...) -> None: ...

@@ -60,7 +60,7 @@ class Access:
         self, security: Security, names: frozenset[str] = frozenset(), clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._security = security
-        self._names = names | {"localhost", server_name("coordinator")}
+        self._names = names | {"localhost", server_name(security.role or "coordinator")}
         self._clock = clock
         # Digest of the session's number -> (end, token). The newest one is last.
         self._sessions: OrderedDict[str, tuple[float, str]] = OrderedDict()

@@ -16,10 +16,12 @@ from paramserver import errors
 from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.web import models
 from paramserver.web.access import COOKIE, SESSION_S, Access
-from paramserver.web.exposition import CONTENT_TYPE, exposition
 from paramserver.web.facts import ledger_of
 from paramserver.web.feed import Feed
 from paramserver.web.guard import BODY_S, BROKEN, TOO_MUCH, App, Guard, TooMuchError, head_of
+from paramserver.web.metrics.exposition import CONTENT_TYPE, exposition
+from paramserver.web.metrics.job import METRICS, samples
+from paramserver.web.metrics.targets import targets_of
 from paramserver.web.operations import OPERATIONS, PREFIX, openapi
 from paramserver.web.page.files import STATIC, TYPES
 
@@ -83,7 +85,11 @@ class Api:
     async def metrics(self, request: Request) -> Response:
         """For Prometheus."""
         status, events = await self._feed.status(), await self._feed.events()
-        return Response(exposition(status, events), media_type=CONTENT_TYPE)
+        return Response(exposition(METRICS, samples(status, events)), media_type=CONTENT_TYPE)
+
+    async def targets(self, request: Request) -> Response:
+        """Where members serve metrics."""
+        return _json(targets_of(await self._feed.status(), request.query_params.get("role", "")))
 
     async def ledger(self, request: Request) -> Response:
         """How often samples have counted."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 Staleness = Annotated[int, Field(ge=0)] | Literal["unbounded"]
 
@@ -89,6 +89,7 @@ class Process(Model):
     waiting_for: str = Field(description="What it waits for, for people; empty: nothing.")
     transport: str = Field(description="How a worker talks to the servers.")
     restart_command: str = Field(description="The command that starts it again.")
+    metrics_url: str = Field(description="Where it serves metrics about itself; empty: nowhere.")
     member: int = Field(description="Its number in the job; another process of the same name has another number.")
     samples_per_s: float = Field(description="Of a worker, over the last seconds.")
     bytes_per_s: float = Field(description="Of a server: gradients received and weights sent, over the last seconds.")
@@ -248,6 +249,17 @@ class Document(Model):
     events: list[Event]
     ledger: Ledger
     settings: list[Setting]
+
+
+class Target(Model):
+    """A process that serves metrics about itself."""
+
+    targets: list[str] = Field(description='One "host:port".')
+    labels: dict[str, str] = Field(description="`process` is its name; Prometheus takes the others for itself.")
+
+
+class Targets(RootModel[list[Target]]):
+    """Servers and workers that serve metrics, in the form that `http_sd_configs` of Prometheus reads."""
 
 
 class Failure(Model):

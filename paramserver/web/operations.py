@@ -39,6 +39,7 @@ OPERATIONS = (
     Operation("GET", "/events", "Joins, deaths, takeovers, changes of mode, checkpoints.", models.Events, "events"),
     Operation("GET", "/ledger", "How often the samples of each epoch have counted.", models.Ledger, "ledger"),
     Operation("GET", "/settings", "The settings in force, and where each came from.", models.Settings, "settings"),
+    Operation("GET", "/targets", "Where servers and workers serve metrics, for Prometheus.", models.Targets, "targets"),
     Operation("GET", "/stream", "Server-sent events, two per second at most.", models.Update, "stream"),
     Operation("GET", "/session", "What the caller may do.", models.Session, "session"),
     Operation("POST", "/login", "A session cookie in exchange for a token.", models.Done, "login", models.Login),

@@ -39,11 +39,17 @@ def installed() -> bool:
 
 
 class Site:
-    """One socket, and the application behind it. ``make`` makes the application when somebody connects."""
+    """One socket, and the application behind it.
 
-    def __init__(self, make: Callable[[], App], certificates: Certificates | None = None) -> None:
+    ``make`` makes the application when somebody connects. ``name``: of the application, which is that of its flag.
+    """
+
+    def __init__(
+        self, make: Callable[[], App], certificates: Certificates | None = None, name: str = "dashboard"
+    ) -> None:
         self._make = make
         self._certificates = certificates
+        self._name = name
         self._socket: socket.socket | None = None
         self._server: uvicorn.Server | None = None
         self._task: asyncio.Task[None] | None = None
@@ -61,8 +67,8 @@ class Site:
             self._shut()
             why = (error.strerror or "error").lower()
             raise errors.ConfigError(
-                f"the dashboard cannot listen on {join(host, port)} ({why}): choose another address with --dashboard, "
-                "or do without it with --dashboard off"
+                f"the {self._name} cannot listen on {join(host, port)} ({why}): choose another address with "
+                f"--{self._name}, or say --{self._name} off"
             ) from error
         self._socket.setblocking(False)
         self.port = int(self._socket.getsockname()[1])
@@ -82,8 +88,8 @@ class Site:
                 await server.serve([self._socket])
             finally:
                 renewing.cancel()
-        except Exception as error:  # the job goes on without the page
-            log.error("the dashboard has ended", trace="".join(traceback.format_exception(error)))
+        except Exception as error:  # the job goes on without it
+            log.error(f"the {self._name} port has ended", trace="".join(traceback.format_exception(error)))
 
     def _prepare(self) -> uvicorn.Server:
         """Import and configure the server, which takes a while."""

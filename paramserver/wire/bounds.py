@@ -6,6 +6,7 @@ The cost of a message is bounded by its length: no check makes a list as long as
 from __future__ import annotations
 
 import math
+import re
 
 from paramserver.errors import ProtocolError
 from paramserver.v1 import coordinator_pb2
@@ -22,6 +23,7 @@ MAX_METRICS = 1000
 MAX_COMMAND_CHARS = 300
 # Steps of which one report tells.
 MAX_STEPS = 64
+_METRICS_URL = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):\d{1,5}/metrics")
 # Ended processes in whose place a process comes.
 MAX_REPLACED = 64
 
@@ -62,6 +64,8 @@ def check_newcomer(request: coordinator_pb2.JoinRequest) -> None:
     counting("index", request.index, MAX_SLICES)
     if not text("the restart command", request.restart_command, MAX_COMMAND_CHARS).isprintable():
         raise ProtocolError("the restart command is not one printable line")
+    if request.metrics_url and not _METRICS_URL.fullmatch(text("the address of metrics", request.metrics_url)):
+        raise ProtocolError("the address of metrics is not http://HOST:PORT/metrics, or the same with https")
     counting("the number of replaced processes", len(request.replaces), MAX_REPLACED)
     text("the table of versions", " ".join((*request.versions, *request.versions.values())))
 

@@ -55,7 +55,8 @@ def test_every_service_is_locked_up(resolved: dict[str, Any]) -> None:
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert service["init"] is True, name
         assert "privileged" not in service, name
-        assert "ports" not in service, name
+        assert ("ports" in service) == (name in ("prometheus", "grafana")), name
+        assert all("127.0.0.1" in json.dumps(port) for port in service.get("ports", ())), name
         assert not [volume for volume in service["volumes"] if "docker.sock" in json.dumps(volume)], name
 
 
@@ -69,6 +70,9 @@ def test_who_is_started_again(resolved: dict[str, Any]) -> None:
         "worker": "on-failure",
         "worker-gpu": "on-failure",
         "monitor": "unless-stopped",
+        "monitoring-files": "no",
+        "prometheus": "unless-stopped",
+        "grafana": "unless-stopped",
     }
 
 
@@ -80,7 +84,15 @@ def test_the_gpu_is_asked_for(resolved: dict[str, Any]) -> None:
 def test_profiles() -> None:
     services = yaml.safe_load(FILE.read_text())["services"]
     profiles = {name: service["profiles"] for name, service in services.items() if "profiles" in service}
-    assert profiles == {"worker-gpu": ["gpu"], "monitor": ["monitoring"]}
+    watching = {name: ["monitoring"] for name in ("monitoring-files", "prometheus", "grafana")}
+    assert profiles == {"worker-gpu": ["gpu"], "monitor": ["state", "monitoring"], **watching}
+
+
+def test_the_monitoring_has_the_token_and_no_key(resolved: dict[str, Any]) -> None:
+    """Prometheus may read metrics, but cannot become a member."""
+    for name in ("monitoring-files", "prometheus", "grafana"):
+        mounted = json.dumps(resolved["services"][name]["volumes"])
+        assert not [role for role in ("ca:", "coordinator-keys", "server-keys", "worker-keys") if role in mounted]
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

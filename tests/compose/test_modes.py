@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(1800)
 
 def test_asynchronous_from_the_environment(image: str) -> None:
     variables = {"PARAMSERVER_CONSISTENCY__MODE": "async", "PARAMSERVER_CONSISTENCY__STALENESS": "4"}
-    with Cluster(SCRIPT="workers/digits.py --epochs 10", COMPOSE_PROFILES="monitoring", **variables) as cluster:
+    with Cluster(SCRIPT="workers/digits.py --epochs 10", COMPOSE_PROFILES="state", **variables) as cluster:
         cluster.up()
         summary = cluster.result()
         logs = cluster.one("coordinator").logs()

@@ -50,7 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     "results": LOWER | EDGES | WIRE | {"config", "checkpoint", "worker"},
     "resume": LOWER | EDGES | WIRE | {"config", "checkpoint", "coordinator", "machine", "processes", "server"},
     "alone": LOWER | EDGES | WIRE | ROLES | {"config", "records", "report", "results"},
-    "api": LOWER | EDGES | WIRE | ROLES | AROUND | {"config", "alone", "records", "report", "results"},
+    "api": LOWER | EDGES | WIRE | ROLES | AROUND | {"config", "alone", "records", "report", "results", "web"},
     "roles": LOWER
     | EDGES
     | WIRE

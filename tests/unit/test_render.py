@@ -16,8 +16,9 @@ from paramserver.config import ENV_PREFIX, FIELDS, Settings, load_settings
 from paramserver.errors import ConfigError
 from paramserver.render.output import as_stream, write_directory
 from paramserver.render.request import Files, Request
-from paramserver.render.targets import TARGETS
+from paramserver.render.targets import TARGETS, WATCHING
 from paramserver.render.text import double_dollars, environment_file, toml_text, unit_words
+from paramserver.transport.security.tls import server_name
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "configs" / "cluster.toml"
@@ -131,7 +132,7 @@ def test_the_coordinator_reads_the_jobs_settings(target: str, tmp_path: Path) ->
     wanted = settings(**changes).values()
     own = {"cluster.coordinator", "cluster.listen", "cluster.advertise_host", "cluster.job", "cluster.store"}
     own |= {"cluster.store_password_file", "cluster.when_done", "run.script", "run.args", "security.certs"}
-    own |= {"security.insecure", "checkpoint.dir", "log.format"}
+    own |= {"security.insecure", "checkpoint.dir", "log.format", "web.dashboard"}
     for key in set(FIELDS) - own:
         assert loaded[key] == wanted[key], key
     assert loaded["log.format"] == ("auto" if target == "systemd" else "json")
@@ -202,7 +203,11 @@ def test_addresses_in_containers(tmp_path: Path) -> None:
         files = rendered(target, cluster__job="digits", cluster__coordinator="example:9000")
         cluster = coordinator_settings(target, files, tmp_path).cluster
         assert (cluster.coordinator, cluster.listen, cluster.advertise_host) == (f"{host}:9000", "0.0.0.0:9000", host)
-        assert containers(files)["coordinator"]["ports"] == [{"name": "grpc", "containerPort": 9000, "protocol": "TCP"}]
+        assert containers(files)["coordinator"]["ports"][0] == {
+            "name": "grpc",
+            "containerPort": 9000,
+            "protocol": "TCP",
+        }
     service = named(rendered("k8s", cluster__coordinator=""), "Service", "paramserver-coordinator")
     assert service["spec"]["ports"][0]["port"] == 8790
 
@@ -373,7 +378,7 @@ def test_without_a_directory_everything_is_printed(capsys: pytest.CaptureFixture
     assert code == 0
     kinds = [one["kind"] for one in yaml.safe_load_all(out)]
     assert kinds.count("StatefulSet") == 2
-    assert len(kinds) == 10
+    assert len(kinds) == 12
     assert "parallelism: 3" in out
     code, out, _ = run(capsys, "systemd", config=EXAMPLE, prefix="/srv/ps/")
     assert code == 0
@@ -414,7 +419,7 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
 
 MISTAKES: Sequence[tuple[str, dict[str, Any], str]] = [
     ("jobsets", {}, 'did you mean "jobset"?'),
-    ("helm", {}, "there are systemd, compose, k8s, jobset"),
+    ("helm", {}, "there are systemd, compose, k8s, jobset, monitoring"),
     ("systemd", {"image": "x"}, "--image means nothing to systemd"),
     ("k8s", {"prefix": "/x"}, "--prefix means nothing to k8s"),
     ("compose", {"standby": True}, "--standby means nothing to compose"),
@@ -439,3 +444,54 @@ def test_mistakes_take_one_line(
     assert out == ""
     assert hint in error
     assert error.count("\n") == 1
+
+
+# ---- metrics
+
+
+def test_pods_say_where_they_serve_metrics() -> None:
+    for target in ("k8s", "jobset"):
+        found = containers(rendered(target))
+        ports = {
+            name: {port["name"]: port["containerPort"] for port in one.get("ports", [])} for name, one in found.items()
+        }
+        assert [ports[role].get("metrics") for role in ("coordinator", "server", "worker", "store")] == [
+            *(8780, 8781, 8781),
+            None,
+        ]
+    pod = named(rendered("k8s"), "Deployment", "paramserver-coordinator")["spec"]["template"]
+    annotations = pod["metadata"]["annotations"]
+    assert annotations["prometheus.io/port"] == "8780"
+    assert annotations["prometheus.io/scheme"] == "https"
+    assert "paramserver/config" in annotations
+
+
+@pytest.mark.parametrize("target", CONTAINERS)
+def test_without_a_dashboard_there_are_no_metrics(target: str) -> None:
+    text = as_stream(rendered(target, web__dashboard="off"))
+    assert "8780" not in text
+    assert "8781" not in text
+    assert "prometheus" not in text
+
+
+def test_prometheus_asks_each_coordinator_for_the_members() -> None:
+    made = WATCHING["monitoring"](Request(settings(cluster__coordinator="a:8790,b:8790", web__dashboard="0.0.0.0:99")))
+    jobs = {one["job_name"]: one for one in yaml.safe_load(made["prometheus.yml"])["scrape_configs"]}
+    assert jobs["paramserver"]["static_configs"][0]["targets"] == ["a:99", "b:99"]
+    assert [one["url"] for one in jobs["paramserver-worker"]["http_sd_configs"]] == [
+        "https://a:99/api/v1/targets?role=worker",
+        "https://b:99/api/v1/targets?role=worker",
+    ]
+    names = {name: one["tls_config"]["server_name"] for name, one in jobs.items()}
+    assert names == {
+        "paramserver": server_name("coordinator"),
+        "paramserver-server": server_name("server"),
+        "paramserver-worker": server_name("worker"),
+    }
+
+
+def test_a_job_without_tls_is_scraped_without_secrets() -> None:
+    made = WATCHING["monitoring"](Request(settings(security__insecure=True, security__certs="")))
+    for one in yaml.safe_load(made["prometheus.yml"])["scrape_configs"]:
+        assert one["scheme"] == "http"
+        assert not {"authorization", "tls_config"} & one.keys()

@@ -70,7 +70,7 @@ def checkpoint_dir(target: str, files: Files) -> str:
     if target == "systemd":
         text = files["cluster.toml"]
     else:
-        (text,) = (one["data"]["cluster.toml"] for one in objects(files) if one["kind"] == "ConfigMap")
+        (text,) = (one["data"]["cluster.toml"] for one in objects(files) if "cluster.toml" in one.get("data", {}))
     Path("cluster.toml").write_text(text)
     return load_settings(Path("cluster.toml"), environ={}).checkpoint.dir
 

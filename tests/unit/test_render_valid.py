@@ -19,7 +19,7 @@ from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
 
 from paramserver.config import load_settings
 from paramserver.render.request import UID, Files, Request
-from paramserver.render.targets import TARGETS
+from paramserver.render.targets import TARGETS, WATCHING
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "configs" / "cluster.toml"
@@ -58,11 +58,11 @@ def request_(request: pytest.FixtureRequest) -> Request:
 # ---- deploy/
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", [*TARGETS, *WATCHING])
 def test_deploy_holds_what_is_rendered(target: str) -> None:
     directory = ROOT / "deploy" / target
-    files = TARGETS[target](Request(load_settings(EXAMPLE, environ={})))
-    found = {path.name: path.read_text() for path in directory.iterdir()}
+    files = {**TARGETS, **WATCHING}[target](Request(load_settings(EXAMPLE, environ={})))
+    found = {str(path.relative_to(directory)): path.read_text() for path in directory.rglob("*") if path.is_file()}
     again = f"run: paramserver render {target} --config configs/cluster.toml --output deploy/{target} --force"
     assert found.keys() == files.keys(), again
     for name, text in files.items():
@@ -178,7 +178,7 @@ def test_the_compose_file_follows_the_specification(request_: Request, tmp_path:
         # Only the coordinator reaches the store, and each role has no other's keys.
         assert ("store" in service.get("networks", ())) == (name in ("redis", "coordinator") and "redis" in services)
         keys = {mount for mount in service.get("volumes", ()) if mount.endswith(":/certs:ro")}
-        assert keys <= {f"{name}-keys:/certs:ro"}
+        assert keys <= {f"{'monitoring' if name == 'prometheus' else name}-keys:/certs:ro"}
 
 
 def test_the_check_of_compose_files_sees_mistakes(tmp_path: Path) -> None:
@@ -363,6 +363,6 @@ def test_what_the_controller_of_jobsets_demands(request_: Request) -> None:
             names = {container["name"] for container in job["template"]["spec"]["containers"]}
             for rule in job["podFailurePolicy"]["rules"]:
                 assert rule.get("onExitCodes", {}).get("containerName", "worker") in names
-    (config,) = (one for one in documents(TARGETS["jobset"](request_)) if one["kind"] == "ConfigMap")
+    (config,) = (one for one in documents(TARGETS["jobset"](request_)) if "cluster.toml" in one.get("data", {}))
     host = f"{document['metadata']['name']}-coordinator-0-0.{document['metadata']['name']}"
     assert f'coordinator = "{host}:8790"' in config["data"]["cluster.toml"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -11,13 +12,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from paramserver.coordinator.history import overdue
 from paramserver.core.job.status import State
 from paramserver.v1 import coordinator_pb2, types_pb2
-from paramserver.web.exposition import exposition
 from paramserver.web.facts import events_of, status_of
-from paramserver.web.metrics import METRICS, samples
+from paramserver.web.metrics.exposition import exposition
+from paramserver.web.metrics.job import METRICS, samples
+from paramserver.web.metrics.members import MEMBER, SERVER, WORKER
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/metrics.md"
 RULES = ROOT / "deploy/monitoring/rules.yml"
+DASHBOARD = ROOT / "deploy/monitoring/grafana/dashboards/paramserver.json"
 STRANGE = 'x"\n\\<img src=x>'
 
 
@@ -47,7 +50,7 @@ def response() -> coordinator_pb2.StatusResponse:
 
 
 def scraped(said: coordinator_pb2.StatusResponse) -> dict[tuple[str, tuple[str, ...]], float]:
-    text = exposition(status_of(said), events_of(said)).decode()
+    text = exposition(METRICS, samples(status_of(said), events_of(said))).decode()
     return {
         (sample.name, tuple(sorted(sample.labels.values()))): sample.value
         for family in text_string_to_metric_families(text)
@@ -83,20 +86,45 @@ def test_what_prometheus_reads_is_what_the_status_says() -> None:
 
 
 def test_a_coordinator_that_stands_by_says_only_that() -> None:
-    assert scraped(coordinator_pb2.StatusResponse(job="digits", state="waiting")) == {("paramserver_leads", ()): 0}
+    found = scraped(coordinator_pb2.StatusResponse(job="digits", state="waiting"))
+    ours = {key: value for key, value in found.items() if key[0].startswith("paramserver_")}
+    assert ours == {("paramserver_leads", ()): 0}
 
 
 def test_the_page_lists_all_metrics() -> None:
     rows = re.findall(r"^\| `(paramserver_\w+)` \| (\w+) \| ([^|]*) \| ([^|]*) \|$", PAGE.read_text(), re.MULTILINE)
     listed = [(name, kind, tuple(re.findall(r"`(\w+)`", labels)), text) for name, kind, labels, text in rows]
-    assert listed == [(metric.shown, metric.kind, metric.labels, metric.help) for metric in METRICS]
+    own = [metric for metric in (*SERVER, *WORKER) if metric not in MEMBER]
+    metrics = [*METRICS, *MEMBER, *own]
+    assert listed == [(metric.shown, metric.kind, metric.labels, metric.help) for metric in metrics]
+
+
+# Names that a scrape of any role can bring, or that Prometheus makes by itself.
+SHOWN = {metric.shown for metric in (*METRICS, *SERVER, *WORKER)} | {
+    "process_cpu_seconds_total",
+    "process_resident_memory_bytes",
+}
+_WORDS = re.compile(r"\b(?:paramserver|process)_\w+")
+
+
+def test_the_dashboard_uses_metrics_and_labels_that_there_are() -> None:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    labels = {metric.shown: {*metric.labels, "process", "job"} for metric in (*METRICS, *SERVER, *WORKER)}
+    for panel in panels:
+        for target in panel["targets"]:
+            used = set(_WORDS.findall(target["expr"]))
+            assert used, panel["title"]
+            assert used <= SHOWN, panel["title"]
+            known = set().union(*(labels.get(name, {"process", "job"}) for name in used))
+            assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= known, panel["title"]
+            assert set(re.findall(r"\bby \((\w+)\)", target["expr"])) <= known, panel["title"]
 
 
 def test_alerts_use_metrics_and_states_that_there_are_and_are_on_the_page() -> None:
     rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
-    shown = {metric.shown for metric in METRICS}
     for rule in rules:
-        assert set(re.findall(r"paramserver_\w+", rule["expr"])) <= shown, rule["alert"]
+        assert set(_WORDS.findall(rule["expr"])) <= SHOWN, rule["alert"]
         assert rule["expr"].count("(") == rule["expr"].count(")")
         assert rule["annotations"]["summary"]
     states = {

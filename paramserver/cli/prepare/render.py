@@ -38,14 +38,14 @@ def render(
     dataset: str | None = None,
     storage_class: str | None = None,
 ) -> int:
-    """Write files that start the job elsewhere: systemd units, a compose file, or Kubernetes manifests.
+    """Write files that start the job elsewhere: systemd units, a compose file, Kubernetes manifests; or that watch it.
 
     The files are made from the settings of the job, and hold no secret.
 
     Parameters
     ----------
     target
-        "systemd", "compose", "k8s" or "jobset".
+        "systemd", "compose", "k8s", "jobset", or "monitoring": the files of Prometheus and Grafana.
     config
         TOML file with settings; PARAMSERVER_* variables override it.
     set_
@@ -70,11 +70,12 @@ def render(
     """
     from paramserver.render.output import as_stream, write_directory
     from paramserver.render.request import DEFAULT_IMAGE, DEFAULT_PREFIX, Request
-    from paramserver.render.targets import TARGETS
+    from paramserver.render.targets import TARGETS, WATCHING
 
-    if target not in TARGETS:
-        near = difflib.get_close_matches(target, TARGETS, n=1)
-        hint = f'did you mean "{near[0]}"?' if near else "there are " + ", ".join(TARGETS)
+    makers = {**TARGETS, **WATCHING}
+    if target not in makers:
+        near = difflib.get_close_matches(target, makers, n=1)
+        hint = f'did you mean "{near[0]}"?' if near else "there are " + ", ".join(makers)
         raise ConfigError(f'"{target}" is nothing to render; {hint}')
     given = {"--image": image is not None, "--prefix": prefix is not None, "--standby": standby}
     given |= {"--dataset": dataset is not None, "--storage-class": storage_class is not None}
@@ -93,7 +94,7 @@ def render(
         dataset=dataset or "",
         storage_class=storage_class or "",
     )
-    files = TARGETS[target](request)
+    files = makers[target](request)
     if output is None:
         sys.stdout.write(as_stream(files))
     else:

@@ -37,6 +37,7 @@ def run(
     resume: Annotated[str | None, flag("checkpoint.resume", "DIR|URL")] = None,
     fresh: bool = False,
     dashboard: Annotated[str | None, flag("web.dashboard", "auto|off|HOST:PORT")] = None,
+    metrics: Annotated[str | None, flag("web.metrics", "off|HOST:0")] = None,
     config: Path | None = None,
     set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
     script_args: Annotated[list[str] | None, Parameter(parse=False)] = None,
@@ -93,6 +94,8 @@ def run(
         Begin anew: forget a job of this name in the store, and set aside the checkpoints in --checkpoint-dir.
     dashboard
         Where to serve the dashboard: "auto" (a free port of this machine), host:port, or "off".
+    metrics
+        Where servers and workers serve metrics about themselves: 127.0.0.1:0 for any ports, which `status` shows.
     config
         TOML file with settings; flags and PARAMSERVER_* variables override it.
     set_
@@ -121,9 +124,15 @@ def run(
         "training.threads_per_worker": threads_per_worker,
         "training.nonfinite": nonfinite,
         "web.dashboard": dashboard,
+        "web.metrics": metrics,
     }
     settings = load_job(config, merge_overrides(flags, parse_assignments(set_ or [])))
     path = script_path(settings)
+    if not settings.web.metrics.endswith((":0", "off")):
+        raise ConfigError(
+            f"web.metrics is {settings.web.metrics}, but each process of a run needs a port of its own: say port 0, as "
+            "in 127.0.0.1:0"
+        )
     from paramserver.launch.launcher import launch
 
     return launch(settings, path, list(settings.run.args), fresh)

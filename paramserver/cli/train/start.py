@@ -148,6 +148,7 @@ def server(
     advertise_host: Annotated[str | None, flag("cluster.advertise_host", "HOST")] = None,
     certs: Annotated[str | None, flag("security.certs", "DIR")] = None,
     insecure: bool | None = None,
+    metrics: Annotated[str | None, flag("web.metrics", "off|HOST:PORT")] = None,
     servers_per_host: Annotated[str | None, flag("cluster.servers_per_host")] = None,
     restart: bool = False,
     config: Path | None = None,
@@ -167,6 +168,8 @@ def server(
         Directory with certificates (see "paramserver certs init").
     insecure
         Allow other machines without TLS.
+    metrics
+        Where this process serves metrics about itself: host:port, or "off".
     servers_per_host
         Start so many servers; each counts as one of cluster.servers.
     restart
@@ -183,6 +186,7 @@ def server(
         "cluster.servers_per_host": servers_per_host,
         "security.certs": certs,
         "security.insecure": insecure,
+        "web.metrics": metrics,
     }
     overrides = merge_overrides(flags, parse_assignments(set_ or []))
     settings = _with_coordinator(load_settings(config, overrides))
@@ -203,6 +207,7 @@ def worker(
     join: Annotated[str | None, flag("cluster.coordinator", "HOST:PORT")] = None,
     certs: Annotated[str | None, flag("security.certs", "DIR")] = None,
     insecure: bool | None = None,
+    metrics: Annotated[str | None, flag("web.metrics", "off|HOST:PORT")] = None,
     device: Annotated[str | None, flag("training.device", "auto|cpu|cuda:N")] = None,
     with_server: bool = False,
     restart: bool = False,
@@ -222,6 +227,8 @@ def worker(
         Directory with certificates (see "paramserver certs init").
     insecure
         Allow other machines without TLS.
+    metrics
+        Where this process serves metrics about itself: host:port, or "off".
     device
         Where to compute: "auto", "cpu", "cuda" or "cuda:N".
     with_server
@@ -240,6 +247,7 @@ def worker(
         "cluster.coordinator": join,
         "security.certs": certs,
         "security.insecure": insecure,
+        "web.metrics": metrics,
         "training.device": device,
         "run.script": script,
         "run.args": script_args,

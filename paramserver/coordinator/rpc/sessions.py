@@ -136,6 +136,7 @@ class Sessions:
             request.incarnation,
             request.beside_worker,
             request.restart_command,
+            request.metrics_url,
         )
         effects = self._job.members.handle(event, time.monotonic())
         self._residuals_lost(effects)

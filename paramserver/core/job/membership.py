@@ -40,6 +40,8 @@ class Member:
     beside_worker: bool = False
     # Starts the process again, for people.
     restart_command: str = ""
+    # Where the process serves metrics about itself; empty: nowhere.
+    metrics_url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class Joined:
     beside_worker: bool = False
     # Starts the process again, for people.
     restart_command: str = ""
+    # Where the process serves metrics about itself; empty: nowhere.
+    metrics_url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +209,7 @@ class Membership:
             incarnation=event.incarnation,
             beside_worker=event.beside_worker,
             restart_command=event.restart_command,
+            metrics_url=event.metrics_url,
         )
         self.next_ident += 1
         self._members[member.ident] = member

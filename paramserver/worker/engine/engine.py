@@ -127,17 +127,23 @@ class Engine:
 
     # ---- the report to the coordinator
 
-    def _report(self) -> coordinator_pb2.SessionRequest:
+    def facts(self) -> coordinator_pb2.WorkerReport:
+        """The present state of this worker, to be read in the background as often as one likes."""
         links, version = self.shards.met, min(self.weights.versions, default=0)
         clock, waiting_for = self.paces.clock, self.member.waiting_for
         report = self.progress.report()
-        self.records.report(report, self.member.session.sessions)
         report.version = version
         report.clock = version if clock is None else clock
         report.at_work = report.at_work and not self.member.waits
         report.waiting_for = waiting_for or (links.pulls.waiting_for if links else "")
         if links is not None:
             report.transport = links.near.kind
+        return report
+
+    def _report(self) -> coordinator_pb2.SessionRequest:
+        report = self.facts()
+        self.records.report(report, self.member.session.sessions)
+        if (links := self.shards.met) is not None:
             report.tally.CopyFrom(self.sender.handed.message(links.timeline, self.paces.unsent))
         self.member.phases.write(report, last=report.state == "done")
         return coordinator_pb2.SessionRequest(worker=report)

@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from paramserver.core.job.status import State
+from paramserver.web.metrics.table import Metric, Sample, Samples, gathered
 from paramserver.web.models import Event, Process, Status
 
-PREFIX = "paramserver_"
 _SHARDS = ("replicated", "catching up", "no backup", "lost")
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One metric. ``name``: without the prefix; that of a counter is shown with ``_total`` at its end."""
-
-    name: str
-    kind: str
-    help: str
-    labels: tuple[str, ...] = ()
-
-    @property
-    def shown(self) -> str:
-        """The name as Prometheus stores it."""
-        return PREFIX + self.name + ("_total" if self.kind == "counter" else "")
-
 
 METRICS = (
     Metric("leads", "gauge", "1 if this coordinator leads the job. The others show nothing else."),
@@ -58,21 +41,13 @@ METRICS = (
     Metric("uptime_seconds", "gauge", "Age of the coordinator's process."),
 )
 
-Samples = dict[str, list[tuple[tuple[str, ...], float]]]
-
 
 def samples(status: Status, events: Iterable[Event]) -> Samples:
-    """The values of each metric, by its name without the prefix: (values of its labels, number)."""
-    found: Samples = {metric.name: [] for metric in METRICS}
-    for name, labels, value in _all(status, events):
-        found[name].append((labels, float(value)))
-    return found
+    """The values of each metric."""
+    return gathered(METRICS, _all(status, events))
 
 
-_Sample = tuple[str, tuple[str, ...], float]
-
-
-def _all(status: Status, events: Iterable[Event]) -> Iterator[_Sample]:
+def _all(status: Status, events: Iterable[Event]) -> Iterator[Sample]:
     yield "leads", (), status.term > 0
     if not status.term:
         return
@@ -102,7 +77,7 @@ def _all(status: Status, events: Iterable[Event]) -> Iterator[_Sample]:
         yield from _process(process)
 
 
-def _clocks(status: Status) -> Iterator[_Sample]:
+def _clocks(status: Status) -> Iterator[Sample]:
     if status.mode != "async":
         return
     if isinstance(status.staleness, int):
@@ -112,7 +87,7 @@ def _clocks(status: Status) -> Iterator[_Sample]:
         yield "clock_spread", (), max(clocks) - min(clocks)
 
 
-def _process(process: Process) -> Iterator[_Sample]:
+def _process(process: Process) -> Iterator[Sample]:
     yield "process_state", (process.role, process.name, process.state), 1
     if process.role == "worker" and not process.gone:
         yield "worker_samples_per_second", (process.name,), process.samples_per_s
