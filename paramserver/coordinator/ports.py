@@ -104,8 +104,8 @@ class Replicating(Protocol):
     def begin(self) -> None:
         """All primaries have published a version: make backups of all shards."""
 
-    def wake(self) -> None:
-        """Tell servers the newest placement in the background."""
+    def look(self) -> None:
+        """Tell servers in the background what they lack of the newest placement."""
 
     async def all_whole(self) -> None:
         """Wait until each backup has all of its shard, or is gone."""

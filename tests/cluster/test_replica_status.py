@@ -129,7 +129,7 @@ def test_a_server_dies_and_another_one_catches_up(monkeypatch: pytest.MonkeyPatc
 
 def test_of_three_servers_the_others_take_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """They become backups of each other when the lost server does not come. It is missed all the same."""
-    monkeypatch.setattr("paramserver.coordinator.work.replication.PATIENCE_S", 0.5)
+    monkeypatch.setattr("paramserver.core.procedures.placing.PATIENCE_S", 0.5)
     with trains(servers=3, cluster__replicas=1) as (fleet, look):
         look.until("all shards have backups", lambda facts: states(facts) == {"replicated"})
         die(fleet, 2)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paramserver.core.job.holders import Cover, Holders
-from paramserver.core.job.resizing import Facts, Resizing, Stage, refusal
 from paramserver.core.layout.plan import Layout, TensorSpec, make_layout, make_plan
 from paramserver.core.layout.replanning import plan_number, shard_number, sources
+from paramserver.core.procedures.resizing import Facts, Resizing, Stage, refusal
 
 
 def layout(tensors: int = 40, elements: int = 5000, chunk_bytes: int = 1024) -> Layout:

@@ -140,7 +140,7 @@ def test_no_shard_moves_while_the_result_is_gathered() -> None:
             gate.set()
         job = a_job(servers)
         replication = Replication(job)
-        replication.holders = Holders([0, 0], 1)
+        replication.adopt(Holders([0, 0], 1))
         replication.begin()
         for _ in range(2):  # a backup has all of its shard, and may become the primary with the next report
             held = replication.holders.shards

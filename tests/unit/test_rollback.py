@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from paramserver.core.job.rollback import (
+from paramserver.core.procedures.rollback import (
     Ask,
     AwaitServers,
     BeginTimeline,

@@ -1,6 +1,6 @@
 """Going back to a checkpoint: when a server has begun anew, all shards restore a checkpoint, on a new timeline.
 
-`core/job/rollback.py` decides what is done when; here it is done.
+`core/procedures/rollback.py` decides what is done when; here it is done.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.coordinator.work.schedule import Schedule
 from paramserver.coordinator.work.shards import lease_table
 from paramserver.core.job.life import GoesBack, Phase, WentBack
-from paramserver.core.job.rollback import (
+from paramserver.core.procedures.rollback import (
     Ask,
     AwaitServers,
     BeginTimeline,
@@ -93,7 +93,7 @@ class _Job(ports.Stage, ports.Course, ports.Commands, ports.Ends, Protocol):
 
 
 class Recovery:
-    """Rolls the job back, once at a time: performs what `core/job/rollback.py` decides."""
+    """Rolls the job back, once at a time: performs what `core/procedures/rollback.py` decides."""
 
     def __init__(self, job: _Job) -> None:
         self._job = job
@@ -185,7 +185,7 @@ class Recovery:
             await job.fail(f"the job cannot go back to a checkpoint: {error}")
             return
         job.keeping.wake()  # members may have come or gone meanwhile
-        job.replication.wake()
+        job.replication.look()
         if job.life.phase is Phase.RUNNING:
             job.mode_change.bring_back()
 

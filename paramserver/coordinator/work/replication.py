@@ -1,8 +1,7 @@
 """Replicated shards: which server holds which shard, and telling the servers.
 
-`core/job/holders.py` decides. What it decides is written down before any server hears of it, so that another
-coordinator goes on with it. Each server is told separately, until it has heard of the newest placement: a server that
-hangs delays no other one.
+`core/job/holders.py` decides who holds what, `core/procedures/placing.py` which server is told what and when. Here that
+is done. Each server is told separately: a server that hangs delays no other one.
 """
 
 from __future__ import annotations
@@ -20,13 +19,9 @@ from paramserver.coordinator.leadership.cluster import Servers
 from paramserver.coordinator.leadership.journal import Journal
 from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.core.job.holders import (
-    PATIENCE_S,
     Backup,
     Balance,
-    BegunAnew,
     CaughtUp,
-    Effect,
-    Event,
     Held,
     Holders,
     Promote,
@@ -35,6 +30,18 @@ from paramserver.core.job.holders import (
     ServersThere,
 )
 from paramserver.core.job.membership import Member, Role
+from paramserver.core.procedures import placing
+from paramserver.core.procedures.placing import (
+    Changed,
+    Command,
+    Done,
+    Failed,
+    MakeReady,
+    Rest,
+    StepDown,
+    Tell,
+    WriteDown,
+)
 from paramserver.failpoints import reach
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.messages import consistency_to_proto
@@ -83,18 +90,12 @@ class Replication:
 
     def __init__(self, job: _Job) -> None:
         self._job = job
-        self.holders = Holders.plan(job.options.servers, job.options.replicas)
-        # Whether backups are made: all shards are at their primaries, and published.
-        self._begun = False
-        # By member number, the placement that a server was told last.
-        self._told: dict[int, int] = {}
-        # Member numbers of servers with a backup of which they have not heard: it was made ready meanwhile.
-        self._outdated: set[int] = set()
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        # (shard, member number) to the number since when it is a backup, once it was told so.
-        self._configured: dict[tuple[int, int], int] = {}
-        # When a server was lost that has not been replaced.
-        self._lacks_since: float | None = None
+        self._core = placing.Placing(Holders.plan(job.options.servers, job.options.replicas))
+
+    @property
+    def holders(self) -> Holders:
+        """The placement."""
+        return self._core.holders
 
     # ---- the record
 
@@ -115,7 +116,7 @@ class Replication:
 
     def restore(self, record: coordinator_pb2.JobRecord) -> None:
         """Go on from the record of an earlier coordinator."""
-        self.holders = Holders.plan(record.expected_servers, self._job.options.replicas)
+        self._core = placing.Placing(Holders.plan(record.expected_servers, self._job.options.replicas))
         if record.holders:
             shards = [
                 Held(
@@ -134,16 +135,11 @@ class Replication:
     def server_gone(self, member: Member) -> bool:
         """A server is a member no more. True if other servers have all of its shards, and have taken its place."""
         present = self._present()
-        counts = self._begun and not self._job.given_up
+        counts = self._core.begun and not self._job.given_up
         covered = counts and self.holders.covered(member.index, present)
-        self._told.pop(member.ident, None)
-        self._outdated.discard(member.ident)
-        for key in [key for key in self._configured if key[1] == member.ident]:
-            del self._configured[key]
         if counts:
             reach("coord.before_promotion")
             self._handle(ServerGone(member.index, present))
-            self._lacks_since = time.monotonic()
         return covered
 
     async def retire(self, server: Member) -> None:
@@ -162,7 +158,7 @@ class Replication:
             other = ", ".join(f"server-{index}" for index in sorted(self.holders.retiring))
             raise errors.ConfigError(f"{other} is about to leave: drain {server.name} when that is done")
         present = [index for index in self._present() if index != server.index]
-        if not self._begun or not self.holders.covered(server.index, present):
+        if not self._core.begun or not self.holders.covered(server.index, present):
             raise errors.ConfigError(
                 f"{server.name} holds a part of the model of which no other server has a copy just now: wait until "
                 "`paramserver status` shows all shards as replicated"
@@ -170,7 +166,7 @@ class Replication:
         self._handle(Retires(server.index, present))
         number = self.holders.number
         deadline = time.monotonic() + self._job.options.call_timeout_s
-        while any(self._told.get(one.ident, -1) < number for one in self._successors(server)):
+        while any(self._core.heard(one.ident) < number for one in self._successors(server)):
             if not await self._job.changes.wait(min(deadline, time.monotonic() + _LOOK_S)) and (
                 time.monotonic() > deadline
             ):
@@ -193,8 +189,7 @@ class Replication:
 
     def server_there(self) -> None:
         """A server has come."""
-        if self._begun:
-            self._handle(ServersThere(self._present()))
+        self._handle(ServersThere(self._present()))
 
     def hear(self, reports: Sequence[shard_pb2.StatsResponse]) -> None:
         """A server reports about its shards."""
@@ -208,40 +203,26 @@ class Replication:
         # Nothing moves while the result is gathered, or while all shards move.
         job = self._job
         trains = job.registry.ready and not (job.over.done() or job.recovery.under_way or job.resizing.under_way)
-        if self._begun and trains:
+        if self._core.begun and trains:
             self._handle(Balance(self._present()))
 
     def look(self) -> None:
-        """A server that was lost has not come back for a while: find other backups."""
-        if self._lacks_since is not None and time.monotonic() - self._lacks_since > PATIENCE_S:
-            self._lacks_since = None
-            self.server_there()
+        """Tell servers what they lack. If a lost server has not come back for a while, find other backups."""
+        self._handle(placing.Look(self._present()))
 
     # ---- timelines
 
     def pause(self, stay: bool) -> None:
         """Another timeline begins, and no backup counts. ``stay``: primaries stay where they are."""
-        self._begun = False
-        self._configured.clear()
-        self._told.clear()
-        self._outdated.clear()
-        self.holders.handle(BegunAnew(stay))
+        self._core.pause(stay)
 
     def begin(self) -> None:
         """All primaries have published a version: make backups of all shards."""
-        if not self._begun:
-            self._begun = True
-            self.server_there()
-            self.wake()
+        self._handle(placing.Begins(self._present()))
 
     def adopt(self, holders: Holders) -> None:
         """Another number of servers holds the model: all shards have their backups, and servers know."""
-        self.holders = holders
-        members = self._job.members.of(Role.SERVER)
-        self._told = {server.ident: holders.number for server in members}
-        self._configured.clear()
-        self._outdated.clear()
-        self._lacks_since = None
+        self._core.adopt(holders, [server.ident for server in self._job.members.of(Role.SERVER)])
 
     async def take_over(self, gone: Sequence[Member]) -> None:
         """Go on from an earlier coordinator. The servers ``gone`` do not answer, and others have their shards.
@@ -251,122 +232,102 @@ class Replication:
         for server in gone:
             self._job.members.forget(server.ident)
             for effect in self.holders.handle(ServerGone(server.index, self._present())):
-                self._say(effect)
+                self._perform(effect)
         if self.holders.replicas:
-            await asyncio.gather(*(self._tell(server) for server in self._job.members.of(Role.SERVER)))
+            facts = self._facts()
+            await asyncio.gather(*(self._tell(self._core.tell(ident, facts)) for ident in facts.servers))
 
     async def all_whole(self) -> None:
         """Wait until each backup has all of its shard, or is gone."""
-        while self._begun and not self._job.given_up and self.holders.catching_up(self._present()):
+        while self._core.begun and not self._job.given_up and self.holders.catching_up(self._present()):
             await self._job.changes.wait(time.monotonic() + 1.0)
 
     # ---- telling servers
 
-    def _handle(self, event: Event) -> None:
-        number = self.holders.number
-        effects = self.holders.handle(event)
-        for effect in effects:
-            self._say(effect)
-        if self.holders.number != number:
-            self._job.write_down()
-            self.wake()
-            self._job.tasks.begin(self._job.changes.notify())
-
-    def _say(self, effect: Effect) -> None:
-        if isinstance(effect, Promote):
-            log.info("another server is the primary of a shard", shard=effect.shard, server=f"server-{effect.server}")
-
-    def wake(self) -> None:
-        """Tell servers the newest placement in the background, each of them until it has heard of it."""
-        for server in self._job.members.of(Role.SERVER):
-            task = self._tasks.get(server.ident)
-            if self._lacks(server) and (task is None or task.done()):
-                self._tasks[server.ident] = self._job.tasks.begin(self._inform(server))
-
-    def _lacks(self, server: Member) -> bool:
-        """Whether this server has still to hear of the present placement."""
+    def _facts(self) -> placing.Facts:
         job = self._job
-        if not self._begun or not self.holders.replicas or job.recovery.under_way or job.given_up:
-            return False
-        if server.ident not in job.members:
-            return False
-        return server.ident in self._outdated or self._told.get(server.ident) != self.holders.number
+        servers = {server.ident: server.index for server in job.members.of(Role.SERVER)}
+        return placing.Facts(servers, time.monotonic(), halted=job.recovery.under_way or job.given_up)
 
-    async def _inform(self, server: Member) -> None:
-        while self._lacks(server):
-            number = self.holders.number
-            await self._job.journal.settled()
-            try:
-                await self._configure(server)
-                self._outdated.discard(server.ident)
-                await self._tell(server)
-                self._told[server.ident] = number
-            except errors.FencedError as error:
-                self._outdated.add(server.ident)
-                if self._job.recovery.under_way:
-                    return
-                await self._job.replaced(str(error))
-                return
-            except errors.ParamServerError as error:
-                self._outdated.add(server.ident)
-                log.info("a server has not heard of the placement of shards", error=str(error))
-                await asyncio.sleep(_RETRY_S)
+    def _handle(self, event: placing.Event) -> None:
+        for command in self._core.handle(event, self._facts()):
+            self._perform(command)
 
-    async def _configure(self, server: Member) -> None:
-        """Make the server a backup of the shards that it is to catch up with."""
+    def _perform(self, command: Command) -> None:
         job = self._job
-        for shard in range(len(self.holders)):  # whose holders may change while a server is asked
-            backup = self.holders.shards[shard].backup(server.index) if self._begun else None
-            if backup is None or backup.whole or self._configured.get((shard, server.ident)) == backup.since:
-                continue
-            request = job.registry.configuration(shard)
+        match command:
+            case WriteDown() | MakeReady() | Tell() | Rest():
+                job.tasks.begin(self._ask(command))
+            case Changed():
+                job.write_down()
+                job.tasks.begin(job.changes.notify())
+            case StepDown(reason):
+                job.tasks.begin(job.replaced(reason))
+            case Promote(shard, server):
+                log.info("another server is the primary of a shard", shard=shard, server=f"server-{server}")
+
+    async def _ask(self, command: placing.ToServer) -> None:
+        """Perform a command for one server, and report how that ended."""
+        event: Done | Failed = Done(command.server)
+        try:
+            match command:
+                case WriteDown():
+                    await self._job.journal.settled()
+                case MakeReady():
+                    await self._make_ready(command)
+                case Tell():
+                    await self._tell(command)
+                case Rest(_, text):
+                    log.info("a server has not heard of the placement of shards", error=text)
+                    await asyncio.sleep(_RETRY_S)
+        except errors.ParamServerError as error:
+            event = Failed(command.server, str(error), fenced=isinstance(error, errors.FencedError))
+        self._handle(event)
+
+    async def _make_ready(self, command: MakeReady) -> None:
+        job = self._job
+        server = job.members.get(command.server)
+        if server is not None:
+            request = job.registry.configuration(command.shard)
             request.anew = request.backup = True
-            await job.servers.call(server, shard, "Shard.Configure", request, job.options.call_timeout_s)
-            self._configured[shard, server.ident] = backup.since
-            if (primary := self._member(self.holders.shards[shard].primary)) is not None:  # it may bring the shard now
-                self._outdated.add(primary.ident)
-                self.wake()
+            await job.servers.call(server, command.shard, "Shard.Configure", request, job.options.call_timeout_s)
 
-    async def _tell(self, server: Member) -> None:
-        """Tell a server of which shards it is the primary, and which backups these have."""
+    async def _tell(self, command: Tell) -> None:
         job, peers = self._job, self._job.shard_infos()
+        server = job.members.get(command.server)
+        if server is None:
+            return
 
         def request(shard: int) -> shard_pb2.SetHoldersRequest:
             return shard_pb2.SetHoldersRequest(
                 job=job.options.job,
                 timeline=job.timeline,
                 term=job.term,
-                placement=self.holders.number,
+                placement=command.number,
                 primary=True,
-                backups=self._places(shard),
+                backups=self._places(shard, command.shards[shard]),
                 peers=peers,
                 consistency=consistency_to_proto(job.mode_change.agreed),
                 repair_mbps=job.options.repair_mbps if job.registry.ready else 0.0,
             )
 
-        places = self.holders.places(server)
+        places = [(shard, server) for shard in command.shards]
         await job.servers.call_all(
             places, "Shard.SetHolders", request, shard_pb2.SetHoldersResponse, job.options.call_timeout_s
         )
 
-    def _places(self, shard: int) -> list[shard_pb2.BackupPlace]:
-        places = []
-        for one in self.holders.shards[shard].backups:
-            member = self._member(one.server)
-            if member is None:
-                continue
-            if one.whole or self._configured.get((shard, member.ident)) == one.since:
-                address = self._job.servers.address(member, shard)
-                places.append(shard_pb2.BackupPlace(address=address, since=one.since))
-        return places
+    def _places(self, shard: int, backups: Sequence[Backup]) -> list[shard_pb2.BackupPlace]:
+        members = {server.index: server for server in self._job.members.of(Role.SERVER)}
+        return [
+            shard_pb2.BackupPlace(address=self._job.servers.address(members[one.server], shard), since=one.since)
+            for one in backups
+            if one.server in members
+        ]
 
     def _present(self) -> list[int]:
         """The servers that hold shards, or may. A server that comes for a change of their number holds none before."""
         servers = self._job.options.servers
         return [server.index for server in self._job.members.of(Role.SERVER) if server.index < servers]
-
-    def _member(self, index: int) -> Member | None:
-        return next((server for server in self._job.members.of(Role.SERVER) if server.index == index), None)
 
     def _server_at(self, shard: int, address: str) -> Member | None:
         servers = self._job.members.of(Role.SERVER)

@@ -1,9 +1,9 @@
 """Another number of servers in a running job: new shards are filled from the former shards, which keep everything.
 
-`core/job/resizing.py` says what may be done. When all former shards stand at one version and no contribution is open,
-the new shards and their backups get their chunks from the former ones. Then the record of the job says that the new
-plan is in force, and workers follow to another timeline, on which nothing is undone. Until then the change can be given
-up at any moment: workers get the version for which they wait from the former shards.
+`core/procedures/resizing.py` says what may be done. When all former shards stand at one version and no contribution is
+open, the new shards and their backups get their chunks from the former ones. Then the record of the job says that the
+new plan is in force, and workers follow to another timeline, on which nothing is undone. Until then the change can be
+given up at any moment: workers get the version for which they wait from the former shards.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.coordinator.work.schedule import Schedule
 from paramserver.coordinator.work.shards import lease_table, stand_even
-from paramserver.core.job import resizing as core
 from paramserver.core.job.holders import Holders
 from paramserver.core.job.life import Moves, Phase, WentBack
 from paramserver.core.job.membership import Member, Role
+from paramserver.core.procedures import resizing as core
 from paramserver.core.versions.consistency import Mode
 from paramserver.core.work.leases import SliceLeases
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
@@ -57,10 +57,8 @@ class _Registry(Protocol):
     def configuration(self, shard: int) -> shard_pb2.ConfigureRequest: ...
 
 
-class _Replication(Protocol):
+class _Replication(ports.Holding, Protocol):
     """See `coordinator.work.replication`."""
-
-    holders: Holders
 
     def adopt(self, holders: Holders) -> None: ...
 
