@@ -36,6 +36,7 @@ html_css_files = ["site.css"]
 html_extra_path = ["_site/extra"]
 html_copy_source = False
 html_show_sphinx = False
+html_show_copyright = False
 pygments_style = "friendly"
 pygments_dark_style = "monokai"
 
@@ -48,7 +49,7 @@ def contents() -> str:
 def help_of_commands() -> str:
     """Every command with its flags and its example, as ``--help`` shows them."""
     page: str = build_app().generate_docs(output_format="markdown", heading_level=1)
-    page = "\n## " + page.partition("\n## ")[2]
+    page = page[page.index("**Commands**") :]
     for command, example in EXAMPLES.items():
         title = f"# paramserver {command}\n"
         assert title in page, command
