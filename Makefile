@@ -1,5 +1,6 @@
 # make demo   train the digits model on 2 servers and 2 workers
 # make test   run the tests
+# make docs   build the site of the documentation into build/site
 # make check  lint, format, types, generated code (for contributors)
 # make proto  generate paramserver/v1 again after a change in protos/ (for contributors)
 # make docker-image  build the image for docker-compose, with the wheels in docker/wheels if there are any
@@ -36,7 +37,7 @@ LOWEST := grpcio==1.76.0 protobuf==6.31.1 redis==5.0.0 torch==$(LOWEST_TORCH)
 PROTO_TOOLS := grpcio-tools==1.76.0 grpcio==1.76.0 protobuf==6.33.6 setuptools==80.9.0
 PROTOC = .proto-venv/bin/python -m grpc_tools.protoc -I protos
 
-.PHONY: help demo test test-long test-behaviour test-soak test-scale test-faults test-low test-trackers test-gpu screenshots check format proto proto-check clean clean-all \
+.PHONY: help demo docs test test-long test-behaviour test-soak test-scale test-faults test-low test-trackers test-gpu screenshots check format proto proto-check clean clean-all \
 	docker-image docker-wheels docker-base test-compose test-machines
 
 help:
@@ -65,6 +66,11 @@ help:
 
 demo: .venv/.stamp
 	$(BIN)/paramserver run workers/digits.py --servers 2 --workers 2
+
+# No page is left out, no link is broken, and nothing comes from the network.
+docs: .venv/.stamp
+	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going -c docs -d build/site-cache . build/site
+	@echo 'open build/site/index.html'
 
 test: .venv/.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile -m 'not long' \

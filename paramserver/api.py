@@ -35,8 +35,9 @@ from paramserver.web.metrics.members import WORKER, worker_samples
 from paramserver.web.metrics.port import MetricsPort
 from paramserver.worker.background import Background
 from paramserver.worker.client import RawClient
-from paramserver.worker.context import Context, seed_and_threads
+from paramserver.worker.context import Context
 from paramserver.worker.engine import Engine
+from paramserver.worker.script.chosen import seed_and_threads
 
 log = structlog.get_logger("paramserver")
 
@@ -44,11 +45,20 @@ log = structlog.get_logger("paramserver")
 def init(config: str | os.PathLike[str] | None = None, **overrides: object) -> Context:
     """Join the job that is configured, or train alone in this process if none is.
 
-    ``config``: a TOML file (else ``PARAMSERVER_CONFIG``, ``paramserver.toml``). ``overrides``: settings by dotted name
-    with the dot written as two underscores, as in ``init(training__seed=1)``. Seeds torch, NumPy and Python with
-    ``training.seed``, so that models built afterwards are equal everywhere.
+    A job is configured if ``cluster.coordinator`` is set, which ``paramserver run`` and ``start worker`` do.
 
-    Raises ConfigError for settings that are wrong or differ from the job's, UnavailableError if no coordinator answers.
+    ``config``: a TOML file. Without it the file that ``PARAMSERVER_CONFIG`` names, or ``paramserver.toml`` in the
+    current directory. ``overrides``: settings by dotted name with the dot written as two underscores. Other settings
+    come from the environment, the file, and the job. Seeds torch, NumPy and Python with ``training.seed``, so that
+    models built afterwards are equal on all workers.
+
+    Raises ConfigError for settings that are wrong or differ from the job's, UnavailableError if no coordinator answers
+    within ``cluster.join_timeout_s`` seconds, VersionMismatchError for another version of paramserver or torch,
+    DeniedError if the job does not accept certificate or token, UserError if this process has an open context of a job.
+
+    >>> ctx = ps.init(training__seed=1)
+    >>> ctx.rank, ctx.world_size, ctx.is_main, ctx.mode
+    (0, 1, True, 'sync')
     """
     settings = _settings(config, overrides)
     _set_log_up(settings)
@@ -122,10 +132,25 @@ threading._register_atexit(_close_at_exit)  # type: ignore[attr-defined]
 
 
 class Client(RawClient):
-    """Push and pull of named arrays, for those without a torch module (see `RawClient`).
+    """Push and pull of named arrays, without a torch module. Thread-safe: calls of several threads take turns.
 
-    ``coordinator``: host:port of the job; left out, the configured job, or one of its own in this process.
-    Raises UnavailableError if no coordinator answers there.
+    Call :meth:`init` once (of all clients' calls the first one counts, and all clients see its bytes), then
+    :meth:`push` and :meth:`pull`. Without ``init``, :meth:`pull` shows the model that the job trains. A client that
+    only reads is no worker. It becomes a worker with its first push, or with ``init`` if the job has not begun. In
+    synchronous mode other workers wait for its part of each step until it closes. Close it at the end, or use ``with``.
+
+    ``coordinator``: host:port of the job. Without it the configured job, or a job of its own in this process.
+    ``config``: a TOML file with settings, as for :func:`paramserver.init`. Raises UnavailableError if no coordinator
+    answers there, ConfigError for wrong settings, JobFailedError when a client is closed whose own job broke a promise.
+
+    >>> client = ps.Client()
+    >>> client.init({"total": np.zeros(3, np.float32)})["total"]
+    array([0., 0., 0.], dtype=float32)
+    >>> client.push({"total": np.ones(3, np.float32)})
+    1
+    >>> client.pull(["total"])["total"]
+    array([1., 1., 1.], dtype=float32)
+    >>> client.close()
     """
 
     def __init__(self, coordinator: str | None = None, *, config: str | os.PathLike[str] | None = None) -> None:

@@ -26,13 +26,7 @@ Array = np.ndarray[Any, Any] | torch.Tensor
 
 
 class RawClient:
-    """Named arrays on the servers of a job: push and pull. Thread-safe: calls of several threads take turns.
-
-    Use: :meth:`init` once (of all clients' calls the first one counts, and all see its bytes), then :meth:`push` and
-    :meth:`pull`. Without ``init``, :meth:`pull` shows the model that the job trains. Who only looks is no worker. A
-    client becomes one with its first push, or with ``init`` if the job has not begun, which it may begin alone: in
-    synchronous mode others wait for its part of each step until it closes.
-    """
+    """Named arrays on the servers of a job. `paramserver.Client` is this class with its own way into a job."""
 
     def __init__(self, engine: Engine, close: Any, chunk_bytes: int = 0) -> None:
         self._engine = engine
@@ -47,23 +41,31 @@ class RawClient:
 
     @property
     def version(self) -> int:
-        """The version of the arrays at hand: how many updates they have seen."""
+        """The version of the arrays at hand: how many updates they had seen at the last ``init``, ``push`` or ``pull``.
+
+        Raises UserError before these.
+        """
         self._ready()
         return self._engine.weights.version
 
     @property
     def rank(self) -> int:
-        """This client's number among the workers."""
+        """This client's number among the workers, from 0. The coordinator gives it."""
         return self._engine.member.session.rank
 
     def init(
         self, arrays: Mapping[str, Array], optimizer: str | torch.optim.Optimizer = "sum", **hypers: float
     ) -> dict[str, Array]:
-        """Register the arrays (float32 or float64) with these first values; returns those of the job.
+        """Register the arrays with these first values; returns copies of the job's values, with the same shapes.
 
-        ``optimizer``: a name ("sum" adds what is pushed; "sgd", "adam", ... take their torch hyper-parameters as
-        keyword arguments, torch's defaults otherwise), or a torch optimizer, of which the class and the numbers count.
-        Raises ModelError if an array or the optimizer cannot be served, or if another client registered other arrays.
+        ``arrays``: NumPy arrays or tensors of any shape, float32 or float64, by name. The values of the first client
+        count. ``optimizer``: a name, or a torch optimizer, of which the class and the numbers count. "sum" adds what is
+        pushed. "sgd", "adam" and so on take their torch hyper-parameters as keyword arguments, torch's defaults
+        otherwise. Raises ModelError if an array or the optimizer cannot be served, or if another client registered
+        other arrays, UserError for a second call.
+
+        >>> client.init({"w": torch.ones(2)}, "sgd", lr=0.5)["w"]
+        tensor([1., 1.])
         """
         with self._lock:
             if self._index:
@@ -98,10 +100,15 @@ class RawClient:
     def push(self, grads: Mapping[str, Array], samples: int = 1) -> int:
         """Contribute gradients (or, with "sum", summands) by name; names that are left out have none.
 
-        Synchronous: this is the client's next part of the present step; when the step is complete, or this client has
-        no part of it, it goes on to the next one. Asynchronous: it is applied at once. Returns the version afterwards.
-        ``samples`` weighs this contribution against the others of its step.
-        Raises ModelError for unknown names, other shapes or types; NonFiniteError for numbers that are not finite.
+        Each array has shape and type of the registered one. Synchronous: this is the client's next part of the present
+        step, and the call returns when the step is complete. Asynchronous: it is applied at once. Returns the version
+        afterwards. ``samples``: the number of samples behind this contribution, which weighs it against the others of
+        its step. Raises ModelError for unknown names, other shapes or types, NonFiniteError for numbers that are not
+        finite, UserError before ``init`` or ``pull`` and for fewer than one sample.
+
+        >>> _ = client.init({"w": torch.ones(2)}, "sgd", lr=0.5)
+        >>> client.push({"w": torch.tensor([1.0, 0.0])})
+        1
         """
         with self._lock:
             self._ready()
@@ -127,7 +134,7 @@ class RawClient:
         return self._engine.loop.contribute(item, partial, self._groups)
 
     def pull(self, names: Sequence[str] | None = None, consistent: bool = True) -> dict[str, Array]:
-        """Copies of the arrays (all, or those named) as they are now: what was counted before this call is in them.
+        """Copies of the arrays (all, or those named), by name, in their shapes: all that was counted before this call.
 
         ``consistent``: each push is in all of the arrays or in none of them. ``False``: asynchronous mode with several
         servers takes what each server has, so a push may be in some arrays (or parts of them) and not in others yet;
@@ -135,6 +142,8 @@ class RawClient:
         Raises ModelError for an unknown name, UserError if there is no model yet, DeadlineError if a push has reached
         some servers and does not reach the others, as when its worker was lost and no other worker repeats its work.
 
+        >>> _ = client.init({"total": np.zeros(3)})
+        >>> version = client.push({"total": np.full(3, 3.0)})
         >>> client.pull(["total"])["total"]
         array([3., 3., 3.])
         """
@@ -184,7 +193,10 @@ class RawClient:
             raise errors.UserError("call init first")
 
     def close(self) -> None:
-        """Leave the job."""
+        """Leave the job. A second call does nothing.
+
+        >>> client.close()
+        """
         self._close()
 
     def __enter__(self) -> RawClient:

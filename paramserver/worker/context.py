@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from paramserver import errors
-from paramserver.compress.options import PUSH_COMPRESSIONS, Wire
+from paramserver.compress.options import PUSH_COMPRESSIONS
 from paramserver.compress.registry import pull_cast
 from paramserver.config import Settings
 from paramserver.core.versions.consistency import Mode
@@ -23,6 +23,7 @@ from paramserver.core.work.slices import main_place, slice_seed
 from paramserver.worker.engine import Engine
 from paramserver.worker.gradients.hooks import PushHook, of_script
 from paramserver.worker.script.binding import ModelBinding
+from paramserver.worker.script.chosen import device_of, wire_of
 from paramserver.worker.script.draws import Draws
 from paramserver.worker.script.given import as_numbers, check_loader, check_model, check_objects
 from paramserver.worker.script.guard import Guard
@@ -31,7 +32,6 @@ from paramserver.worker.script.loader import SliceLoader, describe_loader
 from paramserver.worker.script.optimizer import ServerOptimizer, StepScheduler
 from paramserver.worker.script.position import Position
 from paramserver.worker.script.schedule import SchedulePosition, Schedules
-from paramserver.worker.script.seeding import seed_everything
 from paramserver.worker.script.state import bring, in_torch_format
 from paramserver.worker.script.steps import Steps
 from paramserver.worker.weights.reads import Reads
@@ -42,15 +42,26 @@ log = structlog.get_logger("paramserver.worker")
 class Context:
     """One worker of a job, or the whole job if the script runs alone.
 
-    The same loop runs in both: ``prepare`` replaces the objects of the script by ones that work on slices and
-    contribute to the servers. Close it at the end (also a context manager).
+    :func:`paramserver.init` makes it. The same loop runs in both cases: :meth:`prepare` replaces the objects of the
+    script by objects that work on slices and contribute to the servers. Close the context at the end, or use ``with``.
+
+    >>> with ps.init() as ctx:
+    ...     model, optimizer, loader = ctx.prepare(model, optimizer, loader)
+    ...     for epoch in ctx.epochs(2):
+    ...         for x, y in loader:
+    ...             loss = F.mse_loss(model(x), y)
+    ...             loss.backward()
+    ...             optimizer.step()
+    ...             optimizer.zero_grad()
     """
 
     def __init__(self, settings: Settings, engine: Engine, on_close: Callable[[Context], None]) -> None:
+        #: The settings in force: the job's, and this process's own.
         self.settings = settings
         self.engine = engine
         engine.configure(wire_of(settings), pull_cast(settings.training.pull_precision))
-        self.device = _device(settings.training.device, engine.member.session.rank)
+        #: The torch.device of this worker: ``training.device``, shared out by rank where a host has several GPUs.
+        self.device = device_of(settings.training.device, engine.member.session.rank)
         self._on_close = on_close
         self._passes = Passes()
         self._position = SchedulePosition(engine)
@@ -70,19 +81,20 @@ class Context:
 
     @property
     def rank(self) -> int:
-        """This worker's number, from 0; given by the coordinator."""
+        """This worker's number, from 0, which the coordinator gives."""
         return self.engine.member.session.rank
 
     @property
     def world_size(self) -> int:
-        """How many workers there are now; 1 alone."""
+        """The number of live workers, from the coordinator's last view of the membership. Alone it is 1."""
         return max(1, len(self.engine.member.session.view.workers))
 
     @property
     def is_main(self) -> bool:
         """True on exactly one worker: the live one of the lowest rank that has slices to compute.
 
-        For printing and saving. In synchronous mode some workers have none if a step has fewer slices than workers.
+        For printing, evaluating and saving. In synchronous mode some workers have no slices if a step has fewer slices
+        than there are workers. Another worker takes over when this one is lost.
         """
         view = self.engine.member.session.view
         if not view.workers:
@@ -97,20 +109,30 @@ class Context:
 
     @property
     def version(self) -> int:
-        """The version of the weights at hand: the number of optimizer steps of the job."""
+        """The version of the weights at hand: how many updates the servers had made when this worker pulled them.
+
+        An update is a step in synchronous mode, a slice in asynchronous mode. The number falls if the job goes back.
+        """
         return self.engine.weights.version
 
     @property
     def seed(self) -> int:
-        """``training.seed``: the same on all workers. For generators whose numbers they share."""
+        """``training.seed``, the same on all workers. For generators whose numbers all workers share."""
         return self.settings.training.seed
 
     def slice_seed(self, purpose: str = "batch") -> int:
         """A seed in [0, 2**63) of the slice that this worker computes now, or (without a loader) draws a batch for now.
 
-        The seed is the same on every worker that computes the slice, and another for each ``purpose``. For generators:
-        ``generator.manual_seed(ctx.slice_seed())`` before each batch. Raises UserError before ``prepare`` of the model,
-        and, with a loader, outside of the loop over it.
+        The seed follows from ``training.seed``, the slice and ``purpose``, so it is the same on every worker that
+        computes the slice. For generators of your own: seed them before each batch. Raises UserError before ``prepare``
+        of the model, and, with a loader, outside of the loop over it.
+
+        >>> model, optimizer, loader = ctx.prepare(model, optimizer, loader)
+        >>> generator = torch.Generator()
+        >>> for x, y in loader:
+        ...     _ = generator.manual_seed(ctx.slice_seed("noise"))
+        ...     F.mse_loss(model(x + torch.randn(x.shape, generator=generator)), y).backward()
+        ...     optimizer.step()
         """
         if self.steps is None:
             raise errors.UserError("ctx.slice_seed belongs after ctx.prepare of the model")
@@ -123,12 +145,12 @@ class Context:
 
     @property
     def closed(self) -> bool:
-        """Whether this worker has left the job."""
+        """True after :meth:`close`: this worker has left the job."""
         return self._closed
 
     @property
     def mode(self) -> str:
-        """``"sync"`` or ``"async"``, as it is now."""
+        """``"sync"`` or ``"async"``: the mode in force, which ``paramserver set`` may change while the job runs."""
         return self.engine.modes.present.mode.value
 
     # ---- prepare
@@ -136,11 +158,17 @@ class Context:
     def prepare(self, *objects: Any) -> Any:
         """Replace a model, its optimizer, a DataLoader, a scheduler by ones that train on the cluster.
 
-        Takes them in any order and returns them in the same one (a single object is returned as it is). The model keeps
-        its class: it is moved to :attr:`device` and its weights become those of version 0. Model and optimizer must be
-        given together, in one call; loader and scheduler may come later.
+        Takes them in any order and returns them in the same order: one object as it is, several as a tuple. The model
+        keeps its class. It is moved to :attr:`device`, and its weights become those of version 0, or of the job's
+        present version. Model and optimizer must be given together, in one call. Loader and scheduler may come before
+        or later. Returns when the weights are there, which may take as long as the other members need to come.
 
-        Raises ModelError, DataError (both ValueErrors) for what cannot be trained.
+        Raises ModelError or DataError (both are ValueErrors) for what cannot be trained, UserError for other objects,
+        DeadlineError if the others do not come in time.
+
+        >>> model, optimizer, loader = ctx.prepare(model, optimizer, loader)
+        >>> len(loader)  # updates in an epoch of the whole job
+        4
         """
         check_objects(objects)
         model = next((o for o in objects if isinstance(o, nn.Module)), None)
@@ -228,10 +256,20 @@ class Context:
     # ---- the loop
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs from where the job stands (0 at its start) up to ``count``.
+        """The numbers of the epochs from where the job stands (0 at its start) up to ``count``, without ``count``.
 
         If the job goes back to a checkpoint, earlier epochs come again. Ends when the last version is safe. A plain
-        loop over the loader, ``for epoch in range(count):``, trains the same epochs: see docs/training.md.
+        loop over the loader, ``for epoch in range(count):``, trains the same epochs: see docs/training.md. Raises
+        UserError if ``count`` is below 1.
+
+        >>> model, optimizer, loader = ctx.prepare(model, optimizer, loader)
+        >>> for epoch in ctx.epochs(2):
+        ...     for x, y in loader:
+        ...         F.mse_loss(model(x), y).backward()
+        ...         optimizer.step()
+        ...         optimizer.zero_grad()
+        >>> ctx.version
+        8
         """
         if count < 1:
             raise errors.UserError(f"ctx.epochs needs a number of epochs of at least 1, not {count}")
@@ -246,7 +284,14 @@ class Context:
 
         Synchronous: the servers clip the combined gradient of all slices, over all shards, which is what clipping in a
         single process with the whole batch does. Asynchronous: the gradient of this slice is clipped.
-        (``torch.nn.utils.clip_grad_norm_`` clips the slice in both modes.) Raises UserError unless max_norm is above 0.
+        (``torch.nn.utils.clip_grad_norm_`` clips the slice in both modes.) ``max_norm`` has the unit of the gradient.
+        Raises UserError unless it is above 0 and finite, and before ``prepare`` of the model.
+
+        >>> model, optimizer = ctx.prepare(model, optimizer)
+        >>> x, y = next(iter(loader))
+        >>> F.mse_loss(model(x), y).backward()
+        >>> ctx.clip_grad_norm(1.0)
+        >>> optimizer.step()
         """
         if not 0 < max_norm < math.inf:
             raise errors.UserError(f"max_norm must be above 0, not {max_norm}")
@@ -257,12 +302,13 @@ class Context:
     def register_push_hook(self, state: Any, hook: PushHook) -> None:
         """Have ``hook(state, bucket)`` decide what is sent in place of a gradient, like DDP's ``register_comm_hook``.
 
-        It is called on the CPU for every chunk (see `PushBucket`) of every slice, and returns as many numbers, as a
-        tensor or a future of one: of the bucket's type, or bfloat16 or float16, which then is what travels. Call it
-        once, after ``prepare`` of the model, in every worker alike. Raises UserError if ``hook`` is not a function, or
-        if there is a hook or ``training.push_compression`` already; ``optimizer.step`` raises UserError if the hook
-        fails or returns something else, NonFiniteError if that is not finite.
+        The hook is called on the CPU for every chunk (see `PushBucket`) of every slice. It returns as many numbers as
+        the bucket has, as a tensor or a future of a tensor: of the bucket's type, or bfloat16 or float16, which then is
+        what travels. Register it once, after ``prepare`` of the model, in every worker alike. Raises UserError if
+        ``hook`` is not a function, or if there is a hook or ``training.push_compression`` already. ``optimizer.step``
+        raises UserError if the hook fails or returns something else, NonFiniteError if the numbers are not finite.
 
+        >>> model, optimizer = ctx.prepare(model, optimizer)
         >>> ctx.register_push_hook(None, lambda state, bucket: bucket.buffer().to(torch.bfloat16))
         """
         if not callable(hook):
@@ -326,6 +372,9 @@ class Context:
         slices of the step, by samples. Numbers, and tensors or arrays of one element, are taken; NaN is a number.
 
         Raises UserError for anything else.
+
+        >>> ctx.log(loss=torch.tensor(0.5), accuracy=0.9)
+        >>> ctx.log({"train/loss": 0.5})
         """
         numbers = as_numbers(values, named)
         if self._closed:
@@ -338,7 +387,15 @@ class Context:
         self.engine.records.log(numbers, outside)
 
     def close(self) -> None:
-        """Hand in what is left and leave the job. Calling it twice does nothing."""
+        """Hand in what is left and leave the job. A second call does nothing.
+
+        Raises the errors of the last contributions and of the job: JobFailedError if the job has failed. A script that
+        ends without ``close`` is closed at its exit.
+
+        >>> ctx.close()
+        >>> ctx.closed
+        True
+        """
         if not self._closed:
             self._closed = True
             failed = sys.exc_info()[1] is not None or getattr(sys, "last_value", None) is not None
@@ -352,33 +409,3 @@ class Context:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _device(wish: str, rank: int) -> torch.device:
-    """The device of the worker of this rank; "auto" is a GPU if there is one (several are shared out by rank)."""
-    if wish != "auto":
-        try:
-            device = torch.device(wish)
-            torch.empty(0, device=device)
-        except (RuntimeError, AssertionError) as error:
-            raise errors.ConfigError(f"training.device = {wish} cannot be used here: {error}") from error
-        return device
-    if torch.cuda.is_available():
-        return torch.device("cuda", rank % torch.cuda.device_count())
-    return torch.device("cpu")
-
-
-def wire_of(settings: Settings) -> Wire:
-    """How weights and gradients travel."""
-    training = settings.training
-    return Wire(training.push_compression, training.topk_ratio, settings.flush_every)
-
-
-def seed_and_threads(settings: Settings) -> None:
-    """Make the process's random numbers and thread count those of the settings, before any model is built."""
-    torch.set_num_threads(settings.training.threads_per_worker)
-    # On GPUs, cuDNN may choose among algorithms of other bits, by measuring or by itself.
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.deterministic = True
-    seed_everything(settings.training.seed)
-    torch.manual_seed(settings.training.seed)  # also for devices that will be used only later

@@ -2,87 +2,69 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
-import shlex
-from collections.abc import Iterator
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from paramserver.cli.main import build_app, split_script_arguments
-from paramserver.config.settings import FIELDS, Settings
+from paramserver.cli.examples import EXAMPLES
+from paramserver.config.settings import FIELDS
 from paramserver.testing.places import PLACES
 from paramserver.transport.security.policy import ADMIN, CALLERS, COORDINATOR, SERVER, WORKER
-
-ROOT = Path(__file__).parents[2]
-# Not the notebooks, which describe the code of their day.
-PAGES = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("protos/**/*.md"), *ROOT.glob("docker/**/*.md")]
+from paramserver.web.operations import OPERATIONS, PREFIX
+from tests.support.unit.pages import (
+    FENCE,
+    PAGES,
+    PAST,
+    ROOT,
+    anchors,
+    commands,
+    complaint,
+    exists,
+    extras,
+    files_named,
+    links,
+    modules,
+    section,
+    settings_named,
 )
-PAGES.remove(ROOT / "CHANGELOG.md")
-# Scripts and files of a user in examples.
-USERS = {"train.py", "my-scripts/train.py"}
-FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
-def files_named(text: str) -> Iterator[str]:
-    """``core/layout/plan.py`` and the like, wherever it stands; without the function or the test that may follow."""
-    for found in re.finditer(r"(?<![\w/.:<\[-])(?!/)[\w./*-]*[\w*]\.(?:py|c|proto)(?![\w.])", text):
-        if found.group() not in USERS:
-            yield found.group()
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
-def exists(name: str) -> bool:
-    """From the root of the repository, or from the package, as ``core/layout/plan.py`` is named for short."""
-    return any(any(base.glob(name)) for base in (ROOT, ROOT / "paramserver", ROOT / "protos/paramserver/v1"))
-
-
-def links(text: str) -> Iterator[str]:
-    for found in re.finditer(r"\]\(([^)\s]+)\)", text):
-        if "://" not in found.group(1):
-            yield found.group(1)
-
-
-def anchors(text: str) -> set[str]:
-    """Of the headings, as forges make them."""
-    titles = re.findall(r"^#+ (.+)$", FENCE.sub("", text), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
-
-
-def settings_named(text: str) -> Iterator[str]:
-    sections = "|".join(Settings.model_fields)
-    yield from re.findall(rf"`((?:{sections})\.[a-z]\w*)\b[^`/]*`", text)
-    yield from re.findall(rf"--set ((?:{sections})\.\w+)=", text)
-
-
-def commands(text: str) -> Iterator[list[str]]:
-    """The words after ``paramserver`` of every line of an example, without what belongs to the user's script."""
-    for fence in FENCE.findall(text):
-        for line in fence.replace("\\\n", " ").splitlines():
-            found = re.match(r"(?:.*(?:-- |\$ |exec \S+ ))?(?:[A-Z_]+=\S+ )*paramserver ((?:[a-z]|--).*)", line)
-            if found is None or "…" in line:
-                continue
-            words = re.split(r"  +#|  +|\s[>|] ", found.group(1))[0]
-            yield split_script_arguments(shlex.split(words, comments=True))[0]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_what_a_page_names_exists(page: Path) -> None:
     text = page.read_text()
-    assert [name for name in files_named(text) if not exists(name)] == []
+    assert [name for name in files_named(text) if not exists(name, page.parent)] == []
     assert [name for name in settings_named(text) if name not in FIELDS] == []
-    for link in links(text):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(extras(text)) <= set(project["optional-dependencies"])
+    paths = {PREFIX + operation.path for operation in OPERATIONS} | {f"{PREFIX}/openapi.json", f"{PREFIX}/", PREFIX}
+    assert set(re.findall(rf"{PREFIX}[\w/.]*", text)) <= paths
+
+
+@pytest.mark.parametrize("page", [*PAGES, *PAST], ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in links(page.read_text()):
         path, _, anchor = link.partition("#")
         target = page.parent / path if path else page
-        assert target.exists(), link
+        assert target.is_file(), link
         assert not anchor or anchor in anchors(target.read_text()), link
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_the_commands_of_a_page_are_understood(page: Path) -> None:
-    app = build_app()
-    for words in commands(page.read_text()):
-        app.parse_args(words, exit_on_error=False, print_error=False)
+    text = page.read_text()
+    for words in commands(text):
+        assert complaint(words) == "", f"paramserver {' '.join(words)}"
+    for module, argument in modules(text):
+        assert importlib.util.find_spec(module) is not None, module
+        if module == "benchmarks" and argument not in ("", "NAME"):
+            assert argument in benchmarks(), argument
 
 
 def test_targets_of_make() -> None:
@@ -92,6 +74,41 @@ def test_targets_of_make() -> None:
         named = re.findall(r"(?:^|&& )make ([a-z-]+)", "\n".join(FENCE.findall(text)), re.MULTILINE)
         named += re.findall(r"`make ([a-z-]+)", text)
         assert set(named) <= targets, page
+
+
+def test_the_contents_of_the_site_name_every_page_once() -> None:
+    named = re.findall(r"^([\w/]+)$", (ROOT / "docs/_site/contents.md").read_text(), re.MULTILINE)
+    pages = {name_of(page).removesuffix(".md") for page in [*PAGES, *PAST] if page.is_relative_to(ROOT / "docs")}
+    assert sorted(named) == sorted(pages | {"CHANGELOG", "CONTRIBUTING", "protos/paramserver/v1/README"})
+
+
+def test_every_command_stands_on_some_page() -> None:
+    text = "".join(page.read_text() for page in PAGES)
+    assert [name for name in EXAMPLES if not re.search(rf"paramserver {name}\b", text)] == []
+
+
+def test_the_figures_of_the_readme_are_those_of_the_pages() -> None:
+    measured = "".join((ROOT / "docs" / name).read_text() for name in ("performance.md", "reliability.md"))
+    rows = re.findall(r"^\| [^|]+ \| ([^|]*\*\*[^|]*) \| `", section("README.md", "Four figures"), re.MULTILINE)
+    assert len(rows) == 4
+    for row in rows:
+        for figure in re.findall(r"\d+(?:\.\d+)?", row):
+            assert re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d.]\d)", measured), f"{figure}: {row}"
+
+
+def test_messages_that_are_explained_are_those_of_the_code() -> None:
+    code = [path.read_text() for path in (ROOT / "paramserver").rglob("*.py")]
+    messages = re.findall(r"^\| `([^`]+)` \|", section("docs/operations.md", "What messages mean"), re.MULTILINE)
+    assert len(messages) > 10
+    assert [message for message in messages if not any(message in text for text in code)] == []
+
+
+def test_limits_of_waits_are_the_defaults() -> None:
+    table = section("docs/operations.md", "What a job waits for")
+    rows = re.findall(r"^\| [^|]+ \| (\d+)[^|]* \| `([\w.]+)` \|$", table, re.MULTILINE)
+    assert len(rows) >= 6
+    for limit, setting in rows:
+        assert FIELDS[setting].default == float(limit), setting
 
 
 def test_the_table_of_security_is_the_policy() -> None:
@@ -115,12 +132,15 @@ def test_the_places_of_faults_are_those_of_the_code() -> None:
     assert set(re.findall(r"^\| `([\w.]+)` \|", text, re.MULTILINE)) == set(PLACES)
 
 
+def benchmarks() -> list[str]:
+    code = (ROOT / "benchmarks/__main__.py").read_text()
+    return re.findall(r'^    "(\w+)": \w+\.\w+,$', code, re.MULTILINE)
+
+
 def test_every_benchmark_is_described() -> None:
     text = (ROOT / "docs/performance.md").read_text().partition("| name | what it measures")[2].partition("\n\n")[0]
-    code = (ROOT / "benchmarks/__main__.py").read_text()
-    benchmarks = re.findall(r'^    "(\w+)": \w+\.\w+,$', code, re.MULTILINE)
-    assert len(benchmarks) > 10
-    assert sorted(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == sorted(benchmarks)
+    assert len(benchmarks()) > 10
+    assert sorted(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == sorted(benchmarks())
 
 
 def test_the_layout_names_every_package() -> None:
@@ -146,9 +166,11 @@ def test_rows_of_contributing_name_things_that_their_files_have() -> None:
 def test_the_search_finds_what_is_wrong() -> None:
     """The tests above can fail."""
     text = "`core/gone.py: f`, train.py, `cluster.workers`, `cluster.gone` [a](gone.md#x) <https://example.org/x.py>"
-    assert [name for name in files_named(text) if not exists(name)] == ["core/gone.py"]
+    assert [name for name in files_named(text) if not exists(name)] == ["core/gone.py", "gone.md"]
     assert [name for name in settings_named(text) if name not in FIELDS] == ["cluster.gone"]
     assert list(links(text)) == ["gone.md#x"]
     assert list(commands("```\nparamserver run x.py --gone 3  # why\n```")) == [["run", "x.py", "--gone", "3"]]
-    with pytest.raises(Exception, match="--gone"):
-        build_app().parse_args(["run", "x.py", "--gone", "3"], exit_on_error=False, print_error=False)
+    assert list(commands("Type `paramserver drain`, or `paramserver drain worker-1`.")) == [["drain", "worker-1"]]
+    assert list(modules("`python -m benchmarks gone`")) == [("benchmarks", "gone")]
+    assert list(extras("pip install '.[local,gone]'")) == ["local", "gone"]
+    assert "--gone" in complaint(["run", "x.py", "--gone", "3"])

@@ -1,45 +1,24 @@
-"""The commands of paramserver in docs/deploy.md and in rendered files are commands that it has."""
+"""The commands of paramserver in rendered files are commands that it has."""
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
-from cyclopts import CycloptsError
 
-from paramserver.cli.main import build_app, split_script_arguments
+from tests.support.unit.pages import ROOT, command_in, complaint
+from tests.support.unit.pages import commands as commands_of_page
 
-ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "docs" / "deploy.md", *sorted(path for path in (ROOT / "deploy").rglob("*") if path.is_file())]
-_COMMAND = re.compile(r"(?:^|\s|/|-- )(paramserver (?:[a-z].*))$")
+DOCUMENTS = sorted(path for path in (ROOT / "deploy").rglob("*") if path.is_file())
 
 
 def commands(text: str) -> list[list[str]]:
-    """The words of each paramserver command that stands on a line of its own or at the end of one."""
-    found = []
-    fenced = False
-    for line in text.replace("\\\n", " ").split("\n"):
-        if line.startswith("```"):
-            fenced = not fenced
-        match = _COMMAND.search(line.removeprefix("# ").removeprefix("ExecStart="))
-        commented_or_run = line.startswith(("#  ", "ExecStart="))
-        if match and (fenced or commented_or_run):
-            found.append(shlex.split(match[1], comments=True)[1:])
-    return found
-
-
-def complaint(words: list[str]) -> str:
-    """What the command line has against the words; empty if nothing. Nothing is run."""
-    own, _ = split_script_arguments(words)
-    try:
-        build_app().parse_args(own, exit_on_error=False, print_error=False)
-    except CycloptsError as error:
-        return str(error)
-    return ""
+    """The words of each paramserver command that a unit runs, or a comment shows."""
+    lines = [line for line in text.replace("\\\n", " ").split("\n") if line.startswith(("#  ", "ExecStart="))]
+    return [words for line in lines if (words := command_in(line.removeprefix("# ").strip())) is not None]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -72,7 +51,7 @@ def test_containers_start_roles(target: str) -> None:
 
 def test_the_reader_of_commands_sees_them_all() -> None:
     """The test above would pass on anything if this function were blind."""
-    found = commands((ROOT / "docs" / "deploy.md").read_text())
+    found = list(commands_of_page((ROOT / "docs" / "deploy.md").read_text()))
     assert len(found) >= 15
     assert ["certs", "init", "./certs"] in found
     assert ["set", "consistency.mode=async"] in found

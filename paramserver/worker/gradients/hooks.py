@@ -20,7 +20,10 @@ PushHook = Callable[[Any, "PushBucket"], torch.Tensor | torch.futures.Future[tor
 
 
 class PushBucket:
-    """One chunk of a contribution, on the CPU. Several small parameters may share one, a large one may have several."""
+    """One chunk of a contribution, on the CPU, as a hook of `Context.register_push_hook` gets it.
+
+    Several small parameters may share a chunk, and a large parameter may have several chunks.
+    """
 
     def __init__(
         self, chunk: Chunk, buffer: torch.Tensor, samples: int, last: bool, parameters: Sequence[torch.nn.Parameter]
@@ -33,11 +36,14 @@ class PushBucket:
         return self._chunk.index
 
     def buffer(self) -> torch.Tensor:
-        """Its numbers, flat: the gradient times the number of samples. May be written to."""
+        """The numbers of the chunk, of shape (n,) and the parameters' type: the gradient times the number of samples.
+
+        The hook may write to them.
+        """
         return self._buffer
 
     def samples(self) -> int:
-        """How many samples the gradient is the sum of."""
+        """The number of samples that the gradient is the sum of."""
         return self._samples
 
     def gradients(self) -> list[torch.Tensor]:
@@ -53,7 +59,7 @@ class PushBucket:
         return [self._parameters[piece.tensor] for piece in self._chunk.pieces]
 
     def is_last(self) -> bool:
-        """Whether it is the last one of its contribution."""
+        """True for the last chunk of the contribution."""
         return self._last
 
 

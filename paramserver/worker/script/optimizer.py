@@ -160,7 +160,7 @@ class StepScheduler:
         self._groups = [{k: v for k, v in group.items() if k != "params"} for group in wrapped.optimizer.param_groups]
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Advance the schedule."""
+        """Advance the schedule: in the loop over the loader to where the job stands, elsewhere by one step."""
         if args or kwargs or isinstance(self.wrapped, ReduceLROnPlateau) or not self._in_loop():
             self.per_step = bool(self.per_step)
             self._outside += 1
