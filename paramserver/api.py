@@ -32,10 +32,10 @@ from paramserver.transport.grpc import connector
 from paramserver.transport.security.access import Security
 from paramserver.v1 import types_pb2
 from paramserver.worker.background import Background
+from paramserver.worker.chosen import seed_and_threads
 from paramserver.worker.client import RawClient
 from paramserver.worker.context import Context
 from paramserver.worker.engine import Engine
-from paramserver.worker.script.chosen import seed_and_threads
 
 log = structlog.get_logger("paramserver")
 
