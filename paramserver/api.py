@@ -34,10 +34,10 @@ from paramserver.v1 import types_pb2
 from paramserver.web.metrics.members import WORKER, worker_samples
 from paramserver.web.metrics.port import MetricsPort
 from paramserver.worker.background import Background
+from paramserver.worker.chosen import seed_and_threads
 from paramserver.worker.client import RawClient
 from paramserver.worker.context import Context
 from paramserver.worker.engine import Engine
-from paramserver.worker.script.chosen import seed_and_threads
 
 log = structlog.get_logger("paramserver")
 

@@ -20,10 +20,10 @@ from paramserver.config import Settings
 from paramserver.core.versions.consistency import Mode
 from paramserver.core.work.passes import Passes
 from paramserver.core.work.slices import main_place, slice_seed
+from paramserver.worker.chosen import device_of, wire_of
 from paramserver.worker.engine import Engine
 from paramserver.worker.gradients.hooks import PushHook, of_script
 from paramserver.worker.script.binding import ModelBinding
-from paramserver.worker.script.chosen import device_of, wire_of
 from paramserver.worker.script.draws import Draws
 from paramserver.worker.script.given import as_numbers, check_loader, check_model, check_objects
 from paramserver.worker.script.guard import Guard
