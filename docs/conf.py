@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -57,11 +58,15 @@ def help_of_commands() -> str:
     return page
 
 
+# A forge draws these diagrams. The site would have to load a script for that, so it shows the picture of the comment.
+DIAGRAM = re.compile(r"<!-- (images/\S+): (.*?) -->\n```mermaid\n.*?\n```\n", re.DOTALL)
+
 GENERATED = {"README": contents, "docs/commands": help_of_commands}
 
 
-def add_generated(app: Sphinx, page: str, source: list[str]) -> None:
-    """Put the generated part at the end of a page."""
+def complete(app: Sphinx, page: str, source: list[str]) -> None:
+    """Put pictures in place of diagrams, and the generated part at the end of a page."""
+    source[0] = DIAGRAM.sub(r"![\2](\1)\n", source[0])
     if page in GENERATED:
         source[0] += "\n\n" + GENERATED[page]()
 
@@ -74,5 +79,5 @@ def draw_tree(app: Sphinx, what: str, name: str, thing: object, options: object,
 
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
-    app.connect("source-read", add_generated)
+    app.connect("source-read", complete)
     app.connect("autodoc-process-docstring", draw_tree)
