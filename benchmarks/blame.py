@@ -112,7 +112,7 @@ CAUSES = (
 class Verdict:
     """What a run said. ``named``: (member, cause) of the longest step that has a name; ``others``: further members.
 
-    ``starved``: a worker that was to compute for long had no core for most of that time, since the machine was busy.
+    ``starved``: what was to keep the worker had no core for most of its time, since the machine was busy.
     """
 
     named: tuple[str, str]
@@ -125,7 +125,7 @@ class Verdict:
         if injected is None:
             return not self.named[0] and not self.others
         member, cause = self.named
-        causes = (Cause.STARVED,) if self.starved else injected.causes
+        causes = (*injected.causes, Cause.STARVED) if self.starved else injected.causes
         return member == injected.member and cause in causes and not self.others
 
 

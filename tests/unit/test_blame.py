@@ -126,6 +126,21 @@ def test_a_name_means_that_the_step_waited_so_long_and_that_the_cause_explains_i
         assert run.judge.worst == []
 
 
+def test_a_server_that_was_paused_is_named_in_asynchronous_mode_if_workers_waited_for_answers() -> None:
+    paused = Made(20, 0, "server-0", 0.0, 0.01, 0.02, paused=2.0, asynchronous=True)
+
+    def judged(spent: Spent) -> list[tuple[str, Cause]]:
+        judge = Judge()
+        for step in range(20):
+            judge.made(Made(step, 0, "server-0", 0.0, 0.01, 0.02, asynchronous=True), 0.0)
+        judge.made(paused, 0.0)
+        records = [*(Worked(clock, USUAL) for clock in range(9)), Worked(9, spent)]
+        return [(one.member, one.cause) for one in judge.look(20.0, NAMES, lambda _: records)]
+
+    assert judged(replace(USUAL, send=1.9)) == [("server-0", Cause.PAUSED)]
+    assert judged(USUAL) == [], "it stood still while nobody needed it"
+
+
 def test_a_loss_that_is_a_small_part_of_what_made_a_worker_late_is_not_the_cause() -> None:
     """Others have done its slice after a second, so that the wait alone is as long as the loss."""
     spent = replace(USUAL, data=5.0, starved=0.9)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from statistics import median
 
-from paramserver.core.blame.causes import Cause, Finding, of_server, of_worker
+from paramserver.core.blame.causes import SHARE, Cause, Finding, of_server, of_worker
 from paramserver.core.blame.facts import Blamed, Held, Made, Worked
 from paramserver.core.blame.sentences import of_many
 from paramserver.core.blame.spent import Spent, total, usual
@@ -117,6 +117,8 @@ class Judge:
         others = [times for shard, times in self._making.items() if self._servers[shard] != own]
         times = others or [one for shard, one in self._making.items() if shard == made.shard]
         making = max(0.0, made.making - min((median(one) for one in times), default=0.0))
+        if made.asynchronous:
+            return max(making, made.paused)
         return max(making, min(made.paused, made.published - self.usual_s))
 
     # ---- judgement
@@ -161,6 +163,8 @@ class Judge:
         served = self._served(slow)
         if served > late.straggled:
             if not self.noticed(served, slow.asynchronous):
+                return None
+            if slow.asynchronous and not evidence.waited_for_servers(served):
                 return None
             finding = of_server(served, slow.starved, slow.paused)
             return Blamed(slow.step, served, slow.server, finding.cause, finding.seconds, at=now)
@@ -279,6 +283,13 @@ class _Evidence:
         """How long other workers usually are busy with a slice, until it is handed in and has arrived."""
         found = self.usual(worker)
         return found.busy + found.send
+
+    def waited_for_servers(self, seconds: float) -> bool:
+        """Asynchronous: whether half of the workers have waited so long for an answer, and longer than usual."""
+        waits = [[one.spent.send + one.spent.wait for one in self.of(worker)] for worker in self.names]
+        long = sum(max(found, default=0.0) >= SHARE * seconds for found in waits)
+        usual_ = median([self.usual_slice(worker) for worker in self.names] or [0.0])
+        return 2 * long >= len(waits) and seconds >= NOTICED_SHARE * usual_
 
     def larger_share(self, worker: int, steps: Collection[int]) -> float:
         """So much longer these steps may take the worker, since it has more slices in them than others."""
