@@ -21,6 +21,7 @@ from paramserver.testing.arming import environment as armed
 SCRIPT = SCRIPTS / "blame.py"
 RUN_S = 120.0
 WORKERS, SERVERS, STEPS = 3, 2, 20
+LONGER = 4
 MODES = ("sync", "async")
 
 
@@ -112,7 +113,7 @@ CAUSES = (
 class Verdict:
     """What a run said. ``named``: (member, cause) of the longest step that has a name; ``others``: further members.
 
-    ``starved``: a worker that was to compute for long had no core for most of that time, since the machine was busy.
+    ``starved``: what was to keep the worker had no core for most of its time, since the machine was busy.
     """
 
     named: tuple[str, str]
@@ -125,7 +126,7 @@ class Verdict:
         if injected is None:
             return not self.named[0] and not self.others
         member, cause = self.named
-        causes = (Cause.STARVED,) if self.starved else injected.causes
+        causes = (*injected.causes, Cause.STARVED) if self.starved else injected.causes
         return member == injected.member and cause in causes and not self.others
 
 
@@ -133,6 +134,8 @@ def watch(injected: Injected | None, mode: str) -> Verdict:
     """A run with this cause, or a healthy one. Raises RuntimeError if the run fails."""
     workers = injected.workers if injected else WORKERS
     slices = STEPS * WORKERS
+    if injected and injected.workers < WORKERS:
+        slices *= LONGER  # on a busy machine the process that joins takes long to begin
     with tempfile.TemporaryDirectory(prefix="blame-") as directory:
         place = Path(directory)
         summary = place / "summary.json"

@@ -30,15 +30,21 @@ def burn(seconds: float) -> None:
     begun, used = time.monotonic(), time.thread_time()
     while time.thread_time() - used < seconds:
         pass
-    print(f"had a core for {seconds / (time.monotonic() - begun):.0%} of its time", flush=True)
+    tell(seconds / (time.monotonic() - begun))
+
+
+def tell(share: float) -> None:
+    """Say for how much of its time what keeps this worker had a core."""
+    print(f"had a core for {share:.0%} of its time", flush=True)
 
 
 def collect() -> None:
     """Collect garbage for about as long as the cause is to last: many small objects are looked at again and again."""
     heap = [[number] for number in range(300_000)]
-    begun = time.monotonic()
+    begun, used = time.monotonic(), time.thread_time()
     while time.monotonic() - begun < ONCE_S:
         gc.collect()
+    tell((time.thread_time() - used) / (time.monotonic() - begun))
     del heap
 
 

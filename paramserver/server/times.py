@@ -33,7 +33,8 @@ class Times:
         # Of the version in the making: since when, and when its sum was applied and its backups held it.
         self._now = shard_pb2.VersionTimes()
         self._from = self._applied_at = 0.0
-        self._done: deque[tuple[float, float, shard_pb2.VersionTimes]] = deque(maxlen=_KEPT)
+        # Versions with three moments: the former version was published, this one began, and it was published.
+        self._done: deque[tuple[float, float, float, shard_pb2.VersionTimes]] = deque(maxlen=_KEPT)
         self._holds: deque[shard_pb2.Hold] = deque(maxlen=_KEPT)
         self._stale: Counter[int] = Counter()
         # The workers at the slowest clock when that clock last moved or a worker began to wait for it, and the clock.
@@ -90,7 +91,7 @@ class Times:
         times.published_s = now - self._from
         times.update_s = self._applied_at - self._from - times.last_s
         times.forward_s = now - self._applied_at
-        self._done.append((self._from, now, times))
+        self._done.append((self._opened_at, self._from, now, times))
         self._opened_at = now
         if times.asynchronous:
             return
@@ -121,10 +122,12 @@ class Times:
     def write(self, report: shard_pb2.StatsResponse, open_: Mapping[int, Contribution], pulse: Pulse) -> None:
         """Tell of the versions since the last report, and of the open step, which has the contributions ``open_``."""
         done = [self._done.popleft() for _ in range(len(self._done))]
-        longest = sorted(range(len(done)), key=lambda index: done[index][0] - done[index][1])[:MOST]
+        longest = sorted(range(len(done)), key=lambda index: done[index][0] - done[index][2])[:MOST]
         for index in sorted(longest):
-            begin, end, times = done[index]
-            times.starved_s, times.paused_s = pulse.within(begin, end)
+            former, begin, end, times = done[index]
+            times.starved_s, _ = pulse.within(begin, end)
+            # While a server stands still, contributions lie in its sockets, and it reads them afterwards.
+            _, times.paused_s = pulse.within(former, end)
             report.times.append(times)
         holds = [self._holds.popleft() for _ in range(len(self._holds))]
         report.held.extend(sorted(holds, key=lambda hold: -hold.seconds)[:MOST])

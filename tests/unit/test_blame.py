@@ -126,6 +126,52 @@ def test_a_name_means_that_the_step_waited_so_long_and_that_the_cause_explains_i
         assert run.judge.worst == []
 
 
+def test_a_server_that_was_paused_is_named_in_asynchronous_mode_if_workers_waited_for_answers() -> None:
+    paused = Made(20, 0, "server-0", 0.0, 0.01, 0.02, paused=2.0, asynchronous=True)
+
+    def judged(spent: Spent) -> list[tuple[str, Cause]]:
+        judge = Judge()
+        for step in range(20):
+            judge.made(Made(step, 0, "server-0", 0.0, 0.01, 0.02, asynchronous=True), 0.0)
+        judge.made(paused, 0.0)
+        records = [*(Worked(clock, USUAL) for clock in range(9)), Worked(9, spent)]
+        return [(one.member, one.cause) for one in judge.look(20.0, NAMES, lambda _: records)]
+
+    assert judged(replace(USUAL, send=1.9)) == [("server-0", Cause.PAUSED)]
+    assert judged(USUAL) == [], "it stood still while nobody needed it"
+
+
+def test_a_worker_that_has_computed_the_slice_of_another_one_in_the_step_before_is_not_late() -> None:
+    judge = Judge()
+    for step in range(20):
+        judge.made(Made(step, 0, "server-0", 0.30, 0.31, 0.32, 11, 10), step)
+    judge.made(Made(20, 0, "server-0", 0.30, 0.65, 0.66, 11, 10, 11, 1, 2), 20.0)
+    others = [Worked(step, USUAL) for step in range(22)]
+    helper = [Worked(step, USUAL) for step in range(22) for _ in range(1 + (step == 19))]
+    assert judge.look(40.0, NAMES, lambda who: helper if who == 11 else others) == []
+
+
+def test_a_server_that_gets_no_core_now_and_then_does_not_hide_a_slow_link() -> None:
+    """It lost a fourth of its time in the whole step, and so a fourth of the wait."""
+    judge = Judge()
+    for step in range(20):
+        judge.made(Made(step, 0, "server-0", 0.40, 0.41, 0.42, 11, 10, starved=0.1), step)
+    judge.made(Made(20, 0, "server-0", 0.40, 0.83, 0.84, 11, 10, 11, 1, 2, starved=0.21), 20.0)
+    records = [Worked(step, replace(USUAL, wait=0.5)) for step in range(22)]
+    (found,) = judge.look(40.0, NAMES, lambda _: records)
+    assert (found.member, found.cause) == ("worker-1", Cause.LINK)
+
+
+def test_many_short_delays_of_a_server_are_nothing_to_slices_that_take_long() -> None:
+    judge = Judge()
+    for step in range(40):
+        for shard, published in ((0, 0.02), (1, 0.06)):
+            judge.made(Made(step, shard, f"server-{shard}", 0.0, 0.01, published, asynchronous=True), 0.0)
+    records = [Worked(clock, USUAL) for clock in range(20)]
+    assert judge.look(20.0, NAMES, lambda _: records) == []
+    assert judge.chronic == ""
+
+
 def test_a_loss_that_is_a_small_part_of_what_made_a_worker_late_is_not_the_cause() -> None:
     """Others have done its slice after a second, so that the wait alone is as long as the loss."""
     spent = replace(USUAL, data=5.0, starved=0.9)

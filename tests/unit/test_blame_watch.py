@@ -11,6 +11,7 @@ from paramserver.coordinator.watching.blame import BlameWatch
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.v1 import coordinator_pb2, shard_pb2
 
+JOINER = SimpleNamespace(ident=13, name="worker-3")
 WORKERS = [SimpleNamespace(ident=10 + rank, name=f"worker-{rank}") for rank in range(3)]
 SERVER = SimpleNamespace(ident=1, name="server-0")
 
@@ -20,12 +21,13 @@ class Job:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
+        self.workers = list(WORKERS)
         self.stalls = SimpleNamespace(members=frozenset())
         stage: Any = SimpleNamespace(
             timeline=1,
             consistency=Consistency(Mode.SYNC),
             stalls=self.stalls,
-            members=SimpleNamespace(of=lambda role: WORKERS, get=lambda ident: None),
+            members=SimpleNamespace(of=lambda role: self.workers, get=lambda ident: None),
         )
         clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now)
         monkeypatch.setattr("paramserver.coordinator.watching.blame.time", clock)
@@ -34,9 +36,9 @@ class Job:
     def hears(self, member: Any, **report: Any) -> None:
         self.watch.hear(member, coordinator_pb2.SessionRequest(**report))
 
-    def made(self, step: int, others_s: float, last_s: float, last: int) -> None:
-        """A report of the server about slice 1 of a step, which came last."""
-        times = shard_pb2.VersionTimes(step=step, timeline=1, last=last, lo=1, hi=2, of=3, others=10)
+    def made(self, step: int, others_s: float, last_s: float, last: int, lo: int = 1) -> None:
+        """A report of the server about a slice of a step, which came last."""
+        times = shard_pb2.VersionTimes(step=step, timeline=1, last=last, lo=lo, hi=lo + 1, of=3, others=10)
         times.others_s, times.last_s, times.published_s = others_s, last_s, last_s
         self.hears(SERVER, shards=[shard_pb2.StatsResponse(shard=0, timeline=1, times=[times])])
 
@@ -56,3 +58,30 @@ def test_who_was_to_bring_a_slice_is_who_had_it_when_the_step_began(monkeypatch:
     job.stalls.members = frozenset({11})
     job.made(8, 0.3, 1.5, 12)
     assert job.named() == [(8, "worker-1")]
+
+
+def test_a_worker_that_joins_as_a_step_begins_has_its_share_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices 1 and 2 of three workers are slices of the second and third; with a fourth, slice 2 is the last one's."""
+    job = Job(monkeypatch)
+    for step in range(8):
+        job.now = float(step)
+        job.made(step, 0.3, 0.31, 11)
+    job.now = 8.4
+    job.workers.append(JOINER)
+    job.hears(JOINER)
+    job.now = 9.5
+    job.made(8, 0.3, 1.4, 12, lo=2)
+    assert job.named() == [(8, "worker-3")]
+
+
+def test_a_worker_that_joins_while_a_step_waits_for_another_one_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch)
+    for step in range(8):
+        job.now = float(step)
+        job.made(step, 0.3, 0.31, 11)
+    job.now = 12.0
+    job.workers.append(JOINER)
+    job.hears(JOINER)
+    job.now = 12.3
+    job.made(8, 0.3, 4.0, 12, lo=2)
+    assert job.named() == [(8, "worker-2")]

@@ -90,9 +90,7 @@ class BlameWatch:
     def _shard(self, server: Member, stats: shard_pb2.StatsResponse, now: float) -> None:
         for times in stats.times:
             if times.timeline == self._timeline:
-                # A report may be half a second younger than the version.
-                owner = self._owner(times.of, times.lo, now - times.published_s - _REPORT_S)
-                self._judge.made(made_from_proto(times, stats.shard, server.name, owner), now)
+                self._judge.made(made_from_proto(times, stats.shard, server.name, self._owner(times, now)), now)
         for hold in stats.held:
             self._judge.held(held_from_proto(hold), now)
             names = self._name(hold.worker), self._name(hold.by)
@@ -127,13 +125,23 @@ class BlameWatch:
             log.warning(self._judge.chronic)
         self._told_chronic = self._judge.chronic
 
-    def _owner(self, slices: int, number: int, at: float) -> int | None:
-        """To which worker the slice of a step that began at ``at`` was dealt; None: not known."""
-        workers = [dealt for since, dealt in self._deals if since <= at][-1:] or [dealt for _, dealt in self._deals][:1]
-        if not workers or not workers[0]:
-            return None
-        ranges = zip(workers[0], assign(slices, len(workers[0])), strict=True)
-        return next((worker for worker, (lo, hi) in ranges if lo <= number < hi), None)
+    def _owner(self, times: shard_pb2.VersionTimes, heard: float) -> int | None:
+        """To which worker the slices that came last had been dealt; None: not known.
+
+        A worker that has left or stalled since the step began keeps its slices; one that joined before the middle of
+        the wait has its share. A report may be half a second younger than the version.
+        """
+        begun = self._deal(heard - times.published_s - _REPORT_S)
+        workers = self._deal(heard - (times.last_s - times.others_s + _REPORT_S) / 2)
+        if set(begun) - set(workers):
+            workers = begun
+        ranges = zip(workers, assign(times.of, len(workers)), strict=True) if workers else ()
+        return next((worker for worker, (lo, hi) in ranges if lo <= times.lo < hi), None)
+
+    def _deal(self, at: float) -> tuple[int, ...]:
+        """The workers to whom slices were dealt at this moment."""
+        former = [workers for since, workers in self._deals if since <= at]
+        return former[-1] if former else self._deals[0][1] if self._deals else ()
 
     def _dealt(self, slices: int) -> Iterator[tuple[Member, int, int]]:
         """To whom the slices of a step are dealt now: the range of each worker."""

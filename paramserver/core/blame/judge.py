@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from statistics import median
 
-from paramserver.core.blame.causes import Cause, Finding, of_server, of_worker
+from paramserver.core.blame.causes import SHARE, Cause, Finding, of_server, of_worker
 from paramserver.core.blame.facts import Blamed, Held, Made, Worked
 from paramserver.core.blame.sentences import of_many
 from paramserver.core.blame.spent import Spent, total, usual
@@ -117,6 +117,8 @@ class Judge:
         others = [times for shard, times in self._making.items() if self._servers[shard] != own]
         times = others or [one for shard, one in self._making.items() if shard == made.shard]
         making = max(0.0, made.making - min((median(one) for one in times), default=0.0))
+        if made.asynchronous:
+            return max(making, made.paused)
         return max(making, min(made.paused, made.published - self.usual_s))
 
     # ---- judgement
@@ -162,6 +164,8 @@ class Judge:
         if served > late.straggled:
             if not self.noticed(served, slow.asynchronous):
                 return None
+            if slow.asynchronous and not evidence.waited_for_servers(served):
+                return None
             finding = of_server(served, slow.starved, slow.paused)
             return Blamed(slow.step, served, slow.server, finding.cause, finding.seconds, at=now)
         if not self.noticed(late.straggled):
@@ -194,9 +198,12 @@ class Judge:
         for server in {made.server for _, made in self._many}:
             slow = [made for _, made in self._many if made.server == server and self._served(made) > 0]
             served = sum(self._served(made) for made in slow)
-            if len(slow) >= _MOST * of and served >= least:
+            # The time of an asynchronous step is that of a slice.
+            busy = sum(evidence.usual_busy for made in slow if made.asynchronous)
+            if len(slow) >= _MOST * of and served >= max(least, _SHARE * busy):
                 finding = of_server(served, sum(m.starved for m in slow), sum(m.paused for m in slow))
-                return of_many(server, finding, len(slow), of, served / sum(made.published for made in slow))
+                whole = sum(made.published for made in slow) + busy
+                return of_many(server, finding, len(slow), of, served / whole)
         return ""
 
 
@@ -280,8 +287,23 @@ class _Evidence:
         found = self.usual(worker)
         return found.busy + found.send
 
+    @property
+    def usual_busy(self) -> float:
+        """How long workers usually are busy with a slice."""
+        return median([self.usual(worker).busy for worker in self.names] or [0.0])
+
+    def waited_for_servers(self, seconds: float) -> bool:
+        """Asynchronous: whether half of the workers have waited so long for an answer, and longer than usual."""
+        waits = [[one.spent.send + one.spent.wait for one in self.of(worker)] for worker in self.names]
+        long = sum(max(found, default=0.0) >= SHARE * seconds for found in waits)
+        return 2 * long >= len(waits) and seconds >= NOTICED_SHARE * self.usual_busy
+
     def larger_share(self, worker: int, steps: Collection[int]) -> float:
-        """So much longer these steps may take the worker, since it has more slices in them than others."""
+        """So much longer these steps may take the worker, since it has more slices in them than others.
+
+        The steps before count, too: a worker that has computed the slice of another one there begins late.
+        """
+        steps = {earlier for step in steps for earlier in (step - 1, step)}
         mine = sum(len(self.at(worker, step)) for step in steps)
         counts = [sum(len(self.at(other, step)) for step in steps) for other in self._others(worker)]
         theirs = median([count for count in counts if count] or [mine])
@@ -306,8 +328,9 @@ class _Evidence:
         """How much longer than usual the messages of a step took, as far as the worker has waited for them, too."""
         lag = self._lag(worker, made.step, made.last)
         if lag is not None:
-            # A server without a core reads late.
-            return min(lag - usual_lag, self._waits(worker, made.step)) - made.starved
+            # A server without a core reads late. Meanwhile it has lost its share of what it lost in the whole step.
+            lost = made.starved * made.straggled / made.published if made.published else 0.0
+            return min(lag - usual_lag, self._waits(worker, made.step)) - lost
         # It has handed in nothing for the step, since it was waiting for a version all the time.
         after = next((record.spent for record in self.of(worker) if record.step >= made.step), Spent())
         return after.send + after.wait + after.receive
