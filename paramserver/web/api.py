@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from paramserver import errors
@@ -23,7 +23,7 @@ from paramserver.web.metrics.exposition import CONTENT_TYPE, exposition
 from paramserver.web.metrics.job import METRICS, samples
 from paramserver.web.metrics.targets import targets_of
 from paramserver.web.operations import OPERATIONS, PREFIX, openapi
-from paramserver.web.page.files import STATIC, TYPES
+from paramserver.web.page.files import contents
 
 MAX_STREAMS = 64
 # How long commands may take, as those of the command line.
@@ -197,12 +197,13 @@ def make_app(api: Api, access: Access) -> App:
     async def document(request: Request) -> Response:
         return JSONResponse(openapi())
 
+    files = contents()
+
     async def file(request: Request) -> Response:
-        name = request.path_params.get("name", "index.html")
-        path = STATIC / name
-        if path.parent != STATIC or path.suffix not in TYPES or not path.is_file():
+        content, kind = files.get(request.path_params.get("name", "index.html"), (b"", ""))
+        if not kind:
             return JSONResponse({"error": "there is no such page"}, 404)
-        return FileResponse(path, media_type=TYPES[path.suffix])
+        return Response(content, media_type=kind)
 
     routes = [
         Route(PREFIX + operation.path, getattr(api, operation.handler), methods=[operation.method])

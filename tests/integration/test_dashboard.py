@@ -93,6 +93,7 @@ SHOWN = """(async () => {
 
 
 @pytest.mark.long
+@pytest.mark.timeout(400)  # its waits together
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_the_page_shows_what_the_api_says_and_follows_the_job(place: Place, mode: str) -> None:
     """Values, commands with and without the token, a coordinator that is killed, the end; in a real browser."""
@@ -155,6 +156,7 @@ def submit(browser: Browser, name: str, *fields: str, form: str = "") -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(400)  # axe-core takes its time on busy machines
 def test_a_page_for_everybody(place: Place) -> None:
     """Accessible by rules that a program can check, with the keyboard alone, small, and painted soon."""
     run = place.launch("run", TRAIN, "--workers", "2", "--checkpoint-every", "10", "--", *PACE)
