@@ -321,6 +321,10 @@ def _alone(settings: Settings) -> InProcessJob:
         stall_s=0.0,
     )
     check_records(settings.run)
+    if settings.web.metrics != "off" or settings.web.otlp:
+        log.warning(
+            "web.metrics and web.otlp are about processes of a cluster: a script that trains alone shows no metrics"
+        )
     job = InProcessJob(options)
     job.start()
     if settings.run.records or settings.run.trackers:

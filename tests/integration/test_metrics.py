@@ -35,10 +35,9 @@ def scraped(url: str) -> Found:
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_each_role_says_what_the_status_says(mode: str, place: Place) -> None:
-    hurry = place.work / "hurry"
     flags: list[str | Path] = ["--servers", "2", "--workers", "2", "--mode", mode, "--metrics", "127.0.0.1:0"]
     flags += ["--dashboard", "127.0.0.1:0", "--set", "cluster.replicas=1"]
-    running = place.launch("run", TRAIN, *flags, "--", "--epochs", "40", "--pace", "0.5", "--hurry", hurry)
+    running = place.launch("run", TRAIN, *flags, "--", "--epochs", "40", "--pace", "0.5")
     running.wait_for(r"rank \d of 2 trains", count=2)
 
     def steps() -> bool:
@@ -71,8 +70,8 @@ def test_each_role_says_what_the_status_says(mode: str, place: Place) -> None:
     assert job["paramserver_job_state", ("training",)] == 1
     assert job["paramserver_members", ("worker",)] == 2
 
-    hurry.touch()
-    running.wait().check()
+    place.paramserver("stop").check()
+    running.wait()
 
 
 def _bytes(process: dict[str, Any]) -> int:

@@ -264,12 +264,15 @@ def test_a_worker_that_is_told_to_end_takes_its_server_along() -> None:
 
 
 def test_only_the_first_server_takes_the_port_that_is_configured() -> None:
-    settings = load_settings(None, {"cluster.servers_per_host": 2, "cluster.listen": "0.0.0.0:7000"})
-    listen = "PARAMSERVER_CLUSTER__LISTEN"
+    wanted = {"cluster.servers_per_host": 2, "cluster.listen": "0.0.0.0:7000", "web.metrics": "127.0.0.1:8781"}
+    settings = load_settings(None, wanted)
+    listen, metrics = "PARAMSERVER_CLUSTER__LISTEN", "PARAMSERVER_WEB__METRICS"
+    assert [part.environ.get(metrics) for part in server_parts(settings)] == [None, "127.0.0.1:0"]
     assert [part.environ.get(listen) for part in server_parts(settings)] == [None, "0.0.0.0:0"]
     worker, server = worker_parts(settings, Path("train.py"), ["--epochs", "5"], with_server=True)
     assert worker.argv == ("worker", "--", "train.py", "--epochs", "5")
-    assert dict(server.environ) == {listen: "0.0.0.0:0", "PARAMSERVER_CLUSTER__BESIDE_WORKER": "true"}
+    own = {listen: "0.0.0.0:0", metrics: "127.0.0.1:0", "PARAMSERVER_CLUSTER__BESIDE_WORKER": "true"}
+    assert dict(server.environ) == own
 
 
 # ---- servers that hang

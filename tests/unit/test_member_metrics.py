@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from paramserver import errors
+from paramserver.cli.train.run import run
 from paramserver.config import load_settings
 from paramserver.transport.security.access import Security
 from paramserver.v1 import coordinator_pb2, shard_pb2
@@ -20,6 +22,7 @@ from paramserver.web.metrics.members import MEMBER, SERVER, WORKER, server_sampl
 from paramserver.web.metrics.port import MetricsPort
 from paramserver.web.metrics.table import Metric, Samples
 from paramserver.web.metrics.targets import targets_of
+from paramserver.wire.bounds import check_newcomer
 
 PRIMARY = shard_pb2.StatsResponse(
     holds="layout",
@@ -133,7 +136,27 @@ def test_without_the_packages_one_sentence_says_what_to_install(monkeypatch: pyt
         started("127.0.0.1:0", Security.open())
 
 
+def test_processes_of_a_run_cannot_share_a_port(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    with pytest.raises(errors.ConfigError, match=r"each process of a run needs a port of its own: say port 0"):
+        run(str(script), metrics="127.0.0.1:8781")
+
+
 # ---- discovery
+
+
+@pytest.mark.parametrize("url", ["http://h:1/metrics", "https://[::1]:65535/metrics", "https://a-b.c_d:8781/metrics"])
+def test_members_say_where_they_serve_metrics(url: str) -> None:
+    check_newcomer(coordinator_pb2.JoinRequest(metrics_url=url))
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://h:1/metrics", "http://h/metrics", "http://u@h:1/metrics", "http://h:1/other", "http://h:1/metrics\n"]
+)
+def test_addresses_to_which_prometheus_must_not_be_sent_are_refused(url: str) -> None:
+    with pytest.raises(errors.ProtocolError, match="the address of metrics"):
+        check_newcomer(coordinator_pb2.JoinRequest(metrics_url=url))
 
 
 def test_prometheus_finds_the_members_that_serve_metrics() -> None:

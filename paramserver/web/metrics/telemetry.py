@@ -165,4 +165,5 @@ class Telemetry:
         # No thread of the loop's: the loop would wait for an exporter that tries again and again.
         threading.Thread(target=end, name="telemetry", daemon=True).start()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(ended.wait(), _LAST_S)
+            async with asyncio.timeout(_LAST_S):
+                await ended.wait()
