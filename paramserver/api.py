@@ -286,6 +286,10 @@ def _alone(settings: Settings) -> InProcessJob:
         stall_s=0.0,
     )
     check_records(settings.run)
+    if settings.run.report:
+        from paramserver.report.writing import check_report
+
+        check_report(Path(settings.run.report))
     job = InProcessJob(options)
     job.start()
     if settings.run.records or settings.run.trackers:
