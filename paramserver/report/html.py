@@ -57,6 +57,7 @@ def html_of(report: Report) -> str:
             style=Markup(_style()),
             charts=charts,
             epochs=count(len(view.ledger.rows), "epoch"),
+            defaults=count(len(view.defaults.rows), "setting with its default", "settings with their defaults"),
             drawn=len([one for one in charts if one.table.headings[0] == "step"]) == len(view.values.rows),
             lives=_lives(report, view),
             phases=_phases(view.spent),
@@ -120,7 +121,7 @@ def _charts(report: Report, view: View) -> list[Chart]:
     moments = report.moments
     if len(moments) > 2:
         by_time = [chart.Line(mark.event.at_s - view.begun_s, str(mark.number), mark.event.text) for mark in view.marks]
-        drawn = chart.curve([(m.at_s - view.begun_s, m.samples_per_s) for m in moments], "seconds", by_time)
+        drawn = chart.curve([(m.at_s - view.begun_s, m.samples_per_s) for m in moments], "seconds", by_time, zero=True)
         speeds = [
             (f"+{one.at_s - view.begun_s:.1f} s", number(one.version), number(round(one.samples_per_s)))
             for one in _rows(moments)
