@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,7 @@ def _write_report(path: Path, settings: Settings, job: InProcessJob, summary: di
         for key, value in settings.values().items():
             status.history.settings.add(key=key, value=str(shown(key, value)), origin=origins[key])
         status.history.versions.update(versions())
+        status.history.host = socket.gethostname()
         keeper.hear(status)
         keeper.hear_ledger(await job.coordinator.ledger(coordinator_pb2.AccountsRequest()))
 
