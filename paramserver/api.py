@@ -325,6 +325,10 @@ def _alone(settings: Settings) -> InProcessJob:
         log.warning(
             "web.metrics and web.otlp are about processes of a cluster: a script that trains alone shows no metrics"
         )
+    if settings.run.report:
+        from paramserver.report.writing import check_report
+
+        check_report(Path(settings.run.report))
     job = InProcessJob(options)
     job.start()
     if settings.run.records or settings.run.trackers:

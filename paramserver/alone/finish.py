@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paramserver.alone.job import InProcessJob
+from paramserver.config import Settings, shown
 from paramserver.errors import JobFailedError
+from paramserver.membership.session import versions
 from paramserver.results.collect import Result, collect
 from paramserver.results.summary import summarise, write_summary
 from paramserver.results.verdict import broken_sentences
@@ -33,13 +37,39 @@ def gather(job: InProcessJob) -> tuple[dict[str, Any], Result]:
 
 
 def finish_alone(context: Context, job: InProcessJob) -> None:
-    """Write what ``run.summary`` and ``run.save`` ask for. Raises JobFailedError if a promise is broken."""
+    """Write the files that the settings of [run] name. Raises JobFailedError if a promise is broken."""
     run = context.settings.run
-    if (run.summary or run.save) and job.coordinator.job.registry.ready:
+    if (run.summary or run.save or run.report) and job.coordinator.job.registry.ready:
         summary, result = gather(job)
         if run.save:
             result.save(Path(run.save))
         if run.summary:
             write_summary(Path(run.summary), summary)
+        if run.report:
+            _write_report(Path(run.report), context.settings, job, summary)
     if broken := broken_sentences(job.coordinator.job.promises.broken):
         raise JobFailedError("; ".join(broken))
+
+
+def _write_report(path: Path, settings: Settings, job: InProcessJob, summary: dict[str, Any]) -> None:
+    from paramserver.report.data import Report
+    from paramserver.report.keeper import Keeper
+    from paramserver.report.outcome import finished
+    from paramserver.report.secrets import secrets_of, without
+    from paramserver.report.writing import write_report
+
+    keeper, origins = Keeper(), settings.origins()
+
+    async def ask() -> None:
+        status = await job.coordinator.status(keeper.request(whole=True))
+        for key, value in settings.values().items():
+            status.history.settings.add(key=key, value=str(shown(key, value)), origin=origins[key])
+        status.history.versions.update(versions())
+        status.history.host = socket.gethostname()
+        keeper.hear(status)
+        keeper.hear_ledger(await job.coordinator.ledger(coordinator_pb2.AccountsRequest()))
+
+    job.background.run(ask())
+    how = finished(summary, 1 if summary["broken_promises"] else 0)
+    found = keeper.report(Report(job=summary["job"], made_at_s=time.time(), outcome=how, summary=summary))
+    write_report(path, without(found, secrets_of(settings)))

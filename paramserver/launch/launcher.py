@@ -142,6 +142,8 @@ class Launcher:
 
     async def _tell(self, code: int, why: str) -> None:
         """Write the report of a run without a result. ``why``: in words; empty after a signal."""
+        if not self._report.wanted:
+            return
         interrupted = self._signal is not None and self._signal.done()
         failed = self._supervisor.failed() if self._supervisor is not None and not interrupted else []
         channel = grpc.connect(self._address) if self._address else None

@@ -38,6 +38,11 @@ class Reporting:
         # The report was written, or cannot be written.
         self._over = False
 
+    @property
+    def wanted(self) -> bool:
+        """Whether a report is still to be written."""
+        return self.path is not None and not self._over
+
     def request(self) -> coordinator_pb2.StatusRequest:
         """The question to the coordinator whose answers are to be heard."""
         return self._keeper.request() if self.path is not None else coordinator_pb2.StatusRequest()
@@ -62,8 +67,6 @@ class Reporting:
 
         Returns a line for people. Raises UserError.
         """
-        if self._over or self.path is None:
-            return ""
         output = [Output(name=name, lines=lines) for name in failed if (lines := _last_lines(logs, name))]
         return await self._write(outcome.broken_off(code, why), channel, hurry_s, output=output)
 

@@ -132,6 +132,8 @@ class Supervisor:
 
     def failed(self) -> list[str]:
         """The processes that have ended with an exit code other than 0, those of the script first."""
+        if self.coordinator is None:
+            return [_COORDINATOR]
         return [seat.name for seat in (*self.workers, *self._rest) if (seat.exit_code or 0) > 0]
 
     def all_servers_run(self) -> bool:

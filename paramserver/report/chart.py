@@ -28,14 +28,17 @@ class Line:
     text: str
 
 
-def curve(points: Sequence[Place], x_label: str, lines: Sequence[Line] = ()) -> Markup:
-    """The curve through points in the order of x; empty if there are fewer than three finite ones."""
+def curve(points: Sequence[Place], x_label: str, lines: Sequence[Line] = (), zero: bool = False) -> Markup:
+    """The curve through points in the order of x; empty if there are fewer than three finite ones.
+
+    ``zero``: the axis of y begins at 0, or lower.
+    """
     finite = [(x, y) for x, y in points if math.isfinite(y)]
     if len(finite) < 3:
         return Markup("")
     xs, ys = [x for x, _ in finite], [y for _, y in finite]
     left, right = xs[0], xs[-1] if xs[-1] > xs[0] else xs[0] + 1.0
-    ticks = _ticks(min(ys), max(ys), 4)
+    ticks = _ticks(min([0.0, *ys] if zero else ys), max(ys), 4)
     low, high = min(min(ys), ticks[0]), max(max(ys), ticks[-1])
 
     def at_x(x: float) -> float:

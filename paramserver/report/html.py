@@ -57,6 +57,7 @@ def html_of(report: Report) -> str:
             style=Markup(_style()),
             charts=charts,
             epochs=count(len(view.ledger.rows), "epoch"),
+            defaults=count(len(view.defaults.rows), "setting with its default", "settings with their defaults"),
             drawn=len([one for one in charts if one.table.headings[0] == "step"]) == len(view.values.rows),
             lives=_lives(report, view),
             phases=_phases(view.spent),
@@ -120,12 +121,12 @@ def _charts(report: Report, view: View) -> list[Chart]:
     moments = report.moments
     if len(moments) > 2:
         by_time = [chart.Line(mark.event.at_s - view.begun_s, str(mark.number), mark.event.text) for mark in view.marks]
-        drawn = chart.curve([(m.at_s - view.begun_s, m.samples_per_s) for m in moments], "seconds", by_time)
-        rows = [
+        drawn = chart.curve([(m.at_s - view.begun_s, m.samples_per_s) for m in moments], "seconds", by_time, zero=True)
+        speeds = [
             (f"+{one.at_s - view.begun_s:.1f} s", number(one.version), number(round(one.samples_per_s)))
             for one in _rows(moments)
         ]
-        table = Table(("time", "version", "samples/s"), rows, frozenset({0, 1, 2}))
+        table = Table(("time", "version", "samples/s"), speeds, frozenset({0, 1, 2}))
         fastest = max(one.samples_per_s for one in moments)
         about = f"over time, all workers together; at most {number(round(fastest))}"
         charts.append(Chart("samples per second", about, drawn, table))
@@ -176,7 +177,8 @@ def _first_kind(report: Report, name: str) -> str:
 
 
 def _last(report: Report) -> float:
-    return max([one.at_s for one in (*report.events, *report.moments)], default=report.made_at_s)
+    known = [event.at_s for event in report.events] + [one.at_s for one in report.moments]
+    return max(known, default=report.made_at_s)
 
 
 def _by_role(name: str) -> tuple[str, int, str]:

@@ -30,8 +30,8 @@ def finished(summary: Mapping[str, Any], exit_code: int | None = None) -> Outcom
 
 def running(status: Mapping[str, Any]) -> Outcome:
     """Of a job that runs, or that has ended while its coordinator still answers."""
-    kind = status["state"] if status["state"] in ("done", "failed", "stopped") else "running"
-    return Outcome(kind=kind, sentence=status["sentence"])
+    ends: dict[str, Kind] = {"done": "done", "failed": "failed", "stopped": "stopped"}
+    return Outcome(kind=ends.get(status["state"], "running"), sentence=status["sentence"])
 
 
 def without_training() -> Outcome:

@@ -31,7 +31,7 @@ class Table:
     """Rows of texts below headings. ``numeric``: the columns with numbers."""
 
     headings: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+    rows: Sequence[tuple[str, ...]]
     numeric: frozenset[int] = frozenset()
 
 
@@ -121,13 +121,13 @@ def view_of(report: Report) -> View:
         result=_result(summary, status),
         changed=_settings(report, lambda origin: origin != "default"),
         defaults=_settings(report, lambda origin: origin == "default"),
-        versions=Table(("what", "version"), sorted(report.versions.items()) + _hosts(report)),
+        versions=Table(("what", "version"), [*sorted(report.versions.items()), *_hosts(report)]),
         notes=list(report.missing),
     )
 
 
 def _begun(report: Report) -> float:
-    first = [one.at_s for one in (*report.events[:1], *report.moments[:1])]
+    first = [event.at_s for event in report.events[:1]] + [one.at_s for one in report.moments[:1]]
     return min(first, default=report.made_at_s)
 
 

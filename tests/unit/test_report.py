@@ -9,6 +9,7 @@ import re
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -304,3 +305,38 @@ def test_a_run_does_not_begin_if_its_report_cannot_be_written(
     for name, problem in (("train.py", "must end with"), ("/proc/nowhere/r.html", "run.report cannot be written to")):
         assert main(["run", "train.py", "--report", name]) == 2
         assert problem in capsys.readouterr().err
+
+
+class Answers:
+    """A coordinator that is asked over the network."""
+
+    def __init__(self, term: int = 1) -> None:
+        self._term = term
+
+    def call(self, method: str, request: Any, timeout_s: float) -> Any:
+        assert timeout_s > 0
+        if method == "Coordinator.Ledger":
+            return coordinator_pb2.AccountsResponse(version=3, epochs=[{"epoch": 0, "samples": 9, "once": 9}])
+        assert request.report
+        assert request.events
+        return coordinator_pb2.StatusResponse(
+            job="digits",
+            term=self._term,
+            state="training",
+            reason="" if self._term else "this coordinator stands by",
+            processes=[{"role": "worker", "name": "worker-0", "samples": 5}],
+            history={"curves": [{"name": "loss", "points": [{"step": 0, "at_s": 1.0, "value": 0.5}]}]},
+        )
+
+
+def test_the_command_asks_a_running_job(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paramserver.cli.train.report.find_target", lambda where: Answers())
+    assert main(["report"]) == 0
+    text = capsys.readouterr().out
+    assert "Job digits: … running" in text
+    assert "is training in" in text
+    assert "| loss |" in text
+    assert "| 1 | 9 | 9 | 0 | 0 | 0 |" in text
+    monkeypatch.setattr("paramserver.cli.train.report.find_target", lambda where: Answers(term=0))
+    assert main(["report"]) == errors.UnavailableError.exit_code
+    assert "no coordinator leads job digits: this coordinator stands by" in capsys.readouterr().err

@@ -11,8 +11,9 @@ from rich.console import Console
 
 from paramserver.cli.look.events import changes
 from paramserver.cli.look.facts import describe
-from paramserver.cli.look.screen import Screen, sparkline
+from paramserver.cli.look.screen import Screen
 from paramserver.cli.main import main
+from paramserver.core.records.sparkline import sparkline
 from paramserver.v1 import coordinator_pb2, types_pb2
 
 
