@@ -116,7 +116,7 @@ class Endpoint:
         return answer
 
     def _session(self, handler: str) -> Any:
-        async def answer(requests: AsyncIterator[Message]) -> AsyncIterator[Message]:
+        async def answer(requests: AsyncIterator[Message]) -> AsyncIterator[Message | bytes]:
             async with asyncio.timeout(_FIRST_S):
                 first = await anext(aiter(requests), None)
             if first is None:

@@ -232,10 +232,13 @@ async def answer(
     sent: bytes | AsyncIterator[bytes],
     send: Callable[[bytes], Awaitable[object]],
 ) -> None:
-    """Send the encoded answers of a service's method to a download (``sent``: the request) or a session (requests)."""
+    """Send the answers of a service's method to a download (``sent``: the request) or a session (requests).
+
+    The answers of a session are messages, or messages that are encoded already, since all sessions get the same ones.
+    """
     async with aclosing(handler(_argument(method, sent))) as answers:
         async for item in answers:
-            await send(frame(method, item) if method.kind is MethodKind.DOWNLOAD else method.encode_response(item))
+            await send(frame(method, item) if isinstance(item, bytes) else method.encode_response(item))
 
 
 def _argument(method: Method, sent: bytes | AsyncIterator[bytes]) -> Message | AsyncIterator[bytes | Message]:

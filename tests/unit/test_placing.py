@@ -124,6 +124,8 @@ class World:
         self.ready: dict[int, set[tuple[int, int]]] = {}
         self.told: dict[int, Tell] = {}
         self.written = -1
+        # Member numbers of servers with a command of an earlier timeline.
+        self.old: set[int] = set()
 
     def present(self) -> list[int]:
         return sorted(self.members.values())
@@ -150,6 +152,10 @@ class World:
     def answer(self, ident: int, faults: bool = True) -> None:
         """A command comes to its end: it is lost, or its answer is lost, or nothing is."""
         command = self.doing.pop(ident)
+        if ident in self.old:
+            self.old.discard(ident)
+            self.happen(Failed(ident, "this shard is on another timeline", fenced=True))
+            return
         lost = faults and not isinstance(command, Rest) and self.chance.random() < 0.3
         if not lost or self.chance.random() < 0.5:
             match command:
@@ -180,6 +186,7 @@ class World:
         ident = self.chance.choice(sorted(self.members))
         index = self.members.pop(ident)
         self.doing.pop(ident, None)
+        self.old.discard(ident)
         if self.placing.begun:
             self.happen(ServerGone(index, self.present()))
 
@@ -193,19 +200,21 @@ class World:
     def another_timeline(self) -> None:
         self.placing.pause(stay=self.chance.random() < 0.5)
         self.told.clear()
+        self.ready.clear()
+        self.old = {ident for ident, command in self.doing.items() if isinstance(command, (MakeReady, Tell))}
 
     def step(self) -> None:
         self.now += self.chance.random()
         what = self.chance.random()
         if what < 0.5 and self.doing:
             self.answer(self.chance.choice(sorted(self.doing)))
-        elif what < 0.7:
+        elif what < 0.8:
             self.catches_up()
-        elif what < 0.75 and len(self.members) > 1:
+        elif what < 0.82 and len(self.members) > 1:
             self.dies()
-        elif what < 0.85:
+        elif what < 0.88:
             self.comes()
-        elif what < 0.87:
+        elif what < 0.885:
             self.another_timeline()
         elif what < 0.9:
             self.halted = not self.halted
@@ -213,25 +222,25 @@ class World:
             self.happen(Begins(self.present()) if self.chance.random() < 0.5 else Look(self.present()))
 
     def settle(self) -> None:
-        """No more faults: all servers come, and answer."""
+        """No more deaths: all servers come, and answer in the end."""
         self.halted = False
         while len(self.members) < self.count:
             self.comes()
         if any(held.lost for held in self.placing.holders.shards):
             self.another_timeline()  # the job goes back
         self.happen(Begins(self.present()))
-        for _ in range(60):
+        for number in range(90):
             self.now += 11.0
             self.happen(Look(self.present()))
             for ident in sorted(self.doing):
-                self.answer(ident, faults=False)
+                self.answer(ident, faults=number < 30)
             self.catches_up()
 
 
 def test_in_the_end_every_server_knows_the_newest_placement_whatever_happened() -> None:
     for seed in range(200):
         world = World(random.Random(seed))
-        for _ in range(world.chance.randint(20, 150)):
+        for _ in range(world.chance.randint(20, 300)):
             world.step()
         world.settle()
         holders = world.placing.holders

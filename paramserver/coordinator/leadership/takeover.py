@@ -330,11 +330,10 @@ async def _restore_consistency(
     agreed = {c.revision: c for c in (_agreed(reply) for reply in stats.values())}
     newest = agreed[max(agreed)]
     await job.mode_change.settle(newest, [r.scheduled.revision for r in stats.values() if r.HasField("scheduled")])
-    table = await lease_table(job)
-    if newest.revision > job.consistency.revision:
-        await job.mode_change.complete(newest, table)
-    elif table is not None:
+    if (table := await lease_table(job)) is not None:
         await job.leasing.begin(table)
+    if newest.revision > job.consistency.revision:
+        await job.mode_change.complete(newest)
 
 
 def _agreed(reply: shard_pb2.StatsResponse) -> Consistency:

@@ -32,6 +32,7 @@ from paramserver.core.job.seats import JobFails
 from paramserver.core.versions.consistency import Mode
 from paramserver.failpoints import reach
 from paramserver.transport.addresses import host_of
+from paramserver.transport.base import METHODS
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.bounds import check_newcomer, check_report, text
 
@@ -61,8 +62,8 @@ class Sessions:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._ticker: asyncio.Task[None] | None = None
-        # The newest view that members were told, and its edition.
-        self._edition, self._view = -1, coordinator_pb2.SessionResponse()
+        # The newest view that members were told, encoded, and its edition.
+        self._edition, self._view = -1, b""
         # The member numbers of servers without a session that this coordinator tries to reach just now.
         self._looking: set[int] = set()
 
@@ -152,9 +153,7 @@ class Sessions:
         log.debug("joined", member=member.name, pid=request.pid, address=request.address)
         return member
 
-    async def session(
-        self, requests: AsyncIterator[coordinator_pb2.SessionRequest]
-    ) -> AsyncIterator[coordinator_pb2.SessionResponse]:
+    async def session(self, requests: AsyncIterator[coordinator_pb2.SessionRequest]) -> AsyncIterator[bytes]:
         """Reports up, the view down whenever it changes. The end of the stream is the end of the lease's grace."""
         first = await anext(aiter(requests), None)
         if first is None:
@@ -200,10 +199,11 @@ class Sessions:
         finally:
             self._looking.discard(server.ident)
 
-    def _news(self, edition: int) -> coordinator_pb2.SessionResponse:
-        """The view for all members, made once for each edition."""
+    def _news(self, edition: int) -> bytes:
+        """The view for all members, made and encoded once for each edition."""
         if edition != self._edition:
-            self._edition, self._view = edition, coordinator_pb2.SessionResponse(view=self._job.view())
+            news = coordinator_pb2.SessionResponse(view=self._job.view())
+            self._edition, self._view = edition, METHODS["Coordinator.Session"].encode_response(news)
         return self._view
 
     async def _read(self, requests: AsyncIterator[coordinator_pb2.SessionRequest], ident: int) -> None:

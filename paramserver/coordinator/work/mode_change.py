@@ -1,13 +1,11 @@
 """Changing mode or staleness of a running job, at a version boundary that is the same on every shard.
 
-The change is prepared on all shards, and then committed on all. In between no shard publishes the version of the
-boundary, so that no shard is past the boundary when another shard hears of it.
+`core/procedures/mode_change.py` decides what is done when; here it is done.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,8 +21,26 @@ from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.schedule import Schedule
 from paramserver.core.job.life import Phase
 from paramserver.core.job.membership import Member
+from paramserver.core.procedures import mode_change as core
+from paramserver.core.procedures.mode_change import (
+    Agreed,
+    Answered,
+    Ask,
+    AwaitBoundary,
+    Command,
+    Commit,
+    Done,
+    Drain,
+    Event,
+    Failed,
+    GiveUp,
+    Prepare,
+    PutInForce,
+    TakeBack,
+    Told,
+    Wished,
+)
 from paramserver.core.versions.consistency import Consistency, Mode
-from paramserver.core.work.leases import SliceLeases
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.bounds import patience
 from paramserver.wire.messages import consistency_from_proto, consistency_to_proto
@@ -33,9 +49,6 @@ log = structlog.get_logger("paramserver.coordinator")
 
 T = TypeVar("T")
 
-# Versions from the newest version to the boundary. Doubled when some shard was past the boundary.
-_MARGIN = 2
-_ATTEMPTS = 12
 _POLL_S = 0.02
 _RETRY_S = 0.5
 _MAX_WAIT_S = 600.0
@@ -53,41 +66,32 @@ class _Job(ports.Stage, ports.Commands, ports.Holding, Protocol):
 class ModeChange:
     """Changes mode and staleness of a running job, one change at a time."""
 
-    def __init__(self, job: _Job) -> None:
+    def __init__(self, job: _Job, machine: core.ModeChange | None = None) -> None:
         self._job = job
+        self._core = machine or core.ModeChange(job.consistency.revision)
         self._lock = asyncio.Lock()
-        self._revision = job.consistency.revision
-        # Whether a change has sent its first COMMIT, and can no longer be taken back.
-        self._committed = False
-        # The last revision that was taken back.
-        self._aborted = 0
-        # The setting that is agreed on, or was in force before the job went back; see `wanted`.
-        self._wanted: Consistency | None = None
-        # A setting that is agreed on and not in force yet.
-        self._coming: Consistency | None = None
-        self._closed = False
         self._tasks = Tasks()
 
     @property
     def wanted(self) -> Consistency | None:
         """The setting that is agreed on, or that was in force before the job went back; None once it is in force."""
-        wanted = self._wanted
-        return None if wanted is None or _same(wanted, self._job.consistency) else wanted
+        wanted = self._core.wanted
+        return None if wanted is None or wanted.same_as(self._job.consistency) else wanted
 
     @property
     def under_way(self) -> bool:
         """Whether a change is under way, or about to begin."""
-        return self._lock.locked() or self.wanted is not None
+        return self._lock.locked() or self._core.under_way or self.wanted is not None
 
     @property
     def agreed(self) -> Consistency:
         """The newest setting that all shards have agreed on, in force or not."""
-        return self._coming or self._job.consistency
+        return self._core.coming or self._job.consistency
 
     def restore(self, record: coordinator_pb2.JobRecord) -> None:
         """Go on with the setting that an earlier coordinator had not brought into force yet."""
         if record.HasField("wanted"):
-            self._wanted = consistency_from_proto(record.wanted)
+            self._core = core.ModeChange(self._core.revision, consistency_from_proto(record.wanted))
 
     async def change(self, request: coordinator_pb2.ChangeConsistencyRequest) -> Consistency:
         """Bring the wanted setting into force; returns it with the version from which it counts.
@@ -109,7 +113,7 @@ class ModeChange:
         try:
             return await asyncio.wait_for(asyncio.shield(change), wait_s)
         except asyncio.CancelledError:
-            if not self._closed:  # the caller has gone; the change goes on
+            if not self._core.closed:  # the caller has gone; the change goes on
                 unattended(change)
                 raise
             raise errors.UnavailableError(
@@ -117,7 +121,7 @@ class ModeChange:
                 "and ask again if it is not in force when the job runs"
             ) from None
         except TimeoutError as error:
-            if self._committed:
+            if self._core.committed is wanted:
                 unattended(change)
                 raise errors.DeadlineError(
                     f"the change to {wanted} is agreed, but its version was not reached within {wait_s:g} s: it comes "
@@ -132,103 +136,101 @@ class ModeChange:
 
     async def _change(self, wanted: Consistency) -> Consistency:
         async with self._lock:
-            before = self._job.consistency
-            if _same(before, wanted):
-                return before
-            self._committed = False
+            job = self._job
+            return await self._run(Wished(wanted, job.consistency, job.leasing.table is not None))
+
+    async def _run(self, event: Event) -> Consistency:
+        """Perform one command after the other; return the setting in force then."""
+        changed = False
+        while (command := self._core.handle(event)) is not None:
+            changed = True
             try:
-                if before.mode is wanted.mode:
-                    changed = await self._agree(wanted, boundary=0)
-                elif wanted.mode is Mode.ASYNC:
-                    changed = await self._agree(wanted, boundary=None)
-                    await self._now_async(changed)
-                else:
-                    changed = await self._to_sync(wanted)
-            except BaseException:
-                if not self._committed:
-                    await self._job.leasing.resume()
-                raise
-            finally:
-                self._committed = False
-            self._wanted = None
-        log.info("consistency", now=str(changed), from_version=changed.from_version)
-        return changed
+                event = await self._perform(command)
+            except BaseException as error:  # also if this task is cancelled: servers may wait for the change
+                if isinstance(command, GiveUp):
+                    raise
+                event = Failed(error)
+        now = self._job.consistency
+        if changed:
+            log.info("consistency", now=str(now), from_version=now.from_version)
+        return now
 
-    async def _now_async(self, changed: Consistency) -> None:
-        """Once every shard has reached the boundary, lease what is left of the epoch."""
-        while any(stats.version < changed.from_version for stats in await self._insist(self._job.shard_stats)):
-            await asyncio.sleep(_POLL_S)
-        table = self._job.schedule.begin_async(changed.from_version)
-        await self._install(changed)
-        await self._job.leasing.begin(table)
+    async def _perform(self, command: Command) -> Event:
+        job = self._job
+        match command:
+            case Drain():
+                await job.leasing.drain()
+            case Ask():
+                return await self._ask()
+            case Prepare(proposal):
+                replies = await self._tell(proposal, shard_pb2.PHASE_PREPARE)
+                return Answered(all(reply.scheduled for reply in replies))
+            case TakeBack(proposal):
+                await self._tell(proposal, shard_pb2.PHASE_ABORT)
+            case Commit(proposal, again):
+                await asyncio.sleep(_RETRY_S if again else 0.0)
+                await self._tell(proposal, shard_pb2.PHASE_COMMIT)
+            case AwaitBoundary(again):
+                await asyncio.sleep(_RETRY_S if again else _POLL_S)
+                return await self._ask()
+            case PutInForce(setting, other_mode):
+                await self._put_in_force(setting, other_mode)
+            case GiveUp(error, resume):
+                if resume:
+                    await job.leasing.resume()
+                raise error
+        return Done()
 
-    async def _to_sync(self, wanted: Consistency) -> Consistency:
-        leasing = self._job.leasing
-        if leasing.table is not None:
-            await leasing.drain()
-        versions = {stats.version for stats in await self._job.shard_stats()}
-        if len(versions) != 1:
-            raise errors.UnavailableError(f"the shards stand at different versions {sorted(versions)}: try again")
-        changed = await self._agree(wanted, boundary=versions.pop())
-        await self._now_sync(changed, leasing.table)
-        return changed
+    async def _ask(self) -> Told:
+        return Told({stats.version for stats in await self._job.shard_stats()})
 
-    async def _now_sync(self, changed: Consistency, table: SliceLeases | None) -> None:
-        """Begin steps with the slices that are left of the epoch."""
-        self._job.schedule.begin_sync(changed.from_version, table)
-        await self._install(changed)
-        await self._job.leasing.begin(None)
+    async def _put_in_force(self, setting: Consistency, other_mode: bool) -> None:
+        """In another mode, what is left of the epoch becomes leases or steps."""
+        job, table = self._job, None
+        if other_mode and setting.mode is Mode.ASYNC:
+            table = job.schedule.begin_async(setting.from_version)
+        elif other_mode:
+            job.schedule.begin_sync(setting.from_version, job.leasing.table)
+        job.life.agree(setting)
+        await job.refresh()
+        if other_mode:
+            await job.leasing.begin(table)
 
     async def settle(self, newest: Consistency, scheduled: Sequence[int]) -> None:
         """After a takeover: if one shard has committed a change that all had prepared, let all commit it; else none.
 
         ``scheduled``: the revisions of settings that some shard has scheduled.
         """
-        self._revision = max([newest.revision, *scheduled])
-        for revision in sorted({*scheduled} - {newest.revision}):
-            await self._tell(replace(newest, revision=revision), shard_pb2.PHASE_ABORT)
-        if newest.revision in scheduled:
-            await self._tell(newest, shard_pb2.PHASE_COMMIT)
+        for command in self._core.settle(newest, scheduled):
+            await self._perform(command)
 
-    async def complete(self, changed: Consistency, table: SliceLeases | None) -> None:
-        """After a takeover: do the rest of a change that all have committed. ``table``: leases of asynchronous mode."""
-        before, self._coming = self._job.consistency, changed
-        if before.mode is changed.mode:
-            await self._install(changed)
-            await self._job.leasing.begin(table)
-        elif changed.mode is Mode.ASYNC:
+    async def complete(self, changed: Consistency) -> None:
+        """After a takeover: do the rest of a change that all have committed."""
+        event = Agreed(changed, self._job.consistency)
+        if changed.mode is Mode.ASYNC and self._job.consistency.mode is Mode.SYNC:
             # In the background: to reach a boundary that is ahead, the workers need a coordinator.
-            await self._lock.acquire()
-            self._wanted = changed
-            self._tasks.begin(self._finish(changed))
+            self._tasks.begin(self._finish(event))
+            await asyncio.sleep(0)
         else:
-            await self._now_sync(changed, table)
+            await self._run(event)
 
-    async def _finish(self, changed: Consistency) -> None:
-        try:
-            await self._now_async(changed)
-            self._wanted = None
-        finally:
-            self._lock.release()
+    async def _finish(self, event: Agreed) -> None:
+        async with self._lock:
+            await self._run(event)
 
     def next_revision(self) -> int:
         """A revision that no setting has had."""
-        self._revision += 1
-        return self._revision
+        return self._core.next_revision()
 
     def successor(self) -> ModeChange:
         """The mode changes of the next timeline, after :meth:`close`."""
-        after = ModeChange(self._job)
-        after._revision = max(self._revision, self._job.consistency.revision)
-        after._wanted = self._wanted
-        return after
+        revision = max(self._core.revision, self._job.consistency.revision)
+        return ModeChange(self._job, core.ModeChange(revision, self._core.wanted))
 
     def bring_back(self) -> None:
         """Change again to the setting that was in force before the job went back to a version with another setting."""
-        if self._lock.locked():  # a change is under way, which counts more
-            return
-        wanted = self._wanted = self.wanted
-        if wanted is None:
+        wanted = self.wanted
+        if wanted is None or self._lock.locked():  # a change is under way, which counts more
             return
         log.info("the setting in force before is brought back", consistency=str(wanted))
         self._tasks.begin(self._bring_back(wanted))
@@ -237,13 +239,13 @@ class ModeChange:
         try:
             await self._insist(partial(self._change, wanted))
         except errors.ParamServerError as error:
-            self._wanted = None
+            self._core.forget()
             log.warning("the setting could not be brought back", wanted=str(wanted), reason=str(error))
 
     def server_back(self, server: Member) -> None:
         """Tell a server that is back which change was taken back: otherwise it would wait for that change for ever."""
-        if self._aborted:
-            aborted = replace(self._job.consistency, revision=self._aborted)
+        if self._core.aborted:
+            aborted = replace(self._job.consistency, revision=self._core.aborted)
             request = self._request(aborted, shard_pb2.PHASE_ABORT)
 
             async def tell() -> None:
@@ -255,7 +257,7 @@ class ModeChange:
 
     async def close(self) -> None:
         """Stop changes that are under way: the job ends, or all servers begin another timeline."""
-        self._wanted, self._closed = self._wanted or self._job.consistency, True
+        self._core.close(self._job.consistency)
         await self._tasks.close()
 
     async def _insist(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -266,43 +268,6 @@ class ModeChange:
             except errors.RetryableError as error:
                 log.info(f"the change of mode waits: {error}")
                 await asyncio.sleep(_RETRY_S)
-
-    async def _install(self, changed: Consistency) -> None:
-        self._job.life.agree(changed)
-        self._coming = None
-        await self._job.refresh()
-
-    async def _agree(self, wanted: Consistency, boundary: int | None) -> Consistency:
-        """Prepare and commit on all shards. ``boundary`` None: a little ahead of the newest version."""
-        margin = _MARGIN
-        for _ in range(_ATTEMPTS):
-            version = boundary
-            if version is None:
-                version = max(stats.version for stats in await self._job.shard_stats()) + margin
-            self._revision += 1
-            proposal = replace(wanted, revision=self._revision, from_version=version)
-            try:
-                replies = await self._tell(proposal, shard_pb2.PHASE_PREPARE)
-            except BaseException:
-                # Servers that have prepared would hold the boundary for ever, unless they begin anew.
-                if not self._closed:
-                    with contextlib.suppress(errors.ParamServerError):
-                        await self._take_back(proposal)
-                raise
-            if all(reply.scheduled for reply in replies):
-                self._committed, self._wanted, self._coming = True, proposal, proposal
-                await self._insist(partial(self._tell, proposal, shard_pb2.PHASE_COMMIT))
-                if boundary == 0:
-                    await self._install(proposal)
-                return proposal
-            await self._take_back(proposal)
-            margin *= 2
-        raise errors.UnavailableError("the shards did not agree on a version boundary: try again")
-
-    async def _take_back(self, proposal: Consistency) -> None:
-        """Take a change back: present servers hear of this now, the others when they are back."""
-        self._aborted = max(self._aborted, proposal.revision)
-        await self._tell(proposal, shard_pb2.PHASE_ABORT)
 
     async def _tell(self, proposal: Consistency, phase: shard_pb2.Phase) -> list[shard_pb2.SetConsistencyResponse]:
         request = self._request(proposal, phase)
@@ -322,7 +287,3 @@ class ModeChange:
             phase=phase,
             term=self._job.term,
         )
-
-
-def _same(one: Consistency, other: Consistency) -> bool:
-    return (one.mode, one.staleness) == (other.mode, other.staleness)

@@ -282,6 +282,9 @@ class Replication:
                     await asyncio.sleep(_RETRY_S)
         except errors.ParamServerError as error:
             event = Failed(command.server, str(error), fenced=isinstance(error, errors.FencedError))
+        except Exception as error:  # the top of a task: the server must not be left alone for ever
+            log.exception("a server could not be told of the placement of shards")
+            event = Failed(command.server, str(error))
         self._handle(event)
 
     async def _make_ready(self, command: MakeReady) -> None:

@@ -49,6 +49,10 @@ class Consistency:
             return "sync"
         return f"async with staleness {'unbounded' if self.staleness is None else self.staleness}"
 
+    def same_as(self, other: Consistency) -> bool:
+        """Whether both mean the same, from whichever version on."""
+        return (self.mode, self.staleness) == (other.mode, other.staleness)
+
 
 class Verdict(enum.Enum):
     """The decision about a contribution that has arrived."""
