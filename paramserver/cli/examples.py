@@ -11,6 +11,7 @@ EXAMPLES = {
     "status": "paramserver status --job digits --json",
     "top": "paramserver top --coordinator a:8790 --certs certs",
     "logs": "paramserver logs worker-3 --follow",
+    "trace": "paramserver trace --steps 20 -o trace.json",
     "set": "paramserver set consistency.mode=async --staleness 4",
     "restart": "paramserver restart servers",
     "drain": "paramserver drain worker-3",

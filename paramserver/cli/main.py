@@ -29,6 +29,7 @@ COMMANDS = {
     "status": ("look.status:status", "Show a running job."),
     "top": ("look.top:top", "Watch a running job on the whole terminal."),
     "logs": ("look.logs:logs", "Print the output of the processes of a job of run."),
+    "trace": ("record.trace:trace", "Record what all processes of a running job do."),
     "set": ("look.set:set_", "Change the consistency of a running job."),
     "restart": ("look.operate:restart", "Restart servers of a running job, one by one."),
     "drain": ("look.operate:drain", "Ask a worker or server of a running job to leave."),

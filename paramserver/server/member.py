@@ -42,7 +42,7 @@ class ServerMember:
             drop=service.drop,
         )
         self.service = service
-        self.session = Session(coordinator, options, self._report)
+        self.session = Session(coordinator, options, self._report, service.process.trace)
         service.process.becomes_member(self.session.incarnation, self.session.report_now)
 
     async def join(self) -> None:

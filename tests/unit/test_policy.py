@@ -32,7 +32,8 @@ def test_every_method_of_every_service_is_in_the_table_and_nothing_else() -> Non
 
 
 def test_what_changes_a_job_is_for_admins_alone() -> None:
-    assert {"Coordinator.SetConsistency", "Coordinator.Drain", "Coordinator.Scale", "Coordinator.Stop"} == ADMIN_METHODS
+    commands = {"SetConsistency", "Drain", "Scale", "Stop", "Trace"}
+    assert {f"Coordinator.{command}" for command in commands} == ADMIN_METHODS
 
 
 def test_workers_and_servers_may_not_do_what_the_coordinator_does() -> None:

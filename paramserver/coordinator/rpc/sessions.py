@@ -202,7 +202,8 @@ class Sessions:
     def _news(self, edition: int) -> coordinator_pb2.SessionResponse:
         """The view for all members, made once for each edition."""
         if edition != self._edition:
-            self._edition, self._view = edition, coordinator_pb2.SessionResponse(view=self._job.view())
+            self._edition = edition
+            self._view = coordinator_pb2.SessionResponse(view=self._job.view(), trace=self._job.tracing.order)
         return self._view
 
     async def _read(self, requests: AsyncIterator[coordinator_pb2.SessionRequest], ident: int) -> None:
@@ -264,6 +265,7 @@ class Sessions:
                 self._job.ending.look()
                 self._job.loads.look()
                 self._job.records.look()
+                await self._job.tracing.look()
                 if self._job.journal.fenced.is_set():
                     await self._job.replaced("the store says that another coordinator leads the job now")
             except Exception:  # the top of a task: watching goes on

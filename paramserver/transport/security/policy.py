@@ -35,6 +35,8 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "Coordinator.Snapshot": frozenset({WORKER, ADMIN}),
     "Coordinator.Scale": frozenset({ADMIN}),
     "Coordinator.Stop": frozenset({ADMIN}),
+    "Coordinator.Trace": frozenset({ADMIN}),
+    "Coordinator.HandIn": _MEMBERS,
     "Shard.Configure": frozenset({COORDINATOR}),
     "Shard.Initialize": frozenset({WORKER}),
     "Shard.Activate": frozenset({COORDINATOR}),

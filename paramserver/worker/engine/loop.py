@@ -17,6 +17,7 @@ from paramserver.worker.gradients.leaving import EarlyChunks
 from paramserver.worker.gradients.sender import Sender
 from paramserver.worker.job.member import Member
 from paramserver.worker.job.modes import Modes
+from paramserver.worker.job.phases import Phases
 from paramserver.worker.job.progress import Progress
 from paramserver.worker.job.shards import Shards
 from paramserver.worker.job.slices import Slices
@@ -46,6 +47,7 @@ class Loop:
         self._member, self._modes, self._shards, self._slices = member, modes, shards, slices
         self._progress, self._weights, self._sender = progress, weights, sender
         self._paces, self._rollback = paces, rollback
+        self._trace, self._phases = member.trace, Phases(member.trace)
 
     # ---- which slice
 
@@ -55,6 +57,8 @@ class Loop:
         ``last``: wait for slices that other workers hold, too. ``stay``: if the job goes back to an earlier epoch, its
         slices come at once; else None comes, since the script is to begin that epoch.
         """
+        if self._trace.script:
+            self._phases.asks()
         if self._weights.whole:
             self._rollback.following(self._weights.watch.check)
         while True:
@@ -67,6 +71,8 @@ class Loop:
             except errors.RolledBackError:
                 self._rollback.follow()
                 continue
+            if item is not None and self._trace.script:
+                self._phases.given(item.name)
             if item is not None or not self._modes.changed():
                 return item
 
@@ -142,6 +148,8 @@ class Loop:
         """
         pace = self._paces.pace
         alone = pace is not None and pace.alone(item)
+        if self._trace.script:
+            self._phases.loaded()
         return self._sender.begin_early(item.name, alone, self._paces.clock or 0, samples, groups)
 
     def contribute(self, item: Item, partial: PartialSum, groups: Sequence[types_pb2.GroupHypers]) -> bool:
@@ -149,6 +157,16 @@ class Loop:
 
         False, without a data set only: another worker's contribution of the same name counts instead.
         """
+        if not self._trace.script:
+            return self._contribute(item, partial, groups)
+        self._phases.hands_in(item.name, self._slices.named_by_data)
+        try:
+            return self._contribute(item, partial, groups)
+        finally:
+            if self._trace.script:
+                self._phases.handed_in(self._slices.named_by_data)
+
+    def _contribute(self, item: Item, partial: PartialSum, groups: Sequence[types_pb2.GroupHypers]) -> bool:
         reach("worker.after_grad", self._weights.version)
         partial.settle()
         try:
