@@ -10,6 +10,8 @@ from paramserver.server.versions.shard import Contribution
 from paramserver.tracing import Recorder
 
 _NAMES = 4
+# The facts of so many versions are kept: pulls of a version may be answered when the next one is being made.
+_KEPT = 8
 
 
 class ShardTrace:
@@ -20,10 +22,11 @@ class ShardTrace:
         self._shard, self._names = f"shard {shard}", names
         # By buffer, when its contribution was complete.
         self._came: dict[int, int] = {}
-        # When the last version was published, and for whom the shard had waited before it made the version.
-        self._published: tuple[int, str] = (-1, "")
+        # By version: the contributions that it is made of, and for whom the shard had waited before it made it.
+        self._made_of: dict[int, list[int]] = {}
+        self._waited_for: dict[int, str] = {}
+        # When the last version was published.
         self._open_ns = 0
-        self._flows: list[int] = []
         # The trace to which all of this belongs.
         self._number = 0
 
@@ -39,7 +42,8 @@ class ShardTrace:
     def came(self, buffer: int) -> None:
         """A contribution is complete, and waits until a version is made of it."""
         if self._number != self.recorder.number:
-            self._number, self._came, self._open_ns = self.recorder.number, {}, 0
+            self._number, self._open_ns = self.recorder.number, 0
+            self._came, self._made_of, self._waited_for = {}, {}, {}
         self._came[buffer] = self.recorder.now()
 
     def decided(self, base: int, buffers: Sequence[int], contributions: Sequence[Contribution]) -> None:
@@ -58,15 +62,17 @@ class ShardTrace:
             waited_for = f"{self._name(last.worker)} ({last.name})"
             if self._open_ns:
                 recorder.span("wait", self._shard, self._open_ns, base, end_ns=max(at, self._open_ns), whom=waited_for)
-        self._published = base + 1, waited_for
-        self._flows = [part.nonce for part in contributions]
+        self._waited_for[base + 1] = waited_for
+        self._made_of[base + 1] = [part.nonce for part in contributions]
+        for facts in (self._waited_for, self._made_of):
+            facts.pop(base + 1 - _KEPT, None)
 
     # ---- versions
 
     def made(self, name: str, base: int, began: int, draft: bool = False) -> None:
         """The arithmetic for the version after ``base``, in its thread."""
         note = "most of it was made before the last contribution was complete" if draft else ""
-        self.recorder.span(name, self._shard, began, base, self._flows, draft=note)
+        self.recorder.span(name, self._shard, began, base, self._made_of.get(base + 1, ()), draft=note)
 
     def drafted(self, base: int, chunk: int, began: int) -> None:
         """A chunk of a draft was made ahead of time."""
@@ -79,7 +85,8 @@ class ShardTrace:
     def published(self, base: int, began: int) -> None:
         """The version after ``base`` is the present one."""
         self._open_ns = self.recorder.now()
-        self.recorder.span("publish", self._shard, began, base, self._flows, self._open_ns, version=base + 1)
+        flows = self._made_of.get(base + 1, ())
+        self.recorder.span("publish", self._shard, began, base, flows, self._open_ns, version=base + 1)
 
     # ---- pulls
 
@@ -88,8 +95,8 @@ class ShardTrace:
         version = answer.version if answer is not None else None
         names = [self._name(other) for other in held_up_by[:_NAMES]]
         whom = ", ".join(names) + (", ..." if len(held_up_by) > _NAMES else "")
-        if not whom and version == self._published[0]:
-            whom = self._published[1]
+        if not whom and version is not None:
+            whom = self._waited_for.get(version, "")
         self.recorder.span("wait", f"{self._of(worker)} pulls", began, version=version, whom=whom)
 
     def sent(self, worker: int, began: int, version: int, nbytes: int) -> None:

@@ -63,12 +63,17 @@ class Phases:
         if not trace.on:  # ended from outside
             self._end()
             return
-        now = trace.now()
-        if self._phase is not None:
-            former, began, name = self._phase
-            step = name.step if isinstance(name, SyncName) else None
-            trace.span(former, SCRIPT, began, step, end_ns=now, slice=name)
+        now = self._close()
         self._phase = (phase, now, self._slice) if self._slice is not None else None
+
+    def _close(self) -> int:
+        """The present phase ends, now."""
+        trace, now = self._trace, self._trace.now()
+        if self._phase is not None and trace.on:
+            phase, began, name = self._phase
+            step = name.step if isinstance(name, SyncName) else None
+            trace.span(phase, SCRIPT, began, step, end_ns=now, slice=name)
+        return now
 
     def _follow(self) -> None:
         """If another trace has begun, forget the former one."""
@@ -81,6 +86,7 @@ class Phases:
 
     def _end(self) -> None:
         trace, profile = self._trace, self._profile
+        self._close()
         self._profile = self._phase = self._slice = None
         if profile is not None:
             trace.add_ranges(profile.stop())
