@@ -115,6 +115,7 @@ def test_a_worker_that_dies_in_the_middle_is_named_and_the_rest_comes() -> None:
 def test_one_trace_at_a_time_and_only_of_what_can_be_traced() -> None:
     with Cluster(2, 2, slices_per_step=SLICES) as cluster:
         traced = Traced(cluster)
+        assert all(trace.empty and not trace.on for trace in traced.recorders()), "nothing is recorded before"
         for steps, said in ((0, "1 to 1000 steps"), (1001, "1 to 1000 steps")):
             with pytest.raises(errors.ConfigError, match=said):
                 traced.ask(steps=steps)

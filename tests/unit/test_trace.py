@@ -168,11 +168,9 @@ def test_a_trace_is_over_when_all_workers_are_through_and_everybody_has_handed_i
         "server-0": "it has not handed in all",
     }
     roll.heard(2, 20, last=True)
-    assert roll.through
-    assert not roll.over
+    assert (roll.through, roll.over) == (True, False)
     roll.heard(3, 0, last=True)
-    assert roll.over
-    assert roll.missing() == {}
+    assert (roll.over, roll.missing()) == (True, {})
 
 
 def test_who_is_gone_or_stops_early_is_waited_for_no_longer_and_named() -> None:
