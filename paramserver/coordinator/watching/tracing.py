@@ -193,7 +193,7 @@ class Tracing:
         if self._closed or self.order is None:
             return
         log.info("the trace ends", reason=reason)
-        self._closed, self.order.over = True, True
+        self._closed, self.order = True, coordinator_pb2.TraceOrder(number=self.order.number, over=True)
         self.recorder.end()
         for event in self._job.events.events():
             if event.at_s >= self._began_at:
