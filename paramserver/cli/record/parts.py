@@ -33,6 +33,8 @@ class Parts:
     def add(self, answer: TraceResponse) -> None:
         """An answer of the coordinator."""
         for part in answer.parts:
+            if part.index < self.received:  # it has come before
+                continue
             self.received = part.index + 1
             self._dropped[part.name] += part.dropped
             if self.spans + len(part.spans) > _MOST_SPANS:

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from paramserver.cli.record.parts import Parts, write
 from paramserver.cli.target import NEAR, Target, Where, find_target
-from paramserver.errors import ConfigError, ParamServerError
+from paramserver.errors import ConfigError, DeadlineError, ParamServerError
 
 if TYPE_CHECKING:
     from paramserver.v1.coordinator_pb2 import TraceRequest, TraceResponse
@@ -37,18 +37,18 @@ def trace(
 
     The file shows for each worker how its time goes (data, compute, send, wait for whom, receive), and for each server
     when contributions come, are added up and are published, by one clock. If something is missing, the file has the
-    rest, and the exit code is 6.
+    rest, and the exit code is 6. Ctrl-C ends the trace early.
 
     Parameters
     ----------
     steps
-        Steps of each worker, from 1 to 1000. In asynchronous mode: slices of each worker.
+        Steps of each worker, from 1 to 1000; 20 if not given. In asynchronous mode: slices of each worker.
     output
-        The file, which must not exist.
+        The file, which must not exist; trace.json if not given.
     profiler
         Also record the operations of torch in the scripts (torch.profiler), which makes the steps slower.
     wait
-        Seconds until the command writes what has come by then.
+        Seconds until the command writes what has come by then; 120 if not given.
     """
     _check(steps, output, wait)
     target = find_target(where)
@@ -70,9 +70,10 @@ def trace(
         except ParamServerError as error:
             trouble = str(error)
             break
-        except KeyboardInterrupt:
-            trouble = "interrupted"
-            break
+        except KeyboardInterrupt:  # the trace ends early; another interrupt ends the command
+            if left_s <= 0:
+                raise
+            deadline = time.monotonic()
     return _finish(parts, output, steps, answer, trouble)
 
 
@@ -107,7 +108,7 @@ def _finish(parts: Parts, output: Path, steps: int, answer: TraceResponse, troub
     for name, count in sorted(dropped.items()):
         _warn(f"{name}: {count} spans were dropped, since more came than are kept: trace fewer steps")
     if not parts.spans:
-        raise ConfigError("no process has handed anything in, so there is no file")
+        raise DeadlineError("no process has handed anything in, so there is no file")
     error_ms = write(parts, output, {"steps": steps, "missing": missing, "dropped": dropped})
     clocks = f"their clocks agree within {error_ms:.3f} ms" if error_ms else "they read the same clock"
     if error_ms is None:
