@@ -6,9 +6,9 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import structlog
 
@@ -36,6 +36,7 @@ _ABANDONED_S = 15.0
 _LONGEST_WAIT_S = 5.0
 Request = TypeVar("Request")
 Response = TypeVar("Response")
+Call = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class _Job(ports.Stage, Protocol):
@@ -206,7 +207,7 @@ class Tracing:
 
     # ---- what this coordinator does
 
-    def shown(self, call: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    def shown(self, call: Call[Request, Response]) -> Call[Request, Response]:
         """The same call, which a trace shows as a span."""
 
         async def answer(request: Request) -> Response:
