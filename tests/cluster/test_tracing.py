@@ -102,6 +102,7 @@ def test_all_processes_take_part_and_what_follows_comes_after(mode: str, transpo
             assert all(span["ts"] >= published for span in trace.spans("worker", "compute", step=step))
 
 
+@pytest.mark.long
 def test_a_worker_that_dies_in_the_middle_is_named_and_the_rest_comes() -> None:
     with Cluster(2, 2, slices_per_step=SLICES) as cluster:
         traced = Traced(cluster, dies=True)
