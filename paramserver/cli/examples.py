@@ -13,6 +13,7 @@ EXAMPLES = {
     "dashboard": "paramserver dashboard --token",
     "logs": "paramserver logs worker-3 --follow",
     "report": "paramserver report --job digits -o report.html",
+    "trace": "paramserver trace --steps 20 -o trace.json",
     "set": "paramserver set consistency.mode=async --staleness 4",
     "restart": "paramserver restart servers",
     "drain": "paramserver drain worker-3",

@@ -31,6 +31,7 @@ COMMANDS = {
     "dashboard": ("look.dashboard:dashboard", "Print the address of a job's page."),
     "logs": ("look.logs:logs", "Print the output of the processes of a job of run."),
     "report": ("train.report:report", "Tell what happened in a run, as one file."),
+    "trace": ("record.trace:trace", "Record what all processes of a running job do."),
     "set": ("look.set:set_", "Change the consistency of a running job."),
     "restart": ("look.operate:restart", "Restart servers of a running job, one by one."),
     "drain": ("look.operate:drain", "Ask a worker or server of a running job to leave."),

@@ -41,6 +41,7 @@ from paramserver.coordinator.watching.poison import PoisonWatch
 from paramserver.coordinator.watching.records import Records
 from paramserver.coordinator.watching.stalls import Stalls
 from paramserver.coordinator.watching.stuck import Stuck
+from paramserver.coordinator.watching.tracing import Tracing
 from paramserver.coordinator.watching.watch import Watch
 from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.mode_change import ModeChange
@@ -118,6 +119,7 @@ class Job:
         self.records = Records(self)
         self.course = Course(self)
         self.scaling = Scaling(self)
+        self.tracing = Tracing(self)
         # Members that are asked to leave; of them, those that are to be started again.
         self.draining: set[int] = set()
         self.restarting: set[int] = set()

@@ -24,17 +24,20 @@ class CoordinatorService:
         self.job = job = Job(options, connect, journal)
         self._sessions = sessions = Sessions(job)
         training, operators = Training(job), Operators(job)
-        self.join, self.session = sessions.join, sessions.session
+        shown = job.tracing.shown
+        self.join, self.session = shown(sessions.join), sessions.session
         # Workers.
-        self.register_model, self.register_data = training.register_model, training.register_data
-        self.initialize_done, self.lease = training.initialize_done, training.lease
-        self.begin, self.load = training.begin, training.load
-        self.finish, self.snapshot = training.finish, training.snapshot
+        self.register_model, self.register_data = shown(training.register_model), shown(training.register_data)
+        self.initialize_done, self.lease = shown(training.initialize_done), shown(training.lease)
+        self.begin, self.load = shown(training.begin), shown(training.load)
+        self.finish, self.snapshot = shown(training.finish), shown(training.snapshot)
         # Operators.
         self.status, self.settings, self.probe = operators.status, operators.settings, operators.probe
-        self.set_consistency, self.ledger = operators.set_consistency, operators.ledger
-        self.drain, self.scale, self.stop = operators.drain, operators.scale, operators.stop
-        self.checkpoint = operators.checkpoint
+        self.set_consistency, self.ledger = shown(operators.set_consistency), operators.ledger
+        self.drain, self.scale = shown(operators.drain), shown(operators.scale)
+        self.stop = operators.stop
+        self.trace, self.hand_in = job.tracing.trace, job.tracing.hand_in
+        self.checkpoint = shown(operators.checkpoint)
 
     async def start(self) -> None:
         """Begin to watch leases."""

@@ -23,6 +23,8 @@ from google.protobuf.message import Message
 from paramserver import errors
 from paramserver.config import ENV_RESTART_COMMAND
 from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.membership.tracing import Tracer
+from paramserver.tracing import Recorder
 from paramserver.transport.base import Channel
 from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.wire.messages import PROTOCOL, consistency_from_proto, mode_to_proto
@@ -74,7 +76,9 @@ class Session:
         channel: Channel,
         options: JoinOptions,
         report: Callable[[], coordinator_pb2.SessionRequest],
+        trace: Recorder | None = None,
     ) -> None:
+        """``report`` makes this process's next report; ``trace`` records what the process does, when that is wanted."""
         self.channel = channel
         self.options = options
         self.member = 0
@@ -84,6 +88,8 @@ class Session:
         self.expected_workers = 0
         self.view = types_pb2.View()
         self._report = report
+        script = options.role == types_pb2.ROLE_WORKER
+        self._tracer = Tracer(trace, channel, lambda: self.member, script) if trace is not None else None
         self._changed = asyncio.Condition()
         self.editions = 0
         self._task: asyncio.Task[None] | None = None
@@ -177,7 +183,7 @@ class Session:
     # ---- the stream of reports and views
 
     async def _keep(self) -> None:
-        failures = 0
+        options, failures = self.options, 0
         while True:
             self._stream_term = None
             self.sessions += 1
@@ -188,7 +194,10 @@ class Session:
                         if failures:
                             log.info("the coordinator is back", address=self.channel.address)
                         failures, self.lost_at, limit_s = 0, None, None
-                        await self._see(cast(coordinator_pb2.SessionResponse, reply).view)
+                        response = cast(coordinator_pb2.SessionResponse, reply)
+                        await self._see(response.view)
+                        if self._tracer is not None and options.role != types_pb2.ROLE_OBSERVER:
+                            self._tracer.hear(response.trace)
                 if self._leaving.is_set() and self._said_goodbye:
                     return
                 raise errors.UnavailableError("the coordinator closed the session")
@@ -270,6 +279,8 @@ class Session:
         self, timeout_s: float = 2.0, *, finished: bool = False, ended: bool = False, failure: str = ""
     ) -> None:
         """Say goodbye, and why, and end the stream. Tries for ``timeout_s`` to find a coordinator that hears it."""
+        if self._tracer is not None:
+            await self._tracer.close()
         self._farewell = coordinator_pb2.SessionRequest(finished=finished, ended=ended, failure=failure[:1000])
         self._leaving.set()
         self._hurry.set()

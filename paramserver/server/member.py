@@ -45,7 +45,7 @@ class ServerMember:
             metrics_url=metrics_url,
         )
         self.service = service
-        self.session = Session(coordinator, options, self._report)
+        self.session = Session(coordinator, options, self._report, service.process.trace)
         service.process.becomes_member(self.session.incarnation, self.session.report_now)
 
     _pulse: asyncio.Task[None] | None = None

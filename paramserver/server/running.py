@@ -48,6 +48,7 @@ from paramserver.server.saving.holding import Holding
 from paramserver.server.saving.kept import Kept
 from paramserver.server.saving.saver import Saver
 from paramserver.server.times import Times
+from paramserver.server.traced import ShardTrace
 from paramserver.server.versions.acks import Acks
 from paramserver.server.versions.calls import Calls
 from paramserver.server.versions.drafting import Draft, Drafting
@@ -55,6 +56,7 @@ from paramserver.server.versions.repetitions import Repetitions
 from paramserver.server.versions.shard import Contribution, ShardTensors, StateCopy, leading
 from paramserver.server.versions.sharing import Sharing, own
 from paramserver.server.versions.version import Version
+from paramserver.tracing import Recorder
 from paramserver.transport.base import Channel
 from paramserver.v1 import shard_pb2
 
@@ -104,6 +106,7 @@ class RunningShard:
         connect: Callable[[str], Channel],
         told: Callable[[], None] = lambda: None,
         shares: bool = False,
+        trace: Recorder | None = None,
     ) -> None:
         self.config, self.plan = config, plan
         self.hypers = Hyperparameters(tensors.optimizer, groups)
@@ -118,6 +121,7 @@ class RunningShard:
         self._at_once = self.nbytes <= _SMALL_BYTES and not faults
         # Of all workers that there have been, by member number.
         self.names = {worker.member: worker.name for worker in config.workers}
+        self.trace = ShardTrace(trace or Recorder(), config.shard, lambda: self.names)
         self.staged: Staged | None = None
         # The shard goes on from a checkpoint: nobody uploads anything.
         self.restored = False
@@ -127,7 +131,7 @@ class RunningShard:
         self.buffers: dict[int, Contribution] = {}
         self.stealing = Stealing()
         self.copies = Copies(self, connect, norms_.wait_s, told, shares)
-        self.drafting = Drafting(tensors, self.arithmetic, self.copies.content, self.copies.drafted)
+        self.drafting = Drafting(tensors, self.arithmetic, self.copies.content, self.copies.drafted, self.trace)
         self.acks = Acks()
         self.times = Times(config.timeline)
         self._pool, self._failed = pool, failed
@@ -181,6 +185,8 @@ class RunningShard:
         """Keep a contribution; the number of its buffer."""
         buffer = self._calls.number()
         self.buffers[buffer] = contribution
+        if self.trace.recorder.on:
+            self.trace.came(buffer)
         return buffer
 
     def drafts(self, contribution: Contribution, header: shard_pb2.PushHeader, lacks: Iterable[int] = ()) -> None:
@@ -194,20 +200,26 @@ class RunningShard:
         """The answer to the question that ``ask`` makes out of the number of the call; None if none comes in time."""
         call = self._calls.number()
         answer = self._calls.expect(call)
-        asked = ask(call)
+        asked, trace = ask(call), self.trace
+        pulled: AnswerPull | None = None
+        began = trace.recorder.now() if trace.recorder.on else 0
         self.happen(asked)
-        if isinstance(asked.want, AtClock) and not answer.done():
-            self.times.slowest(self.state.holding_back(), self.state.min_clock)
+        held_up = isinstance(asked.want, AtClock) and not answer.done()
+        behind = self.state.holding_back() if held_up else ()
+        if isinstance(asked.want, AtClock) and held_up:
+            self.times.slowest(behind, self.state.min_clock)
             self.times.waits(asked.worker, asked.want.clock)
         try:
             async with asyncio.timeout(wait_s):
-                pulled: AnswerPull = await answer
+                pulled = await answer
                 if isinstance(asked.want, AtClock):
                     self.times.goes_on(asked.worker)
                 return pulled
         except TimeoutError:
             return None
         finally:
+            if began:
+                trace.pulled(asked.worker, began, pulled, behind)
             self._calls.forget(call)
             self.happen(CallGone(call))
 
@@ -301,13 +313,15 @@ class RunningShard:
                 reach("step.after_decide", self.state.version)
                 contributions = [self.buffers[buffer] for buffer in effect.buffers]
                 self.times.decided(self.state.version, dict(zip(effect.buffers, contributions, strict=True)))
+                if self.trace.recorder.on:
+                    self.trace.decided(self.state.version, effect.buffers, contributions)
                 draft = self.drafting.take(contributions)
                 task = asyncio.get_running_loop().create_task(self._build(effect, contributions, draft))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
     async def _build(self, effect: Build, contributions: Sequence[Contribution], draft: Draft | None) -> None:
-        base = self.versions[self.state.version]
+        base, trace = self.versions[self.state.version], self.trace
         try:
             content = (draft.content if draft is not None else None) or self.copies.content(base.number)
             header = self.copies.header(contributions)
@@ -321,9 +335,15 @@ class RunningShard:
             if header is not None:
                 assert content is not None, "it has the same condition as the header"
                 assert not contributions[0].combined, "a shard has backups when it is none itself"
+                began = trace.recorder.now() if trace.recorder.on else 0
                 await self.copies.hold(header, content)
+                if began:
+                    trace.held(base.number, began)
             reach("commit.before_log", base.number)
+            began = trace.recorder.now() if trace.recorder.on else 0
             self._publish(version, effect.buffers)
+            if began:
+                trace.published(base.number, began)
             reach("commit.after_log_before_reply", base.number)
         except Exception as error:  # the top of a task: a shard that cannot apply must not go on silently
             if self._calls.ended is not None:
@@ -344,6 +364,7 @@ class RunningShard:
 
         ``content`` is filled, as far as it is not in ``given``.
         """
+        began = self.trace.recorder.now() if self.trace.recorder.on else 0
         space = self.sharing.space(slot) if slot is not None else None
         made = draft.made if draft is not None and draft.content is content else None
         version = self.tensors.build(base, contributions, given, space, made, content)
@@ -352,6 +373,8 @@ class RunningShard:
         if space is None and base.slot is not None and not version.same_as(base):
             # None of its tensors may lie in a slot that another version will use.
             version.tensors = own(version.tensors, base.tensors, [chunk.index for chunk in version.moving(False)])
+        if began:
+            self.trace.made("sum and update" if given is None else "update", base.number, began, draft is not None)
         return version, space is not None
 
     def _publish(self, version: Version, buffers: Sequence[int]) -> None:
@@ -393,7 +416,10 @@ class RunningShard:
         limit = leading(contributions).clip_norm
         if limit <= 0:
             return None
+        began = self.trace.recorder.now() if self.trace.recorder.on else 0
         combined = await self.arithmetic(lambda: self.tensors.combined(base, contributions, content))
+        if began:
+            self.trace.made("sum", base.number, began)
         gradients = {index: made for index, made in combined.items() if index in self.tensors.states}
         mine = await self.arithmetic(lambda: norms.squares(gradients))
         everybodys = await self.norms.exchange(self.state.timeline, base.number, mine)

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 
 from google.protobuf.message import Message
@@ -93,9 +93,16 @@ class DirectLine:
 
 
 def ask_all(
-    lines: Sequence[DirectLine], method: str, requests: Sequence[Message], timeout_s: float
+    lines: Sequence[DirectLine],
+    method: str,
+    requests: Sequence[Message],
+    timeout_s: float,
+    sent: Callable[[], None] | None = None,
 ) -> list[Message] | None:
-    """Make one unary call on each line and wait for all answers; None if one fails, or ``timeout_s`` pass."""
+    """Make one unary call on each line and wait for all answers; None if one fails, or ``timeout_s`` pass.
+
+    ``sent`` is called when all requests have left.
+    """
     found = find(method, MethodKind.UNARY)
     raw = [found.encode_request(request) for request in requests]
     with ExitStack() as alone:
@@ -104,6 +111,8 @@ def ask_all(
         if any(line.gone for line in lines):
             return None
         calls = {line.fileno(): (line, line.begin(found, request)) for line, request in zip(lines, raw, strict=True)}
+        if sent is not None:
+            sent()
         answers: dict[int, bytes] = {}
         try:
             answers = _answers(calls, time.monotonic() + timeout_s)

@@ -98,10 +98,24 @@ class SessionRequest(_message.Message):
     def __init__(self, member: _Optional[int] = ..., worker: _Optional[_Union[WorkerReport, _Mapping]] = ..., shards: _Optional[_Iterable[_Union[_shard_pb2.StatsResponse, _Mapping]]] = ..., leaving: bool = ..., finished: bool = ..., failure: _Optional[str] = ..., address: _Optional[str] = ..., ended: bool = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("view",)
+    __slots__ = ("view", "trace")
     VIEW_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     view: _types_pb2.View
-    def __init__(self, view: _Optional[_Union[_types_pb2.View, _Mapping]] = ...) -> None: ...
+    trace: TraceOrder
+    def __init__(self, view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., trace: _Optional[_Union[TraceOrder, _Mapping]] = ...) -> None: ...
+
+class TraceOrder(_message.Message):
+    __slots__ = ("number", "steps", "profiler", "over")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    PROFILER_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    steps: int
+    profiler: bool
+    over: bool
+    def __init__(self, number: _Optional[int] = ..., steps: _Optional[int] = ..., profiler: bool = ..., over: bool = ...) -> None: ...
 
 class WorkerReport(_message.Message):
     __slots__ = ("computing", "version", "clock", "epoch", "samples", "slices", "state", "waiting_for", "metrics", "transport", "epochs_planned", "at_work", "slice_s", "tally", "first_metric", "logged", "logged_from", "logging_timeline", "logging_step", "steps", "phases", "phase", "phase_s", "since")
@@ -913,6 +927,114 @@ class CheckpointResponse(_message.Message):
     name: str
     place: str
     def __init__(self, name: _Optional[str] = ..., place: _Optional[str] = ...) -> None: ...
+
+class TraceRequest(_message.Message):
+    __slots__ = ("number", "steps", "profiler", "received", "wait_s", "stop")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    PROFILER_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    steps: int
+    profiler: bool
+    received: int
+    wait_s: float
+    stop: bool
+    def __init__(self, number: _Optional[int] = ..., steps: _Optional[int] = ..., profiler: bool = ..., received: _Optional[int] = ..., wait_s: _Optional[float] = ..., stop: bool = ...) -> None: ...
+
+class TraceResponse(_message.Message):
+    __slots__ = ("number", "parts", "over", "missing", "processes", "dropped")
+    class MissingEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    parts: _containers.RepeatedCompositeFieldContainer[TracePart]
+    over: bool
+    missing: _containers.ScalarMap[str, str]
+    processes: _containers.RepeatedScalarFieldContainer[str]
+    dropped: int
+    def __init__(self, number: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[TracePart, _Mapping]]] = ..., over: bool = ..., missing: _Optional[_Mapping[str, str]] = ..., processes: _Optional[_Iterable[str]] = ..., dropped: _Optional[int] = ...) -> None: ...
+
+class TracePart(_message.Message):
+    __slots__ = ("member", "number", "spans", "clocks", "dropped", "steps", "last", "pid", "host", "clock", "name", "index")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    CLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    member: int
+    number: int
+    spans: _containers.RepeatedCompositeFieldContainer[TraceSpan]
+    clocks: _containers.RepeatedCompositeFieldContainer[ClockSample]
+    dropped: int
+    steps: int
+    last: bool
+    pid: int
+    host: str
+    clock: str
+    name: str
+    index: int
+    def __init__(self, member: _Optional[int] = ..., number: _Optional[int] = ..., spans: _Optional[_Iterable[_Union[TraceSpan, _Mapping]]] = ..., clocks: _Optional[_Iterable[_Union[ClockSample, _Mapping]]] = ..., dropped: _Optional[int] = ..., steps: _Optional[int] = ..., last: bool = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., clock: _Optional[str] = ..., name: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
+
+class TraceSpan(_message.Message):
+    __slots__ = ("name", "track", "begin_ns", "duration_ns", "step", "flows", "notes")
+    class NotesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TRACK_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_NS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    FLOWS_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    track: str
+    begin_ns: int
+    duration_ns: int
+    step: int
+    flows: _containers.RepeatedScalarFieldContainer[int]
+    notes: _containers.ScalarMap[str, str]
+    def __init__(self, name: _Optional[str] = ..., track: _Optional[str] = ..., begin_ns: _Optional[int] = ..., duration_ns: _Optional[int] = ..., step: _Optional[int] = ..., flows: _Optional[_Iterable[int]] = ..., notes: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class ClockSample(_message.Message):
+    __slots__ = ("asked_ns", "answered_ns", "coordinator_ns")
+    ASKED_NS_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_NS_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_NS_FIELD_NUMBER: _ClassVar[int]
+    asked_ns: int
+    answered_ns: int
+    coordinator_ns: int
+    def __init__(self, asked_ns: _Optional[int] = ..., answered_ns: _Optional[int] = ..., coordinator_ns: _Optional[int] = ...) -> None: ...
+
+class HandInResponse(_message.Message):
+    __slots__ = ("clock_ns",)
+    CLOCK_NS_FIELD_NUMBER: _ClassVar[int]
+    clock_ns: int
+    def __init__(self, clock_ns: _Optional[int] = ...) -> None: ...
 
 class JobRecord(_message.Message):
     __slots__ = ("view", "settings", "expected_servers", "expected_workers", "members", "next_member", "data", "layout", "ready", "departed", "training_s", "lost", "finished", "summary", "address", "async_from", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "broken_promises", "losses", "missed", "poisoned", "deaths", "deaths_in_a_row", "samples_before", "wanted", "edition", "script_ended", "orderly", "tallies", "epochs_planned", "histories", "loaded", "loading", "holders", "promotions", "takeovers", "repairs", "hurt", "plan", "newest_plan", "moved", "carried_from", "wanted_servers", "events")

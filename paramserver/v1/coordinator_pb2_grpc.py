@@ -130,6 +130,16 @@ class CoordinatorServiceStub(object):
                 request_serializer=paramserver_dot_v1_dot_coordinator__pb2.CheckpointRequest.SerializeToString,
                 response_deserializer=paramserver_dot_v1_dot_coordinator__pb2.CheckpointResponse.FromString,
                 _registered_method=True)
+        self.Trace = channel.unary_unary(
+                '/paramserver.v1.CoordinatorService/Trace',
+                request_serializer=paramserver_dot_v1_dot_coordinator__pb2.TraceRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_coordinator__pb2.TraceResponse.FromString,
+                _registered_method=True)
+        self.HandIn = channel.unary_unary(
+                '/paramserver.v1.CoordinatorService/HandIn',
+                request_serializer=paramserver_dot_v1_dot_coordinator__pb2.TracePart.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_coordinator__pb2.HandInResponse.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServiceServicer(object):
@@ -262,6 +272,20 @@ class CoordinatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Trace(self, request, context):
+        """Have all processes record what they do for some steps, and fetch it: called again until `over`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def HandIn(self, request, context):
+        """A member hands in what it has recorded. A part without spans asks for the coordinator's clock.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -359,6 +383,16 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.Checkpoint,
                     request_deserializer=paramserver_dot_v1_dot_coordinator__pb2.CheckpointRequest.FromString,
                     response_serializer=paramserver_dot_v1_dot_coordinator__pb2.CheckpointResponse.SerializeToString,
+            ),
+            'Trace': grpc.unary_unary_rpc_method_handler(
+                    servicer.Trace,
+                    request_deserializer=paramserver_dot_v1_dot_coordinator__pb2.TraceRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_coordinator__pb2.TraceResponse.SerializeToString,
+            ),
+            'HandIn': grpc.unary_unary_rpc_method_handler(
+                    servicer.HandIn,
+                    request_deserializer=paramserver_dot_v1_dot_coordinator__pb2.TracePart.FromString,
+                    response_serializer=paramserver_dot_v1_dot_coordinator__pb2.HandInResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -875,6 +909,60 @@ class CoordinatorService(object):
             '/paramserver.v1.CoordinatorService/Checkpoint',
             paramserver_dot_v1_dot_coordinator__pb2.CheckpointRequest.SerializeToString,
             paramserver_dot_v1_dot_coordinator__pb2.CheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Trace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.CoordinatorService/Trace',
+            paramserver_dot_v1_dot_coordinator__pb2.TraceRequest.SerializeToString,
+            paramserver_dot_v1_dot_coordinator__pb2.TraceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HandIn(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.CoordinatorService/HandIn',
+            paramserver_dot_v1_dot_coordinator__pb2.TracePart.SerializeToString,
+            paramserver_dot_v1_dot_coordinator__pb2.HandInResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "paramserver"
 
-LOWER = {"core", "errors", "failpoints"}
+LOWER = {"core", "errors", "failpoints", "tracing"}
 EDGES = {"tensors", "transport", "store"}
 WIRE = {"v1", "wire", "membership"}
 ROLES = {"coordinator", "server", "worker"}
@@ -29,6 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "failpoints": set(),
     "kernels": set(),  # compiled arithmetic
     "logs": set(),
+    "tracing": {"core"},  # records what a process does
     "processes": set(),
     "v1": set(),
     "tensors": LOWER | {"v1"},

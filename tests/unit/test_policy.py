@@ -32,7 +32,7 @@ def test_every_method_of_every_service_is_in_the_table_and_nothing_else() -> Non
 
 
 def test_what_changes_a_job_is_for_admins_alone() -> None:
-    names = ("SetConsistency", "Drain", "Scale", "Stop", "Checkpoint")
+    names = ("SetConsistency", "Drain", "Scale", "Stop", "Checkpoint", "Trace")
     assert {f"Coordinator.{name}" for name in names} == ADMIN_METHODS
 
 

@@ -202,7 +202,7 @@ class Sessions:
     def _news(self, edition: int) -> bytes:
         """The view for all members, made and encoded once for each edition."""
         if edition != self._edition:
-            news = coordinator_pb2.SessionResponse(view=self._job.view())
+            news = coordinator_pb2.SessionResponse(view=self._job.view(), trace=self._job.tracing.order)
             self._edition, self._view = edition, METHODS["Coordinator.Session"].encode_response(news)
         return self._view
 
@@ -270,6 +270,7 @@ class Sessions:
                 self._job.loads.look()
                 self._job.records.look()
                 self._job.course.look()
+                await self._job.tracing.look()
                 if self._job.journal.fenced.is_set():
                     await self._job.replaced("the store says that another coordinator leads the job now")
             except Exception:  # the top of a task: watching goes on

@@ -57,7 +57,8 @@ class Contributions:
     async def push(self, frames: AsyncIterator[bytes]) -> shard_pb2.PushResponse:
         """Count a contribution, once. Refused ones change nothing."""
         self.used_at = time.monotonic()
-        shard = self._host.ready()
+        shard, trace = self._host.ready(), self._host.process.trace
+        began = trace.now() if trace.on else 0
         chunks: dict[int, Tensor] = {}
         lying: dict[int, Tensor] = {}
         coming: Contribution | None = None
@@ -104,6 +105,8 @@ class Contributions:
                 shard.drafting.fails(coming)
             raise
         nbytes = upload.payload_bytes + sum(tensor.nbytes for tensor in lying.values())
+        if began:
+            shard.trace.received(contribution, began, upload.payload_bytes)
         return await self.count(shard, contribution, upload.header.push, nbytes)
 
     @contextmanager

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from paramserver import errors
 from paramserver.membership.pulse import Pulse
 from paramserver.server.team import Team
+from paramserver.tracing import Recorder
 from paramserver.transport.base import Channel
 from paramserver.v1 import coordinator_pb2, shard_pb2
 from paramserver.wire.messages import record_age
@@ -40,6 +41,8 @@ class Process:
     ) -> None:
         self.job, self.shares = job, shares
         self.connect, self.wait_timeout_s = connect, wait_timeout_s
+        # What this server does, while a trace is wanted.
+        self.trace = Recorder()
         # The reason why the server has ended; empty while it runs.
         self.failure: str = ""
         # The thread in which tensors are computed, and the threads that help it.

@@ -77,10 +77,14 @@ class Pulls:
                 self.pulled += len(frame)
                 yield frame
             return
+        trace, before = self._host.process.trace, self.pulled
+        began = trace.now() if trace.on else 0
         frames = await self._frames(version, frozen, rounding)
         for frame in frames if ahead is None or frozen else ahead.rest(version, frames):
             self.pulled += len(frame)
             yield frame
+        if began:
+            shard.trace.sent(request.worker, began, version.number, self.pulled - before)
 
     async def exchange(self, request: shard_pb2.ExchangeRequest) -> shard_pb2.ExchangeResponse:
         """Push and pull in one, for workers whose gradients and weights lie in shared memory.

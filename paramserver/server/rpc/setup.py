@@ -143,6 +143,7 @@ class Setup:
             process.connect,
             lambda: process.news(),
             process.shares,
+            process.trace,
         )
 
     async def restore(self, request: shard_pb2.RestoreRequest) -> shard_pb2.RestoreResponse:

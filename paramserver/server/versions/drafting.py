@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from paramserver.core.layout.plan import Chunk
     from paramserver.server.arithmetic.apply import ChunkState
     from paramserver.server.replicas.outbox import Content
+    from paramserver.server.traced import ShardTrace
     from paramserver.server.versions.shard import Contribution, Making, ShardTensors
     from paramserver.server.versions.version import Version
 
@@ -89,7 +90,9 @@ class Drafting:
         do: Do,
         content: Callable[[int], Content | None] = lambda version: None,
         began: Callable[[Draft], None] = lambda draft: None,
+        trace: ShardTrace | None = None,
     ) -> None:
+        self._trace = trace
         self.draft: Draft | None = None
         # The form in which workers that pull ahead want weights; the same for all of a job.
         self.rounding: Compressor | None = None
@@ -167,10 +170,14 @@ class Drafting:
         def work() -> None:
             if self.draft is not draft:
                 return
+            trace = self._trace
+            began = trace.recorder.now() if trace is not None and trace.recorder.on else 0
             weights, state = self._tensors.drafted(chunk, draft.making, draft.content)
             draft.made[chunk.index] = weights, state
             draft.frames[chunk.index] = draft.encode(chunk, weights)
             draft.order.append(chunk.index)
+            if trace is not None and began:
+                trace.drafted(draft.making.base.number, chunk.index, began)
 
         try:
             await self._do(work)

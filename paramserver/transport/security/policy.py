@@ -36,6 +36,8 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "Coordinator.Scale": frozenset({ADMIN}),
     "Coordinator.Checkpoint": frozenset({ADMIN}),
     "Coordinator.Stop": frozenset({ADMIN}),
+    "Coordinator.Trace": frozenset({ADMIN}),
+    "Coordinator.HandIn": _MEMBERS,
     "Shard.Configure": frozenset({COORDINATOR}),
     "Shard.Initialize": frozenset({WORKER}),
     "Shard.Activate": frozenset({COORDINATOR}),

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from paramserver import errors
 from paramserver.membership.pulse import Pulse
 from paramserver.membership.session import JoinOptions, Session
+from paramserver.tracing import SCRIPT, Recorder
 from paramserver.transport.base import Channel
 from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.worker.background import Background
@@ -37,8 +38,10 @@ class Member:
         self.background = background
         self.wait_timeout_s = wait_timeout_s
         self._report = report
+        # What this worker does, while a trace is wanted.
+        self.trace = Recorder()
         # The session with the coordinator; a member after :meth:`join`.
-        self.session = Session(coordinator, options, report)
+        self.session = Session(coordinator, options, report, self.trace)
         # The history of the job that this worker has followed; None before it has met the servers.
         self._timeline: int | None = None
         # Slices cannot be moved from one worker to another.
@@ -50,6 +53,8 @@ class Member:
         # Where the time of the script goes.
         self._pulse = Pulse()
         self.phases = Phases(self._pulse)
+        # When the script has begun to wait in the middle of its own work, by the clock of the trace.
+        self._stalled_ns = 0
 
     # ---- membership
 
@@ -65,7 +70,8 @@ class Member:
             return
 
         async def go() -> None:
-            self.session = Session(former.channel, replace(former.options, role=types_pb2.ROLE_WORKER), self._report)
+            options = replace(former.options, role=types_pb2.ROLE_WORKER)
+            self.session = Session(former.channel, options, self._report, self.trace)
             await self.session.join()
             await former.leave()
 
@@ -137,6 +143,10 @@ class Member:
 
     def stalls(self, whom: str) -> None:
         """The script, in the middle of its own work, waits for ``whom``; empty: it goes on."""
+        if self.trace.script:
+            if self.waiting_for and not whom:
+                self.trace.span("wait", SCRIPT, self._stalled_ns, whom=self.waiting_for)
+            self._stalled_ns = self.trace.now()
         self.waiting_for = whom
         self._waiting += 1 if whom else -1
         if whom:
@@ -152,8 +162,13 @@ class Member:
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Run in the background and wait, even if the job fails or goes back meanwhile."""
+        began = self.trace.now() if self.trace.script else 0
         with self.waiting():
-            return self.background.run(work, timeout_s)
+            try:
+                return self.background.run(work, timeout_s)
+            finally:
+                if began:
+                    self.trace.span("wait", SCRIPT, began, whom=self.waiting_for)
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Run in the background and wait as :meth:`wait` does."""

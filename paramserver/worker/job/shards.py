@@ -86,6 +86,7 @@ class Shards:
             view.timeline,
             member.wait_timeout_s,
             session.options.log_interval_s,
+            member.trace,
         )
         self._links = links = ShardLinks(targets, self.rounding)
         member.follows(links.timeline)

@@ -11,6 +11,7 @@ from typing import cast
 
 from paramserver.core.versions.events import AtLeast
 from paramserver.failpoints import planned
+from paramserver.tracing import SCRIPT
 from paramserver.transport.direct import ask_all
 from paramserver.v1 import shard_pb2
 from paramserver.worker.gradients.contribution import PushFacts
@@ -32,11 +33,18 @@ def exchange(links: ShardLinks, facts: PushFacts, version: int, wait_s: float) -
     shared, ways = links.near.shared, links.near.ways() if links.pulls.rounding is None else None
     if shared is None or ways is None or facts.slot is None or planned("worker.between_shards"):
         return False
+    trace = links.trace
+    times = [trace.now()] if trace.script else []
+    sent = (lambda: times.append(trace.now())) if times else None
     lines = [way.direct for way in ways]
     requests = [_request(links, shard, way, facts, version, wait_s) for shard, way in enumerate(ways)]
     answers = cast(
-        Sequence[shard_pb2.ExchangeResponse] | None, ask_all(lines, "Shard.Exchange", requests, wait_s + _GRACE_S)
+        Sequence[shard_pb2.ExchangeResponse] | None,
+        ask_all(lines, "Shard.Exchange", requests, wait_s + _GRACE_S, sent),
     )
+    if len(times) == 2:
+        trace.span("send", SCRIPT, times[0], version - 1, [facts.nonce], times[1])
+        trace.span("wait", SCRIPT, times[1], version - 1)
     if answers is None:
         return False
     headers = [answer.pulled for answer in answers]

@@ -22,6 +22,7 @@ from paramserver.worker.gradients.flow_control import FlowControl
 from paramserver.worker.links.near import Near
 from paramserver.worker.links.questions import Questions
 from paramserver.worker.links.targets import Targets
+from paramserver.worker.links.traced import TracedPull
 from paramserver.worker.weights.pulled import Answer, Pulled, Slot, pulled_of
 
 if TYPE_CHECKING:
@@ -224,6 +225,7 @@ class Pulls:
         request.include_frozen, request.ahead, request.header_only = frozen, ahead, bare
         request.acks = ahead and len(targets) > 1
         answer = Answer(targets.plan, shard, targets.names[shard], self.rounding, begun)
+        traced = TracedPull(targets.trace, targets.names[shard]) if targets.trace.on else None
         stream = self._near.way(shard).download("Shard.Pull", request, timeout=timeout_s + _PARK_S)
         with self._flow_control.telling(shard, request.acks):
             async with aclosing(stream) as frames:
@@ -233,9 +235,15 @@ class Pulls:
                         self._flow_control.acknowledged(shard, frame.acks)
                         continue
                     answer.add(frame, parts)
+                    if traced is not None and frame.chunks:
+                        traced.came(len(raw))
                     if answer.waiting_for is not None:
+                        if traced is not None:
+                            traced.answered(None, answer.waiting_for)
                         return answer.waiting_for
         header, chunks = answer.whole()
+        if traced is not None:
+            traced.answered(header.version, None)
         if not header.HasField("slot"):
             return pulled_of(header, chunks)
         shared = self._near.shared

@@ -23,6 +23,7 @@ from paramserver.worker.gradients.flow_control import Flow, FlowControl
 from paramserver.worker.gradients.leaving import EarlyChunks
 from paramserver.worker.links.near import Near
 from paramserver.worker.links.targets import Targets
+from paramserver.worker.links.traced import TracedPush
 
 if TYPE_CHECKING:
     from paramserver.worker.memory.shared import Attached
@@ -123,13 +124,14 @@ class Pushes:
             header = self.push_header(shard, facts, len(wanted), attached)
             if now is not None and attached is None:
                 coming = frames_as_ready(header, {chunk.index: chunk for chunk in wanted}, read, now)
-                reply = await self._upload(shard, channel, coming, mine, targets.wait_timeout_s)
+                reply = await self._upload(shard, facts, channel, coming, mine, targets.wait_timeout_s)
             elif attached is None:
                 frames = frames_of(header, facts, wanted, read, apart=mine is not None)
-                reply = await self._upload(shard, channel, frames, mine, timeout_s)
+                reply = await self._upload(shard, facts, channel, frames, mine, timeout_s)
             else:
                 try:
-                    reply = await self._upload(shard, attached.channel, chunk_frames(header, ()), None, timeout_s)
+                    frames = chunk_frames(header, ())
+                    reply = await self._upload(shard, facts, attached.channel, frames, None, timeout_s)
                 except errors.GoneError:
                     if self._near.attached(shard) is attached:
                         await self._near.lost(shard)
@@ -143,13 +145,19 @@ class Pushes:
         return outcome
 
     async def _upload(
-        self, shard: int, channel: Channel, frames: Frames, flow: Flow | None, timeout_s: float
+        self, shard: int, facts: PushFacts, channel: Channel, frames: Frames, flow: Flow | None, timeout_s: float
     ) -> shard_pb2.PushResponse:
+        targets = self._targets
+        traced = TracedPush(targets.trace, targets.names[shard], facts) if targets.trace.on else None
+        if traced is not None:
+            frames = traced.frames(frames)
         if flow is None:
             reply = await channel.upload("Shard.Push", frames, timeout=timeout_s)
-            return cast(shard_pb2.PushResponse, reply)
-        async with aclosing(flow.keep(shard, each(frames))) as leaving:
-            reply = await channel.upload("Shard.Push", leaving, timeout=timeout_s)
+        else:
+            async with aclosing(flow.keep(shard, each(frames))) as leaving:
+                reply = await channel.upload("Shard.Push", leaving, timeout=timeout_s)
+        if traced is not None:
+            traced.answered()
         return cast(shard_pb2.PushResponse, reply)
 
     # ---- contributions that are counted, and in no version yet

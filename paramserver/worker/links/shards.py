@@ -27,7 +27,7 @@ class ShardLinks:
         self._targets = targets
         # By shard, the channel to it, and the name of its server.
         self.channels, self.names = targets.channels, targets.names
-        self.plan, self.timeline = targets.plan, targets.timeline
+        self.plan, self.timeline, self.trace = targets.plan, targets.timeline, targets.trace
         flow_control = FlowControl(len(targets), targets.plan.layout.chunk_bytes)
         self.near = Near(targets)
         self.questions = Questions(targets, self.near)

@@ -12,6 +12,7 @@ import structlog
 
 from paramserver import errors
 from paramserver.core.layout.plan import Plan
+from paramserver.tracing import Recorder
 from paramserver.transport.base import Channel
 
 log = structlog.get_logger("paramserver.worker")
@@ -41,7 +42,9 @@ class Targets:
         timeline: int = 0,
         wait_timeout_s: float = 600.0,
         log_interval_s: float = 5.0,
+        trace: Recorder | None = None,
     ) -> None:
+        self.trace = trace or Recorder()
         self.channels, self.names = list(channels), list(names)
         self.plan = plan
         self.job = job

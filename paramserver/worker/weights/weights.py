@@ -11,6 +11,7 @@ from paramserver import errors
 from paramserver.core.layout.plan import Kind
 from paramserver.core.versions.events import Latest
 from paramserver.failpoints import reach
+from paramserver.tracing import SCRIPT
 from paramserver.v1 import shard_pb2
 from paramserver.worker.device import Ticket
 from paramserver.worker.flat import FlatSpace
@@ -105,6 +106,8 @@ class Weights:
             self._member.phases.enter(former)
 
     def _install(self, results: list[Pulled]) -> None:
+        trace = self._member.trace
+        began = trace.now() if trace.script else 0
         self.forget()
         if self.in_place is not None:
             self.space = self.in_place.install(results)
@@ -125,6 +128,8 @@ class Weights:
             self.reads = None
             self.complete()
             self.watch.came(self.space)  # again: the first call may have copied weights that had not come
+        if began:
+            trace.span("install", SCRIPT, began, version=self.version)
         reach("worker.after_pull", self.version)
 
     def _bring(self, results: list[Pulled]) -> None:

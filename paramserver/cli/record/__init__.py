@@ -1,0 +1,1 @@
+"""Commands that write down what a running job does."""
