@@ -20,7 +20,7 @@ from paramserver.errors import ConfigError, UserError
 from paramserver.membership.tracing import span_from_proto, span_to_proto
 from paramserver.tracing import Recorder
 from paramserver.v1.coordinator_pb2 import ClockSample, TracePart, TraceResponse
-from paramserver.worker.job.phases import Phases
+from paramserver.worker.job.traced import ScriptTrace
 from tests.support.traces import Trace
 
 MS = 1_000_000
@@ -58,7 +58,7 @@ def test_another_trace_begins_without_the_rest_of_the_former_one() -> None:
 def test_the_phases_of_a_script_follow_each_other_without_a_gap_and_end_after_the_steps() -> None:
     trace = recorder()
     trace.begin(2, script=True)
-    phases = Phases(trace)
+    phases = ScriptTrace(trace)
     for step in (7, 7, 8, 9):  # two slices of the first step
         phases.given(SyncName(step, 0, 1, 2))
         if not trace.script:
@@ -78,7 +78,7 @@ def test_the_phases_of_a_script_follow_each_other_without_a_gap_and_end_after_th
 def test_in_asynchronous_mode_each_slice_is_a_step() -> None:
     trace = recorder()
     trace.begin(3, script=True)
-    phases = Phases(trace)
+    phases = ScriptTrace(trace)
     for index in range(5):
         if trace.script:
             phases.given(AsyncName(0, index))
@@ -89,7 +89,7 @@ def test_in_asynchronous_mode_each_slice_is_a_step() -> None:
 def test_a_trace_that_is_ended_from_outside_takes_no_more_phases() -> None:
     trace = recorder()
     trace.begin(3, script=True)
-    phases = Phases(trace)
+    phases = ScriptTrace(trace)
     phases.given(SyncName(1, 0, 1, 2))
     trace.end()
     phases.loaded()
@@ -99,7 +99,7 @@ def test_a_trace_that_is_ended_from_outside_takes_no_more_phases() -> None:
 
 def test_the_second_trace_counts_its_own_steps() -> None:
     trace = recorder()
-    phases = Phases(trace)
+    phases = ScriptTrace(trace)
     for _ in range(2):
         trace.begin(1, script=True)
         phases.given(SyncName(4, 0, 1, 2))
