@@ -48,6 +48,7 @@ function follow() {
     const update = JSON.parse(message.data);
     const known = view.status();
     if (known && known.job !== update.status.job) return location.reload(); // another job at the same address
+    if (known && OVER.has(known.state) && !update.status.term) return; // the coordinator has given the job up: it is over
     heard_s = update.at_s;
     trouble(null);
     view.show(update.status, update.at_s);
