@@ -60,11 +60,11 @@ def test_it_dies(when: str, tmp_path: Path) -> None:
 
 
 BETWEEN = [
-    ("call Shard.Restore", 0, "before"),
+    pytest.param("call Shard.Restore", 0, "before", marks=pytest.mark.long),
     ("call Shard.Restore", 0, "between"),
-    ("call Shard.Restore", 1, "after"),
+    pytest.param("call Shard.Restore", 1, "after", marks=pytest.mark.long),
     # Two for version 0.
-    ("call Shard.Activate", 2, "before"),
+    pytest.param("call Shard.Activate", 2, "before", marks=pytest.mark.long),
     ("call Shard.Activate", 2, "between"),
     ("call Shard.Activate", 3, "after"),
 ]

@@ -156,7 +156,15 @@ WHEN = {
 }
 
 
-@pytest.mark.parametrize(("name", "step"), [(name, step) for name, steps in WHEN.items() for step in steps])
+# The first step of each with every `make test`.
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        pytest.param(name, step, marks=[] if step == steps[0] else pytest.mark.long)
+        for name, steps in WHEN.items()
+        for step in steps
+    ],
+)
 def test_what_comes_back(name: str, step: int, tmp_path: Path) -> None:
     strikes = [Strike("commit.before_log", "server-1", step)]
     if name.startswith("clipped"):  # between the norm and its use

@@ -26,7 +26,11 @@ from tests.support.failover.rollback import Rig, Strike, same, twin
 
 STEP = 3
 # Between what two moments the primary stands still, or is cut off.
-MOMENTS = ["step.after_decide", "forward.before", "forward.before_ack", "push.after_stage"]
+MOMENTS = [
+    "forward.before",
+    "forward.before_ack",
+    *(pytest.param(moment, marks=pytest.mark.long) for moment in ("step.after_decide", "push.after_stage")),
+]
 
 
 @pytest.fixture(autouse=True)

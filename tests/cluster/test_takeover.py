@@ -156,15 +156,15 @@ def test_leader_and_worker_die_at_once(mode: str) -> None:
 
 MODE_CHANGES = [
     ("sync", "PREPARE", 0, "between"),
-    ("sync", "PREPARE", 1, "after"),
-    ("sync", "COMMIT", 0, "between"),
+    pytest.param("sync", "PREPARE", 1, "after", marks=pytest.mark.long),
+    pytest.param("sync", "COMMIT", 0, "between", marks=pytest.mark.long),
     ("sync", "COMMIT", 1, "between"),
     ("sync", "COMMIT", 1, "after"),
     ("async", "PREPARE", 0, "between"),
-    ("async", "PREPARE", 1, "after"),
+    pytest.param("async", "PREPARE", 1, "after", marks=pytest.mark.long),
     ("async", "COMMIT", 0, "between"),
-    ("async", "COMMIT", 1, "between"),
-    ("async", "COMMIT", 1, "after"),
+    pytest.param("async", "COMMIT", 1, "between", marks=pytest.mark.long),
+    pytest.param("async", "COMMIT", 1, "after", marks=pytest.mark.long),
 ]
 
 

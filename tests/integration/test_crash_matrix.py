@@ -15,15 +15,10 @@ def bench() -> Bench:
 
 
 CASES = sampled()
-# The first one with every `make test`, all of them with `make test-long`.
-SHORT = 1
 
 
-@pytest.mark.parametrize(
-    "case",
-    [*CASES[:SHORT], *(pytest.param(case, marks=pytest.mark.long) for case in CASES[SHORT:])],
-    ids=lambda case: case.name,
-)
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_whoever_is_killed_the_result_is_the_same(bench: Bench, case: Case) -> None:
     outcome = bench.run(case)
     assert (outcome.verdict, outcome.detail) == ("ok", ""), f"{outcome}\n{outcome.log}"

@@ -171,6 +171,7 @@ def _import(path: Path) -> Any:
     return module
 
 
+@pytest.mark.long
 def test_batches_that_the_script_draws_itself(place: Place) -> None:
     """Alone, one worker computes both slices of each step; on a cluster two have one each: the same bits."""
     path, script = place.work / "own-batches.json", SCRIPTS / "own_batches.py"

@@ -48,7 +48,11 @@ VARIANTS: dict[str, tuple[dict[str, object], dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(params=VARIANTS)
+# The others are combinations of what these show.
+_SHORT = {"example", "everything", "insecure, other store"}
+
+
+@pytest.fixture(params=[pytest.param(name, marks=[] if name in _SHORT else pytest.mark.long) for name in VARIANTS])
 def request_(request: pytest.FixtureRequest) -> Request:
     """One of the variants."""
     overrides, options = VARIANTS[request.param]
