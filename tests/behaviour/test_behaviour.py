@@ -41,6 +41,7 @@ def test_many_random_scripts(first: int) -> None:
     run(range(first, first + AT_ONCE))
 
 
+@pytest.mark.long
 def test_a_random_script_in_processes_of_which_one_is_killed() -> None:
     """The first one in which a server dies, and whose loader starts no processes, which takes long."""
     scripts = (draw(seed, known, True) for seed in range(MANY))

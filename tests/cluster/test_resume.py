@@ -159,7 +159,7 @@ def checkpoint(place: Path, version: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("part", ["model-00001", "optimizer-00002"])
+@pytest.mark.parametrize("part", ["model-00001", pytest.param("optimizer-00002", marks=pytest.mark.long)])
 @pytest.mark.parametrize("how", ["a bit", "cut", "gone", "of another version (E25)"])
 def test_e09_a_damaged_checkpoint_is_passed_over(part: str, how: str, stopped: Path) -> None:
     (victim,) = checkpoint(stopped, 6).glob(f"{part}-*")

@@ -51,7 +51,7 @@ def cut_off(fleet: Fleet, from_everybody: bool) -> None:
     until("server-1 is given up", lambda: given_up(fleet))
 
 
-@pytest.mark.parametrize("from_everybody", [True, False])
+@pytest.mark.parametrize("from_everybody", [True, pytest.param(False, marks=pytest.mark.long)])
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_f18_cut_off_for_longer_than_its_lease(mode: str, from_everybody: bool) -> None:
     """From everybody, the workers wait for it; from the coordinator only, they go on."""

@@ -135,6 +135,7 @@ def test_two_jobs_at_once(place: Place) -> None:
     assert place.leftovers() == []
 
 
+@pytest.mark.long
 def test_table_on_a_terminal(place: Place) -> None:
     hurry = place.work / "hurry"
     tokens: list[str | Path] = ["run", TRAIN, "--servers", "1", "--workers", "1", "--store", "memory", "--"]
