@@ -35,7 +35,7 @@ COMMANDS = {
     "set": ("look.set:set_", "Change the consistency of a running job."),
     "restart": ("look.operate:restart", "Restart servers of a running job, one by one."),
     "drain": ("look.operate:drain", "Ask a worker or server of a running job to leave."),
-    "scale": ("look.operate:scale", "Change the number of workers of a running job."),
+    "scale": ("look.operate:scale", "Change the number of workers or servers of a running job."),
     "stop": ("look.operate:stop", "End a running job."),
     "doctor": ("prepare.doctor:doctor", "Find out what is wrong on this machine."),
     "health": ("look.health:health", "Check the roles that run on this machine."),

@@ -45,10 +45,10 @@ class ServerMember:
             metrics_url=metrics_url,
         )
         self.service = service
+        # Notices when this process does not run.
+        self._pulse: asyncio.Task[None] | None = None
         self.session = Session(coordinator, options, self._report, service.process.trace)
         service.process.becomes_member(self.session.incarnation, self.session.report_now)
-
-    _pulse: asyncio.Task[None] | None = None
 
     async def join(self) -> None:
         """Become a member; the coordinator dials back to the address before it agrees."""

@@ -204,9 +204,9 @@ class RunningShard:
         pulled: AnswerPull | None = None
         began = trace.recorder.now() if trace.recorder.on else 0
         self.happen(asked)
-        held_up = isinstance(asked.want, AtClock) and not answer.done()
-        behind = self.state.holding_back() if held_up else ()
-        if isinstance(asked.want, AtClock) and held_up:
+        behind: Sequence[int] = ()
+        if isinstance(asked.want, AtClock) and not answer.done():
+            behind = self.state.holding_back()
             self.times.slowest(behind, self.state.min_clock)
             self.times.waits(asked.worker, asked.want.clock)
         try:

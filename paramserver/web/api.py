@@ -40,7 +40,7 @@ class Coordinator(Protocol):
         """Change mode or staleness."""
 
     async def scale(self, request: Any) -> Any:
-        """Change the number of workers."""
+        """Change the number of workers or servers."""
 
     async def drain(self, request: Any) -> Any:
         """Ask a member to leave."""

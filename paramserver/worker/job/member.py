@@ -53,7 +53,8 @@ class Member:
         # Where the time of the script goes.
         self._pulse = Pulse()
         self.phases = Phases(self._pulse)
-        # When the script has begun to wait in the middle of its own work, by the clock of the trace.
+        # The script waits in the middle of its own work: the phase it was in, and since when by the clock of the trace.
+        self._stalled_in = RECEIVE
         self._stalled_ns = 0
 
     # ---- membership
@@ -153,8 +154,6 @@ class Member:
             self._stalled_in = self.phases.enter(RECEIVE)
         else:
             self.phases.enter(self._stalled_in)
-
-    _stalled_in = RECEIVE
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Begin work in the background."""
