@@ -1,13 +1,6 @@
 """Frames of the bulk streams, encoded and decoded by hand so that tensors are not copied more than they must be.
 
-A frame on the wire is an ordinary protobuf message:
-
-    field 1   header: FrameHeader          at most MAX_HEADER_BYTES
-    field 15  padding, zeros               unknown to the schema and skipped; at most 63 bytes
-    field 2   data                         what the header lists, without gaps; last
-
-Stock protobuf reads it. The padding makes the data begin at a multiple of 64 bytes within the message, so chunks are as
-well aligned as the receiver's buffer is. A frame without data has neither of the last two fields.
+What a frame looks like on the wire: see `frames`. Stock protobuf reads it.
 
 A decoder takes what stock protobuf would write: fields in any order, and unknown fields are skipped. It is stricter in
 three points: a known field with another wire type is refused instead of skipped, and so is a frame with two headers
@@ -22,6 +15,7 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import DecodeError
 
 from paramserver.errors import ProtocolError
+from paramserver.frames import DATA, HEADER, AnyFrame, Frame
 from paramserver.v1 import shard_pb2 as shard
 
 if TYPE_CHECKING:
@@ -33,40 +27,35 @@ First = shard.PushHeader | shard.InitializeHeader | shard.PullHeader | shard.For
 MAX_FRAME_BYTES = 8 * 2**20
 MAX_HEADER_BYTES = 2**20
 MAX_REFS = 4096
+# No message has more around the header and the data of its frame: tags, lengths and padding.
+_MOST_AROUND = 80
 TARGET_BYTES = 4 * 2**20
-ALIGNMENT = 64
 
-_HEADER, _DATA, _PADDING = 0x0A, 0x12, 0x7A  # number << 3 | 2
 _VARINT, _FIXED64, _BYTES, _GROUP, _END_GROUP, _FIXED32 = range(6)
 _MAX_DEPTH = 100
 
 
-def encode_frame(header: shard.FrameHeader, parts: Sequence[Buffer]) -> bytes:
-    """One message of the header and the ``parts`` one after the other. This is the only copy of the parts.
+def frame_of(header: shard.FrameHeader, parts: Sequence[Buffer] = ()) -> Frame:
+    """One frame of the header and the ``parts`` one after the other, which are not copied.
 
-    ``parts`` are C-contiguous. Raises ValueError if the header or the message is too large.
+    ``parts`` are C-contiguous, and stay as they are until the frame is sent. Raises ValueError if the header or the
+    frame is too large.
     """
     head = header.SerializeToString()
     if len(head) > MAX_HEADER_BYTES:
         raise ValueError(f"a frame header of {len(head)} bytes is over the limit of {MAX_HEADER_BYTES}; list less")
-    views = [memoryview(part) for part in parts]
-    length = sum(view.nbytes for view in views)
-    prefix = bytearray((_HEADER,)) + _varint(len(head)) + head
-    if length:
-        start = bytes((_DATA,)) + _varint(length)
-        gap = -(len(prefix) + len(start)) % ALIGNMENT
-        if gap:
-            gap += ALIGNMENT if gap == 1 else 0
-            prefix += bytes((_PADDING, gap - 2)) + bytes(gap - 2)
-        prefix += start
-    if len(prefix) + length > MAX_FRAME_BYTES:
-        raise ValueError(
-            f"a frame of {len(prefix) + length} bytes is over the limit of {MAX_FRAME_BYTES}: use smaller chunks"
-        )
-    return b"".join((prefix, *views))
+    frame = Frame(head, [view.cast("B") for part in parts if (view := memoryview(part)).nbytes])
+    if len(frame) + _MOST_AROUND > MAX_FRAME_BYTES and (size := len(frame.prefix()) + frame.data_bytes) > MAX_FRAME_BYTES:
+        raise ValueError(f"a frame of {size} bytes is over the limit of {MAX_FRAME_BYTES}: use smaller chunks")
+    return frame
 
 
-def decode_frame(raw: bytes) -> tuple[shard.FrameHeader, memoryview]:
+def encode_frame(header: shard.FrameHeader, parts: Sequence[Buffer]) -> bytes:
+    """The same as one protobuf message. This is the only copy of the parts."""
+    return frame_of(header, parts).message()
+
+
+def decode_frame(raw: AnyFrame) -> tuple[shard.FrameHeader, memoryview]:
     """The header and a read-only view of the data (empty if there is none), which keeps ``raw`` alive.
 
     Raises ProtocolError for anything that is no valid frame.
@@ -74,17 +63,19 @@ def decode_frame(raw: bytes) -> tuple[shard.FrameHeader, memoryview]:
     size = len(raw)
     if size > MAX_FRAME_BYTES:
         raise ProtocolError(f"a frame of {size} bytes is over the limit of {MAX_FRAME_BYTES}")
+    if isinstance(raw, Frame):
+        return _header(raw.header), raw.data()
     head: tuple[int, int] | None = None
     data: tuple[int, int] | None = None
     at = 0
     while at < size:
         tag, at = _read_varint(raw, at, 5)
-        if tag == _HEADER:
+        if tag == HEADER:
             if head is not None:
                 raise ProtocolError("a frame has two headers; send each in a frame of its own")
             head = _read_range(raw, at)
             at = head[1]
-        elif tag == _DATA:
+        elif tag == DATA:
             if data is not None:
                 raise ProtocolError("a frame has two data fields; send each in a frame of its own")
             data = _read_range(raw, at)
@@ -94,16 +85,20 @@ def decode_frame(raw: bytes) -> tuple[shard.FrameHeader, memoryview]:
     if head is not None and head[1] - head[0] > MAX_HEADER_BYTES:
         raise ProtocolError(f"a frame header of {head[1] - head[0]} bytes is over the limit of {MAX_HEADER_BYTES}")
     view = memoryview(raw).toreadonly()
-    header = shard.FrameHeader()
-    if head is not None:
-        try:
-            header.MergeFromString(raw[head[0] : head[1]])
-        except DecodeError as error:
-            raise ProtocolError("the header of a frame is no valid FrameHeader") from error
+    header = _header(raw[head[0] : head[1]] if head is not None else b"")
     return header, view[data[0] : data[1]] if data is not None else view[:0]
 
 
-def split_frame(raw: bytes) -> tuple[shard.FrameHeader, list[tuple[Ref, memoryview]]]:
+def _header(encoded: bytes) -> shard.FrameHeader:
+    header = shard.FrameHeader()
+    try:
+        header.MergeFromString(encoded)
+    except DecodeError as error:
+        raise ProtocolError("the header of a frame is no valid FrameHeader") from error
+    return header
+
+
+def split_frame(raw: AnyFrame) -> tuple[shard.FrameHeader, list[tuple[Ref, memoryview]]]:
     """Decodes a frame and gives every chunk, then every state, that the header lists its part of the data.
 
     Raises ProtocolError for anything that is no valid frame, and if the lengths do not add up to the data.
@@ -123,7 +118,7 @@ def split_frame(raw: bytes) -> tuple[shard.FrameHeader, list[tuple[Ref, memoryvi
 
 def chunk_frames(
     first: First | None, chunks: Iterable[tuple[Ref, Buffer]], target_bytes: int = TARGET_BYTES
-) -> Iterator[bytes]:
+) -> Iterator[Frame]:
     """Packs chunks (or pieces of state) into frames of about ``target_bytes`` of data, in the order given.
 
     ``first`` goes into the first frame, which is sent even when there are no chunks; without both there is no frame.
@@ -138,7 +133,7 @@ def chunk_frames(
         if length != ref.bytes:
             raise ValueError(f"{length} bytes were given for a reference to {ref.bytes} bytes")
         if parts and (held + length > target_bytes or len(parts) == MAX_REFS):
-            yield encode_frame(header, parts)
+            yield frame_of(header, parts)
             header, parts, held = shard.FrameHeader(), [], 0
         if isinstance(ref, shard.ChunkRef):
             assert not header.states, "a frame lists chunks before states, as split_frame reads them"
@@ -148,7 +143,7 @@ def chunk_frames(
         parts.append(buffer)
         held += length
     if parts or first is not None:
-        yield encode_frame(header, parts)
+        yield frame_of(header, parts)
 
 
 def _first_header(first: First | None) -> shard.FrameHeader:
@@ -163,15 +158,6 @@ def _first_header(first: First | None) -> shard.FrameHeader:
     if isinstance(first, shard.CatchUpHeader):
         return shard.FrameHeader(catch_up=first)
     return shard.FrameHeader()
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def _read_varint(raw: bytes, at: int, longest: int) -> tuple[int, int]:

@@ -7,8 +7,8 @@ same contract suite.
 A service's methods bear the RPC's name in snake case:
 
     unary      async def join(self, request: Message) -> Message
-    upload     async def push(self, frames: AsyncIterator[bytes]) -> Message
-    download   def pull(self, request: Message) -> AsyncIterator[bytes]                      an async generator
+    upload     async def push(self, frames: AsyncIterator[AnyFrame]) -> Message
+    download   def pull(self, request: Message) -> AsyncIterator[AnyFrame]                   an async generator
     session    def session(self, requests: AsyncIterator[Message]) -> AsyncIterator[Message]   an async generator
 
 Methods raise `paramserver.errors`; the caller sees the same class with the same text. Any other exception of a method
@@ -39,14 +39,17 @@ from collections.abc import (
 from contextlib import aclosing
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from google.protobuf.descriptor import FileDescriptor, MethodDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from paramserver.errors import ProtocolError
+from paramserver.frames import AnyFrame, message_of
 from paramserver.v1 import coordinator_pb2, shard_pb2
+
+T = TypeVar("T")
 
 # No message of any kind is larger. Frames have a lower limit of their own.
 MAX_MESSAGE_BYTES = 16 * 2**20
@@ -87,10 +90,10 @@ def set_addressed(shard: int | None) -> None:
 
 
 # The frames of an upload: all at hand, or made one by one.
-Frames = Iterable[bytes] | AsyncIterable[bytes]
+Frames = Iterable[AnyFrame] | AsyncIterable[AnyFrame]
 
 
-async def each(frames: Frames) -> AsyncIterator[bytes]:
+async def each(frames: Frames) -> AsyncIterator[AnyFrame]:
     """The frames one by one."""
     if isinstance(frames, AsyncIterable):
         async for raw in frames:
@@ -111,7 +114,7 @@ class Channel(Protocol):
 
     @property
     def kind(self) -> str:
-        """The transport: "memory" or "grpc"."""
+        """The transport of frames: "memory", "bulk" or "grpc"."""
         ...
 
     @property
@@ -133,7 +136,7 @@ class Channel(Protocol):
         """
         ...
 
-    def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[bytes, None]:
+    def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[AnyFrame, None]:
         """The frames of the peer's answer. Close the generator (`contextlib.aclosing`) to cancel the rest."""
         ...
 
@@ -214,14 +217,22 @@ def checked(method: Method, raw: bytes) -> bytes:
     return raw
 
 
-def frame(method: Method, raw: bytes) -> bytes:
-    """A frame about to be sent. Raises ProtocolError if it is too large."""
-    assert isinstance(raw, bytes), f"{method.name}: a frame is bytes, not {type(raw).__name__}"
-    assert raw, f"{method.name}: a frame is never empty"
-    return checked(method, raw)
+def frame(method: Method, raw: AnyFrame) -> bytes:
+    """A frame about to be sent as one message. Raises ProtocolError if it is too large."""
+    message = message_of(whole(method, raw))
+    return checked(method, message)
 
 
-async def reply(method: Method, handler: Any, sent: bytes | AsyncIterator[bytes]) -> bytes:
+def whole(method: Method, raw: AnyFrame) -> AnyFrame:
+    """A frame about to be sent in its pieces. Raises ProtocolError if it is too large."""
+    assert isinstance(raw, AnyFrame), f"{method.name}: that is no frame: {type(raw).__name__}"
+    assert len(raw), f"{method.name}: a frame is never empty"
+    if len(raw) > MAX_MESSAGE_BYTES:
+        raise too_large(method.name, len(raw), MAX_MESSAGE_BYTES)
+    return raw
+
+
+async def reply(method: Method, handler: Any, sent: bytes | AsyncIterator[AnyFrame]) -> bytes:
     """The encoded reply of a service's method to a unary call (``sent``: the request) or an upload (its frames)."""
     return method.encode_response(await handler(_argument(method, sent)))
 
@@ -229,28 +240,31 @@ async def reply(method: Method, handler: Any, sent: bytes | AsyncIterator[bytes]
 async def answer(
     method: Method,
     handler: Any,
-    sent: bytes | AsyncIterator[bytes],
-    send: Callable[[bytes], Awaitable[object]],
+    sent: bytes | AsyncIterator[AnyFrame],
+    send: Callable[[T], Awaitable[object]],
+    form: Callable[[Method, AnyFrame], T],
 ) -> None:
     """Send the answers of a service's method to a download (``sent``: the request) or a session (requests).
 
     The answers of a session are messages, or messages that are encoded already, since all sessions get the same ones.
+    ``form``: how this transport sends a frame: `frame` or `whole`.
     """
     async with aclosing(handler(_argument(method, sent))) as answers:
         async for item in answers:
-            await send(frame(method, item) if isinstance(item, bytes) else method.encode_response(item))
+            sent_item: Any = form(method, item) if isinstance(item, AnyFrame) else method.encode_response(item)
+            await send(sent_item)
 
 
-def _argument(method: Method, sent: bytes | AsyncIterator[bytes]) -> Message | AsyncIterator[bytes | Message]:
+def _argument(method: Method, sent: bytes | AsyncIterator[AnyFrame]) -> Message | AsyncIterator[AnyFrame | Message]:
     """The argument of a service's method."""
     if isinstance(sent, bytes):
         return method.decode_request(sent)
     return sent if method.kind is MethodKind.UPLOAD else _parsed(method, sent)
 
 
-async def _parsed(method: Method, requests: AsyncIterator[bytes]) -> AsyncIterator[Message]:
+async def _parsed(method: Method, requests: AsyncIterator[AnyFrame]) -> AsyncIterator[Message]:
     async for raw in requests:
-        yield method.decode_request(raw)
+        yield method.decode_request(message_of(raw))
 
 
 def failure(task: asyncio.Task[Any]) -> BaseException | None:

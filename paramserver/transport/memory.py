@@ -166,7 +166,7 @@ class MemoryChannel:
         found, handler, server = self._find(method, MethodKind.DOWNLOAD)
         raw = found.encode_request(request)
         pipe: _Pipe[bytes] = _Pipe()
-        with self._begin(server, found, timeout, lambda: answer(found, handler, raw, pipe.put)) as call:
+        with self._begin(server, found, timeout, lambda: answer(found, handler, raw, pipe.put, frame)) as call:
             call.task.add_done_callback(lambda _: pipe.finish())
             while (item := await call.within(pipe.take())) is not None:
                 yield item
@@ -184,7 +184,7 @@ class MemoryChannel:
                     return
             up.finish()
 
-        with self._begin(server, found, None, lambda: answer(found, handler, up.read(), down.put)) as call:
+        with self._begin(server, found, None, lambda: answer(found, handler, up.read(), down.put, frame)) as call:
             call.task.add_done_callback(lambda _: up.abandon())
             call.task.add_done_callback(lambda _: down.finish())
             sender = asyncio.get_running_loop().create_task(send())

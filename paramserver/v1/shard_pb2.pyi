@@ -63,6 +63,20 @@ COPY_STATE_SAVED: CopyState
 COPY_STATE_FAILED: CopyState
 COPY_STATE_SKIPPED: CopyState
 
+class OpenBulkRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class OpenBulkResponse(_message.Message):
+    __slots__ = ("port", "token", "reason")
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    port: int
+    token: bytes
+    reason: str
+    def __init__(self, port: _Optional[int] = ..., token: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class Frame(_message.Message):
     __slots__ = ("header", "data")
     HEADER_FIELD_NUMBER: _ClassVar[int]

@@ -160,6 +160,11 @@ class ShardServiceStub(object):
                 request_serializer=paramserver_dot_v1_dot_shard__pb2.Frame.SerializeToString,
                 response_deserializer=paramserver_dot_v1_dot_shard__pb2.CatchUpResponse.FromString,
                 _registered_method=True)
+        self.OpenBulk = channel.unary_unary(
+                '/paramserver.v1.ShardService/OpenBulk',
+                request_serializer=paramserver_dot_v1_dot_shard__pb2.OpenBulkRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_shard__pb2.OpenBulkResponse.FromString,
+                _registered_method=True)
 
 
 class ShardServiceServicer(object):
@@ -332,6 +337,13 @@ class ShardServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OpenBulk(self, request, context):
+        """A connection for Frames beside gRPC: see README.md here. With the roles of this call, to the shard that it addresses.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ShardServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -459,6 +471,11 @@ def add_ShardServiceServicer_to_server(servicer, server):
                     servicer.CatchUp,
                     request_deserializer=paramserver_dot_v1_dot_shard__pb2.Frame.FromString,
                     response_serializer=paramserver_dot_v1_dot_shard__pb2.CatchUpResponse.SerializeToString,
+            ),
+            'OpenBulk': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenBulk,
+                    request_deserializer=paramserver_dot_v1_dot_shard__pb2.OpenBulkRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_shard__pb2.OpenBulkResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1137,6 +1154,33 @@ class ShardService(object):
             '/paramserver.v1.ShardService/CatchUp',
             paramserver_dot_v1_dot_shard__pb2.Frame.SerializeToString,
             paramserver_dot_v1_dot_shard__pb2.CatchUpResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenBulk(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.ShardService/OpenBulk',
+            paramserver_dot_v1_dot_shard__pb2.OpenBulkRequest.SerializeToString,
+            paramserver_dot_v1_dot_shard__pb2.OpenBulkResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paramserver.errors import ProtocolError
+from paramserver.frames import ALIGNMENT, Frame
 from paramserver.tensors import codec
 from paramserver.tensors.codec import chunk_frames, decode_frame, encode_frame, split_frame
 from paramserver.v1 import shard_pb2 as shard
@@ -49,7 +50,7 @@ def read(raw: bytes) -> tuple[shard.FrameHeader, bytes]:
 def test_golden_bytes() -> None:
     """Written as listed here, and read by stock protobuf."""
     assert encode_frame(GOLDEN_HEADER, parts()) == GOLDEN
-    assert GOLDEN.index(bytes.fromhex("0000803f")) == codec.ALIGNMENT
+    assert GOLDEN.index(bytes.fromhex("0000803f")) == ALIGNMENT
     message = shard.Frame.FromString(GOLDEN)
     assert message.header == GOLDEN_HEADER
     assert message.data == b"".join(parts())
@@ -100,14 +101,14 @@ def test_round_trip_in_both_directions(header: shard.FrameHeader, chunks: list[b
     assert read(raw) == (header, data)
     assert read(shard.Frame(header=header, data=data).SerializeToString()) == (header, data)
     if data:
-        assert (len(raw) - len(data)) % codec.ALIGNMENT == 0
+        assert (len(raw) - len(data)) % ALIGNMENT == 0
 
 
 @pytest.mark.parametrize("length", range(130))
 def test_data_begin_aligned_after_any_header(length: int) -> None:
     header = shard.FrameHeader(push=shard.PushHeader(job="x" * length))
     raw = encode_frame(header, [b"abcd"])
-    assert (len(raw) - 4) % codec.ALIGNMENT == 0
+    assert (len(raw) - 4) % ALIGNMENT == 0
     assert read(raw) == (header, b"abcd")
     assert shard.Frame.FromString(raw).header == header
 
@@ -228,9 +229,9 @@ def test_sizes_are_limited() -> None:
         encode_frame(header, [])
     with pytest.raises(ValueError, match="use smaller chunks"):
         encode_frame(shard.FrameHeader(), [bytes(codec.MAX_FRAME_BYTES)])
-    largest = encode_frame(shard.FrameHeader(), [bytes(codec.MAX_FRAME_BYTES - codec.ALIGNMENT)])
+    largest = encode_frame(shard.FrameHeader(), [bytes(codec.MAX_FRAME_BYTES - ALIGNMENT)])
     assert len(largest) == codec.MAX_FRAME_BYTES
-    assert len(decode_frame(largest)[1]) == codec.MAX_FRAME_BYTES - codec.ALIGNMENT
+    assert len(decode_frame(largest)[1]) == codec.MAX_FRAME_BYTES - ALIGNMENT
 
 
 def check_like_protobuf(raw: bytes) -> bool:

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "paramserver"
 
-LOWER = {"core", "errors", "failpoints", "tracing"}
+LOWER = {"core", "errors", "failpoints", "frames", "tracing"}
 EDGES = {"tensors", "transport", "store"}
 WIRE = {"v1", "wire", "membership"}
 ROLES = {"coordinator", "server", "worker"}
@@ -27,6 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "config": {"errors"},
     "core": {"errors"},  # the tree of errors is names only
     "failpoints": set(),
+    "frames": set(),  # what transports carry
     "kernels": set(),  # compiled arithmetic
     "logs": set(),
     "tracing": {"core"},  # records what a process does

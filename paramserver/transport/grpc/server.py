@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 from paramserver import errors
 from paramserver.transport import fork
 from paramserver.transport.addresses import join, probe
-from paramserver.transport.base import Method, MethodKind, answer, handlers, reply, set_addressed, set_caller
+from paramserver.transport.base import Method, MethodKind, answer, frame, handlers, reply, set_addressed, set_caller
 from paramserver.transport.failures import CODES, ERROR_KEY, answered
 from paramserver.transport.grpcio import grpc
 from paramserver.transport.limits import LIMITS, Limits
@@ -187,14 +187,14 @@ def _upload(door: _Door, method: Method, handler: Any) -> grpc.RpcMethodHandler[
 
 def _download(door: _Door, method: Method, handler: Any) -> grpc.RpcMethodHandler[bytes, bytes]:
     async def download(raw: bytes, context: Context) -> None:
-        await door.run(method, context, lambda: answer(method, handler, raw, partial(_write, context)))
+        await door.run(method, context, lambda: answer(method, handler, raw, partial(_write, context), frame))
 
     return grpc.unary_stream_rpc_method_handler(download)
 
 
 def _session(door: _Door, method: Method, handler: Any) -> grpc.RpcMethodHandler[bytes, bytes]:
     async def session(requests: AsyncIterator[bytes], context: Context) -> None:
-        await door.run(method, context, lambda: answer(method, handler, requests, partial(_write, context)))
+        await door.run(method, context, lambda: answer(method, handler, requests, partial(_write, context), frame))
 
     return grpc.stream_stream_rpc_method_handler(session)
 

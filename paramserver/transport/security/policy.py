@@ -63,6 +63,7 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "Shard.Lend": frozenset({SERVER}),
     "Shard.Forward": frozenset({SERVER}),
     "Shard.CatchUp": frozenset({SERVER}),
+    "Shard.OpenBulk": ROLES,  # each call over the connection is checked again
 }
 
 # Methods that take the admin token in addition.

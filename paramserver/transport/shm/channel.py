@@ -308,7 +308,7 @@ async def _download(stream: _Stream, method: Method, handler: Any) -> None:
         if not await stream.send(item):
             raise errors.UnavailableError("the caller went away in the middle of the answer")
 
-    await answer(method, handler, await _first(stream, method), send)
+    await answer(method, handler, await _first(stream, method), send, frame)
     stream.post(end=True)
 
 

@@ -11,6 +11,8 @@ from paramserver import errors
 from paramserver.transport import grpc as over_grpc
 from paramserver.transport.addresses import split_shard
 from paramserver.transport.base import Caller, Channel
+from paramserver.transport.bulk import server as bulk_server
+from paramserver.transport.bulk.channel import BulkChannel
 from paramserver.transport.memory import MemoryNetwork
 from paramserver.transport.security.policy import ROLES
 from paramserver.transport.shm import channel as local
@@ -151,7 +153,47 @@ class _Both:
         await self._main.stop(grace)
 
 
-WIRES: tuple[type[Wires], ...] = (MemoryWires, GrpcWires, LocalWires)
+class BulkWires(GrpcWires):
+    """Sockets beside gRPC, on 127.0.0.1."""
+
+    kind = "bulk"
+
+    async def _serve(self, services: Sequence[tuple[str, object]], again: str) -> Server:
+        if not any(name == "Shard" for name, _ in services):
+            return await super()._serve(services, again)
+        sockets = await bulk_server.serve(services)
+        offering = [(name, Offering(thing, sockets) if name == "Shard" else thing) for name, thing in services]
+        return _Stopping(await super()._serve(offering, again), sockets)
+
+    def _connect(self, address: str) -> Channel:
+        return BulkChannel(super()._connect(address))
+
+
+class Offering:
+    """A service of shards that offers bulk connections."""
+
+    def __init__(self, service: object, sockets: bulk_server.BulkServer) -> None:
+        self._service, self._sockets = service, sockets
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._service, name)
+
+    async def open_bulk(self, request: shard_pb2.OpenBulkRequest) -> shard_pb2.OpenBulkResponse:
+        return self._sockets.offer()
+
+
+class _Stopping:
+    """A server with bulk connections."""
+
+    def __init__(self, main: Server, sockets: bulk_server.BulkServer) -> None:
+        self.address = main.address
+        self._main, self._sockets = main, sockets
+
+    async def stop(self, grace: float = 0.0) -> None:
+        await asyncio.gather(self._sockets.stop(grace), self._main.stop(grace))
+
+
+WIRES: tuple[type[Wires], ...] = (MemoryWires, GrpcWires, LocalWires, BulkWires)
 
 
 def run(wires: type[Wires], test: Callable[[Any], Awaitable[None]]) -> None:

@@ -1,0 +1,295 @@
+"""One bulk connection at one of its ends: records go out and come in. Threads move the bytes, an event loop decides.
+
+Small records are moved by the loop itself, since another thread would cost more than it gains. A thread never waits for
+a peer for longer than `_PATIENCE_S`: then the loop watches the socket. So a slow peer costs no thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import cache
+
+from paramserver import errors
+from paramserver.transport.bulk.reading import Reader
+from paramserver.transport.bulk.records import Record
+from paramserver.transport.bulk.sockets import Moving
+
+# Bytes that wait here, to be sent or to be taken, before the other side has to wait.
+_ROOM_BYTES = 4 << 20
+# More than that is moved by a thread.
+_SMALL_BYTES = 64 << 10
+# One thread receives so much before others get a turn.
+_TURN_BYTES = 16 << 20
+_PATIENCE_S = 0.005
+# If nothing more of a record comes for so long, its sender is given up.
+_STALL_S = 20.0
+_PIECES, _THREADS = 64, 8
+
+
+class LostError(errors.UnavailableError):
+    """The connection is gone. The text is the reason."""
+
+
+@cache
+def movers() -> Executor:
+    """The threads of this process that move bytes."""
+    return ThreadPoolExecutor(_THREADS, thread_name_prefix="bulk")
+
+
+class Line:
+    """See above. Belongs to the loop that makes it."""
+
+    def __init__(self, sock: Moving) -> None:
+        self._sock, self._loop, self._movers = sock, asyncio.get_running_loop(), movers()
+        self._changed = asyncio.Event()
+        # The reason why the line is gone; None: it is not.
+        self._lost: LostError | None = None
+        # Threads that use the socket.
+        self._busy = 0
+        # Outgoing: pieces that wait, pieces of which a part may be sent, and bytes of both that are left.
+        self._going: deque[memoryview] = deque()
+        self._leaving: list[memoryview] = []
+        self._going_bytes = 0
+        self._sending = False
+        # Incoming.
+        self._reader = Reader(sock)
+        self._come: deque[Record] = deque()
+        self._come_bytes = 0
+        self._receiving = self._paused = False
+        self._watch: asyncio.TimerHandle | None = None
+        self._listen()
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing can be sent any more."""
+        return self._lost is not None
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing is under way here, so that another call may begin."""
+        return not (self.gone or self._going_bytes or self._come or self._reader.amid)
+
+    # ---- for the users of the line
+
+    async def send(self, *records: Record) -> bool:
+        """Send records. Waits while much is under way. False: a record has come meanwhile. Raises LostError."""
+        if self._lost is not None:
+            raise self._lost
+        for record in records:
+            self._going.append(memoryview(record.head()))
+            self._going.extend(record.pieces)
+            self._going_bytes += record.nbytes
+        if not self._sending:
+            self._send()
+        while self._going_bytes > _ROOM_BYTES and not self._come:
+            if self._lost is not None:
+                raise self._lost
+            await self._change()
+        return not self._come
+
+    async def receive(self) -> Record:
+        """The next record. Raises LostError when there are no more."""
+        while not self._come:
+            if self._lost is not None:
+                raise self._lost
+            await self._change()
+        record = self._come.popleft()
+        self._come_bytes -= record.nbytes
+        if self._paused and self._come_bytes <= _ROOM_BYTES:
+            self._paused = False
+            self._listen()
+            self._receive()
+        return record
+
+    async def ended(self) -> LostError:
+        """Wait until the line is gone; the reason."""
+        while self._lost is None:
+            await self._change()
+        return self._lost
+
+    def close(self, reason: str = "this end has closed the connection") -> None:
+        """Hang up at once. What is under way is lost. May be repeated."""
+        if self._lost is not None:
+            return
+        self._lost = LostError(reason)
+        self._sock.hang_up()
+        self._loop.remove_reader(self._sock.fileno())
+        self._loop.remove_writer(self._sock.fileno())
+        if self._watch is not None:
+            self._watch.cancel()
+        self._going.clear()
+        self._changed.set()
+        self._release()
+
+    # ---- outgoing
+
+    def _send(self) -> None:
+        """Send what waits: now if that is little, else in a thread."""
+        self._sending = True
+        if self._going_bytes > _SMALL_BYTES:
+            self._in_thread(self._move_out)
+            return
+        try:
+            self._sent(self._send_some())
+        except (OSError, ValueError) as error:
+            self.close(_words(error))
+
+    def _sent(self, done: bool) -> None:
+        """Something was sent. ``done``: all that waited then."""
+        self._going_bytes = sum(len(piece) for piece in self._leaving) + sum(len(piece) for piece in self._going)
+        self._changed.set()
+        if self.gone:
+            return
+        if not done:
+            self._loop.add_writer(self._sock.fileno(), self._writable)
+        elif self._going:
+            self._send()
+        else:
+            self._sending = False
+
+    def _writable(self) -> None:
+        self._loop.remove_writer(self._sock.fileno())
+        self._send()
+
+    def _send_some(self) -> bool:
+        """Send as much as the socket takes; True if that is all."""
+        while not self.gone:
+            while self._going and len(self._leaving) < _PIECES:
+                self._leaving.append(self._going.popleft())
+            if not self._leaving:
+                return True
+            sent = self._sock.send(self._leaving)
+            if sent is None:
+                return False
+            done = 0
+            while done < len(self._leaving) and sent >= len(self._leaving[done]):
+                sent -= len(self._leaving[done])
+                done += 1
+            del self._leaving[:done]
+            if sent:
+                self._leaving[0] = self._leaving[0][sent:]
+        return True
+
+    def _move_out(self) -> None:
+        """In a thread."""
+        error, done = "", False
+        try:
+            while not (done := self._send_some()) and self._sock.wait(select.POLLOUT, _PATIENCE_S):
+                pass
+        except (OSError, ValueError) as failure:
+            error = _words(failure)
+        self._tell(error, lambda: self._sent(done))
+
+    # ---- incoming
+
+    def _listen(self) -> None:
+        self._receiving = False
+        self._loop.add_reader(self._sock.fileno(), self._receive)
+
+    def _receive(self) -> None:
+        """Something can be received, probably: receive it now if it is little, else in a thread."""
+        if self._receiving or self.gone:
+            return
+        try:
+            while self._come_bytes <= _ROOM_BYTES and (record := self._reader.next(_SMALL_BYTES)) is not None:
+                self._came(record)
+        except (OSError, ValueError, errors.ProtocolError) as error:
+            self.close(_words(error))
+            return
+        if self._reader.hung_up:
+            self.close("it stopped or closed the connection")
+        elif self._come_bytes > _ROOM_BYTES:
+            self._pause()
+        elif self._reader.amid:
+            self._expect()
+            if self._reader.left_bytes >= _SMALL_BYTES:
+                self._loop.remove_reader(self._sock.fileno())
+                self._receiving = True
+                self._in_thread(self._move_in)
+
+    def _pause(self) -> None:
+        self._paused = True
+        self._loop.remove_reader(self._sock.fileno())
+
+    def _came(self, record: Record) -> None:
+        self._come.append(record)
+        self._come_bytes += record.nbytes
+        self._changed.set()
+
+    def _move_in(self) -> None:
+        """In a thread."""
+        error, received = "", 0
+        try:
+            while received < _TURN_BYTES and self._come_bytes <= _ROOM_BYTES and not self.gone:
+                record = self._reader.next()
+                if record is not None:
+                    received += record.nbytes
+                    self._loop.call_soon_threadsafe(self._came, record)
+                elif self._reader.hung_up or not self._sock.wait(select.POLLIN, _PATIENCE_S):
+                    break
+        except RuntimeError:
+            return  # the loop is closed
+        except (OSError, ValueError, errors.ProtocolError) as failure:
+            error = _words(failure)
+        self._tell(error, self._received)
+
+    def _received(self) -> None:
+        """A thread has received what it could."""
+        if self.gone:
+            return
+        self._listen()
+        self._receive()
+
+    def _expect(self) -> None:
+        """The rest of a record has to come."""
+        if self._watch is None:
+            self._watch = self._loop.call_later(_STALL_S, self._look, self._reader.received)
+
+    def _look(self, before: int) -> None:
+        self._watch = None
+        if self._reader.amid and not self._paused:
+            if self._reader.received == before:
+                self.close(f"nothing more of a record has come for {_STALL_S:g} s")
+            else:
+                self._expect()
+
+    # ---- threads
+
+    def _in_thread(self, work: Callable[[], None]) -> None:
+        self._busy += 1
+        self._movers.submit(work)
+
+    def _tell(self, error: str, then: Callable[[], None]) -> None:
+        """In a thread: what the loop has to do now that the thread is through."""
+
+        def told() -> None:
+            self._busy -= 1
+            if error:
+                self.close(error)
+            then()
+            self._release()
+
+        try:
+            self._loop.call_soon_threadsafe(told)
+        except RuntimeError:  # the loop is closed
+            self._sock.hang_up()
+
+    def _release(self) -> None:
+        """Give the descriptor back if nobody uses it any more."""
+        if self.gone and not self._busy:
+            self._sock.close()
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+
+def _words(error: BaseException) -> str:
+    """The reason of a failed socket, as a part of a sentence."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return str(error) or type(error).__name__

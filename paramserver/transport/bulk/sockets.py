@@ -1,0 +1,147 @@
+"""Connected sockets as lines use them: without blocking, plain or with TLS. Any thread may use them."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+# A peer that says nothing for so long is asked for a sign of life, and given up after as much again.
+_IDLE_S, _EVERY_S, _TIMES = 10, 5, 2
+_UNANSWERED_MS = 20_000
+
+
+class Moving(Protocol):
+    """A connected socket. None: nothing can be moved now without waiting."""
+
+    def fileno(self) -> int:
+        """Its descriptor."""
+        ...
+
+    def receive(self, into: memoryview) -> int | None:
+        """How many bytes were received; 0: the peer has hung up. Raises OSError."""
+        ...
+
+    def send(self, pieces: Sequence[memoryview]) -> int | None:
+        """How many bytes were sent, of one or more of the pieces. Raises OSError."""
+        ...
+
+    def wait(self, events: int, seconds: float) -> bool:
+        """Wait until it is ready for ``events`` (POLLIN, POLLOUT), or has failed; False after ``seconds``."""
+        ...
+
+    def hang_up(self) -> None:
+        """End the connection, whatever other threads do with it; the descriptor stays. May be repeated."""
+        ...
+
+    def close(self) -> None:
+        """Give the descriptor back. No other thread may use the socket any more. May be repeated."""
+        ...
+
+
+class Plain:
+    """Without TLS."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def fileno(self) -> int:
+        """See `Moving`."""
+        return self._sock.fileno()
+
+    def receive(self, into: memoryview) -> int | None:
+        """See `Moving`."""
+        try:
+            return self._sock.recv_into(into)
+        except BlockingIOError:
+            return None
+
+    def send(self, pieces: Sequence[memoryview]) -> int | None:
+        """See `Moving`."""
+        try:
+            return self._sock.sendmsg(pieces, (), socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            return None
+
+    def wait(self, events: int, seconds: float) -> bool:
+        """See `Moving`."""
+        return _wait(self._sock.fileno(), events, seconds)
+
+    def hang_up(self) -> None:
+        """See `Moving`."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """See `Moving`."""
+        self._sock.close()
+
+
+class Tls:
+    """With TLS, after the handshake. OpenSSL lets one thread at a time use a connection."""
+
+    def __init__(self, sock: ssl.SSLSocket) -> None:
+        self._sock = sock
+        self._lock = threading.Lock()
+
+    def fileno(self) -> int:
+        """See `Moving`."""
+        return self._sock.fileno()
+
+    def receive(self, into: memoryview) -> int | None:
+        """See `Moving`."""
+        try:
+            with self._lock:
+                return self._sock.recv_into(into)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return None
+        except ssl.SSLEOFError:
+            return 0
+
+    def send(self, pieces: Sequence[memoryview]) -> int | None:
+        """See `Moving`."""
+        try:
+            with self._lock:
+                return self._sock.send(pieces[0])
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return None
+
+    def wait(self, events: int, seconds: float) -> bool:
+        """See `Moving`."""
+        return _wait(self._sock.fileno(), events, seconds)
+
+    def hang_up(self) -> None:
+        """See `Moving`. Without TLS's own farewell, which would have to wait for other threads."""
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """See `Moving`."""
+        self._sock.close()
+
+
+def _wait(fd: int, events: int, seconds: float) -> bool:
+    if fd < 0:
+        return True
+    poll = select.poll()
+    poll.register(fd, events)
+    return bool(poll.poll(seconds * 1000))
+
+
+def tune(sock: socket.socket) -> None:
+    """Options of every bulk connection: no delays, and a peer that is cut off is noticed."""
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", _IDLE_S),
+        ("TCP_KEEPINTVL", _EVERY_S),
+        ("TCP_KEEPCNT", _TIMES),
+        ("TCP_USER_TIMEOUT", _UNANSWERED_MS),
+    ):
+        if hasattr(socket, name):  # Linux has them all
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
