@@ -134,10 +134,12 @@ class BulkChannel:
         """See `base.Channel`."""
         fork.check()
         self._closed = True
-        for line in list(self._open):
-            line.close(_CLOSED)
         self._idle.clear()
+        lines = list(self._open)
+        for line in lines:
+            line.close(_CLOSED)
         await self._main.close()
+        await asyncio.gather(*(line.released() for line in lines))
 
     # ---- connections
 
@@ -207,7 +209,10 @@ class BulkChannel:
 
     def _drop(self, line: Line) -> None:
         line.close()
-        self._open.discard(line)
+        if line.busy:
+            asyncio.ensure_future(line.released()).add_done_callback(lambda _: self._open.discard(line))
+        else:
+            self._open.discard(line)
 
 
 class _Call:

@@ -27,6 +27,9 @@ _TURN_BYTES = 16 << 20
 _PATIENCE_S = 0.005
 # If nothing more of a record comes for so long, its sender is given up.
 _STALL_S = 20.0
+# How often a line from which nothing is received is looked at.
+_LOOK_S = 0.25
+_HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 _PIECES, _THREADS = 64, 8
 
 
@@ -67,6 +70,11 @@ class Line:
     def gone(self) -> bool:
         """Whether nothing can be sent any more."""
         return self._lost is not None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a thread uses the socket."""
+        return self._busy > 0
 
     @property
     def quiet(self) -> bool:
@@ -214,6 +222,15 @@ class Line:
     def _pause(self) -> None:
         self._paused = True
         self._loop.remove_reader(self._sock.fileno())
+        self._still_there()
+
+    def _still_there(self) -> None:
+        """While nothing is received: look now and then whether the peer has hung up."""
+        if self._paused and not self.gone:
+            if self._sock.wait(_HUNG_UP, 0.0):
+                self.close("it stopped or closed the connection")
+            else:
+                self._loop.call_later(_LOOK_S, self._still_there)
 
     def _came(self, record: Record) -> None:
         self._come.append(record)
@@ -278,10 +295,16 @@ class Line:
         except RuntimeError:  # the loop is closed
             self._sock.hang_up()
 
+    async def released(self) -> None:
+        """After :meth:`close`: wait until no thread uses the socket any more, which takes milliseconds."""
+        while self._busy:
+            await self._change()
+
     def _release(self) -> None:
         """Give the descriptor back if nobody uses it any more."""
         if self.gone and not self._busy:
             self._sock.close()
+            self._changed.set()
 
     async def _change(self) -> None:
         self._changed.clear()

@@ -183,6 +183,7 @@ class BulkServer:
         finally:
             if line is not None:
                 line.close("this server has closed the connection")
+                await line.released()
 
     def _ticket(self, first: Record, role: str) -> _Ticket:
         """The ticket of the token in the first record. Raises DeniedError, ProtocolError."""

@@ -6,6 +6,7 @@ import contextlib
 import select
 import socket
 import ssl
+import struct
 import threading
 from collections.abc import Sequence
 from typing import Protocol
@@ -73,8 +74,7 @@ class Plain:
 
     def hang_up(self) -> None:
         """See `Moving`."""
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+        _break_off(self._sock)
 
     def close(self) -> None:
         """See `Moving`."""
@@ -116,8 +116,7 @@ class Tls:
 
     def hang_up(self) -> None:
         """See `Moving`. Without TLS's own farewell, which would have to wait for other threads."""
-        with contextlib.suppress(OSError):
-            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+        _break_off(self._sock)
 
     def close(self) -> None:
         """See `Moving`."""
@@ -130,6 +129,13 @@ def _wait(fd: int, events: int, seconds: float) -> bool:
     poll = select.poll()
     poll.register(fd, events)
     return bool(poll.poll(seconds * 1000))
+
+
+def _break_off(sock: socket.socket) -> None:
+    """The peer hears of it at once when the descriptor is closed, even if it reads nothing now."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def tune(sock: socket.socket) -> None:
