@@ -24,6 +24,7 @@ from paramserver.alone.job import InProcessJob
 from paramserver.config import load_settings
 from paramserver.coordinator.options import JobOptions
 from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.frames import AnyFrame
 from paramserver.tensors.codec import split_frame
 from paramserver.transport.base import Channel, Frames, Neighbour, each
 from paramserver.worker.context import Context
@@ -86,7 +87,7 @@ class _Tap:
         self.counts = counts
         self.on = False
         # Kept, so that each has an identity of its own.
-        self.frames: dict[int, bytes] = {}
+        self.frames: dict[int, AnyFrame] = {}
 
     def wrap(self, connect: Connect) -> Connect:
         """The same channels, counted."""
@@ -112,7 +113,7 @@ class _Counted:
     async def upload(self, method: str, frames: Frames, *, timeout: float) -> Message:
         self._tap.note(method)
 
-        async def counted() -> AsyncIterator[bytes]:
+        async def counted() -> AsyncIterator[AnyFrame]:
             async for raw in each(frames):
                 if self._tap.on:
                     self._tap.counts.pushed_bytes += len(raw)
@@ -120,7 +121,7 @@ class _Counted:
 
         return await self._inner.upload(method, counted(), timeout=timeout)
 
-    async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[bytes, None]:
+    async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[AnyFrame, None]:
         self._tap.note(method)
         async for raw in self._inner.download(method, request, timeout=timeout):
             if self._tap.on and split_frame(raw)[1]:

@@ -17,13 +17,14 @@ from statistics import median
 import torch
 
 from benchmarks.rows import Row, rows
-from benchmarks.wire.paths import Bare, Gloo, Ours, Path, Peer, Rpc, Stock, Tcp
+from benchmarks.wire.paths import Bare, Gloo, Ours, OursBulk, Path, Peer, Rpc, Stock, Tcp
 from paramserver.transport.allocation import keep_memory
 
 SIZES = (64 << 10, 1 << 20, 4 << 20, 16 << 20)
-OURS = "ours, grpc"
+OURS = "ours, bulk"
 WAYS: dict[str, Callable[[Peer], Path]] = {
-    OURS: Ours,
+    OURS: OursBulk,
+    "ours, grpc": Ours,
     "grpcio, bytes": Bare,
     "grpcio, protobuf": Stock,
     "gloo": Gloo,

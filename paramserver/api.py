@@ -26,6 +26,7 @@ from paramserver.processes.environment import ENV_INDEX, replaced_pids
 from paramserver.records.opening import check_records
 from paramserver.results.verdict import broken_sentences
 from paramserver.tensors.uncompiled import postpone_compiler
+from paramserver.transport import bulk
 from paramserver.transport.allocation import keep_memory
 from paramserver.transport.base import Channel
 from paramserver.transport.grpc import connector
@@ -245,7 +246,7 @@ def _connected(
     )
     engine = Engine(
         background,
-        connector(security, "server"),
+        bulk.connector(security, "server", settings.cluster.transport != "grpc"),
         coordinator,
         options,
         settings.cluster.wait_timeout_s,

@@ -28,6 +28,8 @@ from benchmarks.wire.groups import give, gloo, join, payload, take
 from benchmarks.wire.peer import read_into, sizes
 from paramserver.tensors.codec import chunk_frames, split_frame
 from paramserver.tensors.dtypes import buffer_of, tensor_from
+from paramserver.transport.base import Channel
+from paramserver.transport.bulk.channel import BulkChannel
 from paramserver.transport.grpc.channel import connect
 from paramserver.transport.grpcio import grpc
 from paramserver.transport.limits import LIMITS
@@ -272,7 +274,7 @@ class Ours(_Grpc):
 
     def __init__(self, peer: Peer) -> None:
         super().__init__(peer)
-        self._channel = connect(peer.address("ours"))
+        self._channel: Channel = connect(peer.address("ours"))
 
     async def _ping(self) -> None:
         await self._channel.call("Shard.Stats", shard_pb2.StatsRequest(), timeout=_CALL_S)
@@ -291,6 +293,14 @@ class Ours(_Grpc):
             async for raw in frames:
                 total += sum(tensor_from(data, "float32").nbytes for _, data in split_frame(raw)[1])
         return total
+
+
+class OursBulk(Ours):
+    """The same over our sockets beside gRPC."""
+
+    def __init__(self, peer: Peer) -> None:
+        super().__init__(peer)
+        self._channel = BulkChannel(self._channel)
 
 
 class Gloo:

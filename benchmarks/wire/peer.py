@@ -15,15 +15,17 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import torch
 
 from benchmarks.wire.groups import gloo, join
-from paramserver.tensors.codec import encode_frame, split_frame
+from paramserver.frames import AnyFrame, Frame
+from paramserver.tensors.codec import frame_of, split_frame
 from paramserver.tensors.dtypes import tensor_from
 from paramserver.transport.allocation import keep_memory
+from paramserver.transport.bulk import server as bulk
 from paramserver.transport.grpc.server import serve
 from paramserver.transport.grpcio import grpc
 from paramserver.transport.limits import LIMITS
@@ -135,9 +137,10 @@ class Shard:
     """Takes any frames, and gives as many bytes as a pull has for a version; a version is encoded once."""
 
     def __init__(self) -> None:
-        self._versions: dict[int, list[bytes]] = {}
+        self._versions: dict[int, list[Frame]] = {}
+        self.offer: Callable[[], shard_pb2.OpenBulkResponse]
 
-    async def push(self, frames: AsyncIterator[bytes]) -> shard_pb2.PushResponse:
+    async def push(self, frames: AsyncIterator[AnyFrame]) -> shard_pb2.PushResponse:
         """Take a payload."""
         total = 0
         async for raw in frames:
@@ -145,16 +148,20 @@ class Shard:
             total += sum(tensor_from(data, "float32").nbytes for _, data in parts)
         return shard_pb2.PushResponse(outcome=shard_pb2.OUTCOME_ACCEPTED, version=total)
 
-    async def pull(self, request: shard_pb2.PullRequest) -> AsyncIterator[bytes]:
+    async def pull(self, request: shard_pb2.PullRequest) -> AsyncIterator[AnyFrame]:
         """Give one."""
         size = request.min_version
         if size not in self._versions:
             self._versions[size] = [
-                encode_frame(shard_pb2.FrameHeader(chunks=[shard_pb2.ChunkRef(bytes=part)]), [bytes(part)])
+                frame_of(shard_pb2.FrameHeader(chunks=[shard_pb2.ChunkRef(bytes=part)]), [bytes(part)])
                 for part in sizes(size)
             ]
         for raw in self._versions[size]:
             yield raw
+
+    async def open_bulk(self, _: shard_pb2.OpenBulkRequest) -> shard_pb2.OpenBulkResponse:
+        """Bulk connections."""
+        return self.offer()
 
     async def stats(self, _: shard_pb2.StatsRequest) -> shard_pb2.StatsResponse:
         """The smallest call."""
@@ -176,7 +183,10 @@ async def main() -> None:
     bare.add_generic_rpc_handlers((Bare(),))
     bare_port = bare.add_insecure_port("127.0.0.1:0")
     await bare.start()
-    ours = await serve([("Shard", Shard())])
+    shard = Shard()
+    sockets = await bulk.serve([("Shard", shard)])
+    shard.offer = sockets.offer
+    ours = await serve([("Shard", shard)])
     ports = {"tcp": listening.getsockname()[1], "bare": bare_port, "ours": ours.port}
     print(json.dumps(ports), flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):

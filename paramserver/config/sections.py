@@ -149,11 +149,17 @@ class Cluster(Section):
     max_idle_s: Seconds = Field(
         default=600.0, description="How long a job waits when a server or every worker is gone, or when it is stuck."
     )
-    transport: Literal["auto", "grpc", "shm"] = Field(
+    transport: Literal["auto", "shm", "bulk", "grpc"] = Field(
         default="auto",
         description="How weights and gradients travel. auto: in shared memory between a worker and a server on one "
-        "host, else over gRPC; a worker near some of the servers only sends large models to all over gRPC. shm: in "
-        "shared memory, or not at all.",
+        "host, else as bulk; a worker near some of the servers only sends large models to all as bulk. shm: in shared "
+        "memory, or not at all. bulk: over sockets beside gRPC, or over gRPC where their port cannot be reached. grpc: "
+        "over gRPC alone, for proxies and meshes.",
+    )
+    bulk_port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        default=0,
+        description="The port of a server for bulk connections, beside the one for gRPC. 0: any that is free. Several "
+        "servers of one machine take this port and the next ones.",
     )
     max_restarts: Count = Field(
         default=3,

@@ -66,7 +66,7 @@ async def run_coordinator(settings: Settings) -> int:
     from paramserver.roles.coordinating import Coordinating
     from paramserver.roles.dashboard import Dashboard
     from paramserver.store import open_store
-    from paramserver.transport import grpc
+    from paramserver.transport import bulk, grpc
 
     job = settings.cluster.job
     url = os.environ.pop(env.ENV_STORE)
@@ -88,7 +88,7 @@ async def run_coordinator(settings: Settings) -> int:
         lambda: open_store(url, f"paramserver:{job}"),
         os.environ.get(env.ENV_STORE_NAME, ""),
         security,
-        grpc.connector(security, "server"),
+        bulk.connector(security, "server", settings.cluster.transport != "grpc"),
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, coordinating.on_signal, number)

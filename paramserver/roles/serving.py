@@ -59,23 +59,24 @@ class Serving:
         from paramserver.server.member import ServerMember
         from paramserver.server.service import ServerService
         from paramserver.tensors.uncompiled import postpone_compiler
-        from paramserver.transport import grpc
+        from paramserver.transport import bulk, grpc
         from paramserver.transport.addresses import join
         from paramserver.transport.allocation import keep_memory
         from paramserver.web.metrics.members import SERVER, server_samples
         from paramserver.web.metrics.port import MetricsPort
 
         settings = self._settings
+        over_sockets = settings.cluster.transport != "grpc"
         torch.set_num_threads(1)
         keep_memory(server=True)
         postpone_compiler()
         service = ServerService(
             settings.cluster.job,
-            grpc.connector(self._security, "server"),
+            bulk.connector(self._security, "server", over_sockets),
             settings.cluster.wait_timeout_s,
             settings.training.threads_per_server
             or server_threads(len(os.sched_getaffinity(0)), _servers_here(settings)),
-            shares=settings.cluster.transport != "grpc",
+            shares=settings.cluster.transport in ("auto", "shm"),
         )
         metrics = MetricsPort(
             settings,
@@ -85,6 +86,10 @@ class Serving:
             lambda: self.name,
         )
         server = await grpc.serve([("Shard", service)], host, port, self._security)
+        sockets = (
+            await bulk.serve([("Shard", service)], host, self._bulk_port(), self._security) if over_sockets else None
+        )
+        service.process.offer = sockets.offer if sockets else None
         self.member = ServerMember(
             service,
             self._coordinator,
@@ -107,7 +112,12 @@ class Serving:
         finally:
             await metrics.close()
             await self.member.close()
-            await server.stop(0.2)
+            await asyncio.gather(server.stop(0.2), *([sockets.stop(0.2)] if sockets else []))
+
+    def _bulk_port(self) -> int:
+        """The port for bulk connections of this server: those of one machine have ports one after the other."""
+        port = self._settings.cluster.bulk_port
+        return port + (self._index or 0) if port and _servers_here(self._settings) > 1 else port
 
     @property
     def name(self) -> str:

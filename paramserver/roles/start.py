@@ -64,7 +64,7 @@ async def _coordinate(settings: Settings, options: Options) -> int:
     from paramserver.roles.coordinating import Coordinating
     from paramserver.roles.dashboard import Dashboard
     from paramserver.store import open_store
-    from paramserver.transport import grpc
+    from paramserver.transport import bulk, grpc
     from paramserver.transport.addresses import join
 
     host, port, advertised = coordinator_place(settings)
@@ -83,7 +83,7 @@ async def _coordinate(settings: Settings, options: Options) -> int:
             lambda: open_store(url, f"paramserver:{cluster.job}", cluster.store_password_file),
             store_name,
             security,
-            grpc.connector(security, "server"),
+            bulk.connector(security, "server", settings.cluster.transport != "grpc"),
             say=logs.say,
         )
         for number in (signal.SIGTERM, signal.SIGINT):

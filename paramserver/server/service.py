@@ -54,6 +54,7 @@ class ShardService:
         replicas = Replicas(host, self)
         self.set_holders, self.lend = replicas.set_holders, replicas.lend
         self.forward, self.catch_up = replicas.forward, replicas.catch_up
+        self.open_bulk = process.open_bulk
 
     def report(self) -> shard_pb2.StatsResponse:
         """The report that the coordinator gets every now and then."""

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any, NoReturn
 
 from paramserver.errors import ProtocolError
+from paramserver.frames import AnyFrame, Frame
 from paramserver.tensors.codec import chunk_frames, split_frame
 from paramserver.transport.grpc import serve
 from paramserver.v1 import shard_pb2
@@ -24,7 +25,7 @@ NBYTES = CHUNK_BYTES * CHUNKS
 _PAYLOAD = bytes(CHUNK_BYTES)
 
 
-def frames_of(first: shard_pb2.PushHeader | shard_pb2.PullHeader, chunks: int) -> Iterator[bytes]:
+def frames_of(first: shard_pb2.PushHeader | shard_pb2.PullHeader, chunks: int) -> Iterator[Frame]:
     """The frames of a contribution, or of a version, of so many chunks."""
     refs = (shard_pb2.ChunkRef(index=index, bytes=CHUNK_BYTES) for index in range(chunks))
     return chunk_frames(first, ((ref, _PAYLOAD) for ref in refs))
@@ -34,18 +35,18 @@ class Echo:
     """Calls of a shard without a shard; those that are not measured fail."""
 
     def __init__(self) -> None:
-        self._frames: list[bytes] = []
+        self._frames: list[Frame] = []
 
     def __getattr__(self, name: str) -> Any:
         return _unknown
 
-    async def push(self, frames: AsyncIterator[bytes]) -> shard_pb2.PushResponse:
+    async def push(self, frames: AsyncIterator[AnyFrame]) -> shard_pb2.PushResponse:
         """Take a contribution in, as far as its frames are read."""
         async for raw in frames:
             split_frame(raw)
         return shard_pb2.PushResponse()
 
-    async def pull(self, request: shard_pb2.PullRequest) -> AsyncIterator[bytes]:
+    async def pull(self, request: shard_pb2.PullRequest) -> AsyncIterator[AnyFrame]:
         """Give a version, encoded once, or a header alone."""
         if request.header_only:
             yield next(frames_of(shard_pb2.PullHeader(ready=True), 0))

@@ -45,7 +45,10 @@ def frame_of(header: shard.FrameHeader, parts: Sequence[Buffer] = ()) -> Frame:
     if len(head) > MAX_HEADER_BYTES:
         raise ValueError(f"a frame header of {len(head)} bytes is over the limit of {MAX_HEADER_BYTES}; list less")
     frame = Frame(head, [view.cast("B") for part in parts if (view := memoryview(part)).nbytes])
-    if len(frame) + _MOST_AROUND > MAX_FRAME_BYTES and (size := len(frame.prefix()) + frame.data_bytes) > MAX_FRAME_BYTES:
+    if (
+        len(frame) + _MOST_AROUND > MAX_FRAME_BYTES
+        and (size := len(frame.prefix()) + frame.data_bytes) > MAX_FRAME_BYTES
+    ):
         raise ValueError(f"a frame of {size} bytes is over the limit of {MAX_FRAME_BYTES}: use smaller chunks")
     return frame
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from paramserver import errors
+from paramserver.frames import AnyFrame
 from paramserver.transport.base import METHODS, Channel, Frames, MethodKind, Neighbour, each
 
 T = TypeVar("T")
@@ -156,7 +157,7 @@ class FaultyChannel:
         await self._faults.delay(hit, method)
         return where, hit, deadline
 
-    async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[bytes, None]:
+    async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[AnyFrame, None]:
         """One message there, frames back."""
         where, hit, deadline = await self._begin(method, timeout)
         if hit is not None and hit.fault is Fault.DUPLICATE:
@@ -222,7 +223,7 @@ def broken(where: str, how: str) -> errors.UnavailableError:
     return errors.UnavailableError(f"{where}: {how}, as planned")
 
 
-def _endless(frames: Sequence[bytes], where: str) -> Iterable[bytes]:
+def _endless(frames: Sequence[AnyFrame], where: str) -> Iterable[AnyFrame]:
     """All frames, but no end."""
     yield from frames
     raise broken(where, "the upload was cut short")

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 from google.protobuf.message import Message
 
 from paramserver import errors
+from paramserver.frames import AnyFrame
 from paramserver.transport.addresses import split_shard
 from paramserver.transport.base import (
     Caller,
@@ -161,7 +162,7 @@ class MemoryChannel:
             pipe.finish()
             return found.decode_response(await call.outcome())
 
-    async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[bytes, None]:
+    async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[AnyFrame, None]:
         """See `base.Channel`."""
         found, handler, server = self._find(method, MethodKind.DOWNLOAD)
         raw = found.encode_request(request)

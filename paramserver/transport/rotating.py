@@ -9,6 +9,7 @@ from contextlib import aclosing, contextmanager
 from google.protobuf.message import Message
 
 from paramserver import errors
+from paramserver.frames import AnyFrame
 from paramserver.transport.base import Channel, Frames, Neighbour
 
 
@@ -54,7 +55,7 @@ class RotatingChannel:
         with self._using() as channel:
             return await channel.upload(method, frames, timeout=timeout)
 
-    async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[bytes, None]:
+    async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[AnyFrame, None]:
         """See `base.Channel`."""
         with self._using() as channel:
             async with aclosing(channel.download(method, request, timeout=timeout)) as frames:

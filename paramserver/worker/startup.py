@@ -60,14 +60,14 @@ async def present_model(session: Session) -> tuple[types_pb2.ModelSpec, int]:
 
 
 async def share_memory(session: Session, links: ShardLinks, plan: Plan, transport: str) -> None:
-    """Share memory with the servers on this host. ``transport``: "auto", "grpc" (with none) or "shm" (with all).
+    """Share memory with the servers on this host. ``transport``: "auto", "shm" (with all), or another (with none).
 
     Where only some of the servers are on this host, sharing memory with these saves less time than to send gradients to
     all of them while they are computed, if the model is large enough for that.
 
     Raises UnavailableError if it must be all and is not, RolledBackError once the job goes on with other servers.
     """
-    if transport == "grpc":
+    if transport not in ("auto", "shm"):
         return
     try:
         shared = SharedMemory(plan)

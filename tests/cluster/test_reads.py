@@ -20,6 +20,7 @@ from torch.overrides import BaseTorchFunctionMode, _get_current_function_mode_st
 from torch.utils.data import DataLoader
 
 from paramserver import errors
+from paramserver.frames import AnyFrame
 from paramserver.tensors.codec import split_frame
 from paramserver.transport.base import Channel
 from paramserver.worker.context import Context
@@ -341,7 +342,7 @@ class Withheld(TappedChannel):
         self._told = told
         self.withheld = 0
 
-    async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[bytes, None]:
+    async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[AnyFrame, None]:
         chunks = 0
         async for raw in self._inner.download(method, request, timeout=timeout):
             _, parts = split_frame(raw)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from paramserver import errors, failpoints
+from paramserver.frames import AnyFrame
 from paramserver.testing.armed import Armed
 from paramserver.testing.fired import FiredLog
 from paramserver.testing.plan import Plan, parse
@@ -31,12 +32,12 @@ class Peer(Stub):
     def __init__(self) -> None:
         super().__init__()
         self.began = 0
-        self.heard: list[list[bytes]] = []
+        self.heard: list[list[AnyFrame]] = []
         self.pulls = 0
         self.order: list[int] = []
         self.ended = asyncio.Event()
 
-    async def push(self, frames: AsyncIterator[bytes]) -> shard_pb2.PushResponse:
+    async def push(self, frames: AsyncIterator[AnyFrame]) -> shard_pb2.PushResponse:
         self.began += 1
         try:
             self.heard.append([frame async for frame in frames])
@@ -44,7 +45,7 @@ class Peer(Stub):
             self.ended.set()
         return shard_pb2.PushResponse(version=len(self.heard))
 
-    async def pull(self, request: shard_pb2.PullRequest) -> AsyncIterator[bytes]:
+    async def pull(self, request: shard_pb2.PullRequest) -> AsyncIterator[AnyFrame]:
         self.pulls += 1
         for frame in FRAMES:
             yield frame
@@ -69,7 +70,7 @@ class Line:
         assert isinstance(reply, shard_pb2.PushResponse)
         return reply.version
 
-    async def pull(self) -> list[bytes]:
+    async def pull(self) -> list[AnyFrame]:
         async with aclosing(self.channel.download("Shard.Pull", shard_pb2.PullRequest(), timeout=TIMEOUT_S)) as frames:
             return [frame async for frame in frames]
 

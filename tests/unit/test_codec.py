@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paramserver.errors import ProtocolError
-from paramserver.frames import ALIGNMENT, Frame
+from paramserver.frames import ALIGNMENT
 from paramserver.tensors import codec
 from paramserver.tensors.codec import chunk_frames, decode_frame, encode_frame, split_frame
 from paramserver.v1 import shard_pb2 as shard

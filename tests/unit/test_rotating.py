@@ -10,6 +10,7 @@ import pytest
 from google.protobuf.message import Message
 
 from paramserver import errors
+from paramserver.frames import AnyFrame
 from paramserver.transport.base import Frames, Neighbour
 from paramserver.transport.rotating import RotatingChannel, coordinator_channel
 from paramserver.v1 import coordinator_pb2
@@ -39,7 +40,7 @@ class Fake:
     async def upload(self, method: str, frames: Frames, *, timeout: float) -> Message:
         return self._answer()
 
-    async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[bytes, None]:
+    async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[AnyFrame, None]:
         self._answer()
         yield self.address.encode()
 
@@ -147,7 +148,7 @@ def test_the_other_kinds_of_calls(fakes: dict[str, Fake]) -> None:
     channel = rotating(fakes)
     fakes["a:1"].error = errors.UnavailableError("gone")
 
-    async def go() -> list[bytes]:
+    async def go() -> list[AnyFrame]:
         with pytest.raises(errors.UnavailableError):
             await channel.upload("Shard.Push", [b""], timeout=1.0)
         assert channel.address == "b:1"

@@ -19,6 +19,7 @@ from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.versions.names import SyncName
 from paramserver.core.versions.shard import ShardState
 from paramserver.errors import CheckpointError, GoneError, UnavailableError
+from paramserver.frames import AnyFrame
 from paramserver.server.saving.restoring import restore
 from paramserver.server.saving.saver import Saver
 from paramserver.server.versions.shard import Contribution, ShardTensors
@@ -232,7 +233,7 @@ class Elsewhere:
     def __init__(self, shard: Shard | None, asked: asyncio.Event) -> None:
         self.shard, self.asked = shard, asked
 
-    async def download(self, method: str, request: Any, timeout: float) -> AsyncGenerator[bytes, None]:
+    async def download(self, method: str, request: Any, timeout: float) -> AsyncGenerator[AnyFrame, None]:
         self.asked.set()
         if self.shard is None:
             raise UnavailableError("nobody answers")

@@ -10,10 +10,11 @@ import structlog
 
 from paramserver import errors
 from paramserver.core.layout.plan import Chunk
+from paramserver.frames import AnyFrame
 from paramserver.server.arithmetic.apply import StateEntry
 from paramserver.server.replicas.outbox import Loan
 from paramserver.server.versions.drafting import Draft, Drafting
-from paramserver.tensors.codec import Ref, chunk_frames, encode_frame
+from paramserver.tensors.codec import Ref, chunk_frames, frame_of
 from paramserver.tensors.dtypes import buffer_of
 from paramserver.transport.base import Channel
 from paramserver.v1 import shard_pb2
@@ -79,8 +80,8 @@ class DraftParcel:
             log.debug("could not send a draft to a backup", at=channel.address, error=str(error))
             self.sent.clear()
 
-    async def _frames(self) -> AsyncIterator[bytes]:
-        yield encode_frame(shard_pb2.FrameHeader(forward=self._header), ())
+    async def _frames(self) -> AsyncIterator[AnyFrame]:
+        yield frame_of(shard_pb2.FrameHeader(forward=self._header), ())
         stir = asyncio.Event()
         self._drafting.listeners.add(stir)
         try:
@@ -95,7 +96,7 @@ class DraftParcel:
                 if self.content is not None and index in self.content.chunks:
                     self.sent.add(index)
                     ref, data = chunk_ref(self._chunks[index]), buffer_of(self.content.chunks[index])
-                    yield encode_frame(shard_pb2.FrameHeader(chunks=[ref]), [data])
+                    yield frame_of(shard_pb2.FrameHeader(chunks=[ref]), [data])
         finally:
             self._drafting.listeners.discard(stir)
 
@@ -180,7 +181,7 @@ class CatchUpParcel:
         frames = await self.frames()
         await channel.upload("Shard.CatchUp", frames, timeout=_ATTEMPT_S + self.nbytes * _BYTE_S)
 
-    async def frames(self) -> Iterator[bytes]:
+    async def frames(self) -> Iterator[AnyFrame]:
         """The frames of the message."""
         if self._states is None:
             self._states = await self._copying

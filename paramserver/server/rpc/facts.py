@@ -9,6 +9,7 @@ from functools import partial
 from paramserver import errors
 from paramserver.checkpoint import probe
 from paramserver.checkpoint.place import Place
+from paramserver.frames import AnyFrame
 from paramserver.server.arithmetic.apply import StateEntry
 from paramserver.server.replicas.facts import epoch_slices
 from paramserver.server.reporting import ledger_response, report
@@ -16,7 +17,7 @@ from paramserver.server.rpc.contributions import Contributions
 from paramserver.server.rpc.host import Host
 from paramserver.server.rpc.pulls import Pulls
 from paramserver.server.running import RunningShard
-from paramserver.tensors.codec import encode_frame
+from paramserver.tensors.codec import frame_of
 from paramserver.tensors.dtypes import buffer_of
 from paramserver.v1 import shard_pb2
 
@@ -75,7 +76,7 @@ class Facts:
         shard = self._host.ready()
         return ledger_response(shard)
 
-    async def export(self, request: shard_pb2.ExportRequest) -> AsyncIterator[bytes]:
+    async def export(self, request: shard_pb2.ExportRequest) -> AsyncIterator[AnyFrame]:
         """The optimizer state of one version, tensor by tensor, in pieces; or all of some chunks, for another plan."""
         self._host.process.check_job(request.job)
         if not 0 <= request.wait_s <= MAX_WAIT_S:
@@ -90,12 +91,12 @@ class Facts:
         found = await shard.state_from(request.min_version, request.wait_s)
         header = shard_pb2.PullHeader(timeline=request.timeline)
         if found is None:
-            yield encode_frame(shard_pb2.FrameHeader(pull=header), ())
+            yield frame_of(shard_pb2.FrameHeader(pull=header), ())
             return
         header.ready, header.version = True, found[0]
         copy = found[1]
         try:
-            yield encode_frame(shard_pb2.FrameHeader(pull=header), ())
+            yield frame_of(shard_pb2.FrameHeader(pull=header), ())
             for index in sorted(tensors.states):
                 for entry in await shard.arithmetic(partial(copy.use, index)):
                     for frame in _state_frames(entry):
@@ -112,7 +113,7 @@ class Facts:
         await shard.norms.hear(request, shard.state.version)
         return shard_pb2.ShareNormsResponse()
 
-    async def copied(self, request: shard_pb2.CopiedRequest) -> AsyncIterator[bytes]:
+    async def copied(self, request: shard_pb2.CopiedRequest) -> AsyncIterator[AnyFrame]:
         """Chunks of a copy, for a server that writes a tensor of which they are a part."""
         self._host.process.check_job(request.job)
         shard = self._host.on(request.timeline)
@@ -122,7 +123,7 @@ class Facts:
             yield frame
 
 
-async def _handed_over(shard: RunningShard, request: shard_pb2.ExportRequest) -> Iterator[bytes]:
+async def _handed_over(shard: RunningShard, request: shard_pb2.ExportRequest) -> Iterator[AnyFrame]:
     """Frames with weights and state of some chunks of a shard at rest, for a shard of a new plan."""
     if not shard.can_cut(request.min_version):
         raise errors.UnavailableError(f"this shard does not stand at version {request.min_version}")
@@ -132,7 +133,7 @@ async def _handed_over(shard: RunningShard, request: shard_pb2.ExportRequest) ->
     return await shard.copies.catch_up(chunks, request.facts).frames()
 
 
-def _state_frames(entry: StateEntry) -> Iterator[bytes]:
+def _state_frames(entry: StateEntry) -> Iterator[AnyFrame]:
     """Optimizer state in pieces."""
     tensor, key, start, data, scalar = entry
     flat = data.reshape(-1)
@@ -147,4 +148,4 @@ def _state_frames(entry: StateEntry) -> Iterator[bytes]:
             dtype=str(part.dtype).removeprefix("torch."),
             scalar=scalar,
         )
-        yield encode_frame(shard_pb2.FrameHeader(states=[ref]), [buffer_of(part)])
+        yield frame_of(shard_pb2.FrameHeader(states=[ref]), [buffer_of(part)])

@@ -63,6 +63,8 @@ class Process:
         self.settled = 0
         # Drops the shards of former plans; gets the number of the plan in force.
         self.drops: Callable[[int], Awaitable[None]] | None = None
+        # Offers a bulk connection to the present caller; None: this server has none.
+        self.offer: Callable[[], shard_pb2.OpenBulkResponse] | None = None
 
     def becomes_member(self, incarnation: int, news: Callable[[], None]) -> None:
         """``incarnation`` goes into reports; ``news`` is called when a report should not wait for the regular one."""
@@ -100,6 +102,12 @@ class Process:
     async def arithmetic(self, work: Callable[[], T]) -> T:
         """Run ``work`` in the thread for arithmetic."""
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
+
+    async def open_bulk(self, request: shard_pb2.OpenBulkRequest) -> shard_pb2.OpenBulkResponse:
+        """A connection for frames beside gRPC."""
+        if self.offer is None:
+            return shard_pb2.OpenBulkResponse(reason="cluster.transport is grpc at the server")
+        return self.offer()
 
     def check_authority(self, request: _Command) -> None:
         """Raise FencedError if a coordinator that has been replaced sends this command."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from paramserver.compress.base import Compressor
 from paramserver.compress.registry import FOR_PULL, reader
 from paramserver.core.versions.events import AnswerPull, PullAsked
+from paramserver.frames import AnyFrame, Frame
 from paramserver.server.reporting import waiting_for
 from paramserver.server.rpc.contributions import Contributions
 from paramserver.server.rpc.host import Host
@@ -18,7 +19,7 @@ from paramserver.server.running import RunningShard
 from paramserver.server.versions import stealing
 from paramserver.server.versions.ahead import Ahead
 from paramserver.server.versions.version import Version
-from paramserver.tensors.codec import encode_frame
+from paramserver.tensors.codec import frame_of
 from paramserver.v1 import shard_pb2
 from paramserver.wire.bounds import seconds
 from paramserver.wire.messages import consistency_to_proto, want_from_proto
@@ -51,7 +52,7 @@ class Pulls:
         """End the thread."""
         self._encoder.shutdown(wait=True)
 
-    async def pull(self, request: shard_pb2.PullRequest) -> AsyncIterator[bytes]:
+    async def pull(self, request: shard_pb2.PullRequest) -> AsyncIterator[AnyFrame]:
         """Answer with a whole published version as soon as the state machine says so, or `ready = false` in time."""
         pulling = self.checked(request)
         shard, rounding = pulling.shard, pulling.rounding
@@ -67,7 +68,7 @@ class Pulls:
         else:
             pulled = await shard.pull(pulling.ask, request.wait_s)
         header, version = await self.header(pulling, request, pulled)
-        yield encode_frame(shard_pb2.FrameHeader(pull=header), ())
+        yield frame_of(shard_pb2.FrameHeader(pull=header))
         if version is None:
             return
         frozen = request.include_frozen
@@ -146,13 +147,13 @@ class Pulls:
         stealing.note(shard.stealing, request, version.number)
         return header, version if follow else None
 
-    async def _passing(self, version: Version, frozen: bool, rounding: Compressor | None) -> AsyncIterator[bytes]:
+    async def _passing(self, version: Version, frozen: bool, rounding: Compressor | None) -> AsyncIterator[AnyFrame]:
         """The frames of a version, none of which is kept."""
         frames, loop = version.passing(frozen, rounding), asyncio.get_running_loop()
         while (frame := await loop.run_in_executor(self._encoder, next, frames, None)) is not None:
             yield frame
 
-    async def _frames(self, version: Version, frozen: bool, rounding: Compressor | None) -> list[bytes]:
+    async def _frames(self, version: Version, frozen: bool, rounding: Compressor | None) -> list[Frame]:
         if not version.encoded(frozen, rounding):
             async with self._encoding:
                 loop = asyncio.get_running_loop()

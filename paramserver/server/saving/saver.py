@@ -27,6 +27,7 @@ from paramserver.checkpoint.manifest import COPIES_KEPT, checkpoint_name
 from paramserver.checkpoint.place import Place
 from paramserver.checkpoint.tensorfile import FileInfo, write_tensors
 from paramserver.core.layout.plan import Chunk, Kind, Plan
+from paramserver.frames import Frame
 from paramserver.server.saving.contents import Contents, Copy
 from paramserver.server.versions.version import Version
 from paramserver.tensors.codec import chunk_frames, split_frame
@@ -267,7 +268,7 @@ class Saver:
             except errors.StaleViewError as error:
                 raise errors.CheckpointError(f"server-{server} has no such copy: {error}") from error
 
-    async def copied(self, version: int, chunks: Sequence[int], wait_s: float = 1.0) -> list[bytes]:
+    async def copied(self, version: int, chunks: Sequence[int], wait_s: float = 1.0) -> list[Frame]:
         """Frames with these chunks of the copy of ``version``, waiting for it if it has not been taken yet.
 
         Raises GoneError if there is none and will be none, UnavailableError if it does not come in time.

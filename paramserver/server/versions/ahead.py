@@ -10,9 +10,10 @@ from contextlib import AbstractContextManager, nullcontext
 
 from paramserver.compress.base import Compressor
 from paramserver.core.versions.events import AnswerPull, PullAsked
+from paramserver.frames import AnyFrame, Frame
 from paramserver.server.running import RunningShard
 from paramserver.server.versions.version import Version
-from paramserver.tensors.codec import encode_frame
+from paramserver.tensors.codec import frame_of
 from paramserver.v1 import shard_pb2
 
 # After a frame was sent, the worker is not told to ask again for so long.
@@ -42,7 +43,7 @@ class Ahead:
         # The state machine's answer, after :meth:`frames`; None if none came in time.
         self.pulled: AnswerPull | None = None
 
-    async def frames(self) -> AsyncGenerator[bytes, None]:
+    async def frames(self) -> AsyncGenerator[AnyFrame, None]:
         """The frames of drafts as they are made, until there is an answer. Raises the error of a refused pull."""
         drafting = self._shard.drafting
         stir = asyncio.Event()
@@ -54,7 +55,7 @@ class Ahead:
                 while not answer.done():
                     stir.clear()
                     if acks := news():
-                        yield encode_frame(shard_pb2.FrameHeader(acks=acks), ())
+                        yield frame_of(shard_pb2.FrameHeader(acks=acks), ())
                     frame = self._next()
                     if frame is not None:
                         yield frame
@@ -68,7 +69,7 @@ class Ahead:
     def _news(self, stir: asyncio.Event) -> AbstractContextManager[Callable[[], list[shard_pb2.Ack]]]:
         return nullcontext(list) if self._worker is None else self._shard.acks.heard(self._worker, stir)
 
-    def _next(self) -> bytes | None:
+    def _next(self) -> Frame | None:
         """A frame of the present draft that has not been sent."""
         draft = self._shard.drafting.draft
         if draft is None or draft.rounding is not self._rounding:
@@ -87,7 +88,7 @@ class Ahead:
                 break
         return pulled
 
-    def rest(self, version: Version, frames: Sequence[bytes]) -> Iterator[bytes]:
+    def rest(self, version: Version, frames: Sequence[AnyFrame]) -> Iterator[AnyFrame]:
         """The version's frames that are not sent yet: all, unless frames of this version's draft were sent ahead."""
         have = self._sent.get(version.draft, set()) if version.draft else set()
         if not have:

@@ -27,8 +27,9 @@ from paramserver.core.versions.drafts import (
     NotMade,
     Opened,
 )
+from paramserver.frames import Frame
 from paramserver.server.versions.version import part
-from paramserver.tensors.codec import encode_frame
+from paramserver.tensors.codec import frame_of
 from paramserver.v1 import shard_pb2
 
 if TYPE_CHECKING:
@@ -60,13 +61,13 @@ class Draft:
         # By chunk: the weights, and the optimizer state that goes with them. Filled in the arithmetic thread.
         self.made: dict[int, tuple[Tensor, ChunkState | None]] = {}
         # By chunk, the frame that is sent, encoded once for all pulls; the chunks in the order they were made in.
-        self.frames: dict[int, bytes] = {}
+        self.frames: dict[int, Frame] = {}
         self.order: list[int] = []
 
-    def encode(self, chunk: Chunk, weights: Tensor) -> bytes:
+    def encode(self, chunk: Chunk, weights: Tensor) -> Frame:
         """A frame with one chunk."""
         ref, data = part(chunk, weights, self.rounding)
-        return encode_frame(shard_pb2.FrameHeader(chunks=[ref], draft=self.number), [data])
+        return frame_of(shard_pb2.FrameHeader(chunks=[ref], draft=self.number), [data])
 
     def becomes(self, version: Version) -> None:
         """The draft is this version: workers that pull ahead have some of its frames already. Not thread-safe."""

@@ -16,6 +16,7 @@ from paramserver.compress.options import compressible
 from paramserver.compress.registry import FOR_PUSH, NONE, reader
 from paramserver.core.layout.plan import Chunk, Layout
 from paramserver.errors import ProtocolError
+from paramserver.frames import AnyFrame
 from paramserver.tensors.codec import split_frame
 from paramserver.tensors.dtypes import tensor_from, wire_dtype
 from paramserver.tensors.finite import is_finite
@@ -39,7 +40,7 @@ Decode = Callable[[Callable[[], "torch.Tensor"]], Awaitable["torch.Tensor"]]
 
 
 async def receive(
-    frames: AsyncIterator[bytes],
+    frames: AsyncIterator[AnyFrame],
     kind: str,
     expect: Callable[[shard_pb2.FrameHeader], tuple[Mapping[int, Chunk], int]],
     keep: Callable[[Chunk, torch.Tensor], torch.Tensor] = lambda chunk, values: values,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from paramserver.compress.base import Compressor
 from paramserver.compress.options import compressible
 from paramserver.core.layout.plan import Chunk, Kind
+from paramserver.frames import Frame
 from paramserver.tensors.codec import chunk_frames
 from paramserver.tensors.dtypes import buffer_of, torch_dtype
 from paramserver.v1 import shard_pb2
@@ -33,7 +34,7 @@ class Version:
         # The number of the draft that it was, if it was one; a pull without frozen chunks then has one frame per chunk.
         self.draft = 0
         # By whether frozen chunks are among them, and by encoding.
-        self._frames: dict[tuple[bool, int], list[bytes]] = {}
+        self._frames: dict[tuple[bool, int], list[Frame]] = {}
 
     def moving(self, frozen: bool) -> list[Chunk]:
         """The chunks that change with versions; with ``frozen``, also those that never do."""
@@ -43,7 +44,7 @@ class Version:
         """Whether it has the very tensors of another version of this shard."""
         return all(self.tensors[chunk.index] is other.tensors[chunk.index] for chunk in self.moving(False))
 
-    def frames(self, frozen: bool, rounding: Compressor | None = None) -> list[bytes]:
+    def frames(self, frozen: bool, rounding: Compressor | None = None) -> list[Frame]:
         """The frames of a pull, without its header. Encoded on first use; not thread-safe.
 
         ``rounding``: for trained float32 chunks; this version itself stays as it is.
@@ -53,7 +54,7 @@ class Version:
             self._frames[key] = list(self.passing(frozen, rounding))
         return self._frames[key]
 
-    def passing(self, frozen: bool, rounding: Compressor | None = None) -> Iterator[bytes]:
+    def passing(self, frozen: bool, rounding: Compressor | None = None) -> Iterator[Frame]:
         """The same, encoded as they are asked for, and not kept."""
         parts = (part(chunk, self.tensors[chunk.index], rounding) for chunk in self.moving(frozen))
         return chunk_frames(None, parts, _FRAME_BYTES)
@@ -62,7 +63,7 @@ class Version:
         """True if :meth:`frames` costs nothing."""
         return _key(frozen, rounding) in self._frames
 
-    def was(self, draft: int, rounding: Compressor | None, frames: list[bytes]) -> None:
+    def was(self, draft: int, rounding: Compressor | None, frames: list[Frame]) -> None:
         """The version was the draft of this number, and these are its frames. Not thread-safe."""
         self.draft = draft
         self._frames[_key(False, rounding)] = frames

@@ -84,4 +84,4 @@ def _room(nbytes: int) -> memoryview:
 
     room = np.empty(nbytes + _ALIGNMENT, np.uint8)
     start = -room.ctypes.data % _ALIGNMENT
-    return memoryview(room)[start : start + nbytes]
+    return room.data[start : start + nbytes]

@@ -1,4 +1,4 @@
-"""Records: what travels over a bulk connection. A head of 16 bytes, then a header, then data, each of which may be empty.
+"""Records: what travels over a bulk connection. A head of 16 bytes, then a header, then data; both may be empty.
 
     0   2   magic "PS"
     2   1   version of this format

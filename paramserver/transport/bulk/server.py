@@ -1,8 +1,8 @@
 """The called side of the bulk transport: a second port, with the first one's rules.
 
-A connection opens with a token that a call over gRPC has asked for. So its caller has passed all checks of gRPC, and the
-connection has the roles of that call and the shard to which that call was addressed. With TLS, the certificate of the
-connection must be of one of these roles. Each call is checked against the table of roles again.
+A connection opens with a token that a call over gRPC has asked for. So its caller has passed all checks of gRPC, and
+the connection has the roles of that call and the shard to which that call was addressed. With TLS, the certificate of
+the connection must be of one of these roles. Each call is checked against the table of roles again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import secrets
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any

@@ -10,6 +10,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from paramserver import errors
+from paramserver.frames import AnyFrame
 from paramserver.transport import fork
 from paramserver.transport.addresses import split_shard, target
 from paramserver.transport.base import Frames, Method, MethodKind, each, failure, find, frame
@@ -119,7 +120,7 @@ class GrpcChannel:
                         await call.step(call.under.done_writing())
             return found.decode_response(await call.step(call.under))
 
-    async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[bytes, None]:
+    async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[AnyFrame, None]:
         """See `base.Channel`."""
         found = find(method, MethodKind.DOWNLOAD)
         raw = found.encode_request(request)

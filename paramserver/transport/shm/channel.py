@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from paramserver import errors
+from paramserver.frames import AnyFrame
 from paramserver.transport.base import (
     MAX_MESSAGE_BYTES,
     Caller,
@@ -392,7 +393,7 @@ class LocalChannel:
         with _Calling(self, line, method, timeout) as calling:
             return found.decode_response(await calling.within(talk(calling)))
 
-    async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[bytes, None]:
+    async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[AnyFrame, None]:
         """See `base.Channel`."""
         found = find(method, MethodKind.DOWNLOAD)
         raw = found.encode_request(request)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from paramserver.core.layout.plan import Chunk
 from paramserver.core.versions.names import Name
+from paramserver.frames import AnyFrame
 from paramserver.tensors.codec import chunk_frames
 from paramserver.tensors.dtypes import buffer_of
 from paramserver.v1 import shard_pb2, types_pb2
@@ -50,7 +51,7 @@ def frames_of(
     chunks: Sequence[Chunk],
     read: Callable[[int], memoryview],
     apart: bool = False,
-) -> Iterator[bytes]:
+) -> Iterator[AnyFrame]:
     """The frames of a push of these chunks. ``read`` gives the bytes of a chunk by its index.
 
     ``apart``: each chunk has a frame of its own, however small it is.
@@ -65,7 +66,7 @@ def frames_of(
 
 async def frames_as_ready(
     header: shard_pb2.PushHeader, chunks: Mapping[int, Chunk], read: Callable[[int], memoryview], early: EarlyChunks
-) -> AsyncIterator[bytes]:
+) -> AsyncIterator[AnyFrame]:
     """The frames of a push while its contribution is computed: one for each chunk."""
     for frame in chunk_frames(header, ()):
         yield frame

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+from paramserver.frames import AnyFrame
 from paramserver.v1 import shard_pb2
 
 # If no chunk is acknowledged for so long, a server is in trouble or the link is very slow: nothing waits any more.
@@ -52,7 +53,7 @@ class Flow:
         self._given_up = False
         self._watch: asyncio.TimerHandle | None = None
 
-    async def keep(self, shard: int, frames: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    async def keep(self, shard: int, frames: AsyncIterator[AnyFrame]) -> AsyncGenerator[AnyFrame, None]:
         """The frames for one server, each when it may leave. Every frame but the first, the header, holds one chunk."""
         header = True
         try:

@@ -21,7 +21,7 @@ Connect = Callable[[str], Channel]
 class Shards:
     """``connect`` opens a channel to a server's address.
 
-    ``transport``: "shm": share memory with all servers, "auto": with those on this host, "grpc": with none.
+    ``transport``: "shm": share memory with all servers, "auto": with those on this host, else with none.
     """
 
     def __init__(self, member: Member, connect: Connect, transport: str) -> None:

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, aclosing
 from typing import cast
 
 from paramserver import errors
+from paramserver.frames import AnyFrame
 from paramserver.tensors.codec import Ref, split_frame
 from paramserver.v1 import shard_pb2
 from paramserver.worker.links.targets import Targets
@@ -82,7 +83,7 @@ async def _parts(name: str, frames: Frames) -> Parts:
     return found
 
 
-async def _frames(raws: AsyncIterator[bytes]) -> Frames:
-    async with aclosing(cast("AsyncGenerator[bytes, None]", raws)) as coming:
+async def _frames(raws: AsyncIterator[AnyFrame]) -> Frames:
+    async with aclosing(cast("AsyncGenerator[AnyFrame, None]", raws)) as coming:
         async for raw in coming:
             yield split_frame(raw)

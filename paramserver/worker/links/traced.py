@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from paramserver.core.versions.names import SyncName
+from paramserver.frames import AnyFrame
 from paramserver.tracing import Recorder
 from paramserver.transport.base import Frames, each
 from paramserver.worker.gradients.contribution import PushFacts
@@ -18,7 +19,7 @@ class TracedPush:
         self._step = facts.name.step if isinstance(facts.name, SyncName) else None
         self._began = self._left = trace.now()
 
-    async def frames(self, frames: Frames) -> AsyncIterator[bytes]:
+    async def frames(self, frames: Frames) -> AsyncIterator[AnyFrame]:
         """The frames of the push, on their way out."""
         nbytes = 0
         async for frame in each(frames):

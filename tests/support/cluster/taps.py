@@ -11,6 +11,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from paramserver.frames import AnyFrame
 from paramserver.store.base import Entry, Lead, Store, StoreFacts, TransientStoreError
 from paramserver.transport.base import METHODS, Channel, Frames, MethodKind, Neighbour
 from paramserver.v1 import shard_pb2
@@ -116,7 +117,7 @@ class TappedChannel:
         """See `base.Channel`."""
         return await self._inner.upload(method, frames, timeout=timeout)
 
-    def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[bytes, None]:
+    def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[AnyFrame, None]:
         """See `base.Channel`."""
         return self._inner.download(method, request, timeout=timeout)
 

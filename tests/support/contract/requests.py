@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from paramserver.frames import AnyFrame
 from paramserver.transport.base import Channel
 from paramserver.v1 import coordinator_pb2, shard_pb2
 from tests.support.contract.channels import DEADLINE_S
@@ -25,7 +26,7 @@ async def silence() -> AsyncIterator[coordinator_pb2.SessionRequest]:
     yield coordinator_pb2.SessionRequest()
 
 
-async def collect(channel: Channel, method: str = PULL) -> list[bytes]:
+async def collect(channel: Channel, method: str = PULL) -> list[AnyFrame]:
     return [frame async for frame in channel.download(method, WANT, timeout=T)]
 
 
@@ -46,7 +47,7 @@ async def one_of_each(channel: Channel) -> list[Callable[[], Any]]:
 def reporting(ended: asyncio.Queue[str], arrived: asyncio.Event) -> Callable[..., Any]:
     """A push that says how its stream of frames ended."""
 
-    async def push(frames: AsyncIterator[bytes]) -> shard_pb2.PushResponse:
+    async def push(frames: AsyncIterator[AnyFrame]) -> shard_pb2.PushResponse:
         try:
             async for _ in frames:
                 arrived.set()
