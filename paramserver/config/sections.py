@@ -156,7 +156,9 @@ class Cluster(Section):
         "memory, or not at all. bulk: over sockets beside gRPC, or over gRPC where their port cannot be reached. grpc: "
         "over gRPC alone, for proxies and meshes.",
     )
-    bulk_port: Annotated[int, Field(ge=0, le=65535)] = Field(
+    bulk_port: Annotated[
+        int, BeforeValidator(refuse_bool), Field(ge=0, le=65535), Must("an integer from 0 to 65535")
+    ] = Field(
         default=0,
         description="The port of a server for bulk connections, beside the one for gRPC. 0: any that is free. Several "
         "servers of one machine take this port and the next ones.",
