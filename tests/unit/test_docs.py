@@ -148,7 +148,7 @@ def test_the_layout_names_every_package() -> None:
     named = {
         name for cell in re.findall(r"^\| (`[^|]*) \|", text, re.MULTILINE) for name in re.findall(r"`(\w+)`", cell)
     }
-    assert named - {"errors", "failpoints", "logs", "api"} == {
+    assert named - {"errors", "failpoints", "frames", "logs", "api"} == {
         path.parent.name for path in (ROOT / "paramserver").glob("*/__init__.py")
     }
 
