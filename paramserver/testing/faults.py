@@ -101,10 +101,14 @@ class FaultyChannel:
     """A channel whose calls suffer ``faults``; see `paramserver.transport.base.Channel`."""
 
     def __init__(self, inner: Channel, faults: CallFaults) -> None:
-        self.kind = inner.kind
         self.address = inner.address
         self._inner = inner
         self._faults = faults
+
+    @property
+    def kind(self) -> str:
+        """The transport."""
+        return self._inner.kind
 
     async def call(self, method: str, request: Message, *, timeout: float) -> Message:
         """One message there, one back."""

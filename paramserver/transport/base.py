@@ -114,7 +114,7 @@ class Channel(Protocol):
 
     @property
     def kind(self) -> str:
-        """The transport of frames: "memory", "bulk" or "grpc"."""
+        """The transport of frames: "memory", "bulk" or "grpc". After a colon: why it is not "bulk"."""
         ...
 
     @property

@@ -29,6 +29,7 @@ from paramserver.transport.bulk import server as servers
 from paramserver.transport.bulk.reading import Reader
 from paramserver.transport.bulk.records import HEAD_BYTES, LIMITS, Kind, Record, of_error, of_frame, parse
 from paramserver.transport.bulk.sockets import Plain
+from paramserver.transport.bulk.tls import Contexts, greet
 from paramserver.transport.grpc import connect
 from paramserver.transport.grpc import serve as serve_grpc
 from paramserver.transport.limits import Limits
@@ -204,7 +205,7 @@ def test_data_is_received_where_it_is_aligned() -> None:
 def test_a_frame_is_one_message_for_transports_that_send_no_pieces() -> None:
     frame = Frame(b"\x20\x01", [memoryview(b"abc"), memoryview(b"def")])
     parsed = shard_pb2.Frame.FromString(message_of(frame))
-    assert parsed.data == b"abcdef" == frame.data()
+    assert parsed.data == b"abcdef" == bytes(frame.data())
     assert parsed.header.SerializeToString() == b"" or parsed.HasField("header")
 
 
@@ -433,7 +434,7 @@ def test_with_tls_a_connection_needs_a_certificate_of_the_role_that_got_the_toke
         assert len(log_lines) == 1
         worker, coordinator = member(home, WORKER), member(home, COORDINATOR)
         token = await w.token(main.address, worker)
-        moving, _ = await servers.greet(await _socket(w.bulk.port), _context(coordinator), SERVER)
+        moving, _ = await greet(await _socket(w.bulk.port), _context(coordinator), SERVER)
         over = line.Line(moving)
         await over.send(Record(Kind.HELLO, token))
         await over.ended()
@@ -453,15 +454,13 @@ def test_another_authority_is_not_trusted(home: Path, tmp_path: Path, log_lines:
         # Only the certificate of the bulk connection is of another authority.
         channel._contexts = type(channel._contexts)(member(tmp_path / "other", WORKER).certificates, called=False)
         assert await channel.upload(PUSH, [b"xyz"], timeout=T) == shard_pb2.PushResponse(version=3)
-        assert channel.kind == "grpc"
-        assert "cannot be reached" in channel.why_not
+        assert channel.kind.startswith("grpc: port ")
+        assert "cannot be reached" in channel.kind
 
     run(Both, test)
 
 
 def _context(security: Security) -> Any:
-    from paramserver.transport.bulk.tls import Contexts
-
     return Contexts(security.certificates, called=False).current()[1]
 
 
@@ -502,8 +501,7 @@ def test_a_server_without_bulk_connections_is_reached_over_grpc() -> None:
         main = await w.open(Stub(push=take, open_bulk=none), offering=False)
         channel = w.channel(main.address)
         assert await channel.upload(PUSH, [Frame(b"", [memoryview(b"xyz")])], timeout=T)
-        assert channel.kind == "grpc"
-        assert channel.why_not == "cluster.transport is grpc at the server"
+        assert channel.kind == "grpc: cluster.transport is grpc at the server"
         assert w.bulk.connections == 0
 
     run(Both, test)
@@ -517,7 +515,7 @@ def test_where_the_port_cannot_be_reached_frames_go_over_grpc(log_lines: list[An
         for _ in range(3):
             assert await channel.upload(PUSH, [b"xyz"], timeout=T) == shard_pb2.PushResponse(version=3)
         assert len(await collect(channel)) == 1
-        assert channel.kind == "grpc"
+        assert channel.kind.startswith("grpc: port ")
         assert [one["event"] for one in log_lines] == [
             "weights and gradients go over gRPC: the bulk port of a server cannot be reached"
         ]

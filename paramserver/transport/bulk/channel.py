@@ -63,7 +63,7 @@ class BulkChannel:
     @property
     def kind(self) -> str:
         """See `base.Channel`."""
-        return self._main.kind if self.why_not else "bulk"
+        return f"{self._main.kind}: {self.why_not}" if self.why_not else "bulk"
 
     async def call(self, method: str, request: Message, *, timeout: float) -> Message:
         """See `base.Channel`."""

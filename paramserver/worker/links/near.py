@@ -111,7 +111,8 @@ class Near:
     def kind(self) -> str:
         """The transport of weights and gradients, as `status` shows it."""
         channels = self._targets.channels
-        kind = channels[0].kind if channels else ""
+        kinds = [channel.kind for channel in channels]
+        kind = next((one for one in kinds if ":" in one), kinds[0] if kinds else "")
         if self.shared is None or not self.shared.shards:
             return kind
         return "shm" if len(self.shared.shards) == len(channels) else f"shm+{kind}"
