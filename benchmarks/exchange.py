@@ -1,9 +1,9 @@
 """One whole synchronous step on one host: from gradients ready to new weights readable by all, in real processes.
 
 Ours over shared memory, over sockets and over gRPC, beside gloo's all-reduce with the local fused optimizer, a
-parameter server on PyTorch RPC (TCP), gRPC that moves as many bytes and does nothing else, and the floor: what the least
-traffic takes at the speed of an in-place triad on all processors. A step begins when the last worker's gradients are ready, and ends
-when the last worker has the weights.
+parameter server on PyTorch RPC (TCP), gRPC that moves as many bytes and does nothing else, and the floor: what the
+least traffic takes at the speed of an in-place triad on all processors. A step begins when the last worker's gradients
+are ready, and ends when the last worker has the weights.
 """
 
 from __future__ import annotations
