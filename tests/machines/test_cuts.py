@@ -83,7 +83,7 @@ def test_a_worker_is_cut_off_and_takes_part_again(site: Site, local_run: dict[st
             assert host not in alive(away.facts, "worker")
             reached = version(away.facts)
             cluster.status_when("the others go on", lambda facts: version(facts) >= reached + 3)
-        cluster.processes[machine].wait_for_err("this process was given up for lost; it joins again")
+        cluster.processes[machine].wait_for_err("was given up for lost; it joins again")
         back = cluster.status_when("it is back", lambda facts: host in alive(facts, "worker"))
         slices = processes(back, "worker")[host]["slices"]
         assert slices >= before["slices"]
