@@ -160,6 +160,12 @@ class Cluster(Section):
         description="How often in a row `run` and `start --restart` start a process again while the job gets no "
         "further. 0: never.",
     )
+    preload: bool = Field(
+        default=True,
+        description="Whether `run` imports torch once, in a process of which servers and workers are forked. false: each "
+        "process imports it by itself, as scripts need that set variables such as OMP_NUM_THREADS before they import "
+        "torch.",
+    )
     when_done: Literal["exit", "stay"] = Field(
         default="exit", description="What coordinator and servers do when the job is done."
     )

@@ -1,0 +1,1 @@
+"""A process that has imported everything, and of which others are forked. Imports processes only. Used by launch, roles."""
