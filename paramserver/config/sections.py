@@ -162,9 +162,8 @@ class Cluster(Section):
     )
     preload: bool = Field(
         default=True,
-        description="Whether `run` imports torch once, in a process of which servers and workers are forked. false: each "
-        "process imports it by itself, as scripts need that set variables such as OMP_NUM_THREADS before they import "
-        "torch.",
+        description="Whether `run` imports torch once, in a process of which servers and workers are forked. false: "
+        "each process imports torch by itself, for scripts that set variables like OMP_NUM_THREADS before the import.",
     )
     when_done: Literal["exit", "stay"] = Field(
         default="exit", description="What coordinator and servers do when the job is done."

@@ -1,1 +1,1 @@
-"""A process that has imported everything, and of which others are forked. Imports processes only. Used by launch, roles."""
+"""A process that has imported torch, and of which others are forked. Imports processes. Used by launch and roles."""

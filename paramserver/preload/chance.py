@@ -10,7 +10,7 @@ import sys
 def draw_anew() -> None:
     """Give this process random states of its own, for libraries that draw theirs when they are imported.
 
-    torch begins with the same seed in every process, forked or not. Python's hash seed cannot be changed.
+    Python's hash seed cannot be changed: processes that are forked of the same process share it.
     """
     random.seed()
     if "multiprocessing.process" in sys.modules:
@@ -19,3 +19,5 @@ def draw_anew() -> None:
         process.current_process().authkey = os.urandom(32)
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()

@@ -30,8 +30,8 @@ class Preloaded:
         self.child = child
         self._adopter = adopter
         self._control: socket.socket | None = None
-        # What the process has said after its imports: "ready", or why it must not be forked. None: nothing yet.
-        self._word: str | None = None
+        # What the process has said after its imports: "ready", or why it must not be forked. "" until then.
+        self._word = ""
         self._said = asyncio.Event()
 
     @property
@@ -42,7 +42,7 @@ class Preloaded:
     @property
     def refusal(self) -> str:
         """Why the process must not be forked, in words; "" if it may be, or has not said yet."""
-        return "" if self._word is None or self.ready else self._word
+        return "" if self.ready else self._word
 
     async def start(self, program: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start it; its imports go on meanwhile. The program is told the number of a socket behind its arguments.
@@ -63,7 +63,7 @@ class Preloaded:
         except ConnectionError:
             word = b""
         asyncio.get_running_loop().remove_reader(self._control)
-        self._word = word.decode() or "it has ended"
+        self._word = word.decode()
         self._said.set()
 
     async def fork(self, command: Command) -> Adopted:
@@ -78,7 +78,7 @@ class Preloaded:
             self.child.kill()
             raise NotForkedError(f"its imports have taken more than {LOAD_S:g} s") from None
         if not self.ready or self._control is None:
-            raise NotForkedError(self._word)
+            raise NotForkedError(self._word or "it has ended")
         line, its = socket.socketpair()
         with line:
             line.setblocking(False)

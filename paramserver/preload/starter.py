@@ -18,7 +18,7 @@ _MOST = 3
 
 @dataclass(slots=True)
 class _Place:
-    """The preloaded process for one environment. ``process``: None once there shall be none. ``ended``: how many have."""
+    """The preloaded process for one environment. ``process``: None if there is none. ``ended``: how many have ended."""
 
     environment: Mapping[str, str]
     process: Preloaded | None
@@ -91,7 +91,8 @@ class Preloading:
     async def _watch(self, place: _Place, process: Preloaded) -> None:
         """Replace the preloaded process when it has ended; do without if it must not be forked."""
         assert process.child.exited is not None
-        code = await process.child.exited
+        await asyncio.wait([process.child.exited])  # a task of its own, which goes on if this one is cancelled
+        code = process.child.exited.result()
         place.process = None
         await process.close()
         if process.refusal:
