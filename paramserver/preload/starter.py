@@ -59,7 +59,7 @@ class Preloading:
 
     async def start(self, command: Command) -> Started:
         """Start a process. Raises OSError."""
-        process = await self._for(command)
+        process = self._for(command)
         if process is None:
             return await self._plain.start(command)
         try:
@@ -69,7 +69,7 @@ class Preloading:
                 self._say(f"a process starts without the preloaded process: {error}")
             return await self._plain.start(command)
 
-    async def _for(self, command: Command) -> Preloaded | None:
+    def _for(self, command: Command) -> Preloaded | None:
         """The preloaded process for this command; None if the command starts by itself."""
         if list(command.argv[: len(self._program)]) != self._program:
             return None
