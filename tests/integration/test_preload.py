@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,29 @@ def test_the_process_is_a_child_of_the_launcher_and_dies_with_its_data_loaders(t
     asyncio.run(go())
 
 
+@pytest.mark.long
+def test_a_process_that_imports_little_does_not_wait_for_the_imports(tmp_path: Path) -> None:
+    async def go() -> None:
+        text = "import sys; print('torch' in sys.modules)"
+        async with Nursery(tmp_path, os.environ) as nursery:
+            found = [(await nursery.run(nursery.forking, text, light=light)).lines for light in (True, False, True)]
+            assert found == [["False"], ["True"], ["True"]]
+
+    asyncio.run(go())
+
+
+@pytest.mark.long
+def test_a_crash_is_told_by_faulthandler(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with Nursery(tmp_path, {**os.environ, "PYTHONFAULTHANDLER": "1"}) as nursery:
+            ended = await nursery.run(nursery.forking, "import ctypes; ctypes.string_at(0)")
+            assert ended.code == -signal.SIGSEGV
+            assert ended.lines[0] == "Fatal Python error: Segmentation fault"
+            assert nursery.said == []
+
+    asyncio.run(go())
+
+
 def test_a_preloaded_process_that_is_killed_is_replaced_and_its_processes_go_on(tmp_path: Path) -> None:
     async def go() -> None:
         async with Nursery(tmp_path, os.environ) as nursery:
@@ -171,7 +195,11 @@ def test_a_preloaded_process_that_dies_again_and_again_is_given_up(tmp_path: Pat
     ("surrounding", "reason"),
     [
         ("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()", "it has 2 threads"),
-        ("import sys; sys.setprofile(lambda *_: None)", "a debugger, a profiler or a tool for coverage watches it"),
+        pytest.param(
+            "import sys; sys.setprofile(lambda *_: None)",
+            "a debugger, a profiler or a tool for coverage watches it",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_process_that_must_not_be_forked_says_why(tmp_path: Path, surrounding: str, reason: str) -> None:
@@ -197,10 +225,10 @@ def test_what_is_preloaded_starts_no_thread_and_touches_no_gpu() -> None:
         "preloaded._load('any.py')\nimport torch\n"
         "assert not obstacle(), obstacle()\nassert threads() == 1\nassert not torch.cuda.is_initialized()"
     )
-    for count in ("1", "4"):
-        environ = {**os.environ, "OMP_NUM_THREADS": count}
-        done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=100)
-        assert done.returncode == 0, done.stderr
+    # With more than one thread, OpenBLAS starts some when NumPy is imported.
+    environ = {**os.environ, "OMP_NUM_THREADS": "4"}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
 
 
 def test_killed_members_are_back_soon(place: Place) -> None:
@@ -210,12 +238,20 @@ def test_killed_members_are_back_soon(place: Place) -> None:
     def pid(name: str) -> int:
         return next((p["pid"] for p in status_of(running)["processes"] if p["name"] == name and not p["gone"]), 0)
 
+    def again(name: str, before: int) -> bool:
+        return pid(name) not in (0, before)
+
     for name in ("server-0", "worker-1"):
         before = pid(name)
         os.kill(before, signal.SIGKILL)
         begin = time.monotonic()
-        until(f"another {name}", lambda before=before, name=name: pid(name) not in (0, before), 10.0)
+        until(f"another {name}", partial(again, name, before), 10.0)
         print(f"{name} again after {time.monotonic() - begin:.2f} s")
     running.wait_for(r"worker-1 \| rank 1 of 2 trains", count=2)
+    [preloaded] = [pid for pid, words in place.processes().items() if "roles.preloaded" in words]
+    os.kill(preloaded, signal.SIGKILL)
+    running.wait_for("the preloaded process ended unexpectedly \\(signal 9\\), and another one is started")
+    os.kill(pid("worker-1"), signal.SIGKILL)
+    running.wait_for(r"worker-1 \| rank 1 of 2 trains", count=3)
     running.send(signal.SIGTERM)
     running.wait().check(143)

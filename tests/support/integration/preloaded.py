@@ -55,7 +55,7 @@ class Nursery:
         self.preloads.append(Child("preload", self._guard, lambda name: OnceHeard(lambda: output(name))))
         return self.preloads[-1]
 
-    async def begin(self, starter: Starter, text: str, *args: str) -> tuple[Child, list[str]]:
+    async def begin(self, starter: Starter, text: str, *args: str, light: bool = False) -> tuple[Child, list[str]]:
         """A process that runs this script, and the lines that it writes."""
         script = self._directory / f"script-{abs(hash(text))}.py"
         script.write_text(text)
@@ -64,12 +64,12 @@ class Nursery:
             "worker-0", self._guard, lambda name: NamedLines(name, lambda _, line: lines.append(line)), starter
         )
         environment = {**self.environment, "PARAMSERVER_CONFIG": ""}
-        await child.start([*ROLES, "worker", str(script), *args], environment)
+        await child.start([*ROLES, "worker", str(script), *args], environment, light=light)
         return child, lines
 
-    async def run(self, starter: Starter, text: str, *args: str) -> Ended:
+    async def run(self, starter: Starter, text: str, *args: str, light: bool = False) -> Ended:
         """Run the script to its end."""
-        child, lines = await self.begin(starter, text, *args)
+        child, lines = await self.begin(starter, text, *args, light=light)
         return Ended(await self.end(child), lines)
 
     async def end(self, child: Child) -> int:

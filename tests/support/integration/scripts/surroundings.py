@@ -18,6 +18,7 @@ import threading
 import warnings
 from multiprocessing import process
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ _PR_GET_PDEATHSIG = 2
 INHERITED = ("Umask", "ShdPnd", "SigBlk", "SigIgn", "SigCgt", "NoNewPrivs", "Seccomp", "Cpus_allowed_list", "CapEff")
 
 
-def stream(file) -> dict[str, object]:
+def stream(file: TextIO) -> dict[str, object]:
     return {
         "name": str(file.name),
         "encoding": file.encoding,
@@ -87,7 +88,7 @@ def seen() -> dict[str, object]:
         "faulthandler": faulthandler.is_enabled(),
         "locale": locale.setlocale(locale.LC_ALL),
         "threads of torch": [torch.get_num_threads(), torch.get_num_interop_threads()],
-        "cuda": torch.cuda.is_initialized(),
+        "cuda": torch.cuda.is_initialized(),  # type: ignore[no-untyped-call]
         "method": str(multiprocessing.get_start_method(allow_none=True)),
     }
 
