@@ -168,6 +168,11 @@ class Cluster(Section):
         description="How often in a row `run` and `start --restart` start a process again while the job gets no "
         "further. 0: never.",
     )
+    preload: bool = Field(
+        default=True,
+        description="Whether `run` imports torch once, in a process of which servers and workers are forked. false: "
+        "each process imports torch by itself, for scripts that set variables like OMP_NUM_THREADS before the import.",
+    )
     when_done: Literal["exit", "stay"] = Field(
         default="exit", description="What coordinator and servers do when the job is done."
     )

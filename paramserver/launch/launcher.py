@@ -20,17 +20,20 @@ from paramserver.config import Settings, hide_password
 from paramserver.launch.display import Display, make_display
 from paramserver.launch.output import Outputs
 from paramserver.launch.poll import Poll
+from paramserver.launch.preloading import preload
 from paramserver.launch.reporting import Reporting
 from paramserver.launch.spawn import Spawner
 from paramserver.launch.supervisor import Supervisor
 from paramserver.logs import complain
 from paramserver.machine.jobs import Job, publish_job, withdraw_job
 from paramserver.machine.valkey import EmbeddedStore
+from paramserver.preload.starter import Preloading
 from paramserver.processes.alive import process_birth
 from paramserver.processes.lines import Output
 from paramserver.processes.logfiles import Logs
 from paramserver.processes.process import Guard, stop_all
 from paramserver.processes.restarts import Restarts
+from paramserver.processes.starting import Executing
 from paramserver.records.opening import check_records
 from paramserver.report.writing import check_report
 from paramserver.results.gather import MovedError, gather
@@ -100,6 +103,7 @@ class Launcher:
         self._logs: Logs | None = None
         self._store = EmbeddedStore()
         self._guard: Guard | None = None
+        self._preloading: Preloading | None = None
         self._spawner: Spawner | None = None
         self._supervisor: Supervisor | None = None
         self._poll: Poll | None = None
@@ -203,6 +207,8 @@ class Launcher:
         store, name = settings.cluster.store, hide_password(settings.cluster.store)
         durable = store != "memory"
         assert self._guard is not None
+        if settings.cluster.preload:
+            self._preloading = await preload(settings, self._script, self._guard, self._output, self._say)
         holding = self._holding = await hold_for_run(settings, self._fresh, not self._wanted_checkpoints)
         self._keeping = asyncio.create_task(keep_up(holding))
         if store == "auto":
@@ -219,6 +225,7 @@ class Launcher:
             (store, name),
             self._token,
             holding,
+            self._preloading or Executing(),
             self._fresh,
         )
         supervisor = self._supervisor = Supervisor(
@@ -311,6 +318,8 @@ class Launcher:
     async def _stop(self) -> None:
         self._display.close()
         self._stopping = True
+        if self._preloading is not None:
+            await self._preloading.close()
         if self._poll is not None:
             await self._poll.close()
         if self._spawner is not None:

@@ -23,3 +23,22 @@ class Outputs:
         """The stream is over."""
         for output in self._outputs:
             output.end()
+
+
+class OnceHeard:
+    """An output that is made when the first bytes come. ``make``: makes it."""
+
+    def __init__(self, make: Callable[[], Output]) -> None:
+        self._make = make
+        self._output: Output | None = None
+
+    def feed(self, data: bytes) -> None:
+        """The next bytes."""
+        if self._output is None:
+            self._output = self._make()
+        self._output.feed(data)
+
+    def end(self) -> None:
+        """The stream is over."""
+        if self._output is not None:
+            self._output.end()

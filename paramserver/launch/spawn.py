@@ -17,17 +17,18 @@ from paramserver.launch.seats import ChildFailedError
 from paramserver.processes import environment as env
 from paramserver.processes.lines import Output
 from paramserver.processes.process import Child, Guard
+from paramserver.processes.starting import Starter
 
 START_TIMEOUT_S = 60.0
-_ROLES = (sys.executable, "-m", "paramserver.roles.child")
+ROLES = (sys.executable, "-m", "paramserver.roles.child")
 
 
 class Spawner:
     """Starts the processes of one run. ``output(name)`` makes what takes a stream of a process.
 
-    ``store``: URL and shown name of the store. ``holding``: of the place of the checkpoints. ``fresh``: an earlier job
-    of this name does not count. ``address``: of the coordinator, once it was started; ``dashboard``: the URL of its
-    page, or "". A coordinator that is started again keeps both.
+    ``store``: URL and shown name of the store. ``holding``: of the place of the checkpoints. ``starter``: how processes
+    are made. ``fresh``: an earlier job of this name does not count. ``address``: of the coordinator, once it was
+    started; ``dashboard``: the URL of its page, or "". A coordinator that is started again keeps both.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Spawner:
         store: tuple[str, str],
         admin_token: str,
         holding: Holding,
+        starter: Starter,
         fresh: bool = False,
     ) -> None:
         self.address = self.dashboard = ""
@@ -48,6 +50,7 @@ class Spawner:
         self._script, self._script_args = script, script_args
         self._guard = guard
         self._output = output
+        self._starter = starter
         self._secrets = {
             env.ENV_STORE: store[0],
             env.ENV_STORE_NAME: store[1],
@@ -98,7 +101,7 @@ class Spawner:
     async def _coordinator(self, own: Mapping[str, str], pass_fds: tuple[int, ...] = ()) -> Child:
         self._leader = secrets.token_hex(8)
         environment = {**self._secrets, **own, env.ENV_LEADER: self._leader}
-        return await self._start("coordinator", ["coordinator"], environment, pass_fds)
+        return await self._start("coordinator", ["coordinator"], environment, 1, pass_fds)
 
     async def server(self, index: int, replaces: Sequence[int] = ()) -> Child:
         """The server of this index. ``replaces``: pids of its ended predecessors in this seat."""
@@ -111,26 +114,29 @@ class Spawner:
         return await self._member("worker", index, argv, self._settings.training.threads_per_worker, replaces)
 
     async def _member(self, role: str, index: int, argv: list[str], threads: int, replaces: Sequence[int]) -> Child:
-        own = {env.ENV_INDEX: str(index), "OMP_NUM_THREADS": str(threads), **env.replacing(replaces)}
-        return await self._start(f"{role}-{index}", argv, own)
+        own = {env.ENV_INDEX: str(index), **env.replacing(replaces)}
+        return await self._start(f"{role}-{index}", argv, own, threads)
 
-    async def _start(self, name: str, argv: list[str], own: Mapping[str, str], pass_fds: tuple[int, ...] = ()) -> Child:
-        child = Child(name, self._guard, self._output)
+    async def _start(
+        self, name: str, argv: list[str], own: Mapping[str, str], threads: int, pass_fds: tuple[int, ...] = ()
+    ) -> Child:
+        child = Child(name, self._guard, self._output, self._starter)
         self._children = [*(c for c in self._children if c.running), child]
-        await child.start([*_ROLES, *argv], {**self._environment(), **own}, pass_fds)
+        environment = {**common_environment(threads), **self._internal(), **own}
+        await child.start([*ROLES, *argv], environment, pass_fds, light=name == "coordinator")
         return child
 
-    def _environment(self) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+    def _internal(self) -> dict[str, str]:
+        """The variables of this package."""
         internal = {n: v for n, v in os.environ.items() if n.startswith(f"{ENV_PREFIX}INTERNAL_")}
         # An empty PARAMSERVER_CONFIG: the variables say everything, no file is read again.
-        return {
-            **kept,
-            **internal,
-            **self._settings.as_environment(),
-            f"{ENV_PREFIX}CONFIG": "",
-            "PYTHONUNBUFFERED": "1",
-        }
+        return {**internal, **self._settings.as_environment(), f"{ENV_PREFIX}CONFIG": ""}
+
+
+def common_environment(threads: int) -> dict[str, str]:
+    """The variables that are not of this package, in a process that computes with so many threads."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+    return {**kept, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(threads)}
 
 
 def _read_line(fd: int) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from paramserver.processes.lines import Output
+from paramserver.processes.starting import Command, Executing, Started, Starter
 
 _READ_BYTES = 64 << 10
 # The pipes of an ended process are read to the end, as long as something comes within so many seconds.
@@ -48,30 +49,35 @@ class Guard:
 class Child:
     """One process. ``output(name)`` takes one of its two streams; None: the process writes where this one writes."""
 
-    def __init__(self, name: str, guard: Guard, output: Callable[[str], Output] | None) -> None:
+    def __init__(
+        self, name: str, guard: Guard, output: Callable[[str], Output] | None, starter: Starter | None = None
+    ) -> None:
         self.name = name
         self._guard = guard
         self._output = output
-        self._process: asyncio.subprocess.Process | None = None
+        self._starter = starter or Executing()
+        self._process: Started | None = None
         self._pumps: list[asyncio.Task[None]] = []
         # How many pieces of output have come.
         self._heard = 0
         self.exited: asyncio.Task[int] | None = None
 
-    async def start(self, argv: Sequence[str], environment: Mapping[str, str], pass_fds: Sequence[int] = ()) -> None:
-        """Start it. Must be called in the launcher's main thread, with which the child dies."""
+    async def start(
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        pass_fds: Sequence[int] = (),
+        light: bool = False,
+    ) -> None:
+        """Start it. Must be called in the launcher's main thread, with which the child dies.
+
+        ``light``: the program imports little (`Command`).
+        """
+        # asyncio would also wait for the end of pipes of its own before it says that the process has ended.
         outputs = [os.pipe() for _ in range(2)] if self._output is not None else []
+        out, err = (outputs[0][1], outputs[1][1]) if outputs else (None, None)
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                *argv,
-                env=dict(environment),
-                stdin=asyncio.subprocess.DEVNULL,
-                # asyncio would also wait for the end of pipes of its own before it says that the process has ended.
-                stdout=outputs[0][1] if outputs else None,
-                stderr=outputs[1][1] if outputs else None,
-                start_new_session=True,
-                pass_fds=pass_fds,
-            )
+            self._process = await self._starter.start(Command(argv, environment, out, err, pass_fds, light))
         except BaseException:
             for ours, _ in outputs:
                 os.close(ours)

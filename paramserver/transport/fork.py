@@ -61,6 +61,18 @@ def check() -> None:
         )
 
 
+def begin_anew() -> None:
+    """This process was forked, but from a process that had no connections: it may have its own.
+
+    Raises AssertionError if there were connections.
+    """
+    global _forked
+    assert not _kept, "a process with connections was forked"
+    _forked = False
+    if _guarded:
+        os.environ.setdefault(_SETTING, "0")
+
+
 def _in_child() -> None:
     global _forked
     _forked = True

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from benchmarks import agg, apply, busy, compress, ctrl, mem, shards, step_ideal, train, wire_bw
+from benchmarks import agg, apply, busy, compress, ctrl, mem, shards, start, step_ideal, train, wire_bw
 from benchmarks.counting import STEPS, Counts
 from benchmarks.counts import lines
 from benchmarks.launch import flags
@@ -138,3 +138,10 @@ def test_every_way_to_sum_ends_at_the_same_weights(count: int) -> None:
 def test_weights_that_differ_are_noticed() -> None:
     with pytest.raises(RuntimeError, match=r"other: the weights differ by 0\.1"):
         apply.check(torch.ones(3), {"other": torch.tensor([1.0, 1.1, 1.0])})
+
+
+def test_a_restart_ends_with_the_longest_pause_after_the_kill() -> None:
+    """A step that was under way may still end after the kill."""
+    assert start.back_at([0.0, 5.0, 5.1, 5.2, 5.21, 5.6, 5.7], killed_at=5.205) == 5.6
+    with pytest.raises(ValueError, match="no step has followed"):
+        start.back_at([1.0, 2.0], killed_at=3.0)

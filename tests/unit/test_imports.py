@@ -19,7 +19,7 @@ EDGES = {"tensors", "transport", "store"}
 WIRE = {"v1", "wire", "membership"}
 ROLES = {"coordinator", "server", "worker"}
 # What begins, ends and shows the processes of a job.
-AROUND = {"logs", "processes", "testing", "machine", "pki"}
+AROUND = {"logs", "preload", "processes", "testing", "machine", "pki"}
 
 # Part of the package -> parts it may import, besides itself. A part stands above those in its row.
 ALLOWED: dict[str, set[str]] = {
@@ -32,6 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "logs": set(),
     "tracing": {"core"},  # records what a process does
     "processes": set(),
+    "preload": {"processes"},  # a process of which others are forked
     "v1": set(),
     "tensors": LOWER | {"v1"},
     "compress": LOWER | {"tensors", "v1"},
