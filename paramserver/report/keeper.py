@@ -26,7 +26,7 @@ class Keeper:
         self._status: Status | None = None
         self._events: dict[Event, None] = {}
         self._curves = History()
-        self._moments = Moments()
+        self._moments: Moments[Moment] = Moments()
         self._settings: list[Setting] = []
         self._versions: dict[str, str] = {}
         self._host = ""
