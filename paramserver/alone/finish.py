@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paramserver.alone.job import InProcessJob
 from paramserver.config import Settings, shown
-from paramserver.errors import JobFailedError
+from paramserver.errors import JobFailedError, UnavailableError
 from paramserver.membership.session import versions
 from paramserver.results.collect import Result, collect
 from paramserver.results.summary import summarise, write_summary
@@ -67,7 +68,8 @@ def _write_report(path: Path, settings: Settings, job: InProcessJob, summary: di
         status.history.versions.update(versions())
         status.history.host = socket.gethostname()
         keeper.hear(status)
-        keeper.hear_ledger(await job.coordinator.ledger(coordinator_pb2.AccountsRequest()))
+        with suppress(UnavailableError):  # the script has no data set
+            keeper.hear_ledger(await job.coordinator.ledger(coordinator_pb2.AccountsRequest()))
 
     job.background.run(ask())
     how = finished(summary, 1 if summary["broken_promises"] else 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -16,6 +17,8 @@ from paramserver.errors import ConfigError, ParamServerError
 
 USAGE_EXIT_CODE = 2
 INTERRUPTED_EXIT_CODE = 130
+# Reasons why standard output takes no more.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def complain(text: str) -> None:
@@ -67,8 +70,19 @@ def guard(command: Callable[[], int]) -> int:
         return INTERRUPTED_EXIT_CODE
     except BrokenPipeError:
         # The reader of our output has gone (`paramserver status | head`): there is nobody to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
         return 1
+    except OSError as error:
+        if error.filename is not None or error.errno not in _NO_ROOM:
+            raise  # a bug of ours: who opens files says what is wrong with them
+        _forget_output()
+        complain(f"the output cannot be written: {error.strerror}")
+        return USAGE_EXIT_CODE
+
+
+def _forget_output() -> None:
+    """What is still to be printed goes nowhere; otherwise Python would try again at the end, and fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, object]:

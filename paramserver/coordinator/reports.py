@@ -180,6 +180,8 @@ class Reports:
             process.samples_per_s = rate
             for field in _REPORTED:
                 setattr(process, field, getattr(report, field))
+            if not report.HasField("clock"):  # it joins at the slowest one
+                process.clock = self._slowest_clock()
             process.metrics.update(report.metrics)
             process.phases.CopyFrom(report.phases)
         if reports := self.servers.get(member.ident):
@@ -191,6 +193,11 @@ class Reports:
             for told_once in ("times", "open", "held", "staleness"):
                 process.server.ClearField(told_once)
         return process
+
+    def _slowest_clock(self) -> int:
+        """Of the workers that have told theirs; 0: none has."""
+        reports = (self.workers.get(member.ident) for member in self._job.members.of(Role.WORKER))
+        return min((one.clock for one in reports if one is not None and one.HasField("clock")), default=0)
 
     def with_former(self, process: coordinator_pb2.ProcessStatus) -> None:
         """Add the totals of earlier processes of this name."""

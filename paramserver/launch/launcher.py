@@ -84,6 +84,12 @@ class Launcher:
                 f"cluster.coordinator is {settings.cluster.coordinator}, but paramserver run serves this machine only: "
                 "use a port of 127.0.0.1, or leave it empty"
             )
+        metrics = settings.web.metrics
+        here = metrics == "off" or is_loopback(metrics.rpartition(":")[0].strip("[]"))
+        if not (here or settings.security.insecure):
+            raise errors.ConfigError(
+                f"web.metrics is {metrics}, but paramserver run serves this machine only: say 127.0.0.1:0"
+            )
         settings.replicas(launched=True)  # refuses a wish that cannot be
         job = settings.cluster.job or f"{_job_stem(script)}-{secrets.token_hex(3)}"
         self._settings = settings.model_copy(update={"cluster": settings.cluster.model_copy(update={"job": job})})

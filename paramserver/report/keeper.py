@@ -15,6 +15,8 @@ from paramserver.v1 import coordinator_pb2
 from paramserver.web.facts import events_of, ledger_of, status_of
 from paramserver.web.models import Event, Ledger, Setting, Status
 
+_UNCOUNTED = "Ledger: nothing was counted. The job has no data set, or has not trained, or its coordinator is gone."
+
 
 class Keeper:
     """``job``: its name. Ask coordinators with :meth:`request`, and :meth:`hear` their answers."""
@@ -24,7 +26,7 @@ class Keeper:
         self._status: Status | None = None
         self._events: dict[Event, None] = {}
         self._curves = History()
-        self._moments = Moments()
+        self._moments: Moments[Moment] = Moments()
         self._settings: list[Setting] = []
         self._versions: dict[str, str] = {}
         self._host = ""
@@ -67,6 +69,7 @@ class Keeper:
     def report(self, empty: Report) -> Report:
         """The report with everything that was heard."""
         status = self._status
+        missing = [*empty.missing, _UNCOUNTED] if status is not None and self._ledger is None else empty.missing
         return empty.model_copy(
             update={
                 "job": status.job if status else empty.job,
@@ -82,6 +85,7 @@ class Keeper:
                 "settings": self._settings,
                 "versions": self._versions,
                 "host": self._host,
+                "missing": missing,
             }
         )
 

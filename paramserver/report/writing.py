@@ -14,6 +14,8 @@ from paramserver.report.data import FORMAT, Report
 FORMATS = {".html": "html", ".htm": "html", ".md": "md", ".markdown": "md", ".json": "json"}
 # Of a file that exists, so much is looked at.
 _LOOK = 2000
+# Bytes that have to be free before a run begins. Most reports are larger, but a disk without these is full.
+_ROOM = 16_384
 _MARKS = (f"paramserver {FORMAT}".encode(), f'"paramserver": "{FORMAT}"'.encode())
 _MARKDOWN_MARK = f"<!-- paramserver {FORMAT} -->\n"
 
@@ -49,8 +51,9 @@ def check_report(path: Path, setting: str = "run.report") -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
-            pass
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.") as file:
+            file.write(bytes(_ROOM))
+            file.flush()
         if path.exists() and path.stat().st_size and not is_report(path):
             raise errors.UserError(f"{setting} is {path}, which exists and is no report: name another file")
     except OSError as error:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import time
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 import structlog
 
@@ -26,7 +24,8 @@ from paramserver.core.job.life import Ends, Phase
 from paramserver.membership.settings import consistency_of, shared
 from paramserver.records.opening import open_records
 from paramserver.records.writing import Writing
-from paramserver.report.outcome import broken_off, finished
+from paramserver.report.data import Outcome
+from paramserver.report.outcome import broken_off, finished, without_training
 from paramserver.results.gather import gather
 from paramserver.results.verdict import closing_lines, exit_code
 from paramserver.resume.checkpointing import checkpoint_options, find_checkpoint, goes_on_there, split
@@ -34,6 +33,7 @@ from paramserver.resume.claiming import keep_up, leave
 from paramserver.resume.holding import hold
 from paramserver.resume.options import Options
 from paramserver.resume.resuming import Resuming
+from paramserver.roles.patience import persist, to_the_end
 from paramserver.roles.reporting import in_force, write_own
 from paramserver.roles.standby import Standby
 from paramserver.store.base import Store
@@ -42,9 +42,7 @@ from paramserver.transport.security.access import Security
 from paramserver.v1 import coordinator_pb2, types_pb2
 
 log = structlog.get_logger("paramserver.coordinator")
-T = TypeVar("T")
 
-_RETRY_S = 0.5
 # How long members have to leave when the job has ended.
 _LEAVE_S = 15.0
 # How long the news that the job has failed has to reach its members.
@@ -317,8 +315,8 @@ class Coordinating:
             await service.job.changes.wait_until(lambda: not service.job.members_present(), _TELL_S)
             self._say(f"paramserver: error: {service.job.reason}")
             how_so = broken_off(service.job.life.exit_code, service.job.reason)
-            with suppress(errors.UserError):  # the code is not 0 already
-                self._say(await write_own(self.endpoint, service, self._settings, how_so))
+            line, _ = await self._report(service, how_so)  # the code is not 0 already
+            self._say_all([line])
             return service.job.life.exit_code
         if how == "stopped":
             await service.job.changes.wait_until(lambda: not service.job.worker_infos(), _LEAVE_S)
@@ -353,53 +351,43 @@ class Coordinating:
         status = await service.status(coordinator_pb2.StatusRequest(model=True))
         if not (status.HasField("model") and service.job.registry.ready):
             self._say("the job has ended without training")
-            await service.job.conclude(Ends(Phase.STOPPED, "ended without training"))
-            return 0
+            line, code = await self._report(service, without_training())
+            self._say_all([line])
+            await service.job.conclude(Ends(Phase.STOPPED, "ended without training", exit_code=code))
+            return code
         run, directory = self._settings.run, self._settings.checkpoint.place
 
         async def look() -> types_pb2.View:
             return service.job.view()
 
         summary = await gather(status, self._connect, look, run, None, directory)
-        how_so = finished(summary, exit_code(summary))
-        lines = closing_lines(status, summary)
-        lines.insert(-1, await write_own(self.endpoint, service, self._settings, how_so, summary))
-        for line in filter(None, lines):
-            self._say(line)
+        code = exit_code(summary)
+        *lines, last = closing_lines(status, summary)
+        line, unwritten = await self._report(service, finished(summary, code), summary)
+        # Without the report it is not true that everything promised is there.
+        self._say_all([*lines, line] if unwritten else [*lines, line, last])
         phase, reason = Phase.DONE, lines[0]
         if summary["broken_promises"]:
             phase, reason = Phase.FAILED, summary["broken_promises"][0]
+        elif unwritten:
+            phase, reason, code = Phase.FAILED, "the report cannot be written", unwritten
         elif how == "stopped":
             phase, reason = Phase.STOPPED, service.job.reason
-        code = exit_code(summary)
         await service.job.conclude(Ends(phase, reason, json.dumps(summary), exit_code=code))
         return code
 
-
-async def persist(attempt: Callable[[float], Awaitable[T]], patience_s: float, problem: str) -> T:
-    """The result of the first attempt that works; each is given the seconds left.
-
-    Raises the RetryableError of the first attempt that fails after ``patience_s``, and any other error at once.
-    """
-    deadline = time.monotonic() + patience_s
-    while True:
+    async def _report(
+        self, service: CoordinatorService, how: Outcome, summary: Mapping[str, Any] | None = None
+    ) -> tuple[str, int]:
+        """Write the report, if one is wanted: a line for people, and an exit code other than 0 if there is none."""
         try:
-            return await attempt(deadline - time.monotonic())
-        except errors.RetryableError as error:
-            if time.monotonic() >= deadline:
-                raise
-            log.warning(f"{problem}; trying again: {error}")
-            await asyncio.sleep(_RETRY_S)
+            return await write_own(self.endpoint, service, self._settings, how, summary), 0
+        except errors.UserError as error:
+            return f"paramserver: error: {error}", error.exit_code
 
-
-async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
-    """Await ``work`` to its end, also if the caller is cancelled meanwhile; then the cancellation goes on."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
+    def _say_all(self, lines: Sequence[str]) -> None:
+        for line in filter(None, lines):
+            self._say(line)
 
 
 async def _give_back(leadership: Leadership, store: Store) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from paramserver import errors
 from paramserver.config import Settings
 from paramserver.report.data import Outcome, Report
 from paramserver.report.keeper import Keeper
@@ -39,7 +42,9 @@ async def write_own(
         return ""
     keeper, path = Keeper(), Path(settings.run.report)
     keeper.hear(await endpoint.status(keeper.request(whole=True)))
-    keeper.hear_ledger(await service.ledger(coordinator_pb2.AccountsRequest()))
+    with suppress(errors.UnavailableError):  # nothing has been counted
+        keeper.hear_ledger(await service.ledger(coordinator_pb2.AccountsRequest()))
     empty = Report(job=settings.cluster.job, made_at_s=time.time(), outcome=how, summary=dict(summary or {}))
-    write_report(path, without(keeper.report(empty), secrets_of(settings)))
+    # In a thread: meanwhile members hear that their leases go on.
+    await asyncio.to_thread(write_report, path, without(keeper.report(empty), secrets_of(settings)))
     return f"report {path}"

@@ -241,16 +241,6 @@ class Settings(Model):
     settings: list[Setting]
 
 
-class Document(Model):
-    """All that the page shows of a job. A report has it inside (`page.files.one_file`)."""
-
-    status: Status
-    series: Series
-    events: list[Event]
-    ledger: Ledger
-    settings: list[Setting]
-
-
 class Target(Model):
     """A process that serves metrics about itself."""
 

@@ -89,9 +89,14 @@ def test_all_processes_take_part_and_what_follows_comes_after(mode: str, transpo
     assert trace.fits() >= STEPS * 2
     for worker in ("worker-0", "worker-1"):
         phases = [span for span in trace.spans(worker) if span["args"].get("slice") and span["name"] != "send"]
-        assert {"data", "compute", "hand in"} <= {span["name"] for span in phases}
+        assert {"data", "compute", "other"} <= {span["name"] for span in phases}
         assert trace.spans(worker, "wait")
         assert trace.spans(worker, "send")
+        told = [span for span in trace.spans(worker) if span["args"].get("slice")]
+        own = [span for span in told if trace.tracks[span["pid"], span["tid"]] == "script"]
+        ends = [span["ts"] + span["dur"] for span in own]
+        # Nothing is told twice, and nothing is left out: a phase begins where the former one ends.
+        assert [span["ts"] for span in own[1:]] == pytest.approx(ends[:-1])
     for server in ("server-0", "server-1"):
         assert {"queue", "sum and update", "publish"} <= {span["name"] for span in trace.spans(server)}
     if mode == "sync":

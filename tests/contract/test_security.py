@@ -503,7 +503,7 @@ def test_listening_for_other_machines_takes_tls_and_a_token(host: str, home: Pat
 
     async def main() -> None:
         for mine, missing in ((Security.open(), "TLS and a token"), (plain([JOIN]), "TLS"), (tls_alone, "a token")):
-            text = f"{missing} is not configured: .*paramserver certs init.*--insecure"
+            text = f"{missing} (is|are) not configured: .*paramserver certs init.*--insecure"
             with pytest.raises(errors.ConfigError, match=text):
                 await serve(services, host, security=mine)
         server = await serve(services, host, security=member(home, "coordinator"))

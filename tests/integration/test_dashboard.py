@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from paramserver.machine.jobs import Job
-from paramserver.web.page.files import one_file
-from tests.support.documents import document
+from tests.support.documents import answers
 from tests.support.integration.browser import Browser
 from tests.support.integration.harness import SCRIPTS, Place, Running, place_fixture, until
+from tests.support.integration.pretended import page_of
 
 TRAIN = SCRIPTS / "train.py"
 PACE = ("--epochs", "200", "--pace", "0.2")
@@ -193,24 +193,19 @@ def test_a_page_for_everybody(place: Place) -> None:
 
 
 @pytest.mark.long
-def test_a_file_with_the_page_needs_no_server_and_shows_markup_as_text(tmp_path: Path) -> None:
+def test_the_page_shows_markup_as_text_wherever_it_stands(tmp_path: Path) -> None:
     """A worker, a curve, an event and an error with markup; and the worker that is blamed is marked."""
-    made = document(MARKUP)
-    status = made.status.model_copy(
-        update={"blame": [f"step 7 waited 3.4 s for slice 5 on {MARKUP}", "worker-0 is slow"]}
-    )
-    workers = [one.model_copy(update={"name": name}) for one in status.processes for name in (MARKUP, "worker-0")]
-    status = status.model_copy(update={"processes": workers, "state": "failed", "reason": MARKUP, "sentence": MARKUP})
-    (tmp_path / "page.html").write_text(one_file(made.model_copy(update={"status": status}), "a run"))
-    with Browser(tmp_path / "profile") as browser:
-        browser.open(f"file://{tmp_path}/page.html")
+    blame = [f"step 7 waited 3.4 s for slice 5 on {MARKUP}", "worker-0 is slow"]
+    status = {"blame": blame, "state": "failed", "reason": MARKUP, "sentence": MARKUP}
+    with page_of(answers(MARKUP, status)) as url, Browser(tmp_path / "profile") as browser:
+        browser.open(url)
         until("the worker", lambda: MARKUP in browser.text("#workers"), 30.0)
-        for place in ("h1", "#blame", "#events", "#hosts"):
-            assert MARKUP in browser.text(place)
+        for place in ("h1", "#blame", "#events", "#hosts", "#charts"):
+            until(place, lambda place=place: MARKUP in browser.text(place), 30.0)
         assert browser.value("document.querySelectorAll('img').length") == 0
         assert browser.value("document.title") != "owned"
         assert "worker-0" in browser.text("tr.culprit")
-        assert browser.requests[1:] == []
+        assert {address.split("/")[2] for address in browser.requests} == {url.removeprefix("http://")}
         assert browser.complaints == []
 
 

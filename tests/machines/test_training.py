@@ -135,7 +135,7 @@ def test_without_tls_nobody_starts_and_with_insecure_everybody_warns(site: Site,
     ]
     for running in refused:
         done = running.wait().check(2)
-        assert "takes TLS and a token, and TLS and a token is not configured" in done.err
+        assert "takes TLS and a token, and TLS and a token are not configured" in done.err
         assert "--insecure" in done.err
     with Cluster(site, insecure=True) as cluster:
         cluster.everybody()

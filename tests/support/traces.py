@@ -46,6 +46,7 @@ class Trace:
         assert type(event["pid"]) is int, "processes are numbered"
         assert type(event["tid"]) is int, "threads are numbered"
         assert event["pid"] in self.processes, "each process has a name"
+        assert type(event.get("id", 0)) is int, "Perfetto drops arrows whose id is no number"
         if phase == "M":
             assert event["args"].keys() == {_META[event["name"]]}
             return
@@ -72,7 +73,7 @@ class Trace:
 
     def _check_flows(self) -> None:
         """Each flow begins once and ends once, in spans."""
-        flows: dict[str, list[str]] = defaultdict(list)
+        flows: dict[int, list[str]] = defaultdict(list)
         begins = {(e["pid"], e["tid"], e["ts"]) for e in self.events if e["ph"] == "X"}
         for event in self.events:
             if event["ph"] in "stf":
@@ -99,7 +100,7 @@ class Trace:
         """For each contribution at each server, the spans through which it passes, in the order of the flow."""
         spans = {(e["pid"], e["tid"], e["ts"], e["args"].get("step")): e for e in self.events if e["ph"] == "X"}
         by_place = {key[:3]: span for key, span in reversed(spans.items())}
-        ways: dict[str, list[Event]] = defaultdict(list)
+        ways: dict[int, list[Event]] = defaultdict(list)
         for event in self.events:
             if event["ph"] in "stf":
                 ways[event["id"]].append(by_place[event["pid"], event["tid"], event["ts"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -93,6 +94,30 @@ def test_a_server_that_is_always_slow_is_compared_with_the_others() -> None:
     run = Run(slow={(1, step): (0.4, 0.0, 0.0) for step in range(40)}, steps=40)
     assert {(one.member, one.cause) for one in run.play()} == {("server-1", Cause.SERVER)}
     assert run.judge.chronic.startswith("server-1 held up ")
+
+
+def held_lately(by: Callable[[int], int], slow: Spent) -> str:
+    """What is said after a worker, another one by clock, held worker-0 at the bound for 0.6 s of each of 40 seconds."""
+    judge, said = Judge(), ""
+    for clock in range(OPENING, 40):
+        records: Callable[[int], list[Worked]] = lambda who, clock=clock: [  # type: ignore[misc] # noqa: E731
+            Worked(earlier, slow if who == by(earlier) else USUAL) for earlier in range(max(0, clock - 20), clock + 2)
+        ]
+        for worker in NAMES:
+            if worker != by(clock):
+                judge.held(Held(worker, by(clock), clock, 0.6), clock)
+        judge.look(clock + RIPE_S, NAMES, records)
+        said = judge.chronic
+    return said
+
+
+def test_who_always_holds_the_others_at_the_bound_is_said_in_one_sentence() -> None:
+    slow = replace(USUAL, data=USUAL.data + 0.6)
+    assert held_lately(lambda _: SLOW, slow) == (
+        "worker-1 held workers at the bound for 62% of the last 30 s, for its data loader"
+    )
+    assert held_lately(lambda clock: list(NAMES)[clock % len(NAMES)], slow) == "", "each in turn is nobody's fault"
+    assert held_lately(lambda _: SLOW, USUAL) == "", "the data does not say why"
 
 
 # ---- nobody is named without need

@@ -85,3 +85,15 @@ def test_a_worker_that_joins_while_a_step_waits_for_another_one_is_not_named(mon
     job.now = 12.3
     job.made(8, 0.3, 4.0, 12, lo=2)
     assert job.named() == [(8, "worker-2")]
+
+
+def test_a_wait_at_the_bound_of_which_two_shards_tell_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later wait of the same worker counts again, and the longer report of one wait is taken."""
+    job = Job(monkeypatch)
+    for clock in (7, 8):
+        for shard, seconds in enumerate((0.4, 0.5)):
+            hold = shard_pb2.Hold(worker=10, by=11, clock=clock, seconds=seconds)
+            job.now += 0.3
+            job.hears(SERVER, shards=[shard_pb2.StatsResponse(shard=shard, timeline=1, held=[hold])])
+    (held,) = job.watch.page().held
+    assert (held.times, held.seconds) == (2, pytest.approx(1.0))

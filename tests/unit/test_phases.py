@@ -9,6 +9,7 @@ import pytest
 
 from paramserver.core.blame.spent import PHASES
 from paramserver.membership.pulse import Pulse
+from paramserver.tracing import Recorder
 from paramserver.v1 import coordinator_pb2
 from paramserver.worker.job.garbage import Garbage
 from paramserver.worker.job.phases import COMPUTE, DATA, MOST, OTHER, SEND, WAIT, Phases
@@ -21,7 +22,7 @@ class Worker:
         self.now = 100.0
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
         self.pulse = Pulse()
-        self.phases = Phases(self.pulse)
+        self.phases = Phases(self.pulse, Recorder())
 
     def spends(self, phase: int, seconds: float) -> None:
         self.phases.enter(phase)

@@ -17,10 +17,11 @@ from paramserver.core.trace.roll import Roll
 from paramserver.core.trace.spans import Span
 from paramserver.core.versions.names import AsyncName, SyncName
 from paramserver.errors import ConfigError, UserError
+from paramserver.membership.pulse import Pulse
 from paramserver.membership.tracing import span_from_proto, span_to_proto
 from paramserver.tracing import Recorder
 from paramserver.v1.coordinator_pb2 import ClockSample, TracePart, TraceResponse
-from paramserver.worker.job.traced import ScriptTrace
+from paramserver.worker.job.phases import COMPUTE, DATA, OTHER, SEND, WAIT, Phases
 from tests.support.traces import Trace
 
 MS = 1_000_000
@@ -55,33 +56,56 @@ def test_another_trace_begins_without_the_rest_of_the_former_one() -> None:
     assert trace.take(10) == ([], 0)
 
 
+def phases_of(trace: Recorder) -> Phases:
+    return Phases(Pulse(), trace)
+
+
 def test_the_phases_of_a_script_follow_each_other_without_a_gap_and_end_after_the_steps() -> None:
     trace = recorder()
     trace.begin(2, script=True)
-    phases = ScriptTrace(trace)
+    phases = phases_of(trace)
     for step in (7, 7, 8, 9):  # two slices of the first step
-        phases.given(SyncName(step, 0, 1, 2))
+        former = phases.enter(WAIT)
+        phases.begins(SyncName(step, 0, 1, 2))
+        phases.enter(former)
         if not trace.script:
             break
-        phases.loaded()
-        phases.hands_in(SyncName(step, 0, 1, 2), loader=True)
-        phases.handed_in(loader=True)
-        phases.asks()
+        phases.enter(DATA)
+        phases.enter(COMPUTE)
+        phases.hands_in(step, asynchronous=False)
+        phases.enter(SEND)
+        phases.enter(OTHER)
     spans, _ = trace.take(100)
     assert not trace.on
     assert trace.begun == 2
-    assert [span.name for span in spans] == ["data", "compute", "hand in", "script", "next slice"] * 3
-    assert [span.step for span in spans] == [7] * 10 + [8] * 5
+    steps = ["other", "data", "compute", "send", "other", "wait"] * 3
+    assert [span.name for span in spans] == steps
+    assert [span.step for span in spans] == [7] * 12 + [8] * 6
     assert all(earlier.end_ns == later.begin_ns for earlier, later in pairwise(spans))
+
+
+def test_a_wait_of_the_script_says_for_whom() -> None:
+    trace = recorder()
+    trace.begin(2, script=True)
+    phases = phases_of(trace)
+    phases.begins(SyncName(7, 0, 1, 2))
+    phases.enter(WAIT)
+    phases.waited(trace.now(), "server-1")
+    phases.enter(COMPUTE)
+    phases.waited(trace.now(), "server-0")  # in the middle of its work
+    phases.enter(OTHER)
+    spans, _ = trace.take(100)
+    found = [(span.name, span.notes.get("for"), span.step) for span in spans]
+    assert found == [("wait", "server-1", 7), ("wait", "server-0", None), ("compute", None, 7)]
 
 
 def test_in_asynchronous_mode_each_slice_is_a_step() -> None:
     trace = recorder()
     trace.begin(3, script=True)
-    phases = ScriptTrace(trace)
+    phases = phases_of(trace)
     for index in range(5):
-        if trace.script:
-            phases.given(AsyncName(0, index))
+        phases.begins(AsyncName(0, index))
+        phases.begins(AsyncName(0, index))
     assert trace.begun == 3
     assert not trace.script
 
@@ -89,23 +113,23 @@ def test_in_asynchronous_mode_each_slice_is_a_step() -> None:
 def test_a_trace_that_is_ended_from_outside_takes_no_more_phases() -> None:
     trace = recorder()
     trace.begin(3, script=True)
-    phases = ScriptTrace(trace)
-    phases.given(SyncName(1, 0, 1, 2))
+    phases = phases_of(trace)
+    phases.begins(SyncName(1, 0, 1, 2))
     trace.end()
-    phases.loaded()
+    phases.enter(DATA)
     assert not trace.script
     assert trace.take(10) == ([], 0)
 
 
 def test_the_second_trace_counts_its_own_steps() -> None:
     trace = recorder()
-    phases = ScriptTrace(trace)
+    phases = phases_of(trace)
     for _ in range(2):
         trace.begin(1, script=True)
-        phases.given(SyncName(4, 0, 1, 2))
-        phases.loaded()
+        phases.begins(SyncName(4, 0, 1, 2))
+        phases.enter(DATA)
         assert trace.script, "the same step as at the end of the former trace is a step of this one"
-        phases.given(SyncName(5, 0, 1, 2))
+        phases.begins(SyncName(5, 0, 1, 2))
         assert not trace.script
 
 
@@ -298,3 +322,13 @@ def test_wrong_wishes_are_refused_before_a_job_is_looked_for(tmp_path: Path) -> 
         with pytest.raises(ConfigError, match=said):
             trace(steps=steps, output=output, wait=wait)
     assert there.read_text() == "mine"
+
+
+def test_each_thread_has_a_number_of_its_own_and_the_main_track_that_of_its_process() -> None:
+    tracks = ["shard 1, worker-0", "shard 1", "shard 0", "shard 1, worker-0"]
+    spans = [Span("wait", track, MS * place, MS * (place + 1)) for place, track in enumerate(tracks)]
+    made = Trace(json.dumps(document([Recorded("server-0", 7, "a", spans, Alignment(0.0, 0.0, 0))], {})))
+    (process,) = made.processes
+    numbers = {track: thread for (_, thread), track in made.tracks.items()}
+    assert len(numbers) == len(set(numbers.values())) == 3
+    assert numbers["shard 1"] == process

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -71,9 +72,10 @@ def _ask(where: Where) -> Report:
     if not status.term:
         raise UnavailableError(f"no coordinator leads job {status.job}: {status.reason}")
     keeper.hear(status)
-    accounts = target.call("Coordinator.Ledger", coordinator_pb2.AccountsRequest(), _CALL_S)
-    assert isinstance(accounts, coordinator_pb2.AccountsResponse)
-    keeper.hear_ledger(accounts)
+    with suppress(UnavailableError):  # nothing has been counted
+        accounts = target.call("Coordinator.Ledger", coordinator_pb2.AccountsRequest(), _CALL_S)
+        assert isinstance(accounts, coordinator_pb2.AccountsResponse)
+        keeper.hear_ledger(accounts)
     found = keeper.report(Report(job="", made_at_s=time.time(), outcome=Outcome(kind="running", sentence="")))
     how = outcome.finished(found.summary) if found.summary else outcome.running(found.status)
     return found.model_copy(update={"outcome": how})

@@ -38,6 +38,8 @@ _SAID_S = 60.0
 # Between two lines of the log about steps that waited.
 _LOG_S = 10.0
 _HELD_SHOWN = 10
+# Shards tell of the same wait within so many seconds.
+_SAME_WAIT_S = 10.0
 _GONE = 64
 _STALENESS = 64
 
@@ -64,6 +66,8 @@ class BlameWatch:
         self._open: dict[int, tuple[float, shard_pb2.StatsResponse]] = {}
         # By name who was held, and by whom: how often and for how long in all.
         self._held: dict[tuple[str, str], tuple[int, float]] = {}
+        # By worker and slowest clock, waits that were counted lately: when, who waited for whom, and for how long.
+        self._counted: dict[tuple[int, int], tuple[float, tuple[str, str], float]] = {}
         # By shard, contributions by how many updates their weights lacked.
         self._staleness: dict[int, Counter[int]] = {}
         self._told_at = float("-inf")
@@ -79,6 +83,7 @@ class BlameWatch:
             self._judge.anew()
             self._records.clear()
             self._open.clear()
+            self._counted.clear()
         if (active := tuple(worker.ident for worker in self._active())) != (self._deals[-1][1] if self._deals else ()):
             self._deals.append((now, active))
         if request.HasField("worker"):
@@ -93,14 +98,22 @@ class BlameWatch:
                 self._judge.made(made_from_proto(times, stats.shard, server.name, self._owner(times, now)), now)
         for hold in stats.held:
             self._judge.held(held_from_proto(hold), now)
-            names = self._name(hold.worker), self._name(hold.by)
-            times_, seconds = self._held.get(names, (0, 0.0))
-            self._held[names] = times_ + 1, seconds + hold.seconds
+            self._hold(hold, now)
         self._staleness.setdefault(stats.shard, Counter()).update(dict(enumerate(stats.staleness[:_STALENESS])))
         if stats.HasField("open") and stats.timeline == self._timeline:
             self._open[stats.shard] = now, stats
         elif not stats.backup:
             self._open.pop(stats.shard, None)
+
+    def _hold(self, hold: shard_pb2.Hold, now: float) -> None:
+        """A shard tells that a worker was held at the bound; other shards tell of the same wait, which counts once."""
+        while self._counted and next(iter(self._counted.values()))[0] < now - _SAME_WAIT_S:
+            del self._counted[next(iter(self._counted))]
+        wait = hold.worker, hold.clock
+        _, names, told = self._counted.pop(wait, (now, (self._name(hold.worker), self._name(hold.by)), 0.0))
+        times_, seconds = self._held.get(names, (0, 0.0))
+        self._held[names] = times_ + (told == 0.0), seconds + max(0.0, hold.seconds - told)
+        self._counted[wait] = now, names, max(told, hold.seconds)
 
     def gone(self, worker: Member) -> None:
         """A worker is no longer a member; steps that waited for it are judged all the same."""

@@ -8,9 +8,11 @@ from typing import Protocol
 from paramserver.coordinator.reports import Reports
 from paramserver.coordinator.watching.records import Records
 from paramserver.core.records.history import Point
-from paramserver.core.records.moments import EVERY_S, Moment, Moments
+from paramserver.core.records.moments import Moment, Moments
 from paramserver.v1 import coordinator_pb2
 
+# Between two moments.
+EVERY_S = 0.5
 # In one answer.
 MAX_CURVES = 64
 MAX_POINTS = 1000
@@ -26,7 +28,7 @@ class Course:
 
     def __init__(self, job: _Job) -> None:
         self._job = job
-        self._moments = Moments()
+        self._moments: Moments[Moment] = Moments()
         self._due = 0.0
 
     def look(self) -> None:

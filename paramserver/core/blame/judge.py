@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from statistics import median
 
+from paramserver.core.blame.bound import AtBound
 from paramserver.core.blame.causes import SHARE, Cause, Finding, of_server, of_worker
 from paramserver.core.blame.facts import Blamed, Held, Made, Worked
 from paramserver.core.blame.sentences import of_many
@@ -65,6 +66,7 @@ class Judge:
         self._making: dict[int, deque[float]] = {}
         self._servers: dict[int, str] = {}
         self._many: deque[tuple[Made, Made]] = deque(maxlen=_MANY)
+        self._bound = AtBound()
         self._looked_at = 0.0
 
     # ---- facts
@@ -74,6 +76,7 @@ class Judge:
         self._pending.clear()
         self._holds.clear()
         self._many.clear()
+        self._bound = AtBound()
         self._first, self.chronic = None, ""
 
     def made(self, made: Made, now: float) -> None:
@@ -142,20 +145,24 @@ class Judge:
             if (blamed := self._judge(pending, evidence, now)) is not None:
                 found.append(blamed)
         for key, (since, held) in list(self._holds.items()):
-            long = held.by in names and held.seconds >= NOTICED_S
-            silent = long and not evidence.told_clock(held.by, held.clock)
+            known = held.by in names
+            silent = known and held.seconds >= NOTICED_S and not evidence.told_clock(held.by, held.clock)
             if now - since < (LATE_S if silent else RIPE_S):
                 continue
             del self._holds[key]
             self.waited += held.seconds
-            if long and held.seconds >= NOTICED_SHARE * evidence.usual_slice(held.by):
-                found.append(_judge_held(held, evidence, now))
+            if not known:
+                continue
+            blamed = _judge_held(held, evidence, now)
+            self._bound.add(blamed)
+            if held.seconds >= max(NOTICED_S, NOTICED_SHARE * evidence.usual_slice(held.by)):
+                found.append(blamed)
         for blamed in found:
             self.newest = blamed
             self.worst = sorted([*self.worst, blamed], key=lambda one: -one.waited)[:WORST]
         if now - self._looked_at >= 1.0:
             self._looked_at = now
-            self.chronic = self._chronic(evidence)
+            self.chronic = self._chronic(evidence) or self._bound.chronic(now)
         return found
 
     def _judge(self, pending: _Pending, evidence: _Evidence, now: float) -> Blamed | None:

@@ -67,9 +67,17 @@ def of_now(now: Open) -> str:
 
 def of_many(member: str, finding: Finding, steps: int, of: int, share: float) -> str:
     """As in "worker-3 held up 28 of the last 32 steps, 61 % of their time, for its data loader"."""
-    text = {
+    return f"{member} held up {steps} of the last {of} steps, {share:.0%} of their time, {_why(finding)}"
+
+
+def of_held(member: str, finding: Finding, share: float, seconds: float) -> str:
+    """As in "worker-3 held workers at the bound for 61% of the last 30 s, for its data loader"."""
+    return f"{member} held workers at the bound for {share:.0%} of the last {seconds:.0f} s, {_why(finding)}"
+
+
+def _why(finding: Finding) -> str:
+    return {
         Cause.PAUSED: "since it did not run",
         Cause.STARVED: "for want of a core to run on",
         Cause.SERVER: "summing, updating and publishing",
     }.get(finding.cause, f"for {finding.cause}")
-    return f"{member} held up {steps} of the last {of} steps, {share:.0%} of their time, {text}"

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 from paramserver.core.trace.clocks import Alignment
 from paramserver.core.trace.spans import Span
 
 Event = dict[str, object]
+# Numbers of threads of one process.
+_THREADS = 1000
 # The order in which viewers show roles.
 _ROLES = ("coordinator", "server", "worker")
 
@@ -40,7 +43,9 @@ def document(recorded: Iterable[Recorded], about: Mapping[str, object]) -> dict[
         events += _process(number, one)
         rows: dict[tuple[str, int], int] = {}
         for span, lane in zip(one.spans, lanes(one.spans), strict=True):
-            thread = rows.setdefault((span.track, lane), len(rows) + 1)
+            # Perfetto takes the thread with the number of its process for the main one, and shows it first.
+            main = _is_main(span.track) and number not in rows.values()
+            thread = rows.setdefault((span.track, lane), number if main else _THREADS * number + len(rows))
             events.append(_event(span, number, thread, zero_ns))
             for flow in span.flows:
                 flows[flow].append(_Point(span, number, thread, one.name))
@@ -49,9 +54,16 @@ def document(recorded: Iterable[Recorded], about: Mapping[str, object]) -> dict[
             for (track, lane), thread in rows.items()
         ]
         events += [_meta("thread_sort_index", number, thread, sort_index=thread) for thread in rows.values()]
-    for flow, points in flows.items():
-        events += _arrows(flow, points, zero_ns)
+    # Perfetto takes only numbers as names of arrows.
+    arrows = count(1)
+    for points in flows.values():
+        events += _arrows(arrows, points, zero_ns)
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": dict(about)}
+
+
+def _is_main(track: str) -> bool:
+    """Whether this is the track in which readers begin: of the script, of a shard, of a coordinator's calls."""
+    return track in ("script", "calls") or (track.startswith("shard ") and track[6:].isdigit())
 
 
 def lanes(spans: Sequence[Span]) -> list[int]:
@@ -110,7 +122,7 @@ class _Point:
     name: str
 
 
-def _arrows(flow: int, points: Sequence[_Point], zero_ns: int) -> list[Event]:
+def _arrows(numbers: Iterator[int], points: Sequence[_Point], zero_ns: int) -> list[Event]:
     """The way of a contribution: from its worker to each server, and there to the version that it is in."""
     sends = [point for point in points if point.name.startswith("worker")]
     events: list[Event] = []
@@ -121,11 +133,12 @@ def _arrows(flow: int, points: Sequence[_Point], zero_ns: int) -> list[Event]:
         way = [*mine, *there]
         if len(way) < 2:
             continue
+        number = next(numbers)
         for position, point in enumerate(way):
             phase = "s" if position == 0 else "f" if position == len(way) - 1 else "t"
             event: Event = {
                 "ph": phase,
-                "id": f"{flow:x}-{server}",
+                "id": number,
                 "name": "contribution",
                 "cat": "contribution",
                 "ts": _us(point.span.begin_ns - zero_ns),

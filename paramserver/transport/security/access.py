@@ -162,8 +162,9 @@ class Security:
             return
         missing = " and ".join(thing for thing, there in (("TLS", self.tls), ("a token", bool(self.join))) if not there)
         if not self.insecure:
+            are = "is" if self.tls or self.join else "are"
             raise ConfigError(
-                f"{what} takes TLS and a token, and {missing} is not configured: make certificates with "
+                f"{what} takes TLS and a token, and {missing} {are} not configured: make certificates with "
                 "`paramserver certs init DIR` and name the directory in security.certs (--certs), "
                 "or accept that everybody on the network can read and change everything (--insecure)"
             )

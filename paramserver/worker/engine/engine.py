@@ -130,10 +130,11 @@ class Engine:
     def facts(self) -> coordinator_pb2.WorkerReport:
         """The present state of this worker, to be read in the background as often as one likes."""
         links, version = self.shards.met, min(self.weights.versions, default=0)
-        clock, waiting_for = self.paces.clock, self.member.waiting_for
+        clock, waiting_for = self.paces.clock_to_tell(version), self.member.waiting_for
         report = self.progress.report()
         report.version = version
-        report.clock = version if clock is None else clock
+        if clock is not None:
+            report.clock = clock
         report.at_work = report.at_work and not self.member.waits
         report.waiting_for = waiting_for or (links.pulls.waiting_for if links else "")
         if links is not None:

@@ -21,7 +21,6 @@ from paramserver.worker.job.phases import COMPUTE, OTHER, SEND, WAIT
 from paramserver.worker.job.progress import Progress
 from paramserver.worker.job.shards import Shards
 from paramserver.worker.job.slices import Slices
-from paramserver.worker.job.traced import ScriptTrace
 from paramserver.worker.pace import Item, Pace, Paces
 from paramserver.worker.weights.weights import Weights
 
@@ -49,7 +48,6 @@ class Loop:
         self._progress, self._weights, self._sender = progress, weights, sender
         self._paces, self._rollback = paces, rollback
         self._phases = member.phases
-        self._trace, self._traced = member.trace, ScriptTrace(member.trace)
 
     # ---- which slice
 
@@ -59,8 +57,6 @@ class Loop:
         ``last``: wait for slices that other workers hold, too. ``stay``: if the job goes back to an earlier epoch, its
         slices come at once; else None comes, since the script is to begin that epoch.
         """
-        if self._trace.script:
-            self._traced.asks()
         if self._weights.whole:
             self._rollback.following(self._weights.watch.check)
         former = self._phases.enter(WAIT)
@@ -80,8 +76,8 @@ class Loop:
             except errors.RolledBackError:
                 self._rollback.follow()
                 continue
-            if item is not None and self._trace.script:
-                self._traced.given(item.name)
+            if item is not None:
+                self._phases.begins(item.name)
             if item is not None or not self._modes.changed():
                 return item
 
@@ -157,8 +153,6 @@ class Loop:
         """
         pace = self._paces.pace
         alone = pace is not None and pace.alone(item)
-        if self._trace.script:
-            self._traced.loaded()
         return self._sender.begin_early(item.name, alone, self._paces.clock or 0, samples, groups)
 
     def contribute(self, item: Item, partial: PartialSum, groups: Sequence[types_pb2.GroupHypers]) -> bool:
@@ -168,15 +162,13 @@ class Loop:
         """
         loader = self._slices.named_by_data
         reach("worker.after_grad", self._weights.version)
-        if self._trace.script:
-            self._traced.hands_in(item.name, loader)
+        if not loader:  # a slice that `coming` has told
+            self._phases.begins(item.name)
         try:
             return self._contribute(item, partial, groups)
         finally:
             # Without a loader nobody can tell where the script's next batch begins.
             self._phases.enter(OTHER if loader else COMPUTE)
-            if self._trace.script:
-                self._traced.handed_in(loader)
 
     def _contribute(self, item: Item, partial: PartialSum, groups: Sequence[types_pb2.GroupHypers]) -> bool:
         partial.settle()

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from paramserver import errors
 from paramserver.membership.pulse import Pulse
 from paramserver.membership.session import JoinOptions, Session
-from paramserver.tracing import SCRIPT, Recorder
+from paramserver.tracing import Recorder
 from paramserver.transport.base import Channel
 from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.worker.background import Background
@@ -52,10 +52,9 @@ class Member:
         self._waiting = 0
         # Where the time of the script goes.
         self._pulse = Pulse()
-        self.phases = Phases(self._pulse)
-        # The script waits in the middle of its own work: the phase it was in, and since when by the clock of the trace.
+        self.phases = Phases(self._pulse, self.trace)
+        # The script waits in the middle of its own work: the phase it was in.
         self._stalled_in = RECEIVE
-        self._stalled_ns = 0
 
     # ---- membership
 
@@ -144,14 +143,11 @@ class Member:
 
     def stalls(self, whom: str) -> None:
         """The script, in the middle of its own work, waits for ``whom``; empty: it goes on."""
-        if self.trace.script:
-            if self.waiting_for and not whom:
-                self.trace.span("wait", SCRIPT, self._stalled_ns, whom=self.waiting_for)
-            self._stalled_ns = self.trace.now()
         self.waiting_for = whom
         self._waiting += 1 if whom else -1
         if whom:
             self._stalled_in = self.phases.enter(RECEIVE)
+            self.phases.waited(0, whom)
         else:
             self.phases.enter(self._stalled_in)
 
@@ -167,7 +163,7 @@ class Member:
                 return self.background.run(work, timeout_s)
             finally:
                 if began:
-                    self.trace.span("wait", SCRIPT, began, whom=self.waiting_for)
+                    self.phases.waited(began, self.waiting_for)
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Run in the background and wait as :meth:`wait` does."""

@@ -6,10 +6,13 @@ import time
 from collections import deque
 
 from paramserver.core.blame.spent import PHASES, Spent
+from paramserver.core.versions.names import Name
 from paramserver.membership.pulse import Pulse
+from paramserver.tracing import Recorder
 from paramserver.v1 import coordinator_pb2
 from paramserver.wire.blame import spent_to_proto
 from paramserver.worker.job.garbage import GARBAGE
+from paramserver.worker.job.traced import ScriptTrace
 
 # Indices of PHASES.
 DATA, COMPUTE, SEND, WAIT, RECEIVE, OTHER = range(len(PHASES))
@@ -21,10 +24,14 @@ _Mark = tuple[int, bool, float, bool, float, list[float]]
 
 
 class Phases:
-    """Written by the script's thread, read in the background. ``pulse`` tells what the thread has lost."""
+    """Written by the script's thread, read in the background. ``pulse`` tells what the thread has lost.
 
-    def __init__(self, pulse: Pulse) -> None:
+    While ``trace`` is wanted, each phase is a span of it, too.
+    """
+
+    def __init__(self, pulse: Pulse, trace: Recorder) -> None:
         self._pulse = pulse
+        self._trace, self._traced = trace, ScriptTrace(trace)
         # Totals by phase, without the present phase.
         self._spent = [0.0] * len(PHASES)
         self._phase, self._since = OTHER, time.monotonic()
@@ -43,12 +50,26 @@ class Phases:
         self._spent[self._phase] += now - self._since
         self._since = now
         former, self._phase = self._phase, phase
+        if self._trace.script:
+            self._traced.enters(PHASES[phase])
         return former
+
+    def begins(self, name: Name) -> None:
+        """The script has this slice; may be called more than once."""
+        if self._trace.script:
+            self._traced.begins(name)
+
+    def waited(self, began_ns: int, whom: str) -> None:
+        """A call of the script has waited for ``whom`` since ``began_ns``, by the clock of the trace."""
+        if self._trace.script:
+            self._traced.waited(began_ns, whom)
 
     def hands_in(self, step: int, asynchronous: bool) -> None:
         """A slice is handed in. ``step``: the version it was computed on, asynchronous: the clock of the worker."""
-        self.enter(self._phase)
-        self._marks.append((step, asynchronous, self._since, self._first, GARBAGE.seconds, list(self._spent)))
+        now, spent = time.monotonic(), self._spent
+        spent[self._phase] += now - self._since
+        self._since = now
+        self._marks.append((step, asynchronous, now, self._first, GARBAGE.seconds, list(spent)))
         self._first = False
 
     def begins_anew(self) -> None:

@@ -1,4 +1,4 @@
-"""The phases of the script's thread in a trace: data, compute, hand in, and the script's own code between slices."""
+"""The phases of the script's thread as spans of a trace, and the end of the trace after so many steps."""
 
 from __future__ import annotations
 
@@ -15,37 +15,36 @@ class ScriptTrace:
         self._number = 0
         # The name of the present phase, when it began, and the slice that it belongs to.
         self._phase: tuple[str, int, Name | None] | None = None
+        # For whom the script has waited in this phase.
+        self._whom = ""
         # The slice at hand, and the number of its step; asynchronous slices have none.
         self._slice: Name | None = None
         self._profile: Profile | None = None
 
-    def asks(self) -> None:
-        """The script asks for a slice."""
-        self._enter("next slice")
+    def enters(self, phase: str) -> None:
+        """A phase begins, unless the script is in it."""
+        trace = self._trace
+        self._follow()
+        if not trace.on:  # ended from outside
+            self._end()
+        elif self._phase is None or self._phase[0] != phase:
+            now = self._close()
+            self._phase = (phase, now, self._slice) if self._slice is not None else None
 
-    def given(self, name: Name) -> None:
-        """The script is given this slice, whose samples are to be loaded."""
-        self._begins(name)
-        self._enter("data")
+    def waited(self, began_ns: int, whom: str) -> None:
+        """In the present phase the script has waited for ``whom``, until now. ``began_ns``: by the trace's clock."""
+        if self._phase is not None and self._phase[0] in ("wait", "receive"):
+            self._whom = whom or self._whom
+        else:
+            self._trace.span("wait", SCRIPT, began_ns, whom=whom)
 
-    def loaded(self) -> None:
-        """The samples are there, and the script computes."""
-        self._enter("compute")
-
-    def hands_in(self, name: Name, loader: bool) -> None:
-        """The script hands a slice in. Without a ``loader`` this is the first moment in which its name is known."""
-        if not loader:
-            self._begins(name)
-        self._enter("hand in")
-
-    def handed_in(self, loader: bool) -> None:
-        """The script goes on. Without a ``loader`` nobody sees when it computes and when it does something else."""
-        self._enter("script" if loader else "compute")
-
-    def _begins(self, name: Name) -> None:
+    def begins(self, name: Name) -> None:
+        """The script has this slice. After the last step of the trace the script's part of it ends."""
         trace = self._trace
         self._follow()
         former = self._slice
+        if name == former:
+            return
         if isinstance(name, SyncName) and isinstance(former, SyncName) and name.step == former.step:
             self._slice = name
             return
@@ -57,22 +56,14 @@ class ScriptTrace:
         if trace.profiler and self._profile is None:
             self._profile = Profile(trace.now)
 
-    def _enter(self, phase: str) -> None:
-        trace = self._trace
-        self._follow()
-        if not trace.on:  # ended from outside
-            self._end()
-            return
-        now = self._close()
-        self._phase = (phase, now, self._slice) if self._slice is not None else None
-
     def _close(self) -> int:
         """The present phase ends, now."""
         trace, now = self._trace, self._trace.now()
         if self._phase is not None and trace.on:
             phase, began, name = self._phase
             step = name.step if isinstance(name, SyncName) else None
-            trace.span(phase, SCRIPT, began, step, end_ns=now, slice=name)
+            trace.span(phase, SCRIPT, began, step, end_ns=now, whom=self._whom, slice=name)
+        self._whom = ""
         return now
 
     def _follow(self) -> None:

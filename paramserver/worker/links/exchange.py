@@ -44,7 +44,6 @@ def exchange(links: ShardLinks, facts: PushFacts, version: int, wait_s: float) -
     )
     if len(times) == 2:
         trace.span("send", SCRIPT, times[0], version - 1, [facts.nonce], times[1])
-        trace.span("wait", SCRIPT, times[1], version - 1)
     if answers is None:
         return False
     headers = [answer.pulled for answer in answers]

@@ -48,6 +48,11 @@ class AsyncPace:
         return self._clock or 0
 
     @property
+    def joined(self) -> bool:
+        """Whether this worker has a clock. A newcomer, and a worker that was idle, begins at the slowest one."""
+        return self._clock is not None
+
+    @property
     def holding(self) -> list[AsyncName]:
         """The slices that are leased and not handed in."""
         return list(self._queue)

@@ -68,6 +68,12 @@ class Paces:
         """Asynchronous mode: how many slices this worker has finished, counted from where it joined."""
         return self.pace.clock if isinstance(self.pace, AsyncPace) else None
 
+    def clock_to_tell(self, version: int) -> int | None:
+        """The clock that the coordinator is told. Synchronous mode: ``version``. None: the clock is not known yet."""
+        if isinstance(self.pace, AsyncPace):
+            return self.pace.clock if self.pace.joined else None
+        return version if self.pace is not None else None
+
     @property
     def unsent(self) -> int:
         """How many slices were handed in and are not sent."""

@@ -1,5 +1,5 @@
 "use strict";
-// Where the data comes from: the job, again and again; or, in a file, the element "data" with {status, series, events, …}.
+// Asks the job for its data, again and again, and has them shown.
 
 const API = "/api/v1";
 const AGAIN_MS = 2000;
@@ -74,7 +74,7 @@ async function loadLedger() {
 }
 
 byId("ledger-box").addEventListener("toggle", () => {
-  if (byId("ledger-box").open && !byId("data")) loadLedger();
+  if (byId("ledger-box").open) loadLedger();
 });
 
 byId("login").addEventListener("submit", async (event) => {
@@ -92,15 +92,4 @@ async function start() {
   }
 }
 
-function unfold(found) {
-  charts.load(found.series);
-  view.show(found.status, found.series.at_s.at(-1) ?? 0);
-  view.hear(found.events);
-  view.ledger(found.ledger);
-  view.settings({ settings: found.settings });
-  view.draw();
-  byId("controls").hidden = true;
-}
-
-if (byId("data")) unfold(JSON.parse(byId("data").textContent));
-else start();
+start();

@@ -1,5 +1,5 @@
 "use strict";
-// Shows a document of the API: {status, series, events, ledger, settings}. Makes no requests.
+// Shows what the API has answered: status, events, ledger, settings. Makes no requests.
 
 // What a worker does, in the order of a step; the colours are in page.css.
 const PHASES = { data: "data", compute: "compute", send: "send", wait: "wait", receive: "receive", other: "update, other" };
@@ -271,7 +271,7 @@ const view = (() => {
     ], [...events].reverse());
   }
 
-  // ---- for page.js, and for files with the data in them
+  // ---- for page.js
 
   function show(now, at_s) {
     status = now;
