@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
+from pathlib import Path
 
+import pytest
+
+from paramserver.server.rpc.control import Control
+from paramserver.v1 import shard_pb2
 from paramserver.worker.context import Context
 from tests.support.cluster.harness import Died, until, wait
 from tests.support.cluster.small_job import program
@@ -85,3 +91,37 @@ def test_a_coordinator_that_was_stopped_gives_nobody_up() -> None:
         held.released.set()
         fleet.finish()
         assert fleet.record().losses == 0
+
+
+def test_workers_follow_to_a_checkpoint_while_a_server_does_not_take_the_news(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All servers have restored. One of them answers nothing about members any more: workers go on nevertheless."""
+    held, slow, real = Held(), threading.Event(), Control.set_members
+    asked: list[int] = []
+
+    async def set_members(self: Control, request: shard_pb2.SetMembersRequest) -> shard_pb2.SetMembersResponse:
+        while slow.is_set() and request.timeline > 0:
+            asked.append(request.timeline)
+            await asyncio.sleep(0.01)
+        return await real(self, request)
+
+    monkeypatch.setattr(Control, "set_members", set_members)
+    with Fleet(places=("leader",), checkpoint__dir=str(tmp_path / "ckpt"), checkpoint__every=1) as fleet:
+        leader = fleet.begin(program(held))
+        wait(held.reached, "the workers in their third slice")
+        assert leader.service is not None
+        slow.set()
+        fleet.call(fleet.keepers[1].die)
+        fleet.call(lambda: fleet.network.hang_up(fleet.keepers[1].process.out))
+        fleet.serve(1)
+        sessions = [hand.context.engine.member.session for hand in fleet.hands if hand.context]
+        soon_s = LEASE_S / 2
+        until("workers hear", lambda: all(one.view.timeline > 0 for one in sessions), soon_s)
+        until("servers are asked", lambda: asked, soon_s)
+        held.released.set()
+        job = leader.service.job
+        until("steps are made", lambda: job.reports.newest_version() > 3, soon_s)
+        slow.clear()
+        until("servers hear", lambda: not job.keeping.behind(), soon_s)
+        fleet.finish()

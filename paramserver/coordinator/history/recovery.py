@@ -371,5 +371,8 @@ class Recovery:
         if version >= 0:
             job.replication.begin()
         job.life.handle(WentBack())
-        await job.keeping.tell()
+        # A coordinator that found the job on its way back would go back once more. Workers must not be ahead of that.
+        job.write_down()
+        await job.journal.settled()
+        # Servers know the workers since they restored. They hear separately of those that came or went meanwhile.
         await job.refresh()

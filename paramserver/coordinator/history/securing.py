@@ -1,4 +1,7 @@
-"""When a version is safe: in a complete checkpoint, also if several attempts are needed for that."""
+"""When a version is safe: in a complete checkpoint, also if several attempts are needed for that.
+
+`core/procedures/securing.py` decides what is done when; here it is done.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,26 @@ from paramserver import errors
 from paramserver.checkpoint.manifest import COPIES_KEPT
 from paramserver.coordinator import ports
 from paramserver.coordinator.history.checkpoints import Checkpoints
+from paramserver.core.procedures.securing import (
+    Await,
+    Command,
+    Copied,
+    Cut,
+    Done,
+    End,
+    Event,
+    Later,
+    Look,
+    Miss,
+    Securing,
+    Settled,
+    Stands,
+)
 from paramserver.v1 import shard_pb2
 
 log = structlog.get_logger("paramserver.coordinator")
 
 _LOOK_S = 0.02
-_RETRY_S = 0.2
 
 
 async def make_safe(job: ports.Commands, checkpoints: Checkpoints, version: int) -> None:
@@ -24,31 +41,39 @@ async def make_safe(job: ports.Commands, checkpoints: Checkpoints, version: int)
 
     Raises RolledBackError if the job goes back to an earlier one meanwhile.
     """
-    timeline, begun = job.timeline, time.monotonic()
-    while checkpoints.place is not None:
+    if checkpoints.place is None:
+        return
+    timeline, begun, securing = job.timeline, time.monotonic(), Securing(version, _LOOK_S)
+    while not isinstance(command := securing.command, End):
         checkpoints.check(timeline)
-        if checkpoints.safe(version):
-            return
         try:
-            if not await _room(job):
-                await asyncio.sleep(_LOOK_S)
-                continue
-            reached = await checkpoints.cut()
-            if await checkpoints.wait_settled(reached):
-                return
+            event = await _perform(job, checkpoints, version, begun, command)
         except errors.RolledBackError:
             raise
         except errors.RetryableError as error:
             log.info(f"the last checkpoint waits: {error}")
-            await asyncio.sleep(_RETRY_S)
-            continue
-        if checkpoints.try_again(reached, time.monotonic() - begun):
-            await asyncio.sleep(_LOOK_S)
-        elif reached >= version:
+            event = Later()
+        securing.handle(event)
+
+
+async def _perform(
+    job: ports.Commands, checkpoints: Checkpoints, version: int, begun: float, command: Command
+) -> Event:
+    match command:
+        case Look(rest_s):
+            await asyncio.sleep(rest_s)
+            safe = checkpoints.safe(version)
+            return Stands(safe, not safe and await _room(job))
+        case Cut():
+            return Copied(await checkpoints.cut())
+        case Await(reached):
+            good = await checkpoints.wait_settled(reached)
+            return Settled(good, not good and checkpoints.try_again(reached, time.monotonic() - begun))
+        case Miss(reached):
             for missing in checkpoints.given_up():
                 await checkpoints.sweep(missing)
             checkpoints.overdue.last_missing(reached, checkpoints.last)
-            return
+    return Done()
 
 
 async def _room(job: ports.Commands) -> bool:
