@@ -327,7 +327,7 @@ def test_wrong_wishes_are_refused_before_a_job_is_looked_for(tmp_path: Path) -> 
 def test_each_thread_has_a_number_of_its_own_and_the_main_track_that_of_its_process() -> None:
     tracks = ["shard 1, worker-0", "shard 1", "shard 0", "shard 1, worker-0"]
     spans = [Span("wait", track, MS * place, MS * (place + 1)) for place, track in enumerate(tracks)]
-    made = Trace(json.dumps(document([Recorded("server-0", 7, "a", spans, Alignment(0.0, 0.0, 0))], {})))
+    made = Trace(json.dumps(document([Recorded("server-0", 7, "a", spans, Alignment())], {})))
     (process,) = made.processes
     numbers = {track: thread for (_, thread), track in made.tracks.items()}
     assert len(numbers) == len(set(numbers.values())) == 3
