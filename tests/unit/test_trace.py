@@ -318,6 +318,7 @@ def test_wrong_wishes_are_refused_before_a_job_is_looked_for(tmp_path: Path) -> 
         (1, tmp_path / "t.json", float("nan"), "--wait is nan"),
         (1, there, 1.0, "exists; remove it, or choose another name with -o"),
         (1, tmp_path / "nowhere" / "t.json", 1.0, "there is no directory"),
+        (1, Path("/proc/t.json"), 1.0, "the trace cannot be written to /proc/t.json"),
     ):
         with pytest.raises(ConfigError, match=said):
             trace(steps=steps, output=output, wait=wait)
