@@ -44,5 +44,6 @@ def broken_off(exit_code: int, why: str) -> Outcome:
     if exit_code > _SIGNALS and not why:
         name = signal.Signals(exit_code - _SIGNALS).name if exit_code - _SIGNALS in list(signal.Signals) else "a signal"
         return Outcome(kind="interrupted", sentence=f"The run was interrupted by {name}.", exit_code=exit_code)
-    reason = f": {why.rstrip('.')}" if why else ""
+    why = why.rstrip(".").removesuffix("; the run ends")
+    reason = f": {why}" if why else ""
     return Outcome(kind="failed", sentence=f"The run ended with exit code {exit_code}{reason}.", exit_code=exit_code)

@@ -337,7 +337,7 @@ def _command(report: Report) -> str:
         args = ast.literal_eval(values.get("run.args") or "()")
         return shlex.join([values["run.script"], *args]) if values.get("run.script") else ""
     except (ValueError, SyntaxError, TypeError):
-        return values["run.script"]
+        return values.get("run.script", "")
 
 
 def _result(summary: dict[str, Any], status: dict[str, Any]) -> Table:

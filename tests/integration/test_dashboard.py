@@ -9,6 +9,7 @@ import signal
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.support.documents import answers
 from tests.support.integration.browser import Browser
 from tests.support.integration.harness import SCRIPTS, Place, Running, place_fixture, until
 from tests.support.integration.pretended import page_of
+from tests.support.unit.colours import distance
 
 TRAIN = SCRIPTS / "train.py"
 PACE = ("--epochs", "200", "--pace", "0.2")
@@ -192,6 +194,10 @@ def test_a_page_for_everybody(place: Place) -> None:
     run.wait()
 
 
+def _until_shown(browser: Browser, selector: str) -> None:
+    until(selector, lambda: MARKUP in browser.text(selector), 30.0)
+
+
 @pytest.mark.long
 def test_the_page_shows_markup_as_text_wherever_it_stands(tmp_path: Path) -> None:
     """A worker, a curve, an event and an error with markup; and the worker that is blamed is marked."""
@@ -201,12 +207,30 @@ def test_the_page_shows_markup_as_text_wherever_it_stands(tmp_path: Path) -> Non
         browser.open(url)
         until("the worker", lambda: MARKUP in browser.text("#workers"), 30.0)
         for place in ("h1", "#blame", "#events", "#hosts", "#charts"):
-            until(place, lambda place=place: MARKUP in browser.text(place), 30.0)
+            _until_shown(browser, place)
         assert browser.value("document.querySelectorAll('img').length") == 0
         assert browser.value("document.title") != "owned"
         assert "worker-0" in browser.text("tr.culprit")
         assert {address.split("/")[2] for address in browser.requests} == {url.removeprefix("http://")}
         assert browser.complaints == []
+
+
+@pytest.mark.long
+def test_colour_blind_people_can_tell_phases_and_states_apart(tmp_path: Path) -> None:
+    """The browser shows the page as they see it. Colours of phases stay apart; states have a symbol and a word."""
+    with page_of(answers("worker-2", {"state": "training"})) as url, Browser(tmp_path / "profile") as browser:
+        for dark in (False, True):
+            browser.open(url, dark=dark)
+            until("the legend", lambda: browser.value("document.querySelectorAll('#phases .swatch').length") == 6, 30.0)
+            until("the states", lambda: "worker-1 failed" in browser.text("#workers"), 30.0)
+            for eyes in ("none", "protanopia", "deuteranopia", "tritanopia"):
+                browser.sees_as(eyes)
+                seen = [browser.pixel("#phases .swatch", number) for number in range(6)]
+                apart = [distance(one, other, "everybody else") for one, other in combinations(seen, 2)]
+                assert min(apart) >= 14.0, (eyes, seen)
+        said = browser.value("[...document.querySelectorAll('.well, .wait, .bad')].map(one => one.textContent)")
+        assert {text[0] for text in said} == {"●", "◐", "▲"}
+        assert all(re.match(r"[●◐▲] \w", text) for text in said)
 
 
 @pytest.mark.long

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from paramserver.core.blame.spent import PHASES
 from paramserver.v1 import coordinator_pb2
 from paramserver.web import models
 from paramserver.web.facts import ledger_of, status_of
@@ -13,8 +14,12 @@ from paramserver.web.facts import ledger_of, status_of
 def answers(name: str, changes: Mapping[str, Any] | None = None) -> dict[str, str]:
     """By path, JSON of a job in which everything that has a name is called ``name``. ``changes``: of the status."""
     response = coordinator_pb2.StatusResponse(job="digits", term=1)
-    response.processes.add(role="worker", name=name)
-    response.processes.add(role="worker", name="worker-0")
+    response.processes.add(role="worker", name=name, state="training")
+    worker = response.processes.add(role="worker", name="worker-0", state="training")
+    for phase in PHASES:
+        setattr(worker.phases, f"{phase}_s", 1.0)
+    response.processes.add(role="worker", name="worker-1", state="failed")
+    response.processes.add(role="server", name="server-0", state="joining")
     status = status_of(response).model_copy(update=dict(changes or {}))
     joined = models.Event(at_s=1.0, kind="joined", subject=name, text=f"{name} has joined", version=3)
     found: dict[str, models.Model] = {

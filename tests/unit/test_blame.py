@@ -117,6 +117,7 @@ def test_who_always_holds_the_others_at_the_bound_is_said_in_one_sentence() -> N
         "worker-1 held workers at the bound for 62% of the last 30 s, for its data loader"
     )
     assert held_lately(lambda clock: list(NAMES)[clock % len(NAMES)], slow) == "", "each in turn is nobody's fault"
+    assert held_lately(lambda clock: SLOW + clock % 2, slow) == "", "two in turn"
     assert held_lately(lambda _: SLOW, USUAL) == "", "the data does not say why"
 
 

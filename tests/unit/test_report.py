@@ -86,7 +86,7 @@ def test_a_failed_run_says_why() -> None:
         output=[Output(name="worker-0", lines=["Traceback", "ValueError: <b>cat</b>"])],
     )
     for text in (html.unescape(html_of(failed)), markdown_of(failed)):
-        assert "The run ended with exit code 3: worker-0 failed with exit code 3; the run ends." in text
+        assert "The run ended with exit code 3: worker-0 failed with exit code 3." in text
         assert "the loss is NaN" in text
         assert "Promise broken: a sample is missing" in text
         assert "ValueError: <b>cat</b>" in text

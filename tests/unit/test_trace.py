@@ -318,6 +318,7 @@ def test_wrong_wishes_are_refused_before_a_job_is_looked_for(tmp_path: Path) -> 
         (1, tmp_path / "t.json", float("nan"), "--wait is nan"),
         (1, there, 1.0, "exists; remove it, or choose another name with -o"),
         (1, tmp_path / "nowhere" / "t.json", 1.0, "there is no directory"),
+        (1, Path("/proc/t.json"), 1.0, "the trace cannot be written to /proc/t.json"),
     ):
         with pytest.raises(ConfigError, match=said):
             trace(steps=steps, output=output, wait=wait)
@@ -327,7 +328,7 @@ def test_wrong_wishes_are_refused_before_a_job_is_looked_for(tmp_path: Path) -> 
 def test_each_thread_has_a_number_of_its_own_and_the_main_track_that_of_its_process() -> None:
     tracks = ["shard 1, worker-0", "shard 1", "shard 0", "shard 1, worker-0"]
     spans = [Span("wait", track, MS * place, MS * (place + 1)) for place, track in enumerate(tracks)]
-    made = Trace(json.dumps(document([Recorded("server-0", 7, "a", spans, Alignment(0.0, 0.0, 0))], {})))
+    made = Trace(json.dumps(document([Recorded("server-0", 7, "a", spans, Alignment())], {})))
     (process,) = made.processes
     numbers = {track: thread for (_, thread), track in made.tracks.items()}
     assert len(numbers) == len(set(numbers.values())) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,6 +24,8 @@ _REST_S = 5.0
 _INCOMPLETE = 6
 MOST_STEPS = 1000
 _LONGEST_S = 3600.0
+# Bytes that have to be free before anything is recorded; most traces take more.
+_ROOM = 65_536
 
 
 def trace(
@@ -87,6 +90,12 @@ def _check(steps: int, output: Path, wait: float) -> None:
         raise ConfigError(f"{output} exists; remove it, or choose another name with -o")
     if not output.absolute().parent.is_dir():
         raise ConfigError(f"there is no directory {output.absolute().parent}; make it, or choose another name with -o")
+    try:
+        with tempfile.NamedTemporaryFile(dir=output.absolute().parent, prefix=f".{output.name}.") as file:
+            file.write(bytes(_ROOM))
+            file.flush()
+    except OSError as error:
+        raise ConfigError(f"the trace cannot be written to {output}: {error.strerror or error}") from error
 
 
 def _ask(target: Target, request: TraceRequest) -> TraceResponse:

@@ -9,6 +9,7 @@ import select
 import shutil
 import subprocess
 import time
+import zlib
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -114,6 +115,26 @@ class Browser:
     def text(self, selector: str) -> str:
         """The text of the first element that the selector finds; empty if there is none."""
         return str(self.value(f"document.querySelector({json.dumps(selector)})?.textContent ?? ''"))
+
+    def sees_as(self, eyes: str) -> None:
+        """From now on the page looks as to people with "protanopia", "deuteranopia", "tritanopia"; or "none"."""
+        self.call("Emulation.setEmulatedVisionDeficiency", type=eyes)
+
+    def pixel(self, selector: str, number: int = 0) -> str:
+        """The colour in the middle of an element, as "#rrggbb"."""
+        chosen = f"document.querySelectorAll({json.dumps(selector)})[{number}]"
+        place = self.value(
+            f"(box => [box.x + box.width / 2, box.y + box.height / 2])({chosen}.getBoundingClientRect())"
+        )
+        clip = {"x": place[0], "y": place[1], "width": 1, "height": 1, "scale": 1}
+        png = base64.b64decode(self.call("Page.captureScreenshot", clip=clip)["data"])
+        data, at = b"", 8
+        while at < len(png):
+            length = int.from_bytes(png[at : at + 4])
+            data += png[at + 8 : at + 8 + length] if png[at + 4 : at + 8] == b"IDAT" else b""
+            at += length + 12
+        # A byte for the filter, which changes nothing in the first pixel, then red, green, blue.
+        return f"#{zlib.decompress(data)[1:4].hex()}"
 
     def press(self, key: str, code: int, text: str = "") -> None:
         """Press a key, such as "Tab" (9) or "Enter" (13, with the text "\\r")."""

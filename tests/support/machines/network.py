@@ -165,16 +165,24 @@ class Network:
     def limit(self, megabits: float, queue_kilobytes: int = 512) -> None:
         """From now on every cable carries this much per second, in each direction; so much may wait at either end."""
         self.megabits = megabits
-        shape = ["tbf", "rate", f"{megabits}mbit", "burst", "64kb", "limit", f"{queue_kilobytes}kb"]
         for name in self.addresses:
-            self._in(name, "tc", "qdisc", "replace", "dev", _CARD, "root", *shape)
-            self._in(_SWITCH, "tc", "qdisc", "replace", "dev", name, "root", *shape)
+            self.limit_one(name, megabits, queue_kilobytes)
+
+    def limit_one(self, machine: str, megabits: float, queue_kilobytes: int = 512) -> None:
+        """From now on the cable of this machine carries so much."""
+        shape = ["tbf", "rate", f"{megabits}mbit", "burst", "64kb", "limit", f"{queue_kilobytes}kb"]
+        self._in(machine, "tc", "qdisc", "replace", "dev", _CARD, "root", *shape)
+        self._in(_SWITCH, "tc", "qdisc", "replace", "dev", machine, "root", *shape)
 
     def unlimit(self) -> None:
         """Take the limit away."""
         for name in self.addresses:
-            self._in(name, "tc", "qdisc", "del", "dev", _CARD, "root")
-            self._in(_SWITCH, "tc", "qdisc", "del", "dev", name, "root")
+            self.unlimit_one(name)
+
+    def unlimit_one(self, machine: str) -> None:
+        """Take the limit of this machine away."""
+        self._in(machine, "tc", "qdisc", "del", "dev", _CARD, "root")
+        self._in(_SWITCH, "tc", "qdisc", "del", "dev", machine, "root")
 
     def delayed_by_limit(self) -> int:
         """How many packets had to wait for the limit so far."""
