@@ -102,14 +102,30 @@ def test_a_promoted_backup_first_makes_all_that_it_holds() -> None:
     assert pair.backup.handle(Promoted(SYNC)) == []
     assert not leads(pair.backup)
     assert isinstance(first, Build)
-    (second,) = pair.backup.handle(Built(1))
+    dropped, second = pair.backup.handle(Built(1))
+    assert dropped == DropVersion(0)
     assert isinstance(second, Build)
-    assert pair.backup.handle(Built(2)) == [DropVersion(0)]
+    assert pair.backup.handle(Built(2)) == []
     assert leads(pair.backup)
     pair.same()
     repeated, fresh = SyncName(1, 0, 1, 1), SyncName(2, 0, 1, 1)
     assert [e.outcome for e in pair.push(pair.backup, repeated, 2) if isinstance(e, AnswerPush)] == [Outcome.DUPLICATE]
     assert any(isinstance(effect, Build) for effect in pair.push(pair.backup, fresh, 2))
+
+
+def test_a_backup_holds_two_versions_and_makes_no_third_one_beside_them() -> None:
+    """The version before the newest has to stay until the primary decides: another shard's step may still be open."""
+    pair = Pair(SYNC)
+    for step in range(3):
+        pair.decides(pair.push(pair.primary, SyncName(step, 0, 1, 1), 1))
+        pair.primary.handle(Built(step + 1))
+        effects = pair.arrives()
+        assert effects[:-1] == [DropVersion(version) for version in [step - 1] if version >= 0]
+        assert isinstance(effects[-1], Build)
+        assert pair.backup.versions == (step,)
+        pair.backup.handle(Built(step + 1))
+        assert pair.backup.versions == (step, step + 1)
+    assert pair.primary.versions == (2, 3)
 
 
 def test_the_clocks_of_the_primary_hold_workers_back_at_the_promoted_backup() -> None:
@@ -192,5 +208,7 @@ def test_random_schedules(setting: Consistency, seed: int) -> None:
         mine = started(pair.backup.handle(Built(mine)))
     assert not pair.backup.backup
     assert pair.backup.version >= published, f"seed {seed}"
+    newest = pair.backup.version
+    assert newest == 0 or newest - 1 in pair.backup.versions, "the step before may be open at other shards"
     rows = pair.primary.ledger.rows()
     assert pair.backup.ledger.rows()[: len(rows)] == rows, "in the same order"

@@ -366,7 +366,10 @@ class ShardState:
         if batch is None:
             return []
         self._building = batch
-        return [Build(self.version + 1, batch.names, batch.buffers)]
+        # The primary has decided on contributions to the newest version, so all shards had published that version, and
+        # nobody will compute on an earlier one. A backup needs room for two versions only.
+        spare = self._drop_old(1) if self.backup and self._combine.per_step else []
+        return [*spare, Build(self.version + 1, batch.names, batch.buffers)]
 
     def _built(self, version: int) -> list[Effect]:
         parts = self.parts()
@@ -397,8 +400,8 @@ class ShardState:
         effects += self._advance()
         return effects + self._drop_old() + self._build()
 
-    def _drop_old(self) -> list[Effect]:
-        old = [version for version in self._versions[:-KEPT_VERSIONS] if version != self.cut.kept]
+    def _drop_old(self, kept: int = KEPT_VERSIONS) -> list[Effect]:
+        old = [version for version in self._versions[:-kept] if version != self.cut.kept]
         for version in old:
             self._versions.remove(version)
             self.marks.drop(version)

@@ -197,6 +197,7 @@ class Copies:
         shard.versions[version.number] = version
         shard.happen(Activated(shard.config.timeline, version.number))
         shard.state.begin_beside(beside.consistency, beside.clocks, beside.floor, version.number, beside.mark)
+        self.following.version = None  # its weights are to go when the shard drops that version
 
     def follow(self, header: shard_pb2.ForwardHeader, made_of: Contribution) -> None:
         """The primary has decided what the next version is made of. For a backup that has all of the shard."""
