@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import structlog
 
@@ -226,8 +226,13 @@ class Pulls:
         request.acks = ahead and len(targets) > 1
         answer = Answer(targets.plan, shard, targets.names[shard], self.rounding, begun)
         traced = TracedPull(targets.trace, targets.names[shard]) if targets.trace.on else None
-        stream = self._near.way(shard).download("Shard.Pull", request, timeout=timeout_s + _PARK_S)
         with self._flow_control.telling(shard, request.acks):
+            if attached is not None and request.HasField("shared"):
+                found = await self._exchange(shard, request, attached, timeout_s)
+                if found is not None:
+                    return found
+                request.ClearField("shared")
+            stream = targets.channels[shard].download("Shard.Pull", request, timeout=timeout_s + _PARK_S)
             async with aclosing(stream) as frames:
                 async for raw in frames:
                     frame, parts = split_frame(raw)
@@ -244,13 +249,30 @@ class Pulls:
         header, chunks = answer.whole()
         if traced is not None:
             traced.answered(header.version, None)
+        return pulled_of(header, chunks)
+
+    async def _exchange(
+        self, shard: int, request: shard_pb2.PullRequest, attached: Attached, timeout_s: float
+    ) -> Pulled | str | None:
+        """The answer of a server that shares memory. None: the version does not lie there."""
+        name, trace = self._targets.names[shard], self._targets.trace
+        traced = TracedPull(trace, name) if trace.on else None
+        question = shard_pb2.ExchangeRequest(pull=request)
+        reply = await attached.channel.call("Shard.Exchange", question, timeout=timeout_s + _PARK_S)
+        header = cast(shard_pb2.ExchangeResponse, reply).pulled
+        if traced is not None:
+            traced.answered(header.version if header.ready else None, header.waiting_for or None)
+        if not header.ready:
+            return header.waiting_for
+        if request.header_only:
+            return pulled_of(header, {})
         if not header.HasField("slot"):
-            return pulled_of(header, chunks)
+            return None
         shared = self._near.shared
-        if shared is None or attached is None or self._near.attached(shard) is not attached:
-            raise errors.UnavailableError(f"{targets.names[shard]} and this worker share no memory any more")
+        if shared is None or self._near.attached(shard) is not attached:
+            raise errors.UnavailableError(f"{name} and this worker share no memory any more")
         slot = Slot(attached.weights, header.slot)
-        return pulled_of(header, shared.chunks(shard, slot, frozen), slot=slot)
+        return pulled_of(header, shared.chunks(shard, slot, request.include_frozen), slot=slot)
 
     def close(self) -> None:
         """Break off the pulls whose caller has been given the first part."""

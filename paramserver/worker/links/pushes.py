@@ -130,8 +130,7 @@ class Pushes:
                 reply = await self._upload(shard, facts, channel, frames, mine, timeout_s)
             else:
                 try:
-                    frames = chunk_frames(header, ())
-                    reply = await self._upload(shard, facts, attached.channel, frames, None, timeout_s)
+                    reply = await self._hand_over(shard, facts, attached, header, timeout_s)
                 except errors.GoneError:
                     if self._near.attached(shard) is attached:
                         await self._near.lost(shard)
@@ -159,6 +158,19 @@ class Pushes:
         if traced is not None:
             traced.answered()
         return cast(shard_pb2.PushResponse, reply)
+
+    async def _hand_over(
+        self, shard: int, facts: PushFacts, attached: Attached, header: shard_pb2.PushHeader, timeout_s: float
+    ) -> shard_pb2.PushResponse:
+        """Push a contribution that the server reads in this worker's inbox."""
+        traced = TracedPush(self._targets.trace, self._targets.names[shard], facts) if self._targets.trace.on else None
+        request = shard_pb2.ExchangeRequest(push=header)
+        if traced is not None:
+            traced.left(0)
+        reply = await attached.channel.call("Shard.Exchange", request, timeout=timeout_s)
+        if traced is not None:
+            traced.answered()
+        return cast(shard_pb2.ExchangeResponse, reply).pushed
 
     # ---- contributions that are counted, and in no version yet
 
