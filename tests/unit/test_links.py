@@ -23,6 +23,7 @@ from paramserver.v1 import shard_pb2
 from paramserver.worker.gradients.contribution import PushFacts
 from paramserver.worker.gradients.leaving import Leaving
 from paramserver.worker.links import ShardLinks
+from paramserver.worker.links.pulls import Pull
 from paramserver.worker.links.targets import Targets
 
 
@@ -70,7 +71,7 @@ def test_what_is_large_may_take_long(elements: int, wait_s: float, longest_s: fl
             with pytest.raises(errors.JobFailedError):
                 await work
         with pytest.raises(errors.JobFailedError):
-            await links.pulls.pull(AtLeast(0))
+            await links.pulls.ask(Pull(AtLeast(0)))
 
     asyncio.run(go())
     assert server.timeouts == pytest.approx([longest_s, longest_s, longest_s + 5.0], abs=1.0)

@@ -11,12 +11,14 @@ import concurrent.futures
 from dataclasses import dataclass, replace
 
 from paramserver.core.layout.thresholds import EARLY_PUSH_BYTES
+from paramserver.core.versions.events import AtLeast
 from paramserver.core.versions.names import AsyncName
 from paramserver.worker.background import Background
 from paramserver.worker.flat import PartialSum, PartialSumPool
 from paramserver.worker.gradients.contribution import Outcomes, PushFacts
 from paramserver.worker.gradients.leaving import Leaving
 from paramserver.worker.links import ShardLinks
+from paramserver.worker.links.pulls import Pull
 from paramserver.worker.weights.pulled import Pulled
 
 # A smaller contribution does not leave early: its push ends as soon as it begins.
@@ -60,7 +62,8 @@ class EarlyPushes:
         if isinstance(facts.name, AsyncName):  # the next version depends on other workers, too
             return leaving
         version = min(facts.base_versions) + 1
-        self._pull = version, self._background.submit(links.pulls.pull_version(version, ahead=True, begin=begin_pull))
+        pull = Pull(AtLeast(version), ahead=True, begin=begin_pull)
+        self._pull = version, self._background.submit(links.pulls.ask(pull))
         return leaving
 
     def complete(self, partial: PartialSum, facts: PushFacts) -> Leaving | None:

@@ -14,6 +14,7 @@ import structlog
 from paramserver import errors
 from paramserver.compress.options import Wire
 from paramserver.core.layout.plan import moving_bytes
+from paramserver.core.versions.events import AtLeast
 from paramserver.core.versions.names import Name, SyncName
 from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.worker.device import Ticket
@@ -28,6 +29,7 @@ from paramserver.worker.job.member import Member
 from paramserver.worker.job.shards import Shards
 from paramserver.worker.job.slices import Slices
 from paramserver.worker.links import exchange as exchanges
+from paramserver.worker.links.pulls import Pull
 from paramserver.worker.memory.places import Places
 from paramserver.worker.weights.pulled import Pulled
 from paramserver.worker.weights.weights import Weights
@@ -202,8 +204,8 @@ class Sender:
         begun = self._early.pull(version)
         if begun is not None:
             return begun
-        pulls = self._shards.links.pulls
-        return self._member.submit(pulls.pull_version(version, ahead=True, begin=self._weights.may_begin))
+        pull = Pull(AtLeast(version), ahead=True, begin=self._weights.may_begin)
+        return self._member.submit(self._shards.links.pulls.ask(pull))
 
     def wait_all(self, pushes: Sequence[PushFuture]) -> bool:
         """Wait for several pushes; raises the first error. False if, without a data set, one was not counted."""

@@ -16,6 +16,7 @@ from paramserver.transport.direct import ask_all
 from paramserver.v1 import shard_pb2
 from paramserver.worker.gradients.contribution import PushFacts
 from paramserver.worker.gradients.leaving import Leaving
+from paramserver.worker.links.pulls import Pull
 from paramserver.worker.links.shards import ShardLinks
 from paramserver.worker.memory.shared import Attached
 from paramserver.worker.weights.pulled import Pulled, Slot, pulled_of
@@ -65,5 +66,5 @@ def _request(
     links: ShardLinks, shard: int, way: Attached, facts: PushFacts, version: int, wait_s: float
 ) -> shard_pb2.ExchangeRequest:
     push = links.pushes.push_header(shard, facts, 0, way)
-    pull = links.pulls.pull_request(shard, AtLeast(version), wait_s, way)
+    pull = links.pulls.pull_request(shard, Pull(AtLeast(version), wait_s=wait_s), way)
     return shard_pb2.ExchangeRequest(push=push, pull=pull)
